@@ -1,0 +1,83 @@
+"""Normal forms: what one layer contributes to the per-example gradients of a batch.
+
+Every covered layer is reduced to one of three values, so that norms, clipped sums and curvature factors are written
+once. With inputs `a_t` and output gradients `b_t` at position t the gradient of example n is `g_n = Σ_t b_nt a_ntᵀ`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Block", "Lookup", "Outer", "PerExample"]
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A matrix-shaped gradient as a sum of outer products over positions.
+
+    Attributes:
+        a: inputs `[N * groups, T, d_in]`; the last column is the homogeneous 1 when a bias is trained.
+        b: gradients of the per-example loss with respect to the outputs, `[N * groups, T, d_out]`.
+        groups: groups of a grouped convolution; the leading axis runs over examples, then groups (groups fastest).
+    """
+
+    a: Tensor
+    b: Tensor
+    groups: int = 1
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples N."""
+        return self.a.shape[0] // self.groups
+
+    def per_example(self) -> Tensor:
+        """Materialised gradients `[N * groups, d_out, d_in]`."""
+        return torch.bmm(self.b.transpose(1, 2), self.a)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The gradient of an embedding table: `a` is a one-hot row that is never formed.
+
+    Attributes:
+        ids: integer row numbers `[N, T]`.
+        b: output gradients `[N, T, d_out]`; zero where `ids` is the padding index.
+        num_rows: rows of the table.
+    """
+
+    ids: Tensor
+    b: Tensor
+    num_rows: int
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples N."""
+        return self.ids.shape[0]
+
+    def per_example(self) -> Tensor:
+        """Materialised gradients `[N, num_rows, d_out]` (the table's own orientation)."""
+        n, _, d = self.b.shape
+        out = self.b.new_zeros(n, self.num_rows, d)
+        return out.scatter_add_(1, self.ids.unsqueeze(-1).expand_as(self.b), self.b)
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """Materialised per-example gradients of small or irregular parameters.
+
+    Attributes:
+        grads: role of the parameter in its module (for example `weight`) to `[N, *parameter.shape]`.
+    """
+
+    grads: dict[str, Tensor]
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples N."""
+        return next(iter(self.grads.values())).shape[0]
+
+
+Block = Outer | Lookup | PerExample

@@ -1,0 +1,1 @@
+"""Per-example gradients: recording, norms in a metric, clipping, clipped sums."""

@@ -1,0 +1,145 @@
+"""The clipped sum of a logical batch, micro-batch by micro-batch.
+
+Norms are taken in the metric, each example is clipped once over all layers, unwhitened sums are accumulated, and every
+layer's sum is whitened once at the end. Any split into micro-batches gives the same sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpkfc.gradients.clipping import clip_factors
+from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.norms import Formed, per_example_norms
+from dpkfc.gradients.rules import AnyBlock, Call, blocks_of
+from dpkfc.gradients.sums import weighted_sum
+from dpkfc.metric import Elementwise, Kronecker, Metric
+
+__all__ = ["ClippedSummer", "Clip", "MicroBatch"]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """How an example is clipped: see `clipping.clip_factors`."""
+
+    max_grad_norm: float
+    clipping: str = "flat"
+    automatic_gamma: float = 0.01
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What clipping did to one micro-batch. PRIVATE: computed from un-noised data, for the operator's eyes only.
+
+    Attributes:
+        norms: upper bounds of the norms in the metric `[N]`.
+        factors: clip factors `[N]`.
+    """
+
+    norms: Tensor
+    factors: Tensor
+
+
+class ClippedSummer:
+    """Accumulates Σ c_n U g_n over the micro-batches of ONE logical batch.
+
+    Args:
+        layers: every layer of the model.
+        metric: layer name to map; an absent layer keeps the identity.
+        clip: the clip, taken over all layers together in the coordinates of the metric.
+    """
+
+    def __init__(self, layers: Sequence[Layer], metric: Metric, clip: Clip) -> None:
+        self._layers = tuple(layers)
+        self._metric = metric
+        self._clip = clip
+        self._sums: dict[str, Tensor | dict[str, Tensor]] = {}
+
+    def add(self, calls: dict[str, list[Call]], batch_size: int) -> MicroBatch:
+        """Clip and add one micro-batch; the recorded calls are consumed.
+
+        Args:
+            calls: from `Tape.backward`.
+            batch_size: examples in the micro-batch.
+
+        Returns:
+            Norms and factors, private.
+
+        Raises:
+            ValueError: a layer whose inputs do not lead with the batch, or a metric of the wrong kind.
+        """
+        blocks: dict[str, AnyBlock | Formed] = {}
+        square: Tensor | None = None
+        for layer in self._layers:
+            if layer.name not in calls:
+                continue
+            block = blocks_of(layer, calls.pop(layer.name), batch_size)
+            result = per_example_norms(block, self._metric.get(layer.name))
+            blocks[layer.name] = result.block
+            own = result.norms.square()
+            square = own if square is None else square + own
+        if square is None:
+            raise ValueError("no layer of the model was called by loss_fn")
+        norms = square.sqrt()
+        factors = clip_factors(norms, self._clip.max_grad_norm, self._clip.clipping, self._clip.automatic_gamma)
+        finite = torch.isfinite(norms)
+        broken = None if bool(finite.all()) else ~finite
+        for name in list(blocks):
+            self._add(name, weighted_sum(blocks.pop(name), factors, broken))
+        return MicroBatch(norms, factors)
+
+    def _add(self, name: str, value: Tensor | dict[str, Tensor]) -> None:
+        held = self._sums.get(name)
+        if held is None:
+            self._sums[name] = value
+        elif isinstance(held, dict):
+            assert isinstance(value, dict)
+            for role in held:
+                held[role] += value[role]
+        else:
+            held += value
+
+    def result(self) -> dict[str, Tensor]:
+        """The whitened clipped sum, parameter name to a tensor of the parameter's shape (zeros where nothing came)."""
+        sums: dict[str, Tensor] = {}
+        for layer in self._layers:
+            entry = self._metric.get(layer.name)
+            value = self._sums.get(layer.name)
+            if value is None:
+                sums.update({full: _zeros(layer.tensor(role)) for role, full in layer.parameters.items()})
+            elif isinstance(value, dict):
+                scale = entry.scale if isinstance(entry, Elementwise) else {}
+                sums.update({layer.parameters[r]: v * scale[r] if r in scale else v for r, v in value.items()})
+            else:
+                sums.update(_split(layer, _whiten(layer, value, entry)))
+        return sums
+
+
+def _zeros(parameter: Tensor) -> Tensor:
+    dtype = parameter.dtype if parameter.dtype in (torch.float32, torch.float64) else torch.float32
+    return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+
+
+def _whiten(layer: Layer, value: Tensor, entry: Kronecker | Elementwise | None) -> Tensor:
+    if not isinstance(entry, Kronecker) or entry.is_identity:
+        return value
+    if layer.rule == "embedding":
+        return entry.whiten(value.T).T
+    groups = getattr(layer.module, "groups", 1)
+    return entry.whiten(value.view(groups, -1, value.shape[-1])).reshape(value.shape)
+
+
+def _split(layer: Layer, matrix: Tensor) -> Mapping[str, Tensor]:
+    """Cut a layer's matrix `[d_out, d_in (+1)]` into its parameters."""
+    result: dict[str, Tensor] = {}
+    if "weight" in layer.parameters:
+        shape = layer.tensor("weight").shape
+        columns = matrix[:, :-1] if "bias" in layer.parameters else matrix
+        result[layer.parameters["weight"]] = columns.reshape(shape)
+    if "bias" in layer.parameters:
+        result[layer.parameters["bias"]] = matrix[:, -1].contiguous()
+    return result

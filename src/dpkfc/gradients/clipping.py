@@ -1,0 +1,58 @@
+"""Clip factors: one scalar an example, over the norm of all its trainable parameters together."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["CLIPPINGS", "clip_factors", "contribution_bound"]
+
+CLIPPINGS = ("flat", "normalised", "automatic")
+
+
+def contribution_bound(clipping: str, max_grad_norm: float) -> float:
+    """The largest norm one example may contribute to the sum after clipping.
+
+    Args:
+        clipping: flat, normalised or automatic.
+        max_grad_norm: C.
+
+    Returns:
+        C for flat and automatic clipping, 1 for normalised clipping (De et al. 2022: clipped, then divided by C).
+
+    Raises:
+        ValueError: an unknown clipping or a C that is not positive and finite.
+    """
+    if clipping not in CLIPPINGS:
+        raise ValueError(f"unknown clipping '{clipping}'; choose one of {', '.join(CLIPPINGS)}")
+    if not 0 < max_grad_norm < float("inf"):
+        raise ValueError(f"max_grad_norm must be positive and finite, got {max_grad_norm}")
+    return 1.0 if clipping == "normalised" else max_grad_norm
+
+
+def clip_factors(norms: Tensor, max_grad_norm: float, clipping: str = "flat", automatic_gamma: float = 0.01) -> Tensor:
+    """Factor c of each example, so that c · norm never exceeds `contribution_bound`.
+
+    Args:
+        norms: upper bounds of the per-example gradient norms `[N]`, in the coordinates of the noise.
+        max_grad_norm: C.
+        clipping: flat: min(1, C / n) (Abadi et al. 2016); normalised: min(1 / C, 1 / n) (De et al. 2022);
+            automatic: C / (n + γ) (Bu et al. 2023).
+        automatic_gamma: γ of automatic clipping.
+
+    Returns:
+        Factors `[N]`; zero for an example whose norm is not finite, which thereby contributes nothing.
+
+    Raises:
+        ValueError: as `contribution_bound`; γ not positive.
+    """
+    contribution_bound(clipping, max_grad_norm)
+    if automatic_gamma <= 0:
+        raise ValueError(f"automatic_gamma must be positive, got {automatic_gamma}")
+    if clipping == "automatic":
+        factors = max_grad_norm / (norms + automatic_gamma)
+    else:
+        factors = (max_grad_norm / norms).clamp(max=1.0)
+        if clipping == "normalised":
+            factors = factors / max_grad_norm
+    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))

@@ -1,0 +1,152 @@
+"""From recorded calls to blocks: one function per rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.blocks import Lookup, Outer, PerExample
+from dpkfc.gradients.conv import ConvBlock, conv_block
+from dpkfc.gradients.fallback import fallback_gradients
+from dpkfc.gradients.layers import Layer
+
+__all__ = ["AnyBlock", "Call", "blocks_of"]
+
+AnyBlock = Outer | Lookup | PerExample | ConvBlock
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module: detached inputs and the gradients of the summed losses at its outputs.
+
+    Attributes:
+        module: the module called.
+        args, kwargs: its inputs, detached.
+        outputs: one gradient per tensor output, None where the output is not floating point.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Tensor | None]
+
+    @property
+    def input(self) -> Tensor:
+        """The single tensor input of a module with a rule."""
+        return self.args[0] if self.args else next(iter(self.kwargs.values()))
+
+
+def blocks_of(layer: Layer, calls: Sequence[Call], batch_size: int) -> AnyBlock:
+    """The contribution of a layer for a batch, all its calls joined (the gradient is their SUM).
+
+    Args:
+        layer: the layer.
+        calls: its calls in one forward pass.
+        batch_size: examples N.
+
+    Raises:
+        ValueError: an input or output whose leading axis is not the batch, naming the layer.
+    """
+    blocks = [_RULES[layer.rule](layer, _checked(layer, call, batch_size), batch_size) for call in calls]
+    return blocks[0] if len(blocks) == 1 else _joined(blocks)
+
+
+def _checked(layer: Layer, call: Call, batch_size: int) -> Call:
+    gradient = call.outputs[0] if call.outputs else None
+    if layer.rule == "fallback":
+        return call
+    for what, x in (("input", call.input), ("output", gradient)):
+        if x is None or x.dim() < 1 or x.shape[0] != batch_size:
+            shape = None if x is None else tuple(x.shape)
+            raise ValueError(
+                f"layer '{layer.display_name}' ({type(call.module).__name__}): its {what} has shape {shape}, but the leading "
+                f"axis must be the batch of {batch_size} examples; use batch-first layouts and expand broadcast inputs"
+            )
+    return replace(call, outputs=[_accumulation_dtype(gradient)] if gradient is not None else call.outputs)
+
+
+def _accumulation_dtype(x: Tensor) -> Tensor:
+    """Norms, sums and noise live in float32 (float64 on request) whatever the model computes in."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
+    b = call.outputs[0]
+    if call.input.dim() < 2:
+        raise ValueError(f"layer '{layer.display_name}': a linear layer needs an input [batch, ..., features]")
+    columns = []
+    if "weight" in layer.parameters:
+        columns.append(call.input.to(b.dtype).reshape(batch_size, -1, call.input.shape[-1]))
+    b = b.reshape(batch_size, -1, b.shape[-1])
+    if "bias" in layer.parameters:
+        columns.append(b.new_ones(*b.shape[:2], 1))
+    return Outer(torch.cat(columns, -1) if len(columns) > 1 else columns[0], b)
+
+
+def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
+    b = call.outputs[0]
+    if call.input.dim() != len(call.module.kernel_size) + 2:
+        raise ValueError(f"layer '{layer.display_name}': a convolution needs an input [batch, channels, *spatial]")
+    return conv_block(call.module, call.input.to(b.dtype), b)
+
+
+def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
+    ids = call.input.reshape(batch_size, -1)
+    b = call.outputs[0].reshape(batch_size, ids.shape[1], -1)
+    if call.module.padding_idx is not None:
+        b = b.masked_fill((ids == call.module.padding_idx).unsqueeze(-1), 0.0)
+    return Lookup(ids, b, call.module.num_embeddings)
+
+
+def _norm(layer: Layer, call: Call, batch_size: int) -> PerExample:
+    module, b = call.module, call.outputs[0]
+    x = call.input.to(b.dtype)
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        shape = tuple(module.normalized_shape)
+        if isinstance(module, nn.LayerNorm):
+            x_hat = F.layer_norm(x, shape, eps=module.eps)
+        else:
+            x_hat = F.rms_norm(x, shape, eps=module.eps)
+        kept = tuple(range(1, x.dim() - len(shape)))
+    else:
+        x_hat = _channel_normalised(module, x)
+        kept = tuple(range(2, x.dim()))
+    grads = {}
+    if "weight" in layer.parameters:
+        grads["weight"] = (b * x_hat).sum(kept) if kept else b * x_hat
+    if "bias" in layer.parameters:
+        grads["bias"] = b.sum(kept) if kept else b
+    return PerExample(grads)
+
+
+def _channel_normalised(module: nn.Module, x: Tensor) -> Tensor:
+    if isinstance(module, nn.GroupNorm):
+        return F.group_norm(x, module.num_groups, eps=module.eps)
+    if module.track_running_stats:  # BatchNorm or InstanceNorm with frozen statistics
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        mean, var = module.running_mean.view(shape), module.running_var.view(shape)
+        return (x - mean) * torch.rsqrt(var + module.eps)
+    return F.instance_norm(x, eps=module.eps)
+
+
+def _fallback(layer: Layer, call: Call, batch_size: int) -> PerExample:
+    return PerExample(fallback_gradients(layer, call.module, call.args, call.kwargs, call.outputs, batch_size))
+
+
+_RULES = {"linear": _linear, "conv": _conv, "embedding": _embedding, "norm": _norm, "fallback": _fallback}
+
+
+def _joined(blocks: list[AnyBlock]) -> AnyBlock:
+    """Several uses of one layer as one block: positions are concatenated, materialised gradients are added."""
+    outers = [block.outer() if isinstance(block, ConvBlock) else block for block in blocks]
+    first = outers[0]
+    if isinstance(first, Outer):
+        return Outer(torch.cat([o.a for o in outers], 1), torch.cat([o.b for o in outers], 1), first.groups)
+    if isinstance(first, Lookup):
+        return Lookup(torch.cat([o.ids for o in outers], 1), torch.cat([o.b for o in outers], 1), first.num_rows)
+    return PerExample({role: torch.stack([o.grads[role] for o in outers]).sum(0) for role in first.grads})

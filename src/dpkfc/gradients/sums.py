@@ -1,0 +1,67 @@
+"""Weighted sums of per-example gradients: the second half of clipping, without forming a gradient again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dpkfc.blocks import Lookup, Outer, PerExample
+from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.norms import Formed
+from dpkfc.gradients.rules import AnyBlock
+
+__all__ = ["weighted_sum"]
+
+
+def weighted_sum(
+    block: AnyBlock | Formed, weights: Tensor, broken: Tensor | None = None
+) -> Tensor | dict[str, Tensor]:
+    """Σ_n weights_n g_n of one layer.
+
+    Args:
+        block: the layer's contribution.
+        weights: `[N]`.
+        broken: mask `[N]` of examples whose gradient is not finite, or None; their rows are zeroed first, since 0 · NaN
+            is NaN.
+
+    Returns:
+        A matrix `[groups * d_out, d_in]` (an embedding: `[num_rows, d_out]`), or role to tensor for materialised blocks.
+    """
+    match block:
+        case PerExample():
+            return {
+                role: torch.tensordot(weights.to(g.dtype), _without(g, broken), dims=1)
+                for role, g in block.grads.items()
+            }
+        case Formed():
+            g = _without(block.gradients, broken, block.groups)
+            flat = weights.to(g.dtype) @ g.view(weights.shape[0], -1)
+            return flat.view(-1, g.shape[-1])
+        case Lookup():
+            rows = _without(block.b, broken) * weights.to(block.b.dtype).view(-1, 1, 1)
+            total = rows.new_zeros(block.num_rows, rows.shape[-1])
+            return total.index_add_(0, block.ids.flatten(), rows.flatten(0, 1))
+        case ConvBlock():
+            clean = replace(block, x=_without(block.x, broken), b=_without(block.b, broken))
+            return clean.weighted_sum(weights.to(block.b.dtype))
+        case Outer():
+            return _outer_sum(block, weights.to(block.b.dtype), broken)
+
+
+def _outer_sum(block: Outer, weights: Tensor, broken: Tensor | None) -> Tensor:
+    a, b = _without(block.a, broken, block.groups), _without(block.b, broken, block.groups)
+    if block.groups == 1:
+        return (b * weights.view(-1, 1, 1)).flatten(0, 1).T @ a.flatten(0, 1)
+    b = b * weights.repeat_interleave(block.groups).view(-1, 1, 1)
+    n, g = weights.shape[0], block.groups
+    return torch.einsum("ngto,ngti->goi", b.view(n, g, *b.shape[1:]), a.view(n, g, *a.shape[1:])).flatten(0, 1)
+
+
+def _without(x: Tensor, broken: Tensor | None, groups: int = 1) -> Tensor:
+    """x with the rows of broken examples set to zero."""
+    if broken is None:
+        return x
+    rows = broken if groups == 1 else broken.repeat_interleave(groups)
+    return x.masked_fill(rows.view(-1, *[1] * (x.dim() - 1)), 0)

@@ -1,0 +1,161 @@
+"""Metrics: the values in which curvature hands a preconditioner to the norm engine.
+
+A metric assigns each layer a linear map `z = U_out g U_in` of its per-example gradient. Norms are taken of z, the clipped
+sum is mapped once, noise is added in the coordinates of z. A layer without an entry keeps the identity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["Dense", "Diagonal", "Elementwise", "Identity", "Kronecker", "LowRank", "Metric", "Side"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The side `U = factor · I`."""
+
+    factor: float = 1.0
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Map the last axis of x `[..., d]`."""
+        return x if self.factor == 1.0 else x * self.factor
+
+    @property
+    def bound(self) -> float:
+        """Operator norm of U."""
+        return abs(self.factor)
+
+    def scaled(self, factor: float) -> Identity:
+        """The side `factor · U`."""
+        return Identity(self.factor * factor)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """The side `U = diag(scale)`, scale `[d]`."""
+
+    scale: Tensor
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Map the last axis of x `[..., d]`."""
+        return x * self.scale
+
+    @property
+    def bound(self) -> float:
+        """Operator norm of U."""
+        return float(self.scale.abs().max())
+
+    def scaled(self, factor: float) -> Diagonal:
+        """The side `factor · U`."""
+        return Diagonal(self.scale * factor)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The side `U = root`, a symmetric matrix `[d, d]` whose operator norm is `norm`."""
+
+    root: Tensor
+    norm: float
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Map the last axis of x `[..., d]`; costs d² per row."""
+        return x @ self.root
+
+    @property
+    def bound(self) -> float:
+        """Operator norm of U."""
+        return self.norm
+
+    def scaled(self, factor: float) -> Dense:
+        """The side `factor · U`."""
+        return Dense(self.root * factor, self.norm * abs(factor))
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The side `U = tail · I + V diag(scale − tail) Vᵀ` with orthonormal V `[d, k]` and scale `[k]`.
+
+    The exact root of a factor that has only k eigenvalues besides its damping: costs 2·k·d per row instead of d².
+    """
+
+    vectors: Tensor
+    scale: Tensor
+    tail: float
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Map the last axis of x `[..., d]`."""
+        coordinates = (x @ self.vectors) * (self.scale - self.tail)
+        flat = torch.addmm(
+            x.reshape(-1, x.shape[-1]),
+            coordinates.reshape(-1, coordinates.shape[-1]),
+            self.vectors.T,
+            beta=self.tail,
+        )
+        return flat.view(x.shape)
+
+    @property
+    def bound(self) -> float:
+        """Operator norm of U."""
+        return max(abs(self.tail), float(self.scale.abs().max()) if self.scale.numel() else 0.0)
+
+    def scaled(self, factor: float) -> LowRank:
+        """The side `factor · U`."""
+        return LowRank(self.vectors, self.scale * factor, self.tail * factor)
+
+
+Side = Identity | Diagonal | Dense | LowRank
+
+
+@dataclass(frozen=True)
+class Kronecker:
+    """The map `z = output · g · input` of a matrix-shaped gradient g `[..., d_out, d_in]`.
+
+    `input` acts on the input features (the homogeneous coordinate last), `output` on the output features.
+    """
+
+    input: Side = field(default_factory=Identity)
+    output: Side = field(default_factory=Identity)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the map changes nothing."""
+        return self.input == Identity() and self.output == Identity()
+
+    def whiten(self, g: Tensor) -> Tensor:
+        """z for g `[..., d_out, d_in]`."""
+        return self.output.apply(self.input.apply(g).transpose(-1, -2)).transpose(-1, -2)
+
+    def scaled(self, factor: float) -> Kronecker:
+        """The map `factor · z`."""
+        return replace(self, output=self.output.scaled(factor))
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """The map `z = scale ⊙ g`, one tensor of the parameter's shape per role."""
+
+    scale: Mapping[str, Tensor]
+
+    def scaled(self, factor: float) -> Elementwise:
+        """The map `factor · z`."""
+        return Elementwise({role: s * factor for role, s in self.scale.items()})
+
+
+Metric = Mapping[str, Kronecker | Elementwise]
+
+
+def scale_metric(metric: Metric, factor: float) -> Metric:
+    """The metric `factor · U` for a positive finite factor.
+
+    Raises:
+        ValueError: if the factor is not positive and finite.
+    """
+    if not (factor > 0 and math.isfinite(factor)):
+        raise ValueError(f"a metric can only be scaled by a positive finite factor, got {factor}")
+    return {name: entry.scaled(factor) for name, entry in metric.items()}
