@@ -22,11 +22,25 @@ class Outer:
         a: inputs `[N * groups, T, d_in]`; the last column is the homogeneous 1 when a bias is trained.
         b: gradients of the per-example loss with respect to the outputs, `[N * groups, T, d_out]`.
         groups: groups of a grouped convolution; the leading axis runs over examples, then groups (groups fastest).
+        homogeneous: the column of ones is implied and `a` lacks it (saves a copy); `explicit()` appends it.
     """
 
     a: Tensor
     b: Tensor
     groups: int = 1
+    homogeneous: bool = False
+
+    def explicit(self) -> Outer:
+        """The same block with the column of ones written out."""
+        if not self.homogeneous:
+            return self
+        ones = self.a.new_ones(*self.a.shape[:2], 1)
+        return Outer(torch.cat([self.a, ones], -1), self.b, self.groups)
+
+    @property
+    def d_in(self) -> int:
+        """Input features, the homogeneous coordinate included."""
+        return self.a.shape[2] + self.homogeneous
 
     @property
     def batch_size(self) -> int:
@@ -35,7 +49,7 @@ class Outer:
 
     def per_example(self) -> Tensor:
         """Materialised gradients `[N * groups, d_out, d_in]`."""
-        return torch.bmm(self.b.transpose(1, 2), self.a)
+        return torch.bmm(self.b.transpose(1, 2), self.explicit().a)
 
 
 @dataclass(frozen=True)

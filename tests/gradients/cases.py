@@ -117,14 +117,22 @@ CASES = [
     Case("conv1d", lambda: _mean(nn.Conv1d(3, 5, 3, stride=2, padding=1), nn.Tanh()), _x(3, 11)),
     Case("conv2d", lambda: _mean(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 5, 3)), _x(2, 6, 7)),
     Case("conv2d wide", lambda: _mean(nn.Conv2d(6, 8, 3, padding=1), nn.Tanh()), _x(6, 3, 4)),
-    Case("conv2d asymmetric", lambda: _mean(nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(0, 1)), nn.Tanh()), _x(2, 7, 6)),
+    Case(
+        "conv2d asymmetric",
+        lambda: _mean(nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(0, 1)), nn.Tanh()),
+        _x(2, 7, 6),
+    ),
     Case("conv2d dilated", lambda: _mean(nn.Conv2d(2, 4, 3, dilation=2, padding=2), nn.Tanh()), _x(2, 6, 7)),
     Case("conv2d grouped", lambda: _mean(nn.Conv2d(4, 6, 3, groups=2, dilation=2, bias=False), nn.Tanh()), _x(4, 7, 8)),
     Case("conv2d grouped with bias", lambda: _mean(nn.Conv2d(4, 6, 3, groups=2), nn.Tanh()), _x(4, 5, 6)),
     Case("conv2d depthwise", lambda: _mean(nn.Conv2d(4, 4, 3, groups=4), nn.Tanh()), _x(4, 5, 6)),
     Case("conv2d same", lambda: _mean(nn.Conv2d(2, 4, (4, 3), padding="same"), nn.Tanh()), _x(2, 6, 7)),
-    Case("conv2d circular", lambda: _mean(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.Tanh()), _x(2, 6, 7)),
-    Case("conv2d reflect", lambda: _mean(nn.Conv2d(2, 4, 3, padding=2, padding_mode="reflect"), nn.Tanh()), _x(2, 6, 7)),
+    Case(
+        "conv2d circular", lambda: _mean(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.Tanh()), _x(2, 6, 7)
+    ),
+    Case(
+        "conv2d reflect", lambda: _mean(nn.Conv2d(2, 4, 3, padding=2, padding_mode="reflect"), nn.Tanh()), _x(2, 6, 7)
+    ),
     Case("conv3d", lambda: _mean(nn.Conv3d(2, 3, 2, stride=(1, 2, 1)), nn.Tanh()), _x(2, 3, 5, 4)),
     Case("embedding", lambda: _mean(nn.Embedding(6, 4, padding_idx=0), nn.Tanh()), _ids(9, 6)),
     Case("layer norm", lambda: _mean(nn.Linear(5, 6), nn.LayerNorm(6)), _x(3, 5)),
@@ -143,7 +151,9 @@ CASES = [
 ]
 
 
-def build(case: Case, n: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+def build(
+    case: Case, n: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     """A model in `dtype` and a batch (inputs, labels) of n examples."""
     torch.manual_seed(seed)
     model, x = case.model(), case.batch(n)
@@ -166,5 +176,7 @@ def looped(model: nn.Module, batch: tuple[Tensor, Tensor]) -> list[dict[str, Ten
         one = (batch[0][i : i + 1], batch[1][i : i + 1])
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         grads = torch.autograd.grad(loss_fn(model, one).sum(), list(parameters.values()), allow_unused=True)
-        result.append({n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), grads, strict=True)})
+        result.append(
+            {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), grads, strict=True)}
+        )
     return result

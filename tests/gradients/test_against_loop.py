@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.gradients.cases import CASES, Case, build, loss_fn, looped
+from tests.gradients.cases import CASES, Case, build, looped, loss_fn
 from torch import Tensor, nn
 
 from dpkfc.blocks import Lookup, Outer, PerExample
@@ -77,7 +77,9 @@ def whiten(layer: Layer, entry: Kronecker | Elementwise | None, grads: dict[str,
     return result
 
 
-def brute(model: nn.Module, batch: tuple[Tensor, Tensor], layers: list[Layer], metric: Metric) -> list[dict[str, Tensor]]:
+def brute(
+    model: nn.Module, batch: tuple[Tensor, Tensor], layers: list[Layer], metric: Metric
+) -> list[dict[str, Tensor]]:
     rows = []
     for grads in looped(model, batch):
         row: dict[str, Tensor] = {}
@@ -91,7 +93,9 @@ def norm(row: dict[str, Tensor]) -> Tensor:
     return torch.sqrt(sum(g.square().sum() for g in row.values()))
 
 
-def run(model: nn.Module, batch: tuple[Tensor, Tensor], layers: list[Layer], metric: Metric, clip: Clip, splits: list[int]):  # noqa: ANN201
+def run(
+    model: nn.Module, batch: tuple[Tensor, Tensor], layers: list[Layer], metric: Metric, clip: Clip, splits: list[int]
+):  # noqa: ANN201
     summer = ClippedSummer(layers, metric, clip)
     norms, start = [], 0
     for size in splits:
@@ -118,7 +122,9 @@ def test_clipped_sum_equals_a_loop(case: Case, kind: str | None) -> None:
     assert bool((norms >= exact * (1 - 1e-14)).all())
     for name in total:
         expected = sum(min(1.0, c / float(n)) * row[name] for n, row in zip(exact, rows, strict=True))
-        torch.testing.assert_close(total[name], expected, rtol=1e-9, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            total[name], expected, rtol=1e-9, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}"
+        )
     assert set(total) == {name for name, _ in model.named_parameters()}
 
 

@@ -19,7 +19,7 @@ from dpkfc.gradients.rules import AnyBlock, Call, blocks_of
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.metric import Elementwise, Kronecker, Metric
 
-__all__ = ["ClippedSummer", "Clip", "MicroBatch"]
+__all__ = ["Clip", "ClippedSummer", "MicroBatch", "split_sum"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ClippedSummer:
         self._layers = tuple(layers)
         self._metric = metric
         self._clip = clip
-        self._sums: dict[str, Tensor | dict[str, Tensor]] = {}
+        self._sums: dict[tuple[str, bool], Tensor | dict[str, Tensor]] = {}  # (layer, whitened already)
 
     def add(self, calls: dict[str, list[Call]], batch_size: int) -> MicroBatch:
         """Clip and add one micro-batch; the recorded calls are consumed.
@@ -72,14 +72,14 @@ class ClippedSummer:
         Raises:
             ValueError: a layer whose inputs do not lead with the batch, or a metric of the wrong kind.
         """
-        blocks: dict[str, AnyBlock | Formed] = {}
+        blocks: dict[tuple[str, bool], AnyBlock | Formed] = {}
         square: Tensor | None = None
         for layer in self._layers:
             if layer.name not in calls:
                 continue
             block = blocks_of(layer, calls.pop(layer.name), batch_size)
             result = per_example_norms(block, self._metric.get(layer.name))
-            blocks[layer.name] = result.block
+            blocks[layer.name, result.whitened] = result.block
             own = result.norms.square()
             square = own if square is None else square + own
         if square is None:
@@ -88,14 +88,14 @@ class ClippedSummer:
         factors = clip_factors(norms, self._clip.max_grad_norm, self._clip.clipping, self._clip.automatic_gamma)
         finite = torch.isfinite(norms)
         broken = None if bool(finite.all()) else ~finite
-        for name in list(blocks):
-            self._add(name, weighted_sum(blocks.pop(name), factors, broken))
+        for key in list(blocks):
+            self._add(key, weighted_sum(blocks.pop(key), factors, broken))
         return MicroBatch(norms, factors)
 
-    def _add(self, name: str, value: Tensor | dict[str, Tensor]) -> None:
-        held = self._sums.get(name)
+    def _add(self, key: tuple[str, bool], value: Tensor | dict[str, Tensor]) -> None:
+        held = self._sums.get(key)
         if held is None:
-            self._sums[name] = value
+            self._sums[key] = value
         elif isinstance(held, dict):
             assert isinstance(value, dict)
             for role in held:
@@ -108,14 +108,16 @@ class ClippedSummer:
         sums: dict[str, Tensor] = {}
         for layer in self._layers:
             entry = self._metric.get(layer.name)
-            value = self._sums.get(layer.name)
-            if value is None:
+            whitened, plain = self._sums.get((layer.name, True)), self._sums.get((layer.name, False))
+            if whitened is None and plain is None:
                 sums.update({full: _zeros(layer.tensor(role)) for role, full in layer.parameters.items()})
-            elif isinstance(value, dict):
+            elif isinstance(plain, dict):
                 scale = entry.scale if isinstance(entry, Elementwise) else {}
-                sums.update({layer.parameters[r]: v * scale[r] if r in scale else v for r, v in value.items()})
+                sums.update(split_sum(layer, {r: v * scale[r] if r in scale else v for r, v in plain.items()}))
             else:
-                sums.update(_split(layer, _whiten(layer, value, entry)))
+                parts = [] if plain is None else [_whiten(layer, plain, entry)]
+                parts += [] if whitened is None else [whitened]
+                sums.update(split_sum(layer, parts[0] if len(parts) == 1 else parts[0] + parts[1]))
         return sums
 
 
@@ -133,8 +135,11 @@ def _whiten(layer: Layer, value: Tensor, entry: Kronecker | Elementwise | None) 
     return entry.whiten(value.view(groups, -1, value.shape[-1])).reshape(value.shape)
 
 
-def _split(layer: Layer, matrix: Tensor) -> Mapping[str, Tensor]:
-    """Cut a layer's matrix `[d_out, d_in (+1)]` into its parameters."""
+def split_sum(layer: Layer, value: Tensor | dict[str, Tensor]) -> Mapping[str, Tensor]:
+    """Cut a layer's sum, for example a matrix `[d_out, d_in (+1)]`, into parameter name to tensor."""
+    if isinstance(value, dict):
+        return {layer.parameters[role]: tensor for role, tensor in value.items()}
+    matrix = value
     result: dict[str, Tensor] = {}
     if "weight" in layer.parameters:
         shape = layer.tensor("weight").shape

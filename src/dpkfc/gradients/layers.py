@@ -106,7 +106,9 @@ def _rule(module: nn.Module) -> str:
     forward = type(module).forward
     if forward is nn.Linear.forward:
         return "linear"
-    if any(forward is c.forward and type(module)._conv_forward is c._conv_forward for c in _CONVS if isinstance(module, c)):
+    if any(
+        forward is c.forward and type(module)._conv_forward is c._conv_forward for c in _CONVS if isinstance(module, c)
+    ):
         return "conv"
     if forward is nn.Embedding.forward:
         return "embedding"
@@ -134,9 +136,13 @@ def refuse_mixing(name: str, module: nn.Module) -> None:
         )
     if isinstance(module, nn.Embedding) and module.weight.requires_grad:
         if module.max_norm is not None:
-            raise ValueError(f"{where}: max_norm rewrites rows chosen by private data outside the mechanism; use max_norm=None.")
+            raise ValueError(
+                f"{where}: max_norm rewrites rows chosen by private data outside the mechanism; use max_norm=None."
+            )
         if module.scale_grad_by_freq:
-            raise ValueError(f"{where}: scale_grad_by_freq mixes the examples of a batch; use scale_grad_by_freq=False.")
+            raise ValueError(
+                f"{where}: scale_grad_by_freq mixes the examples of a batch; use scale_grad_by_freq=False."
+            )
 
 
 def _tie_target(

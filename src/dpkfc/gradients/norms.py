@@ -1,14 +1,15 @@
-"""Per-example gradient norms in a metric, each an upper bound of the exact norm.
+"""Per-example gradient norms in a metric, each an upper bound of the norm of what is summed.
 
 Three methods give the same number: rank-one (one position), Gram (T×T products, no gradient formed) and materialised
-(gradients formed in chunks). A cost rule picks one per layer and shape. In floating point, Gram norms can come out far
-too small when positions cancel, so every method adds a bound on its own rounding error: the result is never below the
-exact norm beyond the last bits, and a clipped example never exceeds its bound.
+(gradients formed in chunks). A cost rule picks one per layer and shape. Whitened rows or gradients that had to be formed
+for the norm are kept, and the clipped sum is taken of those very numbers.
 
-With unit roundoff u, sides U_A and U_G, ã = U_A a and b̃ = U_G b:
+In floating point a Gram norm can come out far too small when positions cancel, and the norm of a gradient that is formed
+again for the sum can differ from the norm that clipped it. Both are covered by an explicit bound on the rounding error,
+with u the unit roundoff and λ = 4 in the probabilistic model of Higham and Mary (2019):
 
-* the sum over positions loses at most (T + d_in + d_out) u Σ_t ‖a_t‖‖b_t‖ in norm, its square root-free form for Gram;
-* whitening a row loses at most λ √d u ‖U‖ ‖row‖ with λ = 4 in the probabilistic model of Higham and Mary (2019).
+* Gram: the squared norm loses at most (T + d_in + d_out) u (Σ_t ‖a_t‖‖b_t‖)²;
+* formed twice: the norm loses at most T u ‖U_A‖‖U_G‖ Σ_t ‖a_t‖‖b_t‖ + λ (√d_in + √d_out) u ‖U_A‖‖U_G‖‖g‖.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Formed:
     """Per-example gradients that were formed for their norms and are small enough to keep for the sum.
 
     Attributes:
-        gradients: unwhitened `[N * groups, d_out, d_in]`.
+        gradients: `[N * groups, d_out, d_in]`.
         groups: groups of a grouped convolution.
     """
 
@@ -67,11 +68,13 @@ class LayerNorms:
 
     Attributes:
         norms: upper bounds `[N]`.
-        block: the block itself, or the gradients formed from it.
+        block: the block itself, its whitened rows, or the gradients formed from it.
+        whitened: whether `block` is in the coordinates of the metric already.
     """
 
     norms: Tensor
     block: AnyBlock | Formed
+    whitened: bool
 
 
 def side_cost(side: Side, d: int) -> int:
@@ -124,17 +127,20 @@ def per_example_norms(block: AnyBlock, metric: Kronecker | Elementwise | None, m
     """
     match block:
         case PerExample():
-            return LayerNorms(_elementwise_norms(block, metric), block)
+            return LayerNorms(_elementwise_norms(block, metric), block, False)
         case Lookup():
-            return LayerNorms(_lookup_norms(block, _kronecker(metric)), block)
+            return LayerNorms(_lookup_norms(block, _kronecker(metric)), block, False)
     metric = _kronecker(metric)
     t, d_in, d_out, keeps = _shape(block)
     method = method or choose_method(t, d_in, d_out, metric, keeps=keeps, patches=isinstance(block, ConvBlock)).method
     if method == "materialised":
-        return _materialised_norms(block, metric, keeps)
-    outer = block.outer() if isinstance(block, ConvBlock) else block
-    norms = _rank_one_norms(outer, metric) if method == "rank-one" else _gram_norms(outer, metric)
-    return LayerNorms(_over_groups(norms, outer.groups), block)
+        return _kept_norms(block, metric) if keeps else _formed_twice_norms(block, metric)
+    rows = _whitened_rows(block.outer() if isinstance(block, ConvBlock) else block, metric)
+    norms = _over_groups(_rank_one_norms(rows) if method == "rank-one" else _gram_norms(rows), rows.groups)
+    if isinstance(block, ConvBlock):  # patches are larger than the image: the sum is taken of the image again
+        slack = _rounding_of_second_pass(block, metric, norms / max(_gain(metric), 1e-30))
+        return LayerNorms(norms + slack, block, False)
+    return LayerNorms(norms, rows, True)
 
 
 def _kronecker(metric: Kronecker | Elementwise | None) -> Kronecker:
@@ -150,7 +156,7 @@ def _shape(block: Outer | ConvBlock) -> tuple[int, int, int, bool]:
     if isinstance(block, ConvBlock):
         held = (block.x.numel() + block.b.numel()) / max(1, block.batch_size * block.groups)
         return block.positions, block.d_in, block.d_out, block.d_in * block.d_out <= 2 * held
-    t, d_in, d_out = block.a.shape[1], block.a.shape[2], block.b.shape[2]
+    t, d_in, d_out = block.a.shape[1], block.d_in, block.b.shape[2]
     return t, d_in, d_out, d_in * d_out <= t * (d_in + d_out)
 
 
@@ -162,61 +168,88 @@ def _roundoff(x: Tensor) -> float:
     return torch.finfo(x.dtype).eps / 2
 
 
-def _row_norms(x: Tensor, side: Side) -> tuple[Tensor, Tensor]:
-    """(U x, upper bounds of ‖U x_t‖) for rows x `[M, T, d]`."""
-    y = side.apply(x)
-    norms = torch.linalg.vector_norm(y, dim=-1)
-    u = _roundoff(x)
-    if not isinstance(side, (Identity, Diagonal)):
-        slack = 4 * math.sqrt(x.shape[-1]) * u * side.bound
-        norms = norms + slack * torch.linalg.vector_norm(x, dim=-1)
-    return y, norms * (1 + 2 * math.sqrt(x.shape[-1]) * u)
+def _whitened_rows(block: Outer, metric: Kronecker) -> Outer:
+    """The rows ã = U_in a and b̃ = U_out b; the column of ones stays implied where the input side is the identity."""
+    b = metric.output.apply(block.b)
+    if metric.input == Identity():
+        return replace(block, b=b)
+    if isinstance(metric.input, Dense) and block.homogeneous:
+        root = metric.input.root
+        a = torch.addmm(root[-1], block.a.flatten(0, 1), root[:-1]).view(*block.a.shape[:2], -1)
+        return Outer(a, b, block.groups)
+    return Outer(metric.input.apply(block.explicit().a), b, block.groups)
 
 
-def _rank_one_norms(block: Outer, metric: Kronecker) -> Tensor:
-    _, a = _row_norms(block.a, metric.input)
-    _, b = _row_norms(block.b, metric.output)
-    return (a * b)[:, 0]
+def _input_squares(block: Outer) -> Tensor:
+    """‖a_t‖² with the implied coordinate, `[N * groups, T]`."""
+    return torch.linalg.vector_norm(block.a, dim=-1).square() + float(block.homogeneous)
 
 
-def _gram_norms(block: Outer, metric: Kronecker) -> Tensor:
-    t, size = block.a.shape[1], block.a.shape[2] + block.b.shape[2]
-    pieces = []
+def _rank_one_norms(block: Outer) -> Tensor:
+    norms = _input_squares(block).sqrt() * torch.linalg.vector_norm(block.b, dim=-1)
+    return norms[:, 0] * (1 + 2 * math.sqrt(block.d_in + block.b.shape[2]) * _roundoff(norms))
+
+
+def _gram_norms(block: Outer) -> Tensor:
+    t, size = block.a.shape[1], block.d_in + block.b.shape[2]
+    pieces = [block.b.new_zeros(0)]
     for rows in _chunks(block.a.shape[0], t * t):
-        a, a_norms = _row_norms(block.a[rows], metric.input)
-        b, b_norms = _row_norms(block.b[rows], metric.output)
-        square = (torch.bmm(a, a.transpose(1, 2)) * torch.bmm(b, b.transpose(1, 2))).sum((1, 2))
-        # Σ‖ã‖‖b̃‖ with and without each row's rounding error: the difference is what whitening may have lost.
-        bound = (a_norms * b_norms).sum(1)
-        plain = (torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)).sum(1)
-        norms = (square.clamp(min=0) + (t + size) * _roundoff(a) * bound.square()).sqrt()
-        pieces.append(norms + (bound - plain).clamp(min=0) + 0 * square)  # NaN in the Gram stays NaN
+        a, b = block.a[rows], block.b[rows]
+        inputs = torch.bmm(a, a.transpose(1, 2))
+        if block.homogeneous:
+            inputs += 1
+        outputs = torch.bmm(b, b.transpose(1, 2))
+        lengths = (_diagonal(inputs) * _diagonal(outputs)).clamp(min=0).sqrt().sum(1)
+        square = inputs.mul_(outputs).sum((1, 2))
+        rounding = (t + size) * _roundoff(a) * lengths.square()
+        pieces.append((square.clamp(min=0) + rounding + 0 * square).sqrt())  # NaN in the Gram stays NaN
     return torch.cat(pieces)
 
 
-def _materialised_norms(block: Outer | ConvBlock, metric: Kronecker, keeps: bool) -> LayerNorms:
-    t, d_in, d_out, _ = _shape(block)
-    whole = block.per_example() if keeps else None
-    unit = _roundoff(block.b)
-    pieces = []
+def _diagonal(x: Tensor) -> Tensor:
+    return x.diagonal(dim1=1, dim2=2)
+
+
+def _kept_norms(block: Outer | ConvBlock, metric: Kronecker) -> LayerNorms:
+    """Gradients no larger than the activations: formed and whitened once, and kept for the sum."""
+    z = block.per_example()
+    z = z if metric.is_identity else metric.whiten(z)
+    norms = _over_groups(torch.linalg.vector_norm(z.flatten(1), dim=1), block.groups)
+    norms = norms * (1 + 2 * math.sqrt(z[0].numel() if len(z) else 0) * _roundoff(z))
+    return LayerNorms(norms, Formed(z, block.groups), True)
+
+
+def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker) -> LayerNorms:
+    """Large gradients: formed in chunks for their norms, while the sum comes from one product over the batch."""
+    _, d_in, d_out, _ = _shape(block)
+    pieces = [block.b.new_zeros(0)]
     for rows in _chunks(block.batch_size, d_in * d_out * block.groups):
         part = _examples(block, rows)
-        g = part.per_example() if whole is None else whole[rows.start * block.groups : rows.stop * block.groups]
-        norms = torch.linalg.vector_norm(metric.whiten(g).flatten(1), dim=1)
-        gain = metric.input.bound * metric.output.bound
-        if not metric.is_identity:
-            slack = 4 * (math.sqrt(d_in) + math.sqrt(d_out)) * unit * gain
-            norms = norms + slack * torch.linalg.vector_norm(g.flatten(1), dim=1)
-        norms = _over_groups(norms, block.groups) * (1 + 2 * math.sqrt(d_in * d_out) * unit)
-        pieces.append(norms + t * unit * gain * _magnitudes(part))
-    return LayerNorms(torch.cat(pieces), block if whole is None else Formed(whole, block.groups))
+        g = part.per_example()
+        norms = _over_groups(torch.linalg.vector_norm(metric.whiten(g).flatten(1), dim=1), block.groups)
+        plain = _over_groups(torch.linalg.vector_norm(g.flatten(1), dim=1), block.groups)
+        pieces.append(norms + _rounding_of_second_pass(part, metric, plain))
+    return LayerNorms(torch.cat(pieces), block, False)
+
+
+def _gain(metric: Kronecker) -> float:
+    return metric.input.bound * metric.output.bound
+
+
+def _rounding_of_second_pass(block: Outer | ConvBlock, metric: Kronecker, plain: Tensor) -> Tensor:
+    """How far the norm of the whitened sum's share can be from the norm taken here; `plain` is ‖g‖ `[N]`."""
+    t, d_in, d_out, _ = _shape(block)
+    whitening = 0.0 if metric.is_identity else 4 * (math.sqrt(d_in) + math.sqrt(d_out))
+    return (
+        _roundoff(plain) * _gain(metric) * (t * _magnitudes(block) + (whitening + 2 * math.sqrt(d_in * d_out)) * plain)
+    )
 
 
 def _magnitudes(block: Outer | ConvBlock) -> Tensor:
     """Upper bounds `[N]` of Σ_t ‖a_t‖‖b_t‖ (over groups too)."""
     if isinstance(block, ConvBlock):
         return block.magnitudes()
-    sums = (torch.linalg.vector_norm(block.a, dim=-1) * torch.linalg.vector_norm(block.b, dim=-1)).sum(1)
+    sums = (_input_squares(block).sqrt() * torch.linalg.vector_norm(block.b, dim=-1)).sum(1)
     return sums.view(-1, block.groups).sum(1)
 
 
@@ -224,7 +257,7 @@ def _examples(block: Outer | ConvBlock, rows: slice) -> Outer | ConvBlock:
     if isinstance(block, ConvBlock):
         return replace(block, x=block.x[rows], b=block.b[rows])
     grouped = slice(rows.start * block.groups, rows.stop * block.groups)
-    return Outer(block.a[grouped], block.b[grouped], block.groups)
+    return replace(block, a=block.a[grouped], b=block.b[grouped])
 
 
 def _chunks(count: int, elements_each: int) -> Iterator[slice]:
@@ -235,23 +268,24 @@ def _chunks(count: int, elements_each: int) -> Iterator[slice]:
 
 def _lookup_norms(block: Lookup, metric: Kronecker) -> Tensor:
     """Rows with the same id add up before the norm is taken: a Gram matrix masked to equal ids."""
-    b, b_norms = _row_norms(block.b, metric.output)
+    b = metric.output.apply(block.b)
     if isinstance(metric.input, Diagonal):
-        scale = metric.input.scale[block.ids]
-        b, b_norms = b * scale.unsqueeze(-1), b_norms * scale.abs()
+        b = b * metric.input.scale[block.ids].unsqueeze(-1)
     elif isinstance(metric.input, Identity):
-        b, b_norms = b * metric.input.factor, b_norms * metric.input.bound
+        b = b * metric.input.factor
     else:
         raise ValueError("the input side of an embedding must be diagonal or the identity")
     t, d = b.shape[1:]
-    pieces = []
+    whitening = 0.0 if isinstance(metric.output, Identity) else 4 * math.sqrt(d) * metric.output.bound
+    pieces = [b.new_zeros(0)]
     for rows in _chunks(b.shape[0], t * t):
         same = (block.ids[rows].unsqueeze(2) == block.ids[rows].unsqueeze(1)).to(b.dtype)
         square = (torch.bmm(b[rows], b[rows].transpose(1, 2)) * same).sum((1, 2))
-        bound = torch.einsum("nt,nts,ns->n", b_norms[rows], same, b_norms[rows])
-        plain = torch.linalg.vector_norm(b[rows], dim=-1)
-        whitening = (bound - torch.einsum("nt,nts,ns->n", plain, same, plain)).clamp(min=0)
-        pieces.append((square.clamp(min=0) + (t + d) * _roundoff(b) * bound + whitening + 0 * square).sqrt())
+        lengths = torch.linalg.vector_norm(b[rows], dim=-1)
+        rounding = (t + d) * _roundoff(b) * torch.einsum("nt,nts,ns->n", lengths, same, lengths)
+        raw = torch.linalg.vector_norm(block.b[rows], dim=-1).sum(1) * metric.input.bound
+        norms = (square.clamp(min=0) + rounding + 0 * square).sqrt()
+        pieces.append(norms + whitening * _roundoff(b) * raw)
     return torch.cat(pieces)
 
 

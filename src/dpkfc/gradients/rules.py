@@ -79,13 +79,11 @@ def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
     b = call.outputs[0]
     if call.input.dim() < 2:
         raise ValueError(f"layer '{layer.display_name}': a linear layer needs an input [batch, ..., features]")
-    columns = []
-    if "weight" in layer.parameters:
-        columns.append(call.input.to(b.dtype).reshape(batch_size, -1, call.input.shape[-1]))
     b = b.reshape(batch_size, -1, b.shape[-1])
-    if "bias" in layer.parameters:
-        columns.append(b.new_ones(*b.shape[:2], 1))
-    return Outer(torch.cat(columns, -1) if len(columns) > 1 else columns[0], b)
+    if "weight" not in layer.parameters:  # only the bias trains: the input is the homogeneous coordinate alone
+        return Outer(b.new_ones(*b.shape[:2], 1), b)
+    a = call.input.to(b.dtype).reshape(batch_size, -1, call.input.shape[-1])
+    return Outer(a, b, homogeneous="bias" in layer.parameters)
 
 
 def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
@@ -146,7 +144,8 @@ def _joined(blocks: list[AnyBlock]) -> AnyBlock:
     outers = [block.outer() if isinstance(block, ConvBlock) else block for block in blocks]
     first = outers[0]
     if isinstance(first, Outer):
-        return Outer(torch.cat([o.a for o in outers], 1), torch.cat([o.b for o in outers], 1), first.groups)
+        a, b = torch.cat([o.a for o in outers], 1), torch.cat([o.b for o in outers], 1)
+        return replace(first, a=a, b=b)
     if isinstance(first, Lookup):
         return Lookup(torch.cat([o.ids for o in outers], 1), torch.cat([o.b for o in outers], 1), first.num_rows)
     return PerExample({role: torch.stack([o.grads[role] for o in outers]).sum(0) for role in first.grads})

@@ -15,9 +15,7 @@ from dpkfc.gradients.rules import AnyBlock
 __all__ = ["weighted_sum"]
 
 
-def weighted_sum(
-    block: AnyBlock | Formed, weights: Tensor, broken: Tensor | None = None
-) -> Tensor | dict[str, Tensor]:
+def weighted_sum(block: AnyBlock | Formed, weights: Tensor, broken: Tensor | None = None) -> Tensor | dict[str, Tensor]:
     """Σ_n weights_n g_n of one layer.
 
     Args:
@@ -37,7 +35,7 @@ def weighted_sum(
             }
         case Formed():
             g = _without(block.gradients, broken, block.groups)
-            flat = weights.to(g.dtype) @ g.view(weights.shape[0], -1)
+            flat = weights.to(g.dtype) @ g.reshape(weights.shape[0], -1)
             return flat.view(-1, g.shape[-1])
         case Lookup():
             rows = _without(block.b, broken) * weights.to(block.b.dtype).view(-1, 1, 1)
@@ -52,11 +50,14 @@ def weighted_sum(
 
 def _outer_sum(block: Outer, weights: Tensor, broken: Tensor | None) -> Tensor:
     a, b = _without(block.a, broken, block.groups), _without(block.b, broken, block.groups)
-    if block.groups == 1:
-        return (b * weights.view(-1, 1, 1)).flatten(0, 1).T @ a.flatten(0, 1)
-    b = b * weights.repeat_interleave(block.groups).view(-1, 1, 1)
     n, g = weights.shape[0], block.groups
-    return torch.einsum("ngto,ngti->goi", b.view(n, g, *b.shape[1:]), a.view(n, g, *a.shape[1:])).flatten(0, 1)
+    if g == 1:
+        scaled = (b * weights.view(-1, 1, 1)).flatten(0, 1)
+        total = scaled.T @ a.flatten(0, 1)
+        return torch.cat([total, scaled.sum(0).unsqueeze(1)], 1) if block.homogeneous else total
+    scaled = b * weights.repeat_interleave(g).view(-1, 1, 1)
+    pair = (scaled.view(n, g, *scaled.shape[1:]), a.view(n, g, *a.shape[1:]))
+    return torch.einsum("ngto,ngti->goi", *pair).flatten(0, 1)
 
 
 def _without(x: Tensor, broken: Tensor | None, groups: int = 1) -> Tensor:

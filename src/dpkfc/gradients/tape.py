@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_map
 
-from dpkfc.blocks import Block
+from dpkfc.blocks import Block, Outer
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import Call, blocks_of
@@ -71,9 +71,7 @@ class Tape:
             for module in layer.modules:
                 self._handles.append(module.register_forward_pre_hook(self._freeze(layer), with_kwargs=True))
                 self._handles.append(
-                    module.register_forward_hook(
-                        self._note(layer), with_kwargs=True, prepend=True, always_call=True
-                    )
+                    module.register_forward_hook(self._note(layer), with_kwargs=True, prepend=True, always_call=True)
                 )
         return self
 
@@ -122,7 +120,12 @@ class Tape:
         return hook
 
     def _record(
-        self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any  # noqa: ANN401
+        self,
+        layer: Layer,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         anchored = tree_map(self._attach, output)
@@ -206,9 +209,7 @@ def check_losses(losses: Tensor, batch_size: int | None = None) -> None:
         )
 
 
-def capture(
-    model: nn.Module, layers: Sequence[Layer], loss: Callable[[nn.Module], Tensor]
-) -> Mapping[str, Block]:
+def capture(model: nn.Module, layers: Sequence[Layer], loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Block]:
     """Run a loss on a model and return every called layer's contribution in the normal form.
 
     Args:
@@ -230,7 +231,6 @@ def capture(
     for layer in layers:
         if layer.name in calls:
             block = blocks_of(layer, calls[layer.name], losses.shape[0])
-            result[layer.name] = block.outer() if isinstance(block, ConvBlock) else block
+            block = block.outer() if isinstance(block, ConvBlock) else block
+            result[layer.name] = block.explicit() if isinstance(block, Outer) else block
     return result
-
-
