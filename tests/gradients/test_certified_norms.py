@@ -1,0 +1,106 @@
+"""A norm is never below the norm of what is summed: random shapes, and positions that cancel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpkfc.blocks import Lookup, Outer
+from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.norms import per_example_norms
+from dpkfc.gradients.sums import weighted_sum
+from dpkfc.metric import Dense, Identity, Kronecker
+
+
+def root(d: int, condition: float, seed: int) -> Dense:
+    generator = torch.Generator().manual_seed(seed)
+    q, _ = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))
+    values = torch.logspace(0, -0.5 * torch.log10(torch.tensor(condition)).item(), d, dtype=torch.float64)
+    return Dense(((q * values) @ q.T).float(), 1.0)
+
+
+def released(block, metric: Kronecker, method: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(norms, exact float64 norm of each example's share of the whitened sum as float32 computes it)."""
+    found = per_example_norms(block, metric, method)
+    n = found.norms.shape[0]
+    shares = []
+    for i in range(n):
+        weights = torch.zeros(n)
+        weights[i] = 1.0
+        share = weighted_sum(found.block, weights)
+        share = share if found.whitened else metric.whiten(share)
+        shares.append(torch.linalg.vector_norm(share.double()))
+    return found.norms.double(), torch.stack(shares)
+
+
+@pytest.mark.parametrize("method", ["gram", "materialised"])
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("magnitude", [1e2, 1e3, 1e4, 1e5])
+def test_positions_that_cancel_do_not_hide_a_gradient(method: str, whiten: bool, magnitude: float) -> None:
+    """Pairs ± of large rows plus a small residual: a plain float32 Gram norm can be 61 times too small here."""
+    worst = 0.0
+    for seed in range(10):
+        g = torch.Generator().manual_seed(seed)
+        t, d_in, d_out = 16, 12, 9
+        big_a, big_b = torch.randn(4, t // 2, d_in, generator=g) * magnitude, torch.randn(4, t // 2, d_out, generator=g)
+        a = torch.cat([big_a, -big_a], 1) + torch.randn(4, t, d_in, generator=g) * 1e-2
+        b = torch.cat([big_b, big_b], 1) + torch.randn(4, t, d_out, generator=g) * 1e-6
+        metric = Kronecker(root(d_in, 1e4, seed), root(d_out, 1e4, seed + 1)) if whiten else Kronecker()
+        norms, exact = released(Outer(a, b), metric, method)
+        worst = max(worst, float((exact / norms).max()))
+        factors = torch.clamp(1.0 / norms, max=1.0)
+        assert float((factors * exact).max()) <= 1 + 1e-5
+    assert worst <= 1 + 1e-5
+
+
+@given(
+    n=st.integers(1, 4),
+    t=st.integers(1, 24),
+    d_in=st.integers(1, 20),
+    d_out=st.integers(1, 20),
+    scale=st.sampled_from([1e-4, 1.0, 1e4]),
+    method=st.sampled_from(["gram", "materialised", "rank-one"]),
+    whiten=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_norms_bound_and_stay_close(n, t, d_in, d_out, scale, method, whiten, seed) -> None:
+    t = 1 if method == "rank-one" else t
+    g = torch.Generator().manual_seed(seed)
+    block = Outer(
+        torch.randn(n, t, d_in, generator=g) * scale, torch.randn(n, t, d_out, generator=g), homogeneous=seed % 2 == 0
+    )
+    metric = Kronecker(root(block.d_in, 1e4, seed), root(d_out, 1e4, seed + 1)) if whiten else Kronecker()
+    norms, exact = released(block, metric, method)
+    assert bool((norms >= exact * (1 - 1e-6)).all())
+    assert bool((norms <= exact * (1 + 5e-3) + 1e-30).all()), (norms / exact).max()
+
+
+@given(seed=st.integers(0, 10_000), method=st.sampled_from(["gram", "materialised"]), groups=st.sampled_from([1, 2]))
+def test_convolutions_are_bounded_too(seed: int, method: str, groups: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(3, 4, 6, 5, generator=g) * 10
+    block = ConvBlock(x, torch.randn(3, 6, 6, 5, generator=g), (3, 3), (1, 1), (1, 1), (1, 1), groups, True, True)
+    metric = Kronecker(root(block.d_in, 1e3, seed), root(block.d_out, 1e3, seed)) if groups == 1 else Kronecker()
+    norms, exact = released(block, metric, method)
+    assert bool((norms >= exact * (1 - 1e-6)).all())
+    assert bool((norms <= exact * (1 + 1e-2)).all())
+
+
+def test_repeated_ids_that_cancel() -> None:
+    g = torch.Generator().manual_seed(0)
+    big = torch.randn(3, 8, 5, generator=g) * 1e4
+    b = torch.cat([big, -big], 1) + torch.randn(3, 16, 5, generator=g) * 1e-3
+    ids = torch.arange(8).repeat(2).expand(3, 16).contiguous()
+    found = per_example_norms(Lookup(ids, b, 10), None)
+    exact = Lookup(ids, b.double(), 10).per_example().flatten(1).norm(dim=1)
+    assert bool((found.norms >= exact * (1 - 1e-6)).all())
+
+
+def test_bfloat16_rows_are_never_the_norm() -> None:
+    """Blocks arrive in float32 whatever the model computes in; a float64 block stays float64."""
+    norms = per_example_norms(
+        Outer(torch.randn(2, 1, 3), torch.randn(2, 1, 4)), Kronecker(Identity(), Identity())
+    ).norms
+    assert norms.dtype == torch.float32
