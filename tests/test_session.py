@@ -1,0 +1,429 @@
+"""The session against brute force, and the invariants that only the whole loop can keep."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.preconditioner import KFAC
+from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.plan import Plan
+from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
+from dpkfc.session import Session
+
+N = 40
+
+
+def data(n: int = N, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, 6, generator=generator, dtype=dtype), torch.randint(0, 3, (n,), generator=generator)
+
+
+def net(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def config(**settings: object) -> PrivacyConfig:
+    return PrivacyConfig(**{"expected_batch_size": 8, "steps": 6, "test_mode_seed": 5, **settings})
+
+
+def plan(noise: float = 0.0, **settings: object) -> Plan:
+    return config(**settings).with_noise(noise, 1e-3, N)
+
+
+def kfac(**settings: object) -> KFAC:
+    return KFAC(**{"probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings})
+
+
+def session(p: Plan, model: nn.Module, lr: float = 0.1, **options: object) -> Session:
+    return Session(p, model, torch.optim.SGD(model.parameters(), lr, momentum=0.9), data(), **options)
+
+
+def train(s: Session, steps: int | None = None) -> None:
+    for done, batch in enumerate(s.batches(), 1):
+        s.step(batch, loss_fn)
+        if done == steps:
+            break
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_without_noise_clip_and_metric_it_is_plain_torch() -> None:
+    """Invariant 3: σ = 0, C = ∞ (never reached), identity metric."""
+    p = plan(max_grad_norm=1e9)
+    mine, theirs = net(), net()
+    x, y = data()
+    reference = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9)
+    with session(p, mine) as s:
+        for batch in s.batches():
+            chosen = torch.from_numpy(batch.indices)
+            reference.zero_grad()
+            (F.cross_entropy(theirs(x[chosen]), y[chosen], reduction="sum") / p.expected_batch_size).backward()
+            reference.step()
+            s.step(batch, loss_fn)
+    torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("clipping", ["flat", "normalised", "automatic"])
+def test_clipped_steps_equal_a_loop_over_examples(clipping: str) -> None:
+    p = plan(max_grad_norm=0.5, clipping=clipping)
+    mine, theirs = net(), net()
+    x, y = data()
+    reference = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9)
+    with session(p, mine) as s:
+        for batch in s.batches():
+            total = [torch.zeros_like(q) for q in theirs.parameters()]
+            for i in batch.indices:
+                grads = torch.autograd.grad(loss_fn(theirs, (x[i : i + 1], y[i : i + 1])).sum(), list(theirs.parameters()))
+                n = torch.sqrt(sum(g.square().sum() for g in grads))
+                c = {"flat": min(1, 0.5 / n), "normalised": min(2, 1 / n), "automatic": 0.5 / (n + 0.01)}[clipping]
+                total = [t + c * g for t, g in zip(total, grads, strict=True)]
+            for q, t in zip(theirs.parameters(), total, strict=True):
+                q.grad = t / 8
+            reference.step()
+            s.step(batch, loss_fn)
+    torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
+def test_micro_batches_do_not_change_the_result(preconditioner: KFAC | None) -> None:
+    """Invariant 1, through the whole loop and with noise."""
+    results = []
+    for size in (None, 1, 3):
+        model = net()
+        with session(plan(1.0, max_physical_batch_size=size, preconditioner=preconditioner), model) as s:
+            train(s)
+        results.append(weights(model))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(results[2], results[0], rtol=1e-10, atol=1e-11)
+
+
+def test_an_empty_batch_is_a_release_of_pure_noise() -> None:
+    """Invariant 6."""
+    model = net()
+    p = config(expected_batch_size=1, steps=40).with_noise(2.0, 1e-3, N)
+    with session(p, model) as s:
+        sizes = [s.step(batch, loss_fn).batch_size for batch in s.batches()]
+        assert 0 in sizes
+        assert s.steps_done == 40
+        assert s.ledger.count == 40
+
+
+def test_leaving_the_loop_or_an_exception_leaks_nothing() -> None:
+    """Invariant 8: an interrupted logical batch contributes to no later release."""
+    clean, broken = net(), net()
+    with session(plan(1.0, max_physical_batch_size=2), clean) as s:
+        train(s)
+    with session(plan(1.0, max_physical_batch_size=2), broken, verify=False) as s:
+        calls = 0
+
+        def failing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise RuntimeError("boom")
+            return loss_fn(model, batch)
+
+        for batch in s.batches():
+            with pytest.raises(RuntimeError, match="boom"):
+                s.step(batch, failing)
+            break
+        assert s.ledger.count == 0
+        assert all(q.grad is None for q in broken.parameters())
+        train(s)
+    assert torch.equal(weights(clean), weights(broken))
+
+
+def test_a_batch_may_be_neither_skipped_nor_used_twice() -> None:
+    with session(plan(1.0), net()) as s:
+        batches = s.batches()
+        first = next(batches)
+        with pytest.raises(RuntimeError, match="was not passed to session.step"):
+            next(batches)
+        batches = s.batches()
+        first = next(batches)
+        s.step(first, loss_fn)
+        with pytest.raises(RuntimeError, match="once, in the order drawn"):
+            s.step(first, loss_fn)
+
+
+def test_beyond_the_budget_nothing_moves() -> None:
+    model = net()
+    with session(plan(1.0), model) as s:
+        last = None
+        for last in s.batches():
+            s.step(last, loss_fn)
+        before, epsilon = weights(model), s.epsilon
+        with pytest.raises(BudgetExhausted, match="all 6 releases"):
+            s.step(last, loss_fn)
+        assert torch.equal(before, weights(model))
+        assert s.epsilon == epsilon
+        assert list(s.batches()) == []
+
+
+def test_epsilon_counts_releases_and_calibration_is_kept() -> None:
+    p = PrivacyConfig(expected_batch_size=8, steps=6).calibrate(2.0, 1e-3, N)
+    with session(p, net()) as s:
+        assert s.epsilon == 0
+        train(s)
+        assert 1.9 < s.epsilon <= 2.0
+
+
+def test_the_metric_is_a_function_of_probe_and_released_weights() -> None:
+    """Two sessions on different private data, one release apart, have the same metric as long as weights agree."""
+    metrics = []
+    for shift in (0.0, 5.0):
+        model, (x, y) = net(), data()
+        s = Session(plan(1.0, preconditioner=kfac()), model, torch.optim.SGD(model.parameters(), 0.1), (x + shift, y))
+        with s:
+            train(s, 1)
+            metrics.append(s.preconditioner.digest)
+    assert metrics[0] == metrics[1]
+
+
+def test_identity_metric_is_dp_sgd() -> None:
+    """Invariant 3: a metric with U = I changes nothing. A zero-gradient layer is given the identity side."""
+    plain, same = net(), net()
+    with session(plan(1.0), plain) as s:
+        train(s)
+    from dpkfc.metric import Identity, Kronecker
+
+    with session(plan(1.0), same) as s:
+        s.preconditioner = type("Fixed", (), {"metric": {"0": Kronecker(Identity(), Identity())}, "step": 0})()
+        train(s)
+    assert torch.equal(weights(plain), weights(same))
+
+
+# -- resume ------------------------------------------------------------------------------------------------------------
+
+
+def build(folder: Path, p: Plan) -> tuple[Session, nn.Module]:
+    model = net()
+    return session(p, model, ledger_path=folder / "ledger.jsonl"), model
+
+
+@pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
+def test_resume_in_test_mode_is_bit_for_bit(tmp_path: Path, preconditioner: KFAC | None) -> None:
+    p = plan(1.0, preconditioner=preconditioner)
+    whole = net()
+    with session(p, whole) as s:
+        train(s)
+    s, _ = build(tmp_path, p)
+    with s:
+        train(s, 3)
+        s.save(tmp_path / "checkpoint")
+    s, resumed = build(tmp_path, p)
+    with s:
+        s.restore(tmp_path / "checkpoint")
+        assert s.steps_done == 3
+        train(s)
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+def test_resume_never_continues_the_noise_stream(tmp_path: Path) -> None:
+    """Invariant 9: outside test mode two resumes of one checkpoint draw different noise."""
+    p = PrivacyConfig(expected_batch_size=8, steps=6).with_noise(1.0, 1e-3, N)
+    results = []
+    s, _ = build(tmp_path, p)
+    with s:
+        train(s, 3)
+        s.save(tmp_path / "checkpoint")
+    stored = b"".join(f.read_bytes() for f in (tmp_path / "checkpoint").iterdir())
+    assert b"philox" not in stored.lower()
+    ledger = (tmp_path / "ledger.jsonl").read_bytes()
+    for _ in range(2):
+        (tmp_path / "ledger.jsonl").write_bytes(ledger)
+        s, model = build(tmp_path, p)
+        with s:
+            s.restore(tmp_path / "checkpoint")
+            train(s, 1)
+        results.append(weights(model))
+    assert not torch.allclose(results[0], results[1])
+
+
+def test_releases_after_the_checkpoint_stay_charged(tmp_path: Path) -> None:
+    p = plan(1.0)
+    s, _ = build(tmp_path, p)
+    with s:
+        train(s, 2)
+        s.save(tmp_path / "checkpoint")
+        train(s, 3)
+    s, _ = build(tmp_path, p)
+    with s:
+        s.restore(tmp_path / "checkpoint")
+        assert s.steps_done == 5
+        assert sum(1 for batch in s.batches() if s.step(batch, loss_fn)) == 1
+
+
+def test_checkpoints_that_do_not_belong_are_refused(tmp_path: Path) -> None:
+    p = plan(1.0)
+    s, _ = build(tmp_path, p)
+    with s:
+        train(s, 2)
+        s.save(tmp_path / "checkpoint")
+    (tmp_path / "other").mkdir()
+    s, _ = build(tmp_path / "other", plan(1.5))
+    with s, pytest.raises(CheckpointError, match="belongs to plan"):
+        s.restore(tmp_path / "checkpoint")
+    (tmp_path / "empty").mkdir()
+    s, model = build(tmp_path / "empty", p)
+    before = weights(model)
+    with s, pytest.raises(CheckpointError, match="ledger does not contain the 2 releases"):
+        s.restore(tmp_path / "checkpoint")
+    assert torch.equal(before, weights(model))
+    with pytest.raises(LedgerError, match="plan"):
+        build(tmp_path, plan(1.5))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "manifest.json"])
+def test_damaged_checkpoints_are_refused(tmp_path: Path, file: str) -> None:
+    p = plan(1.0)
+    s, _ = build(tmp_path, p)
+    with s:
+        train(s, 2)
+        s.save(tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint" / file
+    path.write_bytes(path.read_bytes()[:-20])
+    s, model = build(tmp_path, p)
+    before = weights(model)
+    with s, pytest.raises(CheckpointError, match=r"damaged"):
+        s.restore(tmp_path / "checkpoint")
+    assert torch.equal(before, weights(model))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    p = plan(1.0)
+    s, _ = build(tmp_path, p)
+    with s:
+        train(s, 2)
+        s.save(tmp_path / "checkpoint")
+    wide = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).double()
+    with session(p, wide, ledger_path=tmp_path / "ledger.jsonl") as s:
+        with pytest.raises(CheckpointError, match=r"another model: '0.bias' is \(8,\).*\(9,\)"):
+            s.restore(tmp_path / "checkpoint")
+
+
+def test_checkpoints_hold_released_values_only(tmp_path: Path) -> None:
+    """Invariant 17: with enormous noise, nothing in a checkpoint correlates with the private data."""
+    p = plan(1.0, preconditioner=kfac())
+    s, _ = build(tmp_path, p)
+    with s:
+        train(s, 2)
+        s.save(tmp_path / "checkpoint")
+    names = {f.name for f in (tmp_path / "checkpoint").iterdir()}
+    assert names == {"model.safetensors", "optimizer.safetensors", "preconditioner.safetensors", "manifest.json"}
+    meta = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["meta"]
+    assert set(meta) == {"plan", "step", "ledger_count", "ledger_head", "optimizer", "preconditioner_step"}
+
+
+KILLED = """
+import sys, torch
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from tests.test_session import build, plan, loss_fn
+s, model = build(Path({folder!r}), plan(1.0, steps=2000))
+with s:
+    for i, batch in enumerate(s.batches()):
+        s.step(batch, loss_fn)
+        print(i, flush=True)
+"""
+
+
+def test_killed_at_any_moment_the_ledger_never_undercounts(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    code = textwrap.dedent(KILLED).format(paths=[str(root), str(root / "src")], folder=str(tmp_path))
+    seen = 0
+    for wanted in (3, 8):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        for line in process.stdout:
+            seen += 1
+            if int(line) >= wanted:
+                break
+        process.send_signal(signal.SIGKILL)
+        seen += len(process.stdout.read().splitlines())
+        process.wait()
+        process.stdout.close()
+        s, _ = build(tmp_path, plan(1.0, steps=2000))
+        with s:
+            assert s.ledger.count >= seen
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    model = net()
+    with pytest.raises(ValueError, match="does not hold trainable parameter '0.weight'"):
+        Session(plan(), model, torch.optim.SGD(model[2].parameters(), 0.1), data())
+    extra = nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match="not in the model"):
+        Session(plan(), model, torch.optim.SGD([*model.parameters(), extra], 0.1), data())
+
+
+def test_a_dataset_of_another_size_is_refused() -> None:
+    model = net()
+    with pytest.raises(ValueError, match="calibrated for 40 examples but the dataset has 30"):
+        Session(plan(), model, torch.optim.SGD(model.parameters(), 0.1), data(30))
+
+
+def test_a_scalar_loss_is_refused_before_anything_is_charged() -> None:
+    with session(plan(1.0), net()) as s:
+        with pytest.raises(ValueError, match="one loss per example"):
+            s.step(next(s.batches()), lambda m, b: loss_fn(m, b).mean())
+        assert s.ledger.count == 0
+
+
+def test_labels_out_of_range_are_refused_before_anything_is_charged() -> None:
+    model = net()
+    x, y = data()
+    with Session(plan(1.0), model, torch.optim.SGD(model.parameters(), 0.1), (x, y + 3)) as s:
+        with pytest.raises(ValueError, match=r"loss_fn failed.*outside the range"):
+            s.step(next(s.batches()), loss_fn)
+        assert s.ledger.count == 0
+
+
+def test_one_nan_example_does_not_stop_or_steer_a_run() -> None:
+    """Invariant 7 through the loop."""
+    model = net()
+    x, y = data()
+    x[3] = float("nan")
+    with Session(plan(0.0, expected_batch_size=N), model, torch.optim.SGD(model.parameters(), 0.1), (x, y)) as s:
+        train(s)
+    assert bool(torch.isfinite(weights(model)).all())
+
+
+def test_a_replaced_parameter_is_noticed() -> None:
+    """A model adapted or moved after the session was built would train nothing."""
+    model = net()
+    with session(plan(1.0), model) as s:
+        train(s, 1)
+        model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+        with pytest.raises(RuntimeError, match="'0.weight' was replaced"):
+            train(s, 1)
+
+
+def test_a_read_only_place_for_the_ledger_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError, match="cannot"):
+        session(plan(1.0), net(), ledger_path=tmp_path / "file" / "ledger.jsonl")
