@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -40,7 +41,7 @@ class _Anchor(torch.autograd.Function):
 
 @dataclass
 class _Record:
-    """One call of one module, before its output gradients are known."""
+    """One call of one module, before its output gradients are known (or, listening, with those that have arrived)."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -48,6 +49,7 @@ class _Record:
     edges: list[GradientEdge | None]
     outputs: list[tuple[torch.Size, torch.dtype, torch.device]]
     versions: list[tuple[Tensor, int]]
+    arrived: dict[int, list[Tensor]] = field(default_factory=dict)
 
 
 @dataclass
@@ -55,10 +57,19 @@ class Tape:
     """Context manager that records the calls of covered modules and differentiates them once.
 
     Usage: `with tape: losses = loss_fn(model, batch)`, then `tape.backward(losses)`.
+
+    A tape with `on_gradient` listens instead, for a caller who differentiates a loss of their own: the outputs keep the
+    gradients that `loss.backward()` brings them, and `tape.collect(scale)` returns the calls. It refers to nothing of the
+    graph: a forward pass that is never differentiated leaves nothing behind.
+
+    Attributes:
+        model, layers: what is recorded.
+        on_gradient: called with the tape whenever an output receives a gradient.
     """
 
     model: nn.Module
     layers: Sequence[Layer]
+    on_gradient: Callable[[Tape], None] | None = None
     _records: dict[str, list[_Record]] = field(default_factory=dict)
     _handles: list[Any] = field(default_factory=list)
     _frozen: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
@@ -130,20 +141,26 @@ class Tape:
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         anchored = tree_map(self._attach, output)
         leaves = [x for x in tree_flatten(anchored)[0] if isinstance(x, Tensor)]
+        listening = self.on_gradient is not None
         record = _Record(
             module=module,
             args=tree_map(_detached, args),
             kwargs=tree_map(_detached, kwargs),
-            edges=[get_gradient_edge(x) if x.is_floating_point() else None for x in leaves],
+            edges=[] if listening else [get_gradient_edge(x) if x.is_floating_point() else None for x in leaves],
             outputs=[(x.shape, x.dtype, x.device) for x in leaves],
-            versions=[(x, x._version) for x in inputs],
+            versions=[(x.detach(), x._version) for x in inputs],
         )
+        for i, x in enumerate(leaves):
+            if listening and x.is_floating_point():
+                x.register_hook(partial(self._arrive, record, i))
         self._records.setdefault(layer.name, []).append(record)
         return anchored
 
     def _attach(self, x: Any) -> Any:  # noqa: ANN401
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.requires_grad:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
+        if x.requires_grad:  # a parameter that is itself an output must not keep a hook
+            return x.view_as(x) if x.is_leaf and self.on_gradient is not None else x
         return _Anchor.apply(x.clone() if x._is_view() else x, self._anchor)
 
     def backward(self, losses: Tensor) -> dict[str, list[Call]]:
@@ -159,14 +176,7 @@ class Tape:
             ValueError: losses of the wrong shape or without a path to any layer; an input overwritten in place.
         """
         check_losses(losses)
-        records, self._records = self._records, {}
-        flat = [(name, record) for name, calls in records.items() for record in calls]
-        for name, record in flat:
-            if any(x._version != version for x, version in record.versions):
-                raise ValueError(
-                    f"the input of layer '{name}' was changed in place after the layer had read it; "
-                    "use the out-of-place form of that operation (for example x = x + y instead of x += y)"
-                )
+        flat = self._take()
         edges = [edge for _, record in flat for edge in record.edges if edge is not None]
         if not edges or losses.grad_fn is None:
             raise ValueError("the losses do not depend on any trainable layer of the model that the session was given")
@@ -176,6 +186,51 @@ class Tape:
             outputs = [
                 None if edge is None else _or_zeros(next(gradients), *spec)
                 for edge, spec in zip(record.edges, record.outputs, strict=True)
+            ]
+            calls.setdefault(name, []).append(Call(record.module, record.args, record.kwargs, outputs))
+        return calls
+
+    def _take(self) -> list[tuple[str, _Record]]:
+        """The records, which are used up; raise if an input is not what the layer has read."""
+        records, self._records = self._records, {}
+        flat = [(name, record) for name, calls in records.items() for record in calls]
+        for name, record in flat:
+            if any(x._version != version for x, version in record.versions):
+                raise ValueError(
+                    f"the input of layer '{name}' was changed in place after the layer had read it; "
+                    "use the out-of-place form of that operation (for example x = x + y instead of x += y)"
+                )
+        return flat
+
+    def _arrive(self, record: _Record, i: int, gradient: Tensor) -> None:
+        record.arrived.setdefault(i, []).append(gradient.detach())
+        if self.on_gradient is not None:
+            self.on_gradient(self)
+
+    def collect(self, scale: float = 1.0) -> dict[str, list[Call]]:
+        """What a listening tape has heard of the caller's own backward pass.
+
+        Args:
+            scale: factor that turns the caller's loss into the sum of per-example losses: N for a mean over N examples.
+
+        Returns:
+            As `backward`; zeros at outputs that the loss does not depend on.
+
+        Raises:
+            ValueError: an output was differentiated twice; an input overwritten in place.
+        """
+        calls: dict[str, list[Call]] = {}
+        for name, record in self._take():
+            if any(len(gradients) > 1 for gradients in record.arrived.values()):
+                raise ValueError(
+                    "one forward pass was differentiated twice; add the losses and call backward() once (a penalty on "
+                    "gradients has no per-example form here)"
+                )
+            outputs = [
+                _or_zeros(record.arrived[i][0] * scale if i in record.arrived else None, *spec)
+                if spec[1].is_floating_point
+                else None
+                for i, spec in enumerate(record.outputs)
             ]
             calls.setdefault(name, []).append(Call(record.module, record.args, record.kwargs, outputs))
         return calls

@@ -1,0 +1,51 @@
+# `make demo` and `make test` need python3 (3.10 to 3.13), pip and make; the first call makes .venv and installs into it.
+
+SHELL  := /bin/bash
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+TORCH  := $(shell sed -n 's/^\(torch==.*\)$$/\1/p' constraints.txt)
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+# Test processes side by side, each with one numerical thread.
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint bench results clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+install: $(STAMP) ## make .venv and install the package with its tools (once)
+
+demo: $(STAMP) ## train with and without the preconditioner on real digits
+	$(BIN)/dpkfc demo
+
+test: lint ## lint, types, tests and doctests
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+lint: $(STAMP) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(STAMP) ## time a step against plain SGD and Opacus, then refresh the tables
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/tables.py
+
+results: $(STAMP) ## refresh the tables in README.md and docs/results.md from benchmarks/results
+	$(BIN)/python benchmarks/tables.py
+
+clean: ## remove .venv, caches and build leftovers (never runs/)
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Some systems ship python3 without ensurepip: then pip is put into the new environment by the pip that is there.
+# torch goes first and alone, in exactly this spelling, so that nothing else can choose another build of it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v < (3, 14) else \
+	    f"dpkfc needs Python 3.10 to 3.13, $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || \
+	    { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
+	$(PIP) install "$(TORCH)"
+	$(PIP) install -c constraints.txt -e ".[dev,demo]"
+	@touch $@

@@ -1,0 +1,115 @@
+"""What a benchmark needs besides its subject: the machine, medians, memory watermarks, tables."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def hardware(threads: int) -> dict[str, Any]:
+    """The machine a measurement was made on."""
+    import numpy
+    import torch
+
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "memory_gib": _memory_gib(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "numpy": numpy.__version__,
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def load_average() -> float | None:
+    """Mean number of running processes of the last minute; above the threads of the benchmark the machine is shared."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def summary(seconds: Sequence[float]) -> dict[str, Any]:
+    """Median, quartiles, smallest and number of timings, in milliseconds."""
+    ms = sorted(1e3 * s for s in seconds)
+    low, _, high = statistics.quantiles(ms, n=4) if len(ms) > 1 else (ms[0], ms[0], ms[0])
+    values = {"median_ms": statistics.median(ms), "quartile_low_ms": low, "quartile_high_ms": high, "min_ms": ms[0]}
+    return {name: round(value, 3) for name, value in values.items()} | {"steps": len(ms)}
+
+
+class MemoryWatch:
+    """Resident memory of this process above what it was when the watch began, in MiB.
+
+    On Linux the kernel keeps the high-water mark and lets a process reset its own; elsewhere the mark of the whole
+    process is used, which can only be too high.
+    """
+
+    def __init__(self) -> None:
+        import psutil
+
+        self.start = psutil.Process().memory_info().rss
+        self.resets = self.reset()
+
+    def reset(self) -> bool:
+        """Forget the peak so far; False where the system cannot."""
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return False
+        return True
+
+    def peak(self) -> float:
+        """Highest resident memory since the last reset, above the start."""
+        status = Path("/proc/self/status")
+        if self.resets and (found := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
+            peak = int(found.group(1)) * 1024
+        else:
+            import resource
+
+            unit = 1 if platform.system() == "Darwin" else 1024
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return round((peak - self.start) / 2**20, 1)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are right-aligned."""
+    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")

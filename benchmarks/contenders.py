@@ -1,0 +1,225 @@
+"""The contenders of the speed benchmark: each takes one whole training step, from drawing a batch to the updated model."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import Case
+
+warnings.filterwarnings("ignore", "Full backward hook is firing")  # Opacus, on every first layer
+
+LR, CLIP, NOISE, DELTA, EVERY = 1e-3, 1.0, 1.0, 1e-6, 50
+STEPS = 1_000_000  # the plan is never exhausted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all contenders of one model share."""
+
+    case: Case
+    model: nn.Module
+    data: tuple[Tensor, Tensor]
+    folder: Path
+
+    @property
+    def size(self) -> int:
+        return len(self.data[1])
+
+    def fresh(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """A copy of the model at the same weights and plain SGD over it."""
+        model = copy.deepcopy(self.model).train()
+        return model, torch.optim.SGD(model.parameters(), LR)
+
+    def draw(self, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Exactly B distinct examples, drawn and gathered as the session's fixed-size sampler does."""
+        chosen = np.sort(generator.choice(self.size, size=self.case.batch_size, replace=False, shuffle=False))
+        rows = torch.from_numpy(chosen)
+        return self.data[0][rows], self.data[1][rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One step, and what a reader should know; `refresh` rebuilds the preconditioner, `built_at` names the last time."""
+
+    step: Callable[[], None]
+    note: str = ""
+    refresh: Callable[[], Any] | None = None
+    built_at: Callable[[], Any] = lambda: None
+    close: Callable[[], None] = lambda: None
+
+
+def plain(setting: Setting) -> Contender:
+    """Plain SGD on the mean loss."""
+    model, optimizer = setting.fresh()
+    generator = np.random.default_rng()
+
+    def step() -> None:
+        x, y = setting.draw(generator)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Contender(step=step)
+
+
+def _session(setting: Setting, name: str, preconditioner: Any) -> Contender:
+    from dpkfc.config import PrivacyConfig
+    from dpkfc.gradients.tape import capture
+    from dpkfc.session import Session
+
+    model, optimizer = setting.fresh()
+    config = PrivacyConfig(
+        expected_batch_size=setting.case.batch_size, steps=STEPS, max_grad_norm=CLIP, sampler="fixed",
+        preconditioner=preconditioner,
+    )  # fmt: skip
+    plan = config.with_noise(NOISE, DELTA, setting.size)
+    session = Session(plan, model, optimizer, setting.data, ledger_path=setting.folder / f"{name}.jsonl")
+    batches = session.batches()
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    def step() -> None:
+        session.step(next(batches), loss_fn)
+
+    def refresh() -> Any:
+        rules = {layer.name: layer.rule for layer in session.layers}
+        return preconditioner.build(model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules)
+
+    return Contender(
+        step=step,
+        refresh=None if preconditioner is None else refresh,
+        built_at=lambda: session.preconditioner and session.preconditioner.step,
+        close=session.close,
+    )
+
+
+def dp_sgd(setting: Setting) -> Contender:
+    """This project's DP-SGD, ledger on disk."""
+    return _session(setting, "dp_sgd", None)
+
+
+def _kfac(setting: Setting) -> Any:
+    """K-FAC at its defaults on the model's probe."""
+    from dpkfc.curvature import KFAC
+
+    return KFAC(probe=setting.case.probe(), probe_size=setting.case.probe_size, every=EVERY)
+
+
+def dp_kfc(setting: Setting) -> Contender:
+    """This project's DP-KFC, ledger on disk."""
+    return _session(setting, "dp_kfc", _kfac(setting))
+
+
+def _opacus(setting: Setting, mode: str) -> tuple[nn.Module, Any, Any]:
+    """(model, optimizer, criterion) from Opacus' engine; batches are drawn by `Setting.draw` for all contenders alike."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from opacus import PrivacyEngine
+        from torch.utils.data import DataLoader, TensorDataset
+
+        model, optimizer = setting.fresh()
+        loader = DataLoader(TensorDataset(*setting.data), batch_size=setting.case.batch_size, drop_last=True)
+        criterion = nn.CrossEntropyLoss()
+        made = PrivacyEngine(accountant="rdp").make_private(
+            module=model, optimizer=optimizer, data_loader=loader, criterion=criterion, noise_multiplier=NOISE,
+            max_grad_norm=CLIP, poisson_sampling=False, grad_sample_mode=mode,
+        )  # fmt: skip
+    made[1].expected_batch_size = setting.case.batch_size
+    return made[0], made[1], made[2] if mode == "ghost" else criterion
+
+
+def opacus_hooks(setting: Setting) -> Contender:
+    """Opacus DP-SGD on materialised per-example gradients (grad_sample_mode="hooks")."""
+    model, optimizer, criterion = _opacus(setting, "hooks")
+    return Contender(step=_opacus_step(setting, model, optimizer, criterion))
+
+
+def opacus_ghost(setting: Setting) -> Contender:
+    """Opacus DP-SGD with ghost clipping: norms first, then a second backward pass."""
+    model, optimizer, criterion = _opacus(setting, "ghost")
+    owners = [m for m in model._module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+    formed = sorted({type(m).__name__ for m in owners if type(m) not in model.NORM_SAMPLERS})
+    note = f"fast gradient clipping (one layer's per-example gradients at a time) for {', '.join(formed)}" if formed else ""
+    return Contender(step=_opacus_step(setting, model, optimizer, criterion), note=note)
+
+
+def _opacus_step(
+    setting: Setting, model: nn.Module, optimizer: Any, criterion: Any, between: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
+    generator = np.random.default_rng()
+
+    def step() -> None:
+        x, y = setting.draw(generator)
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        between()
+        optimizer.step()
+
+    return step
+
+
+def materialised(setting: Setting) -> Contender:
+    """DP-KFC as it is usually written: Opacus' per-example gradients, each multiplied by both roots before the clip."""
+    from dpkfc.gradients.layers import find_layers
+    from dpkfc.gradients.tape import capture
+
+    layers = find_layers(setting.model)
+    built = _kfac(setting).build(setting.model, lambda m, loss: capture(m, layers, loss), 0)
+    model, optimizer, criterion = _opacus(setting, "hooks")
+    modules = dict(model._module.named_modules())
+    roots = {}
+    for layer in layers:
+        if layer.rule in ("linear", "conv") and layer.name in built.metric:
+            entry = built.metric[layer.name]
+            d_out, d_in = layer.tensor("weight").flatten(1).shape
+            d_in += "bias" in layer.parameters
+            roots[layer.name] = entry.output.apply(torch.eye(d_out)), entry.input.apply(torch.eye(d_in))
+
+    def whiten() -> None:
+        for name, (u_out, u_in) in roots.items():
+            module = modules[name]
+            g = module.weight.grad_sample.flatten(2)
+            if module.bias is not None:
+                g = torch.cat([g, module.bias.grad_sample.unsqueeze(-1)], -1)
+            g = torch.einsum("ij,njk->nik", u_out, g)
+            g = torch.einsum("nik,kl->nil", g, u_in)
+            if module.bias is not None:
+                module.bias.grad_sample = g[..., -1].contiguous()
+                g = g[..., :-1]
+            module.weight.grad_sample = g.reshape(module.weight.grad_sample.shape)
+
+    return Contender(step=_opacus_step(setting, model, optimizer, criterion, whiten), note="linear and conv layers only")
+
+
+CONTENDERS: dict[str, tuple[str, Callable[[Setting], Contender]]] = {
+    "plain": ("plain SGD", plain),
+    "dp_sgd": ("DP-SGD", dp_sgd),
+    "dp_kfc": ("DP-KFC", dp_kfc),
+    "opacus_hooks": ("Opacus hooks", opacus_hooks),
+    "opacus_ghost": ("Opacus ghost", opacus_ghost),
+    "materialised": ("K-FAC on materialised gradients", materialised),
+}
+
+
+def setting_for(case: Case, folder: Path) -> Setting:
+    torch.manual_seed(0)
+    size = max(1024, 4 * case.batch_size)
+    return Setting(case=case, model=case.build(), data=case.data(size), folder=folder)
+
+
+def timed(function: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started

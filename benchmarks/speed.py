@@ -1,0 +1,310 @@
+"""Time and memory of one whole training step, this project beside plain SGD and Opacus. How: docs/speed.md.
+
+    python benchmarks/speed.py                     # all models, results/speed.json (about a quarter of an hour)
+    python benchmarks/speed.py --only mlp          # one model; the others keep their last results
+    python benchmarks/speed.py --table             # the Markdown tables of what has been measured
+    python benchmarks/speed.py --smoke             # tiny models, to see that it works; prints, writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, MemoryWatch, hardware, load_average, markdown, now, read_json, summary, write_json
+
+OUTPUT = RESULTS / "speed.json"
+ENCODERS, EVERY = ("encoder-256", "encoder-512"), 50
+
+# name: (numerator, denominator, {model: target})
+TIME_RATIOS: dict[str, tuple[str, str, dict[str, float]]] = {
+    "dp_kfc / opacus_hooks": ("dp_kfc", "opacus_hooks", {"mnist-cnn": 0.5, "encoder-256": 0.8, "encoder-512": 1.1}),
+    "dp_kfc / dp_sgd": ("dp_kfc", "dp_sgd", {"mnist-cnn": 1.1, "mlp": 1.1, **dict.fromkeys(ENCODERS, 1.6)}),
+    "dp_sgd / plain": ("dp_sgd", "plain", {"mnist-cnn": 1.6, **dict.fromkeys(ENCODERS, 1.3)}),
+    "dp_kfc / plain": ("dp_kfc", "plain", {}),
+    "dp_sgd / opacus_hooks": ("dp_sgd", "opacus_hooks", {}),
+    "dp_sgd / opacus_ghost": ("dp_sgd", "opacus_ghost", {}),
+    "dp_kfc / materialised": ("dp_kfc", "materialised", {}),
+}
+# name: (numerator, denominator, target for every model)
+MEMORY_RATIOS: dict[str, tuple[str, str, float | None]] = {
+    "dp_kfc / plain": ("dp_kfc", "plain", 1.5),
+    "dp_kfc / opacus_hooks": ("dp_kfc", "opacus_hooks", 0.5),
+    "dp_sgd / plain": ("dp_sgd", "plain", 1.5),
+    "dp_sgd / opacus_hooks": ("dp_sgd", "opacus_hooks", 0.5),
+}
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int) -> dict[str, Any]:
+    """Every contender takes one step a round, in an order that is shuffled anew each round."""
+    from contenders import CONTENDERS, setting_for, timed
+
+    entries: dict[str, Any] = {}
+    live: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        setting = setting_for(case, Path(folder))
+        for name in names:
+            try:
+                live[name] = CONTENDERS[name][1](setting)
+                live[name].step()
+            except Exception as error:  # a peer that refuses a model is a result, not a failure of the benchmark
+                if name in ("plain", "dp_sgd", "dp_kfc"):
+                    raise
+                live.pop(name, None)
+                entries[name] = {"not_available": f"{type(error).__name__}: {str(error)[:300]}"}
+        gc.collect()
+        gc.freeze()
+        seconds: dict[str, list[float]] = {name: [] for name in live}
+        order = random.Random(0)
+        for number in range(warmup + rounds):
+            for name in order.sample(list(live), len(live)):
+                built = live[name].built_at()
+                taken = timed(live[name].step)
+                if number >= warmup and live[name].built_at() == built:  # a step that refreshed is not a plain step
+                    seconds[name].append(taken)
+            gc.collect()
+        refreshes = {n: [timed(c.refresh) for _ in range(3)] for n, c in live.items() if c.refresh is not None}
+        for contender in live.values():
+            contender.close()
+        gc.unfreeze()
+    for name, contender in live.items():
+        entries[name] = {**summary(seconds[name]), **({"note": contender.note} if contender.note else {})}
+        if name in refreshes:
+            refresh = 1e3 * statistics.median(refreshes[name])
+            entries[name]["refresh_ms"] = round(refresh, 1)
+            entries[name]["amortised_ms"] = round(entries[name]["median_ms"] + refresh / EVERY, 3)
+    paired = _paired(seconds)
+    return {"contenders": {name: entries[name] for name in names}, "paired": paired}
+
+
+def _paired(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Median over rounds of the ratio within one round: what a slow drift of the machine cannot move."""
+    found = {}
+    for name, (top, bottom, _) in TIME_RATIOS.items():
+        if seconds.get(top) and seconds.get(bottom) and len(seconds[top]) == len(seconds[bottom]):
+            pairs = zip(seconds[top], seconds[bottom], strict=True)
+            found[name] = round(statistics.median(a / b for a, b in pairs), 3)
+    return found
+
+
+def measure_memory(case_name: str, names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Each contender alone in a process of its own, one after another."""
+    found = {}
+    for name in names:
+        command = [sys.executable, __file__, "--memory-of", name, "--only", case_name, "--threads", str(arguments.threads)]
+        command += ["--ffn-ratio", str(arguments.ffn_ratio)] + ["--smoke"] * arguments.smoke
+        # Freed blocks go back to the system at once, for all alike, so that resident memory is live memory.
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            found[name] = json.loads(done.stdout.splitlines()[-1])
+        else:
+            found[name] = {"not_available": (done.stderr.strip().splitlines() or ["no message"])[-1][:300]}
+    return found
+
+
+def memory_of(name: str, case: Any, steps: int = 4) -> dict[str, Any]:
+    """Peak of the first step (with the first refresh, where there is one) and of the steps after it."""
+    import torch
+    from contenders import CONTENDERS, setting_for
+
+    with tempfile.TemporaryDirectory() as folder:
+        contender = CONTENDERS[name][1](setting_for(case, Path(folder)))
+        _wake_libraries()
+        gc.collect()
+        watch = MemoryWatch()
+        contender.step()
+        first = watch.peak()
+        gc.collect()
+        watch.reset()
+        for _ in range(steps):
+            contender.step()
+        later = watch.peak()
+        contender.close()
+    return {"first_step_mib": first, "extra_mib": later, "threads": torch.get_num_threads()}
+
+
+def _wake_libraries() -> None:
+    """Kernels and thread pools load before the watch begins."""
+    import torch
+
+    x = torch.randn(256, 256, requires_grad=True)
+    image = torch.randn(2, 4, 8, 8, requires_grad=True)
+    (x @ x).sum().backward()
+    torch.nn.functional.conv2d(image, torch.randn(4, 4, 3, 3, requires_grad=True)).sum().backward()
+    torch.bmm(x.detach().view(4, 64, 256), x.detach().view(4, 256, 64))
+
+
+# -- ratios and tables -------------------------------------------------------------------------------------------------
+
+
+def _judged(value: float, target: float | None) -> dict[str, Any]:
+    return {"ratio": round(value, 3), "target": target, "met": None if target is None else value <= target}
+
+
+def ratios(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The ratios of a model beside their targets."""
+    times, memory = entry["contenders"], entry.get("memory", {})
+    found: dict[str, Any] = {"time": {}, "memory": {}}
+    for ratio, (top, bottom, targets) in TIME_RATIOS.items():
+        if all("median_ms" in times.get(c, {}) for c in (top, bottom)):
+            base, target = times[bottom]["median_ms"], targets.get(name)
+            found["time"][ratio] = _judged(times[top]["median_ms"] / base, target)
+            if ratio in entry.get("paired", {}):
+                found["time"][ratio]["paired"] = entry["paired"][ratio]
+            if "amortised_ms" in times[top]:
+                amortised = _judged(times[top]["amortised_ms"] / base, target)
+                found["time"][ratio] |= {"amortised": amortised["ratio"], "amortised_met": amortised["met"]}
+    for ratio, (top, bottom, limit) in MEMORY_RATIOS.items():
+        if all("extra_mib" in memory.get(c, {}) for c in (top, bottom)):
+            base = max(memory[bottom]["extra_mib"], 0.1)
+            with_refresh = max(memory[top]["first_step_mib"], memory[top]["extra_mib"]) / base
+            limit = None if name.startswith("smoke-") else limit
+            found["memory"][ratio] = _judged(memory[top]["extra_mib"] / base, limit)
+            found["memory"][ratio]["with_refresh"] = round(with_refresh, 3)
+    return found
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The Markdown tables of a results file."""
+    from contenders import CONTENDERS
+
+    models = results["models"]
+    head = ["model (batch)", *(label for label, _ in CONTENDERS.values())]
+    speed, space = [], []
+    for entry in models.values():
+        label = f"{entry['title']} ({entry['batch_size']})"
+        times, memory = entry["contenders"], entry.get("memory", {})
+        speed.append([label, *(_milliseconds(times.get(name, {})) for name in CONTENDERS)])
+        space.append([label, *(_mebibytes(memory.get(name, {})) for name in CONTENDERS)])
+    parts = ["Milliseconds a step (median; + a refresh of the preconditioner)", markdown(head, speed)]
+    if any(entry.get("memory") for entry in models.values()):
+        parts += ["Peak memory above the start, MiB (steps; + with a refresh)", markdown(head, space)]
+    kinds = {"time": TIME_RATIOS, "memory": MEMORY_RATIOS}
+    for kind, names in kinds.items():
+        rows = [
+            [ratio, *(_ratio(entry["ratios"][kind].get(ratio)) for entry in models.values())]
+            for ratio in names
+            if any(ratio in entry["ratios"][kind] for entry in models.values())
+        ]
+        if rows:
+            heading = f"Ratios of {kind} (target){f'; amortised over {EVERY} steps a refresh' * (kind == 'time')}"
+            parts += [heading, markdown(["ratio", *(entry["title"] for entry in models.values())], rows)]
+    return "\n\n".join(parts)
+
+
+def _milliseconds(entry: Mapping[str, Any]) -> str:
+    if "median_ms" not in entry:
+        return "n/a" if entry else "–"
+    refresh = f" + {entry['refresh_ms']:,.0f}" if "refresh_ms" in entry else ""
+    return f"{entry['median_ms']:,.1f}{refresh}"
+
+
+def _mebibytes(entry: Mapping[str, Any]) -> str:
+    if "extra_mib" not in entry:
+        return "n/a" if entry else "–"
+    more = entry["first_step_mib"] > 1.05 * entry["extra_mib"] + 1
+    return f"{entry['extra_mib']:,.0f}" + (f" + {entry['first_step_mib'] - entry['extra_mib']:,.0f}" if more else "")
+
+
+def _ratio(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return "–"
+    target = "" if entry["target"] is None else f" (≤ {entry['target']:g} {'✓' if entry['met'] else '✗'})"
+    return f"{entry['ratio']:.2f}{target}" + (f"; {entry['amortised']:.2f}" if "amortised" in entry else "")
+
+
+# -- command line ------------------------------------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="MODEL", help="a model; may be given several times")
+    parser.add_argument("--contenders", nargs="+", metavar="NAME", help="contenders to run (default: all)")
+    parser.add_argument("--rounds", type=int, help="timed rounds (default: 15)")
+    parser.add_argument("--warmup", type=int, help="rounds before timing begins (default: 3)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--ffn-ratio", type=int, default=4, help="width of the encoders' feed-forward layers over d")
+    parser.add_argument("--no-memory", action="store_true", help="time only")
+    parser.add_argument("--smoke", action="store_true", help="tiny models and few rounds; prints, writes only to --output")
+    parser.add_argument("--table", action="store_true", help="print the tables of the results and measure nothing")
+    parser.add_argument("--output", type=Path, help=f"results file (default: {OUTPUT.name} in benchmarks/results)")
+    parser.add_argument("--memory-of", metavar="NAME", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    arguments.rounds = arguments.rounds or (2 if arguments.smoke else 15)
+    arguments.warmup = arguments.warmup if arguments.warmup is not None else (0 if arguments.smoke else 3)
+    if arguments.threads < 1 or arguments.rounds < 1:
+        parser.error("--threads and --rounds must be at least 1")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(argv)
+    path = arguments.output or OUTPUT
+    if arguments.table:
+        results = read_json(path)
+        print(table(results) if results else f"nothing measured yet: {path.name} does not exist")
+        return 0
+    import torch
+    from contenders import CONTENDERS
+    from models import cases
+
+    torch.set_num_threads(arguments.threads)
+    known = cases(smoke=arguments.smoke, ffn_ratio=arguments.ffn_ratio)
+    chosen, names = arguments.only or list(known), arguments.contenders or list(CONTENDERS)
+    for wanted, there in ((chosen, known), (names, CONTENDERS)):
+        if unknown := [x for x in wanted if x not in there]:
+            print(f"unknown: {', '.join(unknown)}; choose from {', '.join(there)}", file=sys.stderr)
+            return 2
+    if arguments.memory_of:
+        print(json.dumps(memory_of(arguments.memory_of, known[chosen[0]])))
+        return 0
+    writes = not arguments.smoke or arguments.output is not None
+    results: dict[str, Any] = {"models": {}} | (read_json(path) if writes else {})
+    for name in chosen:
+        results["models"][name] = measured(known[name], names, arguments)
+        results = {"date": now(), "hardware": hardware(arguments.threads), "models": results["models"]}
+        if writes:
+            write_json(path, results)
+    print(table({"models": {name: results["models"][name] for name in chosen}}))
+    return 0
+
+
+def measured(case: Any, names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything about one model, with the machine and its load in it."""
+    from contenders import CLIP, NOISE
+
+    print(f"{case.name}: {case.title}, batch {case.batch_size}", file=sys.stderr, flush=True)
+    entry: dict[str, Any] = {
+        "title": case.title,
+        "batch_size": case.batch_size,
+        "parameters": sum(p.numel() for p in case.build().parameters()),
+        "date": now(),
+        "hardware": hardware(arguments.threads),
+        "load_before": load_average(),
+        "setting": {"sampler": "fixed", "optimizer": "SGD", "max_grad_norm": CLIP, "noise_multiplier": NOISE, "every": EVERY},
+        **measure_times(case, names, arguments.warmup, arguments.rounds),
+        "load_after": load_average(),
+    }
+    if not arguments.no_memory:
+        alive = [n for n in names if "median_ms" in entry["contenders"][n]]
+        alive = [n for n in alive if n in ("plain", "dp_kfc")] if arguments.smoke else alive
+        entry["memory"] = measure_memory(case.name, alive, arguments)
+    return {**entry, "ratios": ratios(case.name, entry)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

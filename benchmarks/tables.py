@@ -1,0 +1,112 @@
+"""Write the measured tables into the documents, between their markers, from benchmarks/results/*.json.
+
+    python benchmarks/tables.py            # README.md and docs/*.md
+    python benchmarks/tables.py --check    # change nothing; fail if a table is not what the results say
+
+A marker is `<!-- table: NAME -->` and ends at `<!-- end of table -->`; what stands between is never edited by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from common import RESULTS, markdown, read_json
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+SUMMARY = {"plain": "plain SGD", "opacus_hooks": "Opacus hooks", "dp_sgd": "DP-SGD here", "dp_kfc": "DP-KFC here"}
+
+
+def documents() -> list[Path]:
+    return [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if path.exists()]
+
+
+def missing(command: str) -> str:
+    return f"*Not measured in this checkout yet; `{command}` writes it.*"
+
+
+def speed_summary() -> str:
+    """Milliseconds and extra memory of the four contenders a reader asks for first, and where that was measured."""
+    results = read_json(RESULTS / "speed.json")
+    if not results:
+        return missing("make bench")
+    rows = []
+    for entry in results["models"].values():
+        times, memory = entry["contenders"], entry.get("memory", {})
+        cells = [_cell(times.get(name, {}), memory.get(name, {})) for name in SUMMARY]
+        rows.append([f"{entry['title']} (batch {entry['batch_size']})", *cells, _times(times, "opacus_hooks")])
+    head = ["milliseconds a step / extra MiB", *SUMMARY.values(), "DP-KFC ÷ Opacus hooks"]
+    return markdown(head, rows) + "\n\n" + machine(results)
+
+
+def _cell(times: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
+    if "median_ms" not in times:
+        return "n/a" if times else "–"
+    space = f" / {memory['extra_mib']:,.0f}" if "extra_mib" in memory else ""
+    return f"{times['median_ms']:,.1f}{space}"
+
+
+def _times(times: Mapping[str, Any], base: str) -> str:
+    if not all("median_ms" in times.get(name, {}) for name in ("dp_kfc", base)):
+        return "–"
+    return f"{times['dp_kfc']['median_ms'] / times[base]['median_ms']:.2f}×"
+
+
+def machine(results: Mapping[str, Any]) -> str:
+    """One line: processor, threads, torch, date."""
+    found = results.get("hardware", {})
+    threads = found.get("threads", found.get("threads_a_run"))
+    date = f", {results['date'][:10]}" if "date" in results else ""
+    return f"*{found.get('cpu', 'unknown processor')}, {threads} threads, torch {found.get('torch', '?')}{date}.*"
+
+
+def speed() -> str:
+    import speed as benchmark
+
+    results = read_json(RESULTS / "speed.json")
+    return benchmark.table(results) + "\n\n" + machine(results) if results else missing("make bench")
+
+
+def accuracy() -> str:
+    import accuracy as study
+
+    results = read_json(RESULTS / "accuracy.json")
+    return study.table() + "\n\n" + machine(results) if results else missing("python benchmarks/accuracy.py")
+
+
+TABLES: dict[str, Callable[[], str]] = {"speed-summary": speed_summary, "speed": speed, "accuracy": accuracy}
+
+
+def filled(text: str) -> str:
+    """The text with every marked table written anew.
+
+    Raises:
+        KeyError: a marker names a table that does not exist.
+    """
+    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="fail if a document is out of date; write nothing")
+    arguments = parser.parse_args()
+    stale = []
+    for path in documents():
+        text = path.read_text("utf-8")
+        if (new := filled(text)) != text:
+            stale.append(path)
+            if not arguments.check:
+                path.write_text(new, "utf-8")
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'out of date, run make results' if arguments.check else 'updated'}")
+    return int(arguments.check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""The settings of a private run, checked when they are made, and the one place where they become a plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle
+from dpkfc.gradients.clipping import contribution_bound
+from dpkfc.plan import Plan
+from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
+from dpkfc.privacy.events import ACCOUNTANTS
+
+__all__ = ["Preconditioner", "PrivacyConfig"]
+
+SAMPLERS = ("poisson", "fixed", "shuffle")
+
+
+@runtime_checkable
+class Preconditioner(Protocol):
+    """What a plan needs to know of a preconditioner: its public description."""
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values that say all that decides its result."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyConfig:
+    """Settings of a private run.
+
+    Attributes:
+        expected_batch_size: B, the mean (or fixed) size of a logical batch and the divisor of every noisy sum.
+        epochs: passes over the dataset, in expectation; exactly one of `epochs` and `steps` is given.
+        steps: number of releases.
+        max_grad_norm: C, in the coordinates of the preconditioner.
+        clipping: "flat", "normalised" or "automatic".
+        automatic_gamma: γ of automatic clipping.
+        sampler: "poisson", "fixed" (without replacement, drawn anew at every step) or "shuffle" (uncertified).
+        uncertified: must be True for "shuffle", whose ε is no guarantee.
+        accountant: "pld" or "rdp"; None takes PLD, or RDP for "fixed", which PLD cannot treat.
+        preconditioner: a preconditioner such as `curvature.KFAC`, or None for plain DP-SGD.
+        max_physical_batch_size: largest micro-batch; changes memory and speed, never a result.
+        test_mode_seed: makes noise and sampling repeatable; such a run is NOT PRIVATE and its card says so.
+
+    Raises:
+        ValueError: a value outside its range, or settings that do not go together.
+    """
+
+    expected_batch_size: int
+    epochs: float | None = None
+    steps: int | None = None
+    max_grad_norm: float = 1.0
+    clipping: str = "flat"
+    automatic_gamma: float = 0.01
+    sampler: str = "poisson"
+    uncertified: bool = False
+    accountant: str | None = None
+    preconditioner: Preconditioner | None = None
+    max_physical_batch_size: int | None = None
+    test_mode_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_integer("expected_batch_size", self.expected_batch_size, 1)
+        _check_integer("steps", self.steps, 1)
+        _check_integer("max_physical_batch_size", self.max_physical_batch_size, 1)
+        _check_integer("test_mode_seed", self.test_mode_seed, 0)
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(f"give exactly one of epochs and steps, got epochs={self.epochs} and steps={self.steps}")
+        if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
+            raise ValueError(f"epochs must be positive and finite, got {self.epochs}")
+        contribution_bound(self.clipping, self.max_grad_norm)
+        if not (self.automatic_gamma > 0 and math.isfinite(self.automatic_gamma)):
+            raise ValueError(f"automatic_gamma must be positive and finite, got {self.automatic_gamma}")
+        self._check_sampler()
+        if self.preconditioner is not None and not isinstance(self.preconditioner, Preconditioner):
+            raise ValueError(
+                f"preconditioner must have a describe() method, got {type(self.preconditioner).__name__}; "
+                "use for example curvature.KFAC(probe=...)"
+            )
+
+    def _check_sampler(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise ValueError(f"unknown sampler {self.sampler!r}; choose one of {', '.join(SAMPLERS)}")
+        if self.sampler == "shuffle" and not self.uncertified:
+            raise ValueError(
+                "sampler='shuffle' has no certified guarantee; use 'poisson' or 'fixed', or set uncertified=True "
+                "to run it anyway with that stamped on the privacy card"
+            )
+        if self.accountant is not None and self.accountant not in ACCOUNTANTS:
+            raise ValueError(f"unknown accountant {self.accountant!r}; choose one of {', '.join(ACCOUNTANTS)}")
+        if self.sampler == "fixed" and self.accountant == "pld":
+            raise ValueError("PLD cannot account for sampler='fixed'; use accountant='rdp' or leave it out")
+
+    @property
+    def resolved_accountant(self) -> str:
+        """The accountant in force."""
+        return self.accountant or ("rdp" if self.sampler == "fixed" else "pld")
+
+    def calibrate(self, epsilon: float, delta: float, dataset_size: int) -> Plan:
+        """The plan with the least noise whose ε is at most the target.
+
+        Args:
+            epsilon: target ε > 0 of the whole run.
+            delta: target δ; a warning where it is not below 1 / N.
+            dataset_size: number of examples N, taken as public.
+
+        Raises:
+            ValueError: an impossible or unreachable target, or a batch larger than the dataset.
+        """
+        sampler = self._sampler(dataset_size)
+        steps = self._steps(dataset_size)
+        check_target(epsilon, delta, dataset_size)
+        noise_multiplier = calibrate_noise_multiplier(
+            epsilon,
+            delta,
+            sampler.event,
+            steps,
+            self.resolved_accountant,
+            relation=sampler.neighbouring_relation,
+        )
+        return self._plan(sampler, steps, noise_multiplier, delta, epsilon)
+
+    def with_noise(self, noise_multiplier: float, delta: float, dataset_size: int) -> Plan:
+        """The plan with a given noise multiplier; 0 means no noise, no privacy and an infinite ε.
+
+        Args:
+            noise_multiplier: standard deviation of the noise over the sensitivity, >= 0.
+            delta: δ at which ε is reported; a warning where it is not below 1 / N.
+            dataset_size: number of examples N, taken as public.
+
+        Raises:
+            ValueError: a value outside its range, or a batch larger than the dataset.
+        """
+        sampler = self._sampler(dataset_size)
+        check_target(None, delta, dataset_size)
+        return self._plan(sampler, self._steps(dataset_size), noise_multiplier, delta, None)
+
+    def _plan(self, sampler: Sampler, steps: int, noise_multiplier: float, delta: float, target: float | None) -> Plan:
+        return Plan(
+            config=self,
+            dataset_size=sampler.dataset_size,
+            sampler=sampler,
+            noise_multiplier=float(noise_multiplier),
+            delta=float(delta),
+            steps=steps,
+            target_epsilon=target,
+        )
+
+    def _sampler(self, dataset_size: int) -> Sampler:
+        _check_integer("dataset_size", dataset_size, 1)
+        if self.expected_batch_size > dataset_size:
+            raise ValueError(
+                f"expected_batch_size is {self.expected_batch_size}, more than the {dataset_size} examples of the "
+                f"dataset; choose at most {dataset_size}"
+            )
+        if self.sampler == "poisson":
+            return Poisson(self.expected_batch_size / dataset_size, dataset_size)
+        return (FixedSize if self.sampler == "fixed" else Shuffle)(self.expected_batch_size, dataset_size)
+
+    def _steps(self, dataset_size: int) -> int:
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, round(self.epochs * dataset_size / self.expected_batch_size))
+
+    def describe_preconditioner(self) -> dict[str, Any] | None:
+        """The public description of the preconditioner, None without one."""
+        return None if self.preconditioner is None else dict(self.preconditioner.describe())
+
+    def describe_mechanism(self) -> dict[str, Any]:
+        """The settings that decide what is released; the hash of a plan covers these."""
+        return {
+            "expected_batch_size": self.expected_batch_size,
+            "max_grad_norm": self.max_grad_norm,
+            "clipping": self.clipping,
+            "automatic_gamma": self.automatic_gamma if self.clipping == "automatic" else None,
+            "accountant": self.resolved_accountant,
+            "test_mode_seed": self.test_mode_seed,
+            "preconditioner": self.describe_preconditioner(),
+        }
+
+
+def _check_integer(name: str, value: int | None, least: int) -> None:
+    if value is None and name in {"steps", "max_physical_batch_size", "test_mode_seed"}:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")

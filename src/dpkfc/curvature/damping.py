@@ -1,0 +1,139 @@
+"""Damping and matrix roots: from an undamped factor to one side of a metric.
+
+Relative damping (default) gives each factor its own multiple of the identity,
+
+    A + ρ · tr(A)/d_A · I        and        G + ρ · tr(G)/d_G · I.
+
+This is the split of Martens and Grosse of one damping λ over the two factors. They add π√λ to A and √λ/π to G with
+π² = (tr(A)/d_A) / (tr(G)/d_G), which balances the two error terms. For λ = ρ² · (tr(A)/d_A) · (tr(G)/d_G):
+
+    π √λ = ρ √( (tr A/d_A)² )    = ρ · tr(A)/d_A
+    √λ/π = ρ √( (tr G/d_G)² )    = ρ · tr(G)/d_G.
+
+So ρ has no unit: it means the same for every layer, loss scale and input scale.
+
+Absolute damping is that of the DP-KFC paper (Algorithm 1): π added to the factors and γ inside the root, so that the
+sides are (A + πI + γI)^(−p) and (G + πI + γI)^(−p).
+
+Source: Martens and Grosse (2015), section 6.3; DP-KFC, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor, is_empty
+from dpkfc.curvature.linalg import Eigen
+from dpkfc.metric import Dense, Diagonal, Identity, LowRank, Side
+
+__all__ = ["Damping", "condition_numbers", "elementwise_scale", "side_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damping:
+    """What is added to a factor and the root that is taken of it.
+
+    Attributes:
+        value: ρ (relative) or π (absolute), positive.
+        mode: relative or absolute.
+        gamma: γ of the absolute mode, not negative.
+        exponent: p in (0, 1/2]; a side is (factor + damping)^(−p). 1/2 is full whitening.
+        rank_tolerance: eigenvalues below this fraction of the damping count as zero in a low-rank side.
+    """
+
+    value: float = 0.1
+    mode: str = "relative"
+    gamma: float = 0.0
+    exponent: float = 0.5
+    rank_tolerance: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if not (self.value > 0 and math.isfinite(self.value)):
+            raise ValueError(f"damping must be positive and finite, got {self.value}; 0.1 is a good start")
+        if self.mode not in ("relative", "absolute"):
+            raise ValueError(f"damping_mode must be 'relative' or 'absolute', got {self.mode!r}")
+        if not (self.gamma >= 0 and math.isfinite(self.gamma)):
+            raise ValueError(f"gamma must be finite and not negative, got {self.gamma}")
+        if self.gamma > 0 and self.mode == "relative":
+            raise ValueError(f"gamma={self.gamma} is read only with damping_mode='absolute'; set gamma=0")
+        if not 0 < self.exponent <= 0.5:
+            raise ValueError(f"exponent must lie in (0, 0.5], got {self.exponent}; 0.5 whitens fully")
+        if not 0 <= self.rank_tolerance < 1:
+            raise ValueError(f"rank_tolerance must lie in [0, 1), got {self.rank_tolerance}")
+
+    def shift(self, factor: Factor) -> float:
+        """What is added to every eigenvalue; 0 only for an empty factor under relative damping."""
+        if self.mode == "absolute":
+            return self.value + self.gamma
+        return 0.0 if is_empty(factor) else self.value * factor.mean
+
+    def root(self, values: Tensor, shift: float) -> Tensor:
+        """(values + shift)^(−p), float64."""
+        return (values.double() + shift).pow(-self.exponent)
+
+
+def side_of(factor: Factor, damping: Damping, dtype: torch.dtype, *, widest_dense: int = 4096) -> Side:
+    """The side (factor + damping)^(−p) of a metric.
+
+    A factor with few eigenvalues that matter (kept ones ≤ d/2, or d > widest_dense) becomes `LowRank`: those below
+    `rank_tolerance` times the damping are taken as zero. The metric IS then that map: norms, sums and noise all use the
+    same one, so no guarantee rests on the approximation. Otherwise the side is `Dense` and exact. An empty factor under
+    relative damping (a LoRA adapter at its start, a dead layer) is the identity of unit scale.
+
+    Args:
+        factor: undamped.
+        damping: what to add and which root to take.
+        dtype: of the resulting side.
+        widest_dense: no d×d matrix is formed for a wider side.
+    """
+    shift = damping.shift(factor)
+    if shift == 0.0:
+        return Identity()
+    match factor:
+        case IsotropicFactor():
+            return Identity((factor.mean + shift) ** -damping.exponent)
+        case DiagonalFactor():
+            return Diagonal(damping.root(factor.values, shift).to(dtype))
+        case Eigen():
+            return _eigen_side(factor, damping, shift, dtype, widest_dense)
+
+
+def _eigen_side(factor: Eigen, damping: Damping, shift: float, dtype: torch.dtype, widest_dense: int) -> Side:
+    tail = shift**-damping.exponent
+    kept = int((factor.values >= damping.rank_tolerance * shift).sum()) if damping.rank_tolerance else factor.rank
+    if kept == 0:
+        return Identity(tail)
+    if 2 * kept <= factor.dim or factor.dim > widest_dense:
+        scale = damping.root(factor.values[:kept], shift).to(dtype)
+        return LowRank(factor.vectors[:, :kept].to(dtype).contiguous(), scale, tail)
+    scale = damping.root(factor.values, shift)
+    vectors = factor.vectors
+    root = (vectors * (scale - tail).to(vectors.dtype)) @ vectors.T
+    root.diagonal().add_(tail)
+    root = (root + root.T) / 2
+    norm = float(scale.max()) if scale.numel() == factor.dim else max(tail, float(scale.max()))
+    return Dense(root.to(dtype), norm)
+
+
+def elementwise_scale(factor: Factor, damping: Damping, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """(v + damping)^(−p) in a parameter's shape, for the second moment v of its gradient; ones where v is empty."""
+    shift = damping.shift(factor)
+    if shift == 0.0:
+        return torch.ones(shape, dtype=dtype, device=factor.values.device)
+    scale = damping.root(factor.values, shift).to(dtype)
+    return scale.expand(math.prod(shape)).reshape(shape).contiguous()
+
+
+def condition_numbers(factor: Factor, damping: Damping) -> tuple[float, float]:
+    """(largest ÷ smallest eigenvalue) of a factor before and after damping; infinite for a singular one."""
+    values = factor.values
+    largest = float(values.max()) if values.numel() else 0.0
+    omitted = isinstance(factor, Eigen) and values.numel() < factor.dim
+    smallest = 0.0 if omitted or not values.numel() else float(values.min())
+    shift = damping.shift(factor)
+    before = largest / smallest if smallest > 0 else math.inf
+    return before, (largest + shift) / (smallest + shift) if shift > 0 else 1.0

@@ -1,0 +1,204 @@
+"""What figures are drawn from: signal-to-noise ratios, spectra, condition numbers and similarities of factors.
+
+Everything is measured on probes, so every number here is public. Similarities are of UNDAMPED factors: adding the same
+multiple of the identity to two factors makes them look alike whatever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpkfc.blocks import Block, Lookup, Outer, PerExample
+from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor, LayerFactors
+from dpkfc.curvature.linalg import Eigen
+from dpkfc.curvature.norms import layer_squares
+from dpkfc.curvature.preconditioner import KFAC, Preconditioner
+from dpkfc.curvature.probing import Capture, blocks_on_probe, undisturbed
+from dpkfc.metric import Metric
+
+__all__ = [
+    "SignalToNoise",
+    "Similarity",
+    "compare_factors",
+    "condition_numbers",
+    "fisher_spectrum",
+    "inner_product",
+    "signal_to_noise",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalToNoise:
+    """Signal-to-noise ratio of one layer's release, per probe example.
+
+    Attributes:
+        plain: without the metric.
+        preconditioned: with it.
+        parameters: gradient entries of the layer.
+    """
+
+    plain: float
+    preconditioned: float
+    parameters: int
+
+
+def signal_to_noise(
+    kfac: KFAC,
+    model: nn.Module,
+    capture: Capture,
+    preconditioner: Preconditioner,
+    *,
+    max_grad_norm: float,
+    noise_multiplier: float,
+) -> dict[str, SignalToNoise]:
+    """Per layer, the energy of a clipped gradient over that of the noise which is added to it.
+
+        SNR_l = mean_n ‖c_n P_l g_n,l‖² / (σ² C² d_l),      c_n = min(1, C / ‖P g_n‖) over all layers
+
+    with the probe's gradients g, d_l entries in layer l and P the metric (or the identity). A sum over B examples whose
+    gradients agree has B² times this ratio. The DP-KFC paper draws such a ratio (Fig. 1) without a formula; this is
+    ours.
+
+    Args:
+        kfac: whose probe to use.
+        model: any module, left as it is.
+        capture: as in `KFAC.build`.
+        preconditioner: the metric; its step names the probe's random stream.
+        max_grad_norm: C, positive.
+        noise_multiplier: σ, positive.
+
+    Raises:
+        ValueError: C or σ that is not positive.
+    """
+    if not (max_grad_norm > 0 and noise_multiplier > 0):
+        raise ValueError(f"max_grad_norm={max_grad_norm} and noise_multiplier={noise_multiplier} must be positive")
+    energies: dict[str, list[float]] = {}
+    sizes: dict[str, int] = {}
+    with undisturbed(model), torch.no_grad():
+        for blocks in blocks_on_probe(model, capture, kfac.run_at(preconditioner.step)):
+            held = dict(blocks)
+            for column, metric in enumerate(({}, preconditioner.metric)):
+                for name, energy in _clipped_energies(held, metric, max_grad_norm).items():
+                    energies.setdefault(name, [0.0, 0.0])[column] += energy
+            sizes |= {name: _entries(block) for name, block in held.items()}
+    variance = (noise_multiplier * max_grad_norm) ** 2 * kfac.probe_size
+    return {
+        name: SignalToNoise(
+            plain=plain / (variance * sizes[name]),
+            preconditioned=mapped / (variance * sizes[name]),
+            parameters=sizes[name],
+        )
+        for name, (plain, mapped) in energies.items()
+    }
+
+
+def _clipped_energies(blocks: Mapping[str, Block], metric: Metric, clip: float) -> dict[str, float]:
+    """Σ_n ‖c_n P_l g_n,l‖² per layer."""
+    squares = {name: layer_squares(block, metric.get(name)) for name, block in blocks.items()}
+    norms = torch.stack(list(squares.values())).sum(0).sqrt()
+    factors = (clip / norms.clamp(min=1e-300)).clamp(max=1.0)
+    return {name: float((factors.square() * square).sum()) for name, square in squares.items()}
+
+
+def _entries(block: Block) -> int:
+    """Entries of one per-example gradient."""
+    match block:
+        case Outer():
+            return block.groups * block.a.shape[-1] * block.b.shape[-1]
+        case Lookup():
+            return block.num_rows * block.b.shape[-1]
+        case PerExample():
+            return sum(g[0].numel() for g in block.grads.values())
+
+
+def condition_numbers(preconditioner: Preconditioner) -> dict[tuple[str, str], tuple[float, float]]:
+    """(layer, side) to the condition number of its factor before and after damping."""
+    return {
+        (row["layer"], row["side"]): (row["condition_before"], row["condition_after"]) for row in preconditioner.report
+    }
+
+
+def fisher_spectrum(preconditioner: Preconditioner, layer: str, top: int = 1000) -> Tensor:
+    """Largest eigenvalues of the layer's Fisher block A ⊗ G (or of its diagonal), descending, undamped, float64.
+
+    Raises:
+        ValueError: a layer without an entry.
+    """
+    if layer not in preconditioner.spectra:
+        known = ", ".join(preconditioner.spectra)
+        raise ValueError(f"no layer '{layer}' in the preconditioner; it has {known}")
+    sides = preconditioner.spectra[layer]
+    if set(sides) == {"A", "G"}:
+        a, g = (torch.sort(sides[side], descending=True).values[:top] for side in ("A", "G"))
+        values = torch.outer(a, g).flatten()
+    else:
+        values = torch.cat(list(sides.values()))
+    return torch.sort(values, descending=True).values[:top]
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """How alike a factor is to a reference.
+
+    Attributes:
+        cosine: tr(C* C) / (‖C*‖ ‖C‖), of directions.
+        relative_error: ‖C* − C‖ / ‖C*‖ in Frobenius norm, of directions and scale.
+
+    Source: DP-KFC, appendix G.1.
+    """
+
+    cosine: float
+    relative_error: float
+
+
+def compare_factors(
+    reference: Mapping[str, LayerFactors], other: Mapping[str, LayerFactors]
+) -> dict[str, dict[str, Similarity]]:
+    """Similarity of undamped factors, layer by layer and side by side.
+
+    Args:
+        reference: from `KFAC.factors`.
+        other: from `KFAC.factors` with another probe, on the same model.
+
+    Raises:
+        ValueError: other layers or other sizes.
+    """
+    if set(reference) != set(other):
+        raise ValueError(f"the two sets differ in the layers {sorted(set(reference) ^ set(other))}")
+    return {
+        name: {side: _similarity(name, f, other[name].sides[side]) for side, f in factors.sides.items()}
+        for name, factors in reference.items()
+    }
+
+
+def _similarity(name: str, reference: Factor, other: Factor) -> Similarity:
+    if reference.dim != other.dim:
+        raise ValueError(f"layer '{name}': factors of size {reference.dim} and {other.dim}")
+    own, others = inner_product(reference, reference), inner_product(other, other)
+    both = inner_product(reference, other)
+    error = max(0.0, own + others - 2 * both)
+    if own == 0.0:
+        return Similarity(float(others == 0.0), 0.0 if others == 0.0 else float("inf"))
+    return Similarity(both / (own * others) ** 0.5 if others > 0 else 0.0, (error / own) ** 0.5)
+
+
+def inner_product(first: Factor, second: Factor) -> float:
+    """tr(F S) of two factors of the same size, without forming either."""
+    match first, second:
+        case IsotropicFactor(), _:
+            return first.mean * second.trace
+        case _, IsotropicFactor():
+            return second.mean * first.trace
+        case DiagonalFactor(), DiagonalFactor():
+            return float(first.values @ second.values)
+        case Eigen(), Eigen():
+            overlap = (first.vectors.double().T @ second.vectors.double()).square()
+            return float(first.values @ overlap @ second.values)
+        case Eigen(), DiagonalFactor():
+            return float(second.values @ first.vectors.double().square() @ first.values)
+        case _:
+            return inner_product(second, first)

@@ -1,0 +1,169 @@
+"""Eigendecompositions of curvature factors that never return a NaN.
+
+A factor may be zero, denormal, huge, or of a rank far below its size. Values are kept in float64 whatever the dtype of
+the vectors, so that damping is added without rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["Eigen", "eigen_of_covariance", "eigen_of_rows", "eigh"]
+
+_log = logging.getLogger(__name__)
+
+# Gram eigenvalues below this fraction of the largest are rounding of the float32 rows they come from.
+_RELATIVE_RANK = 1e-10
+_ORTHONORMAL = 1e-6
+_JITTERS = (1e-12, 1e-9, 1e-6)
+_CHECK = "check the model's output on the probe"
+
+
+@dataclass(frozen=True)
+class Eigen:
+    """A positive semi-definite matrix `[d, d]` through its eigenpairs; those left out have eigenvalue zero.
+
+    Attributes:
+        vectors: orthonormal columns `[d, k]`.
+        values: float64 `[k]`, descending, not negative.
+    """
+
+    vectors: Tensor
+    values: Tensor
+
+    @property
+    def dim(self) -> int:
+        """Size d of the matrix."""
+        return self.vectors.shape[0]
+
+    @property
+    def rank(self) -> int:
+        """Number of eigenvalues above zero."""
+        return int((self.values > 0).sum())
+
+    @property
+    def trace(self) -> float:
+        """Sum of the eigenvalues."""
+        return float(self.values.sum())
+
+    @property
+    def mean(self) -> float:
+        """Mean of all d eigenvalues."""
+        return self.trace / self.dim
+
+    def scaled(self, factor: float) -> Eigen:
+        """The matrix times a factor that is not negative."""
+        return replace(self, values=self.values * factor)
+
+    def dense(self) -> Tensor:
+        """The matrix `[d, d]` in the dtype of the vectors."""
+        return (self.vectors * self.values.to(self.vectors.dtype)) @ self.vectors.T
+
+
+def eigh(matrix: Tensor) -> Eigen:
+    """Eigenpairs of a symmetric positive semi-definite matrix.
+
+    The matrix is brought to unit scale first and the values are scaled back in float64, so that denormal and huge
+    entries behave as any others. float32 is tried first; where it fails or is not finite, float64; then float64 with
+    jitter.
+
+    Args:
+        matrix: symmetric `[d, d]`, float32 or float64.
+
+    Returns:
+        All d eigenpairs, negative values (rounding) set to zero; the vectors in the dtype of the matrix.
+
+    Raises:
+        ValueError: not a square matrix, or an entry that is NaN or infinite.
+        RuntimeError: no decomposition was found even with jitter.
+    """
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"a factor must be a square matrix, got shape {tuple(matrix.shape)}")
+    scale = float(matrix.abs().max()) if matrix.numel() else 0.0
+    if not math.isfinite(scale):
+        raise ValueError(f"a factor of size {matrix.shape[0]} contains NaN or infinity; {_CHECK}")
+    if scale == 0.0:
+        zeros = torch.zeros(matrix.shape[0], dtype=torch.float64, device=matrix.device)
+        return Eigen(torch.eye(matrix.shape[0], dtype=matrix.dtype, device=matrix.device), zeros)
+    unit = matrix.double() / scale
+    unit = (unit + unit.T) / 2
+    values, vectors = _decomposed(unit, matrix.dtype)
+    values = values.double().clamp(min=0).flip(0) * scale
+    return Eigen(vectors.flip(1).to(matrix.dtype).contiguous(), values)
+
+
+def _decomposed(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Ascending eigenpairs of a matrix of unit scale (float64), by the first attempt that is finite."""
+    attempts: list[tuple[torch.dtype, float]] = [(torch.float64, jitter) for jitter in (0.0, *_JITTERS)]
+    if dtype != torch.float64:
+        attempts.insert(0, (torch.float32, 0.0))
+    for precision, jitter in attempts:
+        attempt = unit.to(precision)
+        if jitter:
+            attempt = attempt + jitter * torch.eye(unit.shape[0], dtype=precision, device=unit.device)
+        try:
+            values, vectors = torch.linalg.eigh(attempt)
+        except torch.linalg.LinAlgError as error:
+            _log.debug("eigh of size %d in %s with jitter %g failed: %s", unit.shape[0], precision, jitter, error)
+            continue
+        if torch.isfinite(values).all() and torch.isfinite(vectors).all():
+            return values, vectors
+        _log.debug("eigh of size %d in %s with jitter %g is not finite", unit.shape[0], precision, jitter)
+    raise RuntimeError(f"no eigendecomposition of a factor of size {unit.shape[0]} was found; use a larger probe")
+
+
+def eigen_of_rows(rows: Tensor, n_total: float) -> Eigen:
+    """Eigenpairs of RᵀR / n_total for rows R, without a d×d matrix when there are fewer rows than columns.
+
+    With n < d the n×n Gram matrix RRᵀ is decomposed in float64: its eigenvectors u give those of the factor as
+    Rᵀu / ‖Rᵀu‖. Pairs below 1e-10 of the largest eigenvalue are dropped (eigenvalue exactly zero), and the vectors are
+    re-orthonormalised where rounding made them oblique.
+
+    Args:
+        rows: `[n, d]`, float32 or float64.
+        n_total: positive divisor (often the number of examples, not n).
+
+    Returns:
+        k ≤ min(n, d) eigenpairs.
+
+    Raises:
+        ValueError: rows that are not a matrix, not finite, or a divisor that is not positive.
+    """
+    if rows.dim() != 2:
+        raise ValueError(f"rows must be a matrix [n, d], got shape {tuple(rows.shape)}")
+    if not n_total > 0:
+        raise ValueError(f"the number of samples must be positive, got {n_total}")
+    scale = float(rows.abs().max()) if rows.numel() else 0.0
+    if not math.isfinite(scale):
+        raise ValueError(f"rows of width {rows.shape[1]} contain NaN or infinity; {_CHECK}")
+    if scale == 0.0:
+        empty = torch.zeros(0, dtype=torch.float64, device=rows.device)
+        return Eigen(rows.new_zeros(rows.shape[1], 0), empty)
+    unit = rows.double() / scale
+    factor = scale * scale / n_total
+    if rows.shape[0] >= rows.shape[1]:
+        return eigen_of_covariance((unit.T @ unit).to(rows.dtype), factor)
+    gram = eigh(unit @ unit.T)
+    kept = gram.values > _RELATIVE_RANK * gram.values[0]
+    vectors = unit.T @ gram.vectors[:, kept]
+    vectors = vectors / torch.linalg.vector_norm(vectors, dim=0)
+    return Eigen(_orthonormal(vectors).to(rows.dtype), gram.values[kept] * factor)
+
+
+def eigen_of_covariance(covariance: Tensor, factor: float) -> Eigen:
+    """Eigenpairs of `factor · covariance`, the product formed in float64 on the eigenvalues alone."""
+    return eigh(covariance).scaled(factor)
+
+
+def _orthonormal(vectors: Tensor) -> Tensor:
+    """Columns made orthonormal where they are not, in their order: the first (largest) ones move least."""
+    overlap = vectors.T @ vectors
+    overlap.diagonal().sub_(1)
+    if float(overlap.abs().max()) <= _ORTHONORMAL:
+        return vectors
+    return torch.linalg.qr(vectors).Q

@@ -1,0 +1,161 @@
+"""Logical batches to micro-batches: the indices of one step become batches of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+__all__ = ["MicroBatches", "collate", "split"]
+
+Collate = Callable[[list[Any]], Any]
+
+
+def split(indices: ArrayLike, max_physical_batch_size: int | None) -> list[NDArray[np.int64]]:
+    """Cut indices into nearly equal parts of bounded size, in order; none at all for no indices.
+
+    Args:
+        indices: `[n]`.
+        max_physical_batch_size: largest part; None for one part.
+
+    Raises:
+        ValueError: indices that are not a vector, or a bound below 1.
+    """
+    array = np.asarray(indices)
+    if array.ndim != 1:
+        raise ValueError(f"indices must be a vector, got an array of shape {array.shape}")
+    if max_physical_batch_size is not None and max_physical_batch_size < 1:
+        raise ValueError(f"max_physical_batch_size must be >= 1, got {max_physical_batch_size}")
+    if array.size == 0:
+        return []
+    array = array.astype(np.int64, casting="same_kind")
+    return np.array_split(array, -(-array.size // (max_physical_batch_size or array.size)))
+
+
+def collate(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None = None) -> Any:
+    """One batch of the examples at these indices.
+
+    Args:
+        source: a map-style dataset, a TensorDataset or a tuple of tensors with a common first axis. The tensors of the
+            last two are indexed at once unless a `collate_fn` is given.
+        indices: `[n]`, n >= 1.
+        collate_fn: list of examples to a batch; by default torch's own.
+    """
+    tensors = _tensors(source)
+    if tensors is not None:
+        chosen = torch.from_numpy(np.ascontiguousarray(indices))
+        if collate_fn is None:
+            return tuple(x[chosen.to(x.device)] for x in tensors)
+        return collate_fn([tuple(x[i] for x in tensors) for i in indices.tolist()])
+    return (collate_fn or default_collate)([source[i] for i in indices.tolist()])
+
+
+class MicroBatches:
+    """Cuts the indices of each step into micro-batches, with worker processes that live as long as this object.
+
+    Args:
+        dataset: a map-style dataset, a TensorDataset or a tuple of tensors with a common first axis.
+        max_physical_batch_size: largest micro-batch; None for one micro-batch a step.
+        collate_fn: list of examples to a batch; by default torch's own.
+        num_workers: processes that load examples; tensors are indexed in this process anyway.
+
+    Raises:
+        ValueError: a dataset without a length or without indices, tensors of different lengths, a bound below 1.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any] | Sequence[Tensor],
+        max_physical_batch_size: int | None = None,
+        collate_fn: Collate | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        split([], max_physical_batch_size)
+        if num_workers < 0:
+            raise ValueError(f"num_workers must be >= 0, got {num_workers}")
+        self._source: Any = dataset
+        self._size = _length(dataset)
+        self._bound, self._collate_fn = max_physical_batch_size, collate_fn
+        self._planned: list[list[int]] = []
+        self._loader: DataLoader[Any] | None = None
+        if num_workers > 0 and (_tensors(dataset) is None or collate_fn is not None):
+            self._loader = DataLoader(
+                _Rows(dataset),
+                batch_sampler=self._planned,
+                num_workers=num_workers,
+                collate_fn=collate_fn or default_collate,
+                persistent_workers=True,
+            )
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __call__(self, indices: ArrayLike) -> Iterator[Any]:
+        """The micro-batches of one step, in order; none for an empty batch.
+
+        A caller may stop early: the next call starts with its own indices.
+
+        Raises:
+            ValueError: indices that are not a vector.
+            IndexError: an index outside the dataset.
+        """
+        parts = split(indices, self._bound)
+        outside = [i for part in parts for i in part.tolist() if not 0 <= i < self._size]
+        if outside:
+            raise IndexError(f"index {outside[0]} is outside the dataset of {self._size} examples")
+        return self._load(parts)
+
+    def _load(self, parts: list[NDArray[np.int64]]) -> Iterator[Any]:
+        if self._loader is None:
+            for part in parts:
+                yield collate(self._source, part, self._collate_fn)
+        elif parts:
+            self._planned[:] = [part.tolist() for part in parts]
+            yield from self._loader
+
+    def close(self) -> None:
+        """Let the worker processes go; later batches are loaded in this process."""
+        self._loader = None
+
+    def __enter__(self) -> MicroBatches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Rows(Dataset[Any]):
+    """A dataset, or a tuple of tensors seen as one."""
+
+    def __init__(self, source: Any) -> None:
+        self._source, self._tensors = source, _tensors(source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._source[index] if self._tensors is None else tuple(x[index] for x in self._tensors)
+
+
+def _tensors(source: Any) -> tuple[Tensor, ...] | None:
+    if type(source) is TensorDataset:
+        return tuple(source.tensors)
+    if isinstance(source, (tuple, list)) and source and all(isinstance(x, Tensor) for x in source):
+        return tuple(source)
+    return None
+
+
+def _length(source: Any) -> int:
+    tensors = _tensors(source)
+    if tensors is not None:
+        lengths = {x.shape[0] if x.ndim else 0 for x in tensors}
+        if len(lengths) != 1:
+            raise ValueError(f"the tensors of a dataset must have one length, got {sorted(lengths)}")
+        return lengths.pop()
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise ValueError(
+            f"{type(source).__name__} has no length or no indices; private sampling needs a map-style dataset"
+        )
+    return len(source)

@@ -1,0 +1,167 @@
+"""The one place where noise is added: a clipped sum goes in, a noisy mean comes out, charged before it exists.
+
+Nothing downstream (optimisers, filters, checkpoints) takes any value but `Released`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import dp_accounting
+import torch
+from torch import Tensor
+
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.rng import NoiseStream
+
+__all__ = ["ClippedSum", "MechanismPlan", "Released", "gaussian_release", "release"]
+
+Normal = Callable[[int, torch.dtype], Tensor]
+
+
+class MechanismPlan(Protocol):
+    """What the mechanism reads of a plan."""
+
+    @property
+    def max_grad_norm(self) -> float: ...  # noqa: D102
+    @property
+    def clipping(self) -> str: ...  # noqa: D102
+    @property
+    def noise_multiplier(self) -> float: ...  # noqa: D102
+    @property
+    def sensitivity(self) -> float: ...  # noqa: D102
+    @property
+    def stddev(self) -> float: ...  # noqa: D102
+    @property
+    def expected_batch_size(self) -> int: ...  # noqa: D102
+    @property
+    def event(self) -> dp_accounting.DpEvent: ...  # noqa: D102
+    @property
+    def test_mode(self) -> bool: ...  # noqa: D102
+    @property
+    def hash(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """PRIVATE: the sum over a logical batch of per-example gradients, each clipped over all tensors together.
+
+    Attributes:
+        tensors: parameter name to its part of the sum, in the coordinates in which it was clipped.
+        max_grad_norm: the C it was clipped with.
+        clipping: how: "flat", "normalised" or "automatic".
+    """
+
+    tensors: dict[str, Tensor]
+    max_grad_norm: float
+    clipping: str = "flat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """A gradient that may be seen: (clipped sum + noise) / expected batch size.
+
+    Attributes:
+        gradients: parameter name to its part, in the coordinates of the clipped sum.
+        noise_variance: variance of the noise in every entry, (stddev / expected batch size)².
+        step: number of the step.
+        release: number of the release in the ledger, from 1.
+    """
+
+    gradients: dict[str, Tensor]
+    noise_variance: float
+    step: int
+    release: int
+
+
+def release(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int) -> Released:
+    """Charge the ledger, then add N(0, stddev²) to every entry of the sum and divide by the expected batch size.
+
+    The guarantee is the plan's event for one release, provided the sum was clipped as it says.
+
+    Args:
+        clipped: the clipped sum of one logical batch; all zero for an empty one, which is a release like any other.
+        plan: sensitivity, noise and divisor.
+        noise: the stream of the run; only a plan in test mode takes a repeatable one.
+        ledger: of the same plan.
+        step: number of the step, >= 0.
+
+    Raises:
+        ValueError: the sum, the stream or the ledger does not fit the plan, or the sum is not finite floating point of
+            at least 32 bits on one device. Nothing was charged.
+        BudgetExhausted: the plan allows no further release. Nothing was charged.
+        LedgerError: the charge could not be recorded; nothing was released.
+    """
+    _check(clipped, plan, noise, ledger, step)
+    number = ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
+    device = next(iter(clipped.tensors.values())).device
+    gradients = gaussian_release(clipped.tensors, plan.stddev, plan.expected_batch_size, _normal(noise, step, device))
+    variance = (plan.stddev / plan.expected_batch_size) ** 2
+    return Released(gradients=gradients, noise_variance=variance, step=step, release=number)
+
+
+def gaussian_release(tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal) -> dict[str, Tensor]:
+    """(x + stddev · z) / divisor with one draw of standard normal z over all tensors together.
+
+    Args:
+        tensors: name to a float32 or float64 tensor; not changed.
+        stddev: absolute standard deviation, >= 0; at 0 nothing is drawn.
+        divisor: positive.
+        normal: (size, dtype) to that many independent N(0, 1) numbers `[size]` on the device of the tensors.
+
+    Returns:
+        New tensors of the same names, shapes and types.
+
+    Raises:
+        ValueError: stddev negative or not finite, or divisor not positive and finite.
+    """
+    if not (stddev >= 0 and math.isfinite(stddev)):
+        raise ValueError(f"stddev must be finite and >= 0, got {stddev}")
+    if not (divisor > 0 and math.isfinite(divisor)):
+        raise ValueError(f"divisor must be positive and finite, got {divisor}")
+    with torch.no_grad():
+        if stddev == 0:
+            return {name: x.detach() / divisor for name, x in tensors.items()}
+        widest = torch.float64 if any(x.dtype == torch.float64 for x in tensors.values()) else torch.float32
+        pieces = normal(sum(x.numel() for x in tensors.values()), widest).split([x.numel() for x in tensors.values()])
+        noisy = {}
+        for (name, x), z in zip(tensors.items(), pieces, strict=True):
+            noisy[name] = z.to(x.dtype).view(x.shape).mul_(stddev).add_(x.detach()).div_(divisor)
+        return noisy
+
+
+def _normal(noise: NoiseStream, step: int, device: torch.device) -> Normal:
+    """The stream itself on the CPU; elsewhere the device's generator, seeded anew by the stream for this release."""
+    if device.type == "cpu":
+        return lambda size, dtype: torch.from_numpy(noise.normal(size, step, str(dtype).removeprefix("torch.")))
+    generator = torch.Generator(device=device)
+    generator.manual_seed(noise.device_seed(step))
+    return lambda size, dtype: torch.randn(size, dtype=dtype, device=device, generator=generator)
+
+
+def _check(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int) -> None:
+    """Refuse everything that would make the release cost more than the plan says, before it is charged."""
+    if step < 0:
+        raise ValueError(f"step must be >= 0, got {step}")
+    if (clipped.max_grad_norm, clipped.clipping) != (plan.max_grad_norm, plan.clipping):
+        raise ValueError(
+            f"the sum was clipped with max_grad_norm={clipped.max_grad_norm} ({clipped.clipping}), the plan assumes "
+            f"{plan.max_grad_norm} ({plan.clipping}); clip with the plan's own settings"
+        )
+    if noise.is_secure == plan.test_mode:
+        kind, mode = ("secure", "in test mode") if noise.is_secure else ("repeatable", "not in test mode")
+        raise ValueError(f"the noise stream is {kind} and the plan is {mode}; take the stream from plan.noise_stream()")
+    if ledger.plan_hash != plan.hash:
+        raise ValueError(f"the ledger belongs to the plan {ledger.plan_hash}, the release to the plan {plan.hash}")
+    if not clipped.tensors:
+        raise ValueError("the clipped sum has no tensors: no parameter is trained")
+    if len(devices := {x.device for x in clipped.tensors.values()}) > 1:
+        raise ValueError(f"the clipped sum lies on several devices: {sorted(map(str, devices))}; move it to one")
+    for name, x in clipped.tensors.items():
+        if x.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"the clipped sum of '{name}' is {x.dtype}; sum and noise need float32 or float64")
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError(f"the clipped sum of '{name}' is not finite; an example that is not must contribute zero")

@@ -1,0 +1,164 @@
+"""Random streams of the mechanism and of the sampler, apart from each other and from every other seed.
+
+Both are counter-based (Philox, Salmon et al. 2011): a stream is a 128-bit key and a 256-bit counter. The upper half of
+the counter numbers the draw and the chunk within it, so that no two draws of one key can overlap. Philox is a good
+generator but not a cipher: the guarantee is stated for ideal Gaussian noise, as in most implementations.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+__all__ = ["NoiseStream", "SamplingStream"]
+
+CHUNK = 1 << 20  # numbers drawn from one counter; a constant, so that a repeatable draw does not depend on threads
+_DOMAINS = {"noise": 1, "sampling": 2, "device": 3}
+
+
+def _test_key(seed: int, domain: str) -> int:
+    """A 128-bit key of the test mode; every domain has its own."""
+    words = np.random.SeedSequence(entropy=seed, spawn_key=(_DOMAINS[domain],)).generate_state(2, np.uint64)
+    return (int(words[0]) << 64) | int(words[1])
+
+
+class _Keyed:
+    """A stream keyed by the operating system (secure) or by a seed (test mode). Never copied, never stored."""
+
+    _domain: str
+
+    def __init__(self, seed: int | None = None) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise ValueError(f"the seed of a repeatable stream must be an integer >= 0, got {seed!r}")
+        self._seed = seed
+        self._rekey()
+
+    def _rekey(self) -> None:
+        self._pid = os.getpid()
+        self._draws = 0
+        self._key = secrets.randbits(128) if self._seed is None else _test_key(self._seed, self._domain)
+
+    def _fresh(self) -> None:
+        """A forked child must not repeat its parent: it takes a key of its own."""
+        if self._seed is None and os.getpid() != self._pid:
+            self._rekey()
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether the key came from the operating system; False in test mode, which is not private."""
+        return self._seed is None
+
+    def _philox(self, draw: int, chunk: int = 0) -> np.random.Philox:
+        return np.random.Philox(key=self._key, counter=(draw << 192) | (chunk << 128))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} is never copied, pickled or put into a checkpoint: a restored stream that is "
+            "replayed on another batch exposes the difference of two sums. Make a new one with .secure() on resume."
+        )
+
+    def __getstate__(self) -> Any:
+        self.__reduce__()
+
+
+class NoiseStream(_Keyed):
+    """Standard normal numbers for the mechanism; make one with `secure` or `repeatable`."""
+
+    _domain = "noise"
+
+    @classmethod
+    def secure(cls) -> NoiseStream:
+        """A stream under a fresh 128-bit key of the operating system; no two draws ever repeat."""
+        return cls()
+
+    @classmethod
+    def repeatable(cls, seed: int) -> NoiseStream:
+        """TEST MODE, NOT PRIVATE: the draw of a step is a function of (seed, step), also after a resume.
+
+        Raises:
+            ValueError: the seed is not an integer >= 0.
+        """
+        return cls(seed)
+
+    def normal(self, size: int, step: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Independent N(0, 1) numbers `[size]`.
+
+        Args:
+            size: how many, >= 0.
+            step: number of the step; decides the draw in test mode, is ignored in secure mode.
+            dtype: float32 or float64; the numbers are generated in it, never rounded to a narrower one.
+
+        Raises:
+            ValueError: a negative size or step.
+        """
+        if size < 0 or step < 0:
+            raise ValueError(f"size and step must be >= 0, got size={size}, step={step}")
+        self._fresh()
+        draw = self._draws if self.is_secure else step
+        self._draws += 1
+        out = np.empty(size, dtype=dtype)
+        jobs = [self._filler(out[start : start + CHUNK], draw, start // CHUNK) for start in range(0, size, CHUNK)]
+        if len(jobs) <= 1:
+            for job in jobs:
+                job()
+        else:
+            with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1, len(jobs))) as pool:
+                list(pool.map(lambda job: job(), jobs))
+        return out
+
+    def _filler(self, out: NDArray[Any], draw: int, chunk: int) -> Callable[[], None]:
+        def fill() -> None:
+            np.random.Generator(self._philox(draw, chunk)).standard_normal(dtype=out.dtype, out=out)
+
+        return fill
+
+    def device_seed(self, step: int) -> int:
+        """63 bits that seed the generator of an accelerator for one release: fresh, or a function of (seed, step)."""
+        if self._seed is None:
+            return secrets.randbits(63)
+        state = np.random.SeedSequence(entropy=self._seed, spawn_key=(_DOMAINS["device"], step))
+        return int(state.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class SamplingStream(_Keyed):
+    """Generators for the sampler; make one with `secure` or `repeatable`. Shares no key with any noise."""
+
+    _domain = "sampling"
+
+    @classmethod
+    def secure(cls) -> SamplingStream:
+        """Every generator is fresh: a step that is repeated draws another batch, as its second charge assumes."""
+        return cls()
+
+    @classmethod
+    def repeatable(cls, seed: int) -> SamplingStream:
+        """TEST MODE, NOT PRIVATE: the generator of a step is a function of (seed, step).
+
+        Raises:
+            ValueError: the seed is not an integer >= 0.
+        """
+        return cls(seed)
+
+    def generator(self, step: int, steps_per_draw: int = 1) -> np.random.Generator:
+        """The generator from which the batch of a step is drawn.
+
+        Args:
+            step: number of the step, >= 0.
+            steps_per_draw: consecutive steps that share one draw (an epoch of a shuffled order), and therefore get
+                equal generators; 1 for every sampler that draws each batch anew.
+
+        Raises:
+            ValueError: a negative step, or steps_per_draw below 1.
+        """
+        if step < 0 or steps_per_draw < 1:
+            raise ValueError(f"need step >= 0 and steps_per_draw >= 1, got {step} and {steps_per_draw}")
+        self._fresh()
+        if self.is_secure and steps_per_draw == 1:
+            return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
+        return np.random.Generator(self._philox(step // steps_per_draw))

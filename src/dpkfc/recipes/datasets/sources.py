@@ -1,0 +1,165 @@
+"""Where a data set comes from: a folder given by hand, the folder in DPKFC_DATA, or Hugging Face `datasets`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpkfc.recipes.datasets.cifar import read_cifar
+from dpkfc.recipes.datasets.errors import DatasetError
+from dpkfc.recipes.datasets.idx import read_idx
+from dpkfc.recipes.datasets.images import Pixels
+
+__all__ = ["CIFAR10", "FASHION_MNIST", "MNIST", "VARIABLE", "Source", "load_pixels"]
+
+VARIABLE = "DPKFC_DATA"
+_LOG = logging.getLogger(__name__)
+Split = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One data set in its two homes.
+
+    Attributes:
+        name: what people call it.
+        folder: its folder below a data directory; the directory itself is looked into as well.
+        files: file names that all must be there; a `.gz` may be missing from a name on disk.
+        read: files in that order to (training split, test split).
+        hub: repository on the Hugging Face hub.
+        image_column: column of the images there.
+    """
+
+    name: str
+    folder: str
+    files: tuple[str, ...]
+    read: Callable[[list[Path]], tuple[Split, Split]]
+    hub: str
+    image_column: str = "image"
+
+
+def _read_idx_files(paths: list[Path]) -> tuple[Split, Split]:
+    train_images, train_labels, test_images, test_labels = paths
+    return (
+        (read_idx(train_images, 3)[..., None], read_idx(train_labels, 1)),
+        (read_idx(test_images, 3)[..., None], read_idx(test_labels, 1)),
+    )
+
+
+def _read_cifar_files(paths: list[Path]) -> tuple[Split, Split]:
+    train, test = paths
+    return read_cifar(train), read_cifar(test)
+
+
+_IDX_FILES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+MNIST = Source(name="MNIST", folder="mnist", files=_IDX_FILES, read=_read_idx_files, hub="ylecun/mnist")
+FASHION_MNIST = Source(
+    name="Fashion-MNIST",
+    folder="fashion-mnist",
+    files=_IDX_FILES,
+    read=_read_idx_files,
+    hub="zalandoresearch/fashion_mnist",
+)
+CIFAR10 = Source(
+    name="CIFAR-10",
+    folder="cifar10",
+    files=("train.npz", "test.npz"),
+    read=_read_cifar_files,
+    hub="uoft-cs/cifar10",
+    image_column="img",
+)
+
+
+def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
+    """Read a data set from the first home that has it.
+
+    A folder given by hand must hold the files. The folder named by the environment variable DPKFC_DATA may lack the
+    whole set; then, and without a folder, the set is loaded through Hugging Face `datasets`.
+
+    Args:
+        source: which set.
+        data_dir: a folder with `source.folder` in it, or with the files themselves.
+
+    Returns:
+        Raw pixels; their `source` names the home.
+
+    Raises:
+        DatasetError: no home has the set, files are missing or damaged. The message says how to get them.
+    """
+    for root, given in ((data_dir, True), (os.environ.get(VARIABLE), False)):
+        if root:
+            paths = _find(source, Path(root).expanduser(), must=given)
+            if paths:
+                train, test = source.read(paths)
+                return Pixels(train, test, source=f"files in {paths[0].parent.name}/")
+    return _from_hub(source)
+
+
+def _find(source: Source, root: Path, *, must: bool) -> list[Path]:
+    """Paths of all files, or none of them.
+
+    Raises:
+        DatasetError: some files are missing, or all of them although they must be there.
+    """
+    if must and not root.is_dir():
+        raise DatasetError(f"data_dir {root} is not a folder; {_how_to_get(source)}")
+    best: list[Path | None] = []
+    for folder in (root / source.folder, root):
+        found = [_existing(folder / name) for name in source.files]
+        present = [path for path in found if path is not None]
+        if len(present) == len(found):
+            return present
+        if len(present) > sum(path is not None for path in best):
+            best = found
+    found = best or [None] * len(source.files)
+    missing = [name for name, path in zip(source.files, found, strict=True) if path is None]
+    if must or best:
+        raise DatasetError(f"{source.name}: {root} lacks {', '.join(missing)}; {_how_to_get(source)}")
+    return []
+
+
+def _existing(path: Path) -> Path | None:
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    return next((candidate for candidate in (path, plain) if candidate.is_file()), None)
+
+
+def _how_to_get(source: Source) -> str:
+    return (
+        f"put {', '.join(source.files)} into DIR/{source.folder} and give --data-dir DIR (or set {VARIABLE}=DIR), "
+        f"or pip install datasets to load {source.hub} from Hugging Face"
+    )
+
+
+def _from_hub(source: Source) -> Pixels:
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise DatasetError(f"{source.name} is not on this machine: {_how_to_get(source)}") from None
+    _LOG.info("loading %s through Hugging Face datasets", source.hub)
+    try:
+        stored = load_dataset(source.hub)
+        train, test = (_columns(stored[part], source.image_column) for part in ("train", "test"))
+    except Exception as error:  # whatever the hub, its cache or the network raise becomes one line
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        failed = f"{source.name} could not be loaded from Hugging Face ({reason})"
+        raise DatasetError(f"{failed}: {_how_to_get(source)}") from error
+    return Pixels(train, test, source=f"Hugging Face {source.hub}")
+
+
+def _columns(part: object, image_column: str) -> Split:
+    images, labels = [], []
+    for row in part:  # type: ignore[attr-defined]
+        images.append(np.asarray(row[image_column], dtype=np.uint8))
+        labels.append(int(row["label"]))
+    stacked = np.stack(images)
+    return (stacked[..., None] if stacked.ndim == 3 else stacked), np.asarray(labels, np.int64)

@@ -1,0 +1,211 @@
+"""The end of a run: released weights, metrics, privacy card and plots."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+
+from dpkfc.curvature.diagnostics import signal_to_noise
+from dpkfc.curvature.preconditioner import KFAC, Preconditioner
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.tape import capture
+from dpkfc.recipes.assemble import kfac
+from dpkfc.recipes.prepared import LABELS, Prepared
+from dpkfc.report import plots
+from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
+from dpkfc.report.metrics import Metrics, not_private
+from dpkfc.report.plots import Curve, LayerSignal, LayerSpectra
+from dpkfc.report.run_folder import RunFolder
+from dpkfc.session import Session
+
+__all__ = ["curve_of", "write_results"]
+
+_LOG = logging.getLogger(__name__)
+_EPSILON_POINTS = 32
+
+
+def write_results(prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics) -> None:
+    """Everything that a finished run leaves in its folder beside settings, ledger and checkpoint."""
+    card = build_card(prepared.plan, _facts(prepared, session, metrics))
+    _save_model(prepared.model, folder, card)
+    metrics.write(folder.metrics)
+    folder.write_json(folder.card, card)
+    folder.write_text(folder.card.with_suffix(".md"), to_markdown(card))
+    plots.save(plots.history(curve_of(prepared, metrics)), folder.plots / "accuracy_and_epsilon.png")
+    _plot_curvature(prepared, folder, session)
+
+
+def _save_model(model: nn.Module, folder: RunFolder, card: dict[str, Any]) -> None:
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
+    promise = card["guarantee"]
+    metadata = {"epsilon": str(promise["epsilon"]), "delta": str(promise["delta"]), "plan_hash": card["plan_hash"]}
+    part = folder.model.with_name(folder.model.name + ".part")
+    save_file(tensors, part, metadata=metadata | {"certified": str(promise["certified"])})
+    part.replace(folder.model)
+
+
+def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
+    config, judged = prepared.config, metrics.evaluated()[-1]
+    seeds = {"initial weights and probes": config.seed}
+    if config.validation_size:
+        seeds["validation split"] = config.split_seed
+    return CardFacts(
+        title=_title(prepared),
+        releases=session.steps_done,
+        ledger={"file": "ledger.jsonl", "releases": session.ledger.count, "head": session.ledger.head},
+        assumed_public=_assumed_public(prepared),
+        chosen_by=config.chosen_by,
+        not_private=_unprotected(prepared),
+        results={
+            f"accuracy on the {config.eval_on} set": judged.accuracy,
+            f"mean loss on the {config.eval_on} set": judged.loss,
+            f"{config.eval_on} examples": len(_held_out(prepared)),
+        },
+        seeds=seeds,
+        refreshes=metrics.refreshes,
+        settings={
+            "method": LABELS[config.method],
+            "optimizer": config.optimizer,
+            "lr": config.lr,
+            **({"momentum": config.momentum} if config.optimizer == "sgd" else {}),
+            "weight_decay": config.weight_decay,
+        },
+    )
+
+
+def _title(prepared: Prepared) -> str:
+    return f"{LABELS[prepared.config.method]} on {prepared.recipe.title}"
+
+
+def _held_out(prepared: Prepared) -> Any:
+    data = prepared.data
+    on_validation = prepared.config.eval_on == "validation" and data.validation is not None
+    return (data.validation if on_validation and data.validation else data.test)[1]
+
+
+def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
+    recipe, plan = prepared.recipe, prepared.plan
+    normalisation = recipe.normalisation
+    return {
+        "data set": (f"{recipe.title}, {prepared.data.source}", "which data a model was trained on is stated"),
+        "number of examples N": (plan.dataset_size, "sampling rate and divisor follow from it"),
+        "number of classes": (recipe.num_classes, "the shape of the model's output"),
+        "input shape": (list(recipe.input_shape), "the shape of the model's input and of the probe"),
+        "normalisation": (
+            f"mean {list(normalisation.mean)}, std {list(normalisation.std)}, scale {normalisation.scale:g}",
+            normalisation.origin,
+        ),
+        "hyper-parameters": ("see below", "their choice is not accounted for"),
+        "model and initial weights": (f"{_size(prepared.model):,} parameters", "architecture and seed are public"),
+    }
+
+
+def _size(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _unprotected(prepared: Prepared) -> dict[str, str]:
+    listed = {f"metrics.parquet: {name}": why for name, why in not_private(prepared.config.eval_on).items()}
+    listed["progress bar: clipped fraction, examples/s"] = "computed from private examples before noise"
+    judged = next(why for name, why in not_private(prepared.config.eval_on).items() if name == "accuracy")
+    return listed | {"this card: results; plots/accuracy_and_epsilon.png: accuracy": judged}
+
+
+def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
+    """Accuracy and ε of a run for plots; ε is computed at a few dozen steps and is exact there."""
+    plan, judged = prepared.plan, metrics.evaluated()
+    done = metrics.rows[-1].step if metrics.rows else 0
+    points = sorted({round(done * (i / _EPSILON_POINTS) ** 1.5) for i in range(_EPSILON_POINTS + 1)})
+    epsilon = [plan.epsilon(step) for step in points]
+    finite = [(step, value) for step, value in zip(points, epsilon, strict=True) if math.isfinite(value)]
+    relation = "added or removed" if plan.neighbouring_relation == "add_or_remove_one" else "replaced"
+    return Curve(
+        label=_title(prepared),
+        steps=[row.step for row in judged],
+        accuracy=[row.accuracy or 0.0 for row in judged],
+        epsilon_steps=[step for step, _ in finite],
+        epsilon=[value for _, value in finite],
+        target_epsilon=plan.target_epsilon,
+        caption=(
+            f"ε = {plan.epsilon(done):.3g}, δ = {plan.delta:g}, one example {relation}; {done:,} steps of "
+            f"{plan.expected_batch_size:,} expected examples, σ = {plan.noise_multiplier:.3g}"
+        ),
+        measured_on=prepared.config.eval_on,
+        stamp=stamp(plan),
+    )
+
+
+def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> None:
+    """Signal-to-noise ratio and spectra, measured on the probe at the released weights: public figures.
+
+    A method without a preconditioner is shown with the one that the settings describe.
+    """
+    plan, model = prepared.plan, prepared.model
+    layers = find_layers(model)
+    capture_layers = functools.partial(_capture, layers)
+    settings = plan.config.preconditioner
+    if not isinstance(settings, KFAC):
+        settings = kfac(prepared.config, prepared.recipe.input_shape)
+    rules = {layer.name: layer.rule for layer in layers}
+    built = settings.build(model, capture_layers, session.steps_done, rules=rules)
+    where = "at the released weights, on the probe"
+    if plan.noise_multiplier > 0:
+        ratios = signal_to_noise(
+            settings,
+            model,
+            capture_layers,
+            built,
+            max_grad_norm=plan.max_grad_norm,
+            noise_multiplier=plan.noise_multiplier,
+        )
+        amplitude = plan.expected_batch_size
+        shown = [
+            LayerSignal(
+                name=_layer_name(model, name),
+                plain=amplitude * math.sqrt(ratio.plain),
+                preconditioned=amplitude * math.sqrt(ratio.preconditioned),
+            )
+            for name, ratio in ratios.items()
+        ]
+        caption = f"{_title(prepared)}, {where}; {amplitude:,} examples"
+        plots.save(plots.signal_to_noise(shown, caption), folder.plots / "signal_to_noise.png")
+    figure = plots.spectra(_spectra(model, settings, built), f"{_title(prepared)}, {where}")
+    plots.save(figure, folder.plots / "spectra.png")
+
+
+def _capture(layers: Any, model: nn.Module, loss: Any) -> Any:
+    return capture(model, layers, loss)
+
+
+def _layer_name(model: nn.Module, name: str) -> str:
+    """The path of a layer and what it is, since a path like `3` says nothing."""
+    return f"{name or '(root)'} · {type(model.get_submodule(name)).__name__}"
+
+
+def _spectra(model: nn.Module, settings: KFAC, built: Preconditioner) -> list[LayerSpectra]:
+    """Undamped eigenvalues with what damping adds, for layers that have both factors."""
+    shown = []
+    for name, sides in built.spectra.items():
+        if set(sides) != {"A", "G"}:
+            continue
+        shapes = built.shapes[name]
+        sizes = {"A": math.prod(shapes["input"]), "G": math.prod(shapes["output"])}
+        values = {side: list(map(float, v)) + [0.0] * (sizes[side] - len(v)) for side, v in sides.items()}
+        means = {side: float(v.sum()) / sizes[side] if len(v) > 1 else float(v.sum()) for side, v in sides.items()}
+        relative = settings.damping_mode == "relative"
+        shown.append(
+            LayerSpectra(
+                name=_layer_name(model, name),
+                values=values,
+                damping={
+                    side: settings.damping * mean if relative else settings.damping + settings.gamma
+                    for side, mean in means.items()
+                },
+            )
+        )
+    return shown

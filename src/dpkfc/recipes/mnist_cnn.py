@@ -1,0 +1,25 @@
+"""MNIST: 60,000 images of handwritten digits and the CNN of the DP-KFC experiments (206,922 parameters)."""
+
+from __future__ import annotations
+
+from dpkfc.recipes.base import Recipe
+from dpkfc.recipes.datasets import Normalisation, Pixels, load_pixels
+from dpkfc.recipes.datasets.sources import MNIST
+from dpkfc.recipes.models import mnist_cnn
+
+__all__ = ["RECIPE"]
+
+
+def _pixels(data_dir: str | None) -> Pixels:
+    return load_pixels(MNIST, data_dir)
+
+
+RECIPE = Recipe(
+    name="mnist-cnn",
+    title="MNIST",
+    pixels=_pixels,
+    build=mnist_cnn,
+    image_shape=(28, 28, 1),
+    num_classes=10,
+    normalisation=Normalisation((0.1307,), (0.3081,), origin="published mean and deviation of the set"),
+)

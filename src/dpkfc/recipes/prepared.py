@@ -1,0 +1,64 @@
+"""What a run needs before its first step, and what it comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from dpkfc.plan import Plan
+from dpkfc.recipes.base import Recipe
+from dpkfc.recipes.config import RunConfig
+from dpkfc.recipes.datasets import ImageSet
+from dpkfc.report.plots import Curve
+
+__all__ = ["LABELS", "Prepared", "Result"]
+
+LABELS = {"dp-sgd": "DP-SGD", "dp-adam": "DP-Adam", "dp-kfc": "DP-KFC"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything a run needs before its first step.
+
+    Attributes:
+        config: settings.
+        recipe: the task.
+        data: examples.
+        model: on its device, with its initial weights.
+        plan: calibrated for the training set.
+    """
+
+    config: RunConfig
+    recipe: Recipe
+    data: ImageSet
+    model: nn.Module
+    plan: Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run came to.
+
+    Attributes:
+        folder: the run folder.
+        accuracy: of the released weights on the test or validation set, in [0, 1].
+        measured_on: which of the two.
+        epsilon: spent.
+        steps: releases made.
+        seconds: wall time of training, evaluation left out.
+        interrupted: whether the run stopped before its last step.
+        curve: for plots that compare runs.
+        stamp: empty where ε is certified.
+    """
+
+    folder: Path
+    accuracy: float
+    measured_on: str
+    epsilon: float
+    steps: int
+    seconds: float
+    interrupted: bool
+    curve: Curve
+    stamp: str = ""

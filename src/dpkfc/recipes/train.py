@@ -1,0 +1,199 @@
+"""The loop that trains any recipe under a plan and leaves a run folder behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from dpkfc.plan import Plan
+from dpkfc.recipes.assemble import make_optimizer, make_plan
+from dpkfc.recipes.base import find_recipe
+from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml, to_toml
+from dpkfc.recipes.evaluate import cross_entropy, evaluate
+from dpkfc.recipes.finish import curve_of, write_results
+from dpkfc.recipes.prepared import LABELS, Prepared, Result
+from dpkfc.recipes.stopping import stop_on_signals
+from dpkfc.report.card import stamp
+from dpkfc.report.metrics import Metrics, Row
+from dpkfc.report.progress import TrainingProgress
+from dpkfc.report.run_folder import RunFolder
+from dpkfc.session import Session, StepRecord
+
+__all__ = ["prepare", "resume", "run"]
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Data, model and plan of a run.
+
+    Raises:
+        DatasetError: missing or damaged data.
+        ConfigError: settings that do not go together, or an unreachable budget.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    recipe = find_recipe(config.recipe)
+    data = recipe.data(config)
+    plan = make_plan(config, recipe.input_shape, len(data.train[1]))
+    try:
+        model = recipe.model(config.seed).to(torch.device(config.device))
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {config.device!r} cannot be used ({str(error).splitlines()[0]}); try cpu") from None
+    return Prepared(config=config, recipe=recipe, data=data, model=model, plan=plan)
+
+
+def run(config: RunConfig, console: Console | None = None) -> Result:
+    """Train a recipe into a new run folder.
+
+    Args:
+        config: settings; `out` names the folder, or a new one below runs/ is made.
+        console: where progress is drawn; None draws nothing.
+
+    Returns:
+        What came of it; `interrupted` after Ctrl-C or SIGTERM, with a checkpoint in the folder.
+
+    Raises:
+        RunFolderError: the folder cannot be used; before any training.
+        DatasetError: missing or damaged data.
+        ConfigError: settings that do not go together, or an unreachable budget.
+    """
+    if config.out:
+        folder = RunFolder.create(config.out)
+    else:
+        name = f"{config.recipe}-{config.method}-{datetime.now():%Y%m%d-%H%M%S}"
+        folder = RunFolder.fresh("runs", name)
+    try:
+        prepared = prepare(config)
+    except BaseException:
+        folder.remove_if_empty()
+        raise
+    folder.write_text(folder.config, to_toml(config))
+    return _train(prepared, folder, Metrics(config.eval_on), console, resumed=False)
+
+
+def resume(path: str | Path, console: Console | None = None) -> Result:
+    """Continue a run from its checkpoint, with a fresh noise stream.
+
+    Raises:
+        RunFolderError: no run folder, or one without a checkpoint.
+        CheckpointError: a damaged checkpoint, or one of other settings.
+        ConfigError: the run is complete.
+    """
+    folder = RunFolder.open(path)
+    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else Metrics(config.eval_on)
+    return _train(prepare(replace(config, out=str(path))), folder, metrics, console, resumed=True)
+
+
+def _train(
+    prepared: Prepared, folder: RunFolder, metrics: Metrics, console: Console | None, *, resumed: bool
+) -> Result:
+    config, plan = prepared.config, prepared.plan
+    optimizer = make_optimizer(config, prepared.model)
+    session = Session(
+        plan,
+        prepared.model,
+        optimizer,
+        prepared.data.train,
+        ledger_path=folder.ledger,
+        num_workers=config.num_workers,
+    )
+    with session:
+        if resumed:
+            session.restore(folder.checkpoint)
+            if session.steps_done >= plan.steps and folder.card.is_file():
+                raise ConfigError(f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are spent")
+        loop = _Loop(prepared, folder, session, metrics)
+        label = LABELS[config.method]
+        with TrainingProgress(plan.steps, done=session.steps_done, console=console, label=label) as progress:
+            interrupted = loop.run(progress)
+        if not interrupted:
+            write_results(prepared, folder, session, metrics)
+        return _result(prepared, folder, session, metrics, interrupted)
+
+
+class _Loop:
+    """Steps, evaluations and checkpoints of one run."""
+
+    def __init__(self, prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics) -> None:
+        self._prepared, self._folder, self._session, self._metrics = prepared, folder, session, metrics
+        config, data = prepared.config, prepared.data
+        self._held_out = data.validation if config.eval_on == "validation" and data.validation else data.test
+        epoch = max(1, round(len(data.train[1]) / config.expected_batch_size))
+        self._every = config.evaluate_every or epoch
+
+    def run(self, progress: TrainingProgress) -> bool:
+        """Train to the end of the plan; whether it was interrupted, in which case a checkpoint is on the disk."""
+        plan = self._prepared.plan
+        if not self._metrics.rows:
+            self._metrics.add(self._judged(Row(step=0, epsilon=0.0), progress))
+        with stop_on_signals() as stop:
+            try:
+                for batch in self._session.batches():
+                    record = self._session.step(batch, cross_entropy)
+                    self._note_refresh()
+                    row = _row(record, plan)
+                    progress.advance(
+                        epsilon=row.epsilon, clipped_fraction=record.clipped_fraction, batch_size=record.batch_size
+                    )
+                    last = record.release == plan.steps
+                    if last or record.release % self._every == 0:
+                        row = self._judged(replace(row, epsilon=plan.epsilon(record.release)), progress)
+                    self._metrics.add(row)
+                    if row.accuracy is not None:
+                        self._save()
+                    if stop.requested and not last:
+                        self._save()
+                        return True
+            except KeyboardInterrupt:
+                self._save()
+                return True
+        return False
+
+    def _judged(self, row: Row, progress: TrainingProgress) -> Row:
+        judged = evaluate(self._prepared.model, self._held_out)
+        progress.accuracy(judged.accuracy, self._prepared.config.eval_on)
+        return replace(row, accuracy=judged.accuracy, loss=judged.loss)
+
+    def _note_refresh(self) -> None:
+        metric = self._session.preconditioner
+        if metric is not None and all(metric.step != known["step"] for known in self._metrics.refreshes):
+            self._metrics.refreshes.append({"step": metric.step, "digest": metric.digest, "scale": metric.scale})
+
+    def _save(self) -> None:
+        self._session.save(self._folder.checkpoint)
+        self._metrics.write(self._folder.metrics)
+
+
+def _row(record: StepRecord, plan: Plan) -> Row:
+    return Row(
+        step=record.release,
+        epsilon=plan.curve.upper_bound(record.release),
+        seconds=record.seconds,
+        batch_size=record.batch_size,
+        clipped_fraction=record.clipped_fraction,
+        median_norm=record.median_norm,
+    )
+
+
+def _result(prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics, interrupted: bool) -> Result:
+    judged = metrics.evaluated()
+    return Result(
+        folder=folder.path,
+        accuracy=judged[-1].accuracy or 0.0,
+        measured_on=prepared.config.eval_on,
+        epsilon=session.epsilon,
+        steps=session.steps_done,
+        seconds=time_spent(metrics),
+        interrupted=interrupted,
+        curve=curve_of(prepared, metrics),
+        stamp=stamp(prepared.plan),
+    )
+
+
+def time_spent(metrics: Metrics) -> float:
+    """Seconds of all steps in the metrics."""
+    return sum(row.seconds or 0.0 for row in metrics.rows)

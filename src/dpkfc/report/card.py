@@ -1,0 +1,248 @@
+"""The privacy card: what is promised for a model, by which mechanism, on which assumptions, and what is not covered."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from dpkfc.plan import Plan
+from dpkfc.privacy.events import cross_check
+
+__all__ = ["CardFacts", "build_card", "software", "stamp", "to_markdown"]
+
+FORMAT = 1
+_RELATIONS = {"add_or_remove_one": "one example added or removed", "replace_one": "one example replaced by another"}
+_PACKAGES = ("dpkfc", "torch", "dp-accounting", "numpy", "scipy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """What a card says beside the plan.
+
+    Attributes:
+        title: of the model or run.
+        releases: noisy sums that were released.
+        ledger: file name, head and count of the ledger.
+        assumed_public: setting to (value, why it is public).
+        chosen_by: how hyper-parameters were chosen.
+        not_private: figure to the reason why ε does not protect it.
+        results: figures of the model, with what they were computed on.
+        seeds: public seeds.
+        refreshes: step, digest and scale of every preconditioner that was used.
+        settings: hyper-parameters of training that the plan does not hold.
+    """
+
+    title: str
+    releases: int
+    ledger: Mapping[str, Any]
+    assumed_public: Mapping[str, tuple[Any, str]]
+    chosen_by: str
+    not_private: Mapping[str, str]
+    results: Mapping[str, Any] = field(default_factory=dict)
+    seeds: Mapping[str, int] = field(default_factory=dict)
+    refreshes: Sequence[Mapping[str, Any]] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def stamp(plan: Plan) -> str:
+    """What is written across the card and the plots of a run without a certified guarantee; empty where it has one."""
+    if plan.certified:
+        return ""
+    if plan.test_mode:
+        return "NOT PRIVATE: test mode"
+    return "NOT PRIVATE" if plan.noise_multiplier == 0 else "UNCERTIFIED"
+
+
+def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
+    """The card as plain values that JSON can hold.
+
+    Args:
+        plan: of the run.
+        facts: everything else.
+    """
+    described = plan.describe()
+    spent = plan.epsilon(facts.releases)
+    return {
+        "format": FORMAT,
+        "title": facts.title,
+        "stamp": stamp(plan) or None,
+        "caveats": list(plan.caveats),
+        "guarantee": {
+            "certified": plan.certified,
+            "epsilon": _number(spent),
+            "delta": plan.delta,
+            "target_epsilon": plan.target_epsilon,
+            "unit": described["privacy_unit"],
+            "neighbouring_relation": plan.neighbouring_relation,
+            "neighbours_differ_in": _RELATIONS.get(plan.neighbouring_relation, plan.neighbouring_relation),
+            "releases": facts.releases,
+            "planned_steps": plan.steps,
+        },
+        "mechanism": {
+            "sampler": described["sampler"],
+            "clipping": plan.clipping,
+            "max_grad_norm": plan.max_grad_norm,
+            "sensitivity": plan.sensitivity,
+            "noise_multiplier": plan.noise_multiplier,
+            "stddev": plan.stddev,
+            "divisor": plan.expected_batch_size,
+            "event": described["event"],
+            "noise_generator": "repeatable: NOT PRIVATE" if plan.test_mode else "seeded by the operating system",
+        },
+        "accounting": _accounting(plan, facts.releases),
+        "curvature": _curvature(described["preconditioner"], facts.refreshes),
+        "assumed_public": {name: {"value": value, "why": why} for name, (value, why) in facts.assumed_public.items()},
+        "hyper_parameters": {"chosen_by": facts.chosen_by, **facts.settings},
+        "not_private": dict(facts.not_private),
+        "results": dict(facts.results),
+        "public_seeds": dict(facts.seeds),
+        "ledger": dict(facts.ledger),
+        "plan_hash": plan.hash,
+        "software": software(),
+    }
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else "inf"
+
+
+def _accounting(plan: Plan, releases: int) -> dict[str, Any]:
+    if releases == plan.steps:
+        checked = plan.cross_check()
+    else:
+        checked = cross_check(plan.event, releases, plan.delta, plan.neighbouring_relation)
+    beside = {name: None if value is None else _number(value) for name, value in checked.items()}
+    return {"accountant": plan.accountant, "library": "dp-accounting", "epsilon_by": beside}
+
+
+def _curvature(described: Mapping[str, Any] | None, refreshes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    if described is None:
+        return None
+    return {**described, "refreshes": [dict(refresh) for refresh in refreshes]}
+
+
+def software() -> dict[str, str]:
+    """Versions of what computed the model."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed as a package"
+    return versions
+
+
+def to_markdown(card: Mapping[str, Any]) -> str:
+    """The card for people."""
+    parts = [f"# Privacy card: {card['title']}", _statement(card)]
+    parts += [_table("Guarantee", _guarantee_rows(card)), _table("Mechanism", _mechanism_rows(card["mechanism"]))]
+    parts.append(_curvature_text(card["curvature"]))
+    public = [(name, _show(entry["value"]), entry["why"]) for name, entry in card["assumed_public"].items()]
+    parts.append(_table("Taken as public", public, ("setting", "value", "why")))
+    chosen = [(name, _show(value)) for name, value in card["hyper_parameters"].items()]
+    parts.append(_table("Hyper-parameters", chosen))
+    parts.append(_table("Results", [(name, _show(value)) for name, value in card["results"].items()]))
+    hidden = list(card["not_private"].items())
+    parts.append(_table("Figures that ε does NOT protect", hidden, ("figure", "why")))
+    rest = [("plan", f"`{card['plan_hash']}`")]
+    rest += [(f"ledger, {name}", f"`{value}`") for name, value in card["ledger"].items()]
+    rest += [(f"public seed, {name}", str(value)) for name, value in card["public_seeds"].items()]
+    rest += [(name, version) for name, version in card["software"].items()]
+    parts.append(_table("Provenance", rest))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _statement(card: Mapping[str, Any]) -> str:
+    promise = card["guarantee"]
+    if card["stamp"]:
+        reasons = "\n".join(f"> - {caveat}" for caveat in card["caveats"])
+        return f"> **{card['stamp']}**\n>\n> There is no certified guarantee for this model:\n>\n{reasons}"
+    spent = f"(ε = {_epsilon(promise['epsilon'])}, δ = {promise['delta']:g})"
+    return (
+        f"The released weights are **{spent}-differentially private** for {promise['unit']}: "
+        f"neighbouring data sets differ in {promise['neighbours_differ_in']}."
+    )
+
+
+def _guarantee_rows(card: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    promise, accounting = card["guarantee"], card["accounting"]
+    by = ", ".join(f"{name.upper()}: {_epsilon(value)}" for name, value in accounting["epsilon_by"].items())
+    return [
+        ("ε spent", _epsilon(promise["epsilon"])),
+        ("ε of the budget", _show(promise["target_epsilon"])),
+        ("δ", f"{promise['delta']:g}"),
+        ("privacy unit", promise["unit"]),
+        ("neighbouring relation", f"{promise['neighbouring_relation']} ({promise['neighbours_differ_in']})"),
+        ("releases", f"{promise['releases']:,} of {promise['planned_steps']:,} planned"),
+        ("accountant", f"{accounting['accountant'].upper()} of {accounting['library']}"),
+        ("ε by each accountant", by),
+        ("certified", "yes" if promise["certified"] else "NO"),
+    ]
+
+
+def _mechanism_rows(mechanism: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    sampler = {**mechanism["sampler"]}
+    how = sampler.pop("name", "")
+    hidden = ("neighbouring_relation", "certified", "dataset_size")
+    rest = [f"{name.replace('_', ' ')} {_show(value)}" for name, value in sampler.items() if name not in hidden]
+    return [
+        ("sampler", ", ".join([how, *rest])),
+        ("clipping", f"{mechanism['clipping']}, C = {_show(mechanism['max_grad_norm'])}"),
+        ("noise multiplier σ", _show(mechanism["noise_multiplier"])),
+        ("sensitivity of the sum", _show(mechanism["sensitivity"])),
+        ("standard deviation on the sum", _show(mechanism["stddev"])),
+        ("divisor (expected batch size)", _show(mechanism["divisor"])),
+        ("noise generator", mechanism["noise_generator"]),
+    ]
+
+
+def _curvature_text(curvature: Mapping[str, Any] | None) -> str:
+    if curvature is None:
+        return "## Curvature\n\nNo preconditioner was used."
+    probe = ", ".join(f"{name} {_show(value)}" for name, value in curvature["probe"].items())
+    rows = [("comes from", probe)]
+    rows.append(("uses private data", "yes: NOT PRIVATE" if curvature.get("uses_private_data") else "no"))
+    skipped = {"probe", "refreshes", "uses_private_data", "curvature_source"}
+    rows += [(name.replace("_", " "), _show(value)) for name, value in curvature.items() if name not in skipped]
+    refreshes = curvature["refreshes"]
+    rows.append(("refreshes", f"{len(refreshes)}, before steps {', '.join(str(r['step']) for r in refreshes[:12])}"))
+    if len(refreshes) > 12:
+        rows[-1] = ("refreshes", f"{rows[-1][1]}, … {refreshes[-1]['step']}")
+    if refreshes:
+        rows.append(("digest of the last", f"`{refreshes[-1]['digest']}`"))
+    return _table("Curvature", rows)
+
+
+def _table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ("", "")) -> str:
+    if not rows:
+        return ""
+    lines = [f"## {title}", "", "| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    lines += ["| " + " | ".join(_cell(text) for text in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _epsilon(value: float | str | None) -> str:
+    """Four decimals, rounded up: a printed ε is never below the true one."""
+    return f"{math.ceil(value * 1e4) / 1e4:g}" if isinstance(value, (int, float)) else _show(value)
+
+
+def _cell(text: str) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_show(item) for item in value)
+    return str(value)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpkfc.curvature.damping import Damping, condition_numbers, elementwise_scale, side_of
+from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
+from dpkfc.curvature.linalg import Eigen, eigen_of_rows
+from dpkfc.metric import Dense, Diagonal, Identity, Kronecker, LowRank
+
+F64 = torch.float64
+
+
+def _eigen(d: int, n: int, scale: float = 1.0) -> Eigen:
+    return eigen_of_rows(scale * torch.randn(n, d, dtype=F64), n)
+
+
+def _power(matrix: torch.Tensor, p: float) -> torch.Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.pow(p)) @ vectors.T
+
+
+def _matrix(side, d: int) -> torch.Tensor:
+    return side.apply(torch.eye(d, dtype=F64))
+
+
+@pytest.mark.parametrize("p", [0.5, 0.25, 0.1])
+@pytest.mark.parametrize("n", [3, 30])
+def test_a_side_is_the_root_of_the_damped_factor(p, n):
+    factor, d = _eigen(10, n), 10
+    damping = Damping(value=0.1, exponent=p, rank_tolerance=0.0)
+    exact = _power(factor.dense() + 0.1 * factor.mean * torch.eye(d, dtype=F64), -p)
+    side = side_of(factor, damping, F64)
+    assert isinstance(side, LowRank if n == 3 else Dense)
+    assert torch.allclose(_matrix(side, d), exact, atol=1e-10)
+    assert side.bound == pytest.approx(float(torch.linalg.matrix_norm(exact, 2)), rel=1e-9)
+
+
+def test_low_rank_and_dense_are_one_map():
+    """The same factor once with its six pairs alone, once with all twenty: the other fourteen are barely above zero."""
+    factor, damping = _eigen(20, 6), Damping(rank_tolerance=0.0)
+    basis = torch.linalg.qr(torch.cat([factor.vectors, torch.randn(20, 14, dtype=F64)], 1)).Q
+    values = torch.cat([factor.values, torch.full((14,), 1e-300, dtype=F64)])
+    low, dense = side_of(factor, damping, F64), side_of(Eigen(basis, values), damping, F64)
+    assert isinstance(low, LowRank) and isinstance(dense, Dense)
+    x = torch.randn(4, 7, 20, dtype=F64)
+    assert torch.allclose(low.apply(x), dense.apply(x), atol=1e-11)
+    assert low.bound == pytest.approx(dense.bound, rel=1e-11)
+
+
+def test_eigenvalues_far_below_the_damping_are_the_tail():
+    values = torch.tensor([10.0, 5.0, 1e-4, 1e-5, 0.0, 0.0], dtype=F64)
+    side = side_of(Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=1e-2), F64)
+    shift = 0.1 * float(values.sum()) / 6
+    assert isinstance(side, LowRank) and side.scale.numel() == 2
+    assert side.tail == pytest.approx(shift**-0.5)
+    assert torch.allclose(side.scale, (values[:2] + shift).pow(-0.5))
+    everything = side_of(Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=0.0), F64)
+    assert torch.allclose(_matrix(side, 6), _matrix(everything, 6), rtol=6e-3, atol=0)
+
+
+def test_a_side_too_wide_for_a_matrix_stays_low_rank():
+    side = side_of(_eigen(10, 8), Damping(), F64, widest_dense=9)
+    assert isinstance(side, LowRank) and side.vectors.shape[1] > 5
+
+
+def test_whitening_is_the_product_of_explicit_roots():
+    a, g = _eigen(5, 40), _eigen(4, 2)
+    damping = Damping(value=0.3, rank_tolerance=0.0)
+    metric = Kronecker(side_of(a, damping, F64), side_of(g, damping, F64))
+    gradient = torch.randn(3, 4, 5, dtype=F64)
+    u_a = _power(a.dense() + 0.3 * a.mean * torch.eye(5, dtype=F64), -0.5)
+    u_g = _power(g.dense() + 0.3 * g.mean * torch.eye(4, dtype=F64), -0.5)
+    assert torch.allclose(metric.whiten(gradient), u_g @ gradient @ u_a, atol=1e-10)
+
+
+@given(rho=st.floats(1e-3, 2.0), a_scale=st.floats(1e-3, 1e3), g_scale=st.floats(1e-3, 1e3))
+def test_relative_damping_is_the_balanced_split_of_one_damping(rho, a_scale, g_scale):
+    torch.manual_seed(0)
+    a, g = _eigen(5, 12, a_scale), _eigen(3, 12, g_scale)
+    damping = Damping(value=rho)
+    mean_a, mean_g = a.mean, g.mean
+    lam, pi = rho**2 * mean_a * mean_g, math.sqrt(mean_a / mean_g)
+    assert damping.shift(a) == pytest.approx(pi * math.sqrt(lam), rel=1e-9)
+    assert damping.shift(g) == pytest.approx(math.sqrt(lam) / pi, rel=1e-9)
+
+
+def test_absolute_damping_is_that_of_the_paper():
+    factor = _eigen(6, 20)
+    side = side_of(factor, Damping(value=1e-2, gamma=3e-2, mode="absolute", rank_tolerance=0.0), F64)
+    exact = _power((factor.dense() + 1e-2 * torch.eye(6, dtype=F64)) + 3e-2 * torch.eye(6, dtype=F64), -0.5)
+    assert torch.allclose(_matrix(side, 6), exact, atol=1e-10)
+    empty = Eigen(torch.zeros(6, 0, dtype=F64), torch.zeros(0, dtype=F64))
+    bare = side_of(empty, Damping(value=1e-2, gamma=3e-2, mode="absolute"), F64)
+    assert bare == Identity(pytest.approx(5.0))
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [
+        Eigen(torch.zeros(4, 0), torch.zeros(0, dtype=F64)),
+        Eigen(torch.eye(4), torch.zeros(4, dtype=F64)),
+        Eigen(torch.eye(4), torch.full((4,), 1e-43, dtype=F64)),
+        DiagonalFactor(torch.zeros(4, dtype=F64)),
+        IsotropicFactor(4, 0.0),
+    ],
+    ids=["no pairs", "zeros", "denormal", "diagonal", "isotropic"],
+)
+def test_an_empty_factor_is_the_identity_of_unit_scale(factor):
+    assert side_of(factor, Damping(), torch.float32) == Identity()
+    assert elementwise_scale(factor, Damping(), (2, 2), torch.float32).tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_diagonal_and_isotropic_sides():
+    values = torch.tensor([4.0, 0.0, 2.0], dtype=F64)
+    shift = 0.1 * 2.0
+    side = side_of(DiagonalFactor(values), Damping(), F64)
+    assert isinstance(side, Diagonal) and torch.allclose(side.scale, (values + shift).pow(-0.5))
+    assert side_of(IsotropicFactor(3, 2.0), Damping(), F64) == Identity(pytest.approx(2.2**-0.5))
+    scale = elementwise_scale(DiagonalFactor(values), Damping(exponent=0.25), (3, 1), torch.float32)
+    assert scale.shape == (3, 1) and torch.allclose(scale[:, 0].double(), (values + shift).pow(-0.25))
+    flat = elementwise_scale(IsotropicFactor(6, 2.0), Damping(), (2, 3), torch.float32)
+    assert flat.shape == (2, 3) and torch.allclose(flat, torch.full((2, 3), 2.2**-0.5))
+
+
+def test_condition_numbers_before_and_after():
+    factor = Eigen(torch.eye(2, dtype=F64), torch.tensor([8.0, 2.0], dtype=F64))
+    assert condition_numbers(factor, Damping()) == (4.0, pytest.approx(8.5 / 2.5))
+    low = Eigen(torch.eye(4, dtype=F64)[:, :1], torch.tensor([8.0], dtype=F64))
+    assert condition_numbers(low, Damping()) == (math.inf, pytest.approx(8.2 / 0.2))
+    assert condition_numbers(IsotropicFactor(3, 0.0), Damping()) == (math.inf, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"value": 0.0}, "damping must be positive"),
+        ({"value": -1.0}, "damping must be positive"),
+        ({"value": float("nan")}, "damping must be positive"),
+        ({"mode": "both"}, "damping_mode"),
+        ({"gamma": -1.0, "mode": "absolute"}, "gamma"),
+        ({"gamma": 0.1}, "gamma=0.1 is read only"),
+        ({"exponent": 0.0}, "exponent"),
+        ({"exponent": 0.6}, "exponent"),
+        ({"rank_tolerance": 1.0}, "rank_tolerance"),
+    ],
+)
+def test_bad_values_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Damping(**fields)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.curvature.toys import CNN_SHAPE, capture, cnn, mlp
+
+from dpkfc.blocks import Lookup, Outer, PerExample
+from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, WhiteNoise
+from dpkfc.curvature.diagnostics import (
+    compare_factors,
+    condition_numbers,
+    fisher_spectrum,
+    inner_product,
+    signal_to_noise,
+)
+from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
+from dpkfc.curvature.linalg import eigen_of_rows
+from dpkfc.curvature.norms import layer_squares, probe_norms
+from dpkfc.curvature.probing import blocks_on_probe
+from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
+
+F64 = torch.float64
+
+
+def _root(d: int) -> Dense:
+    m = torch.randn(d, d, dtype=F64)
+    return Dense(m + m.T, 1.0)
+
+
+@given(
+    n=st.integers(1, 4), t=st.integers(1, 7), d_in=st.integers(1, 6), d_out=st.integers(1, 6), groups=st.integers(1, 2)
+)
+def test_norms_of_outer_products_equal_those_of_formed_gradients(n, t, d_in, d_out, groups):
+    torch.manual_seed(n + t)
+    block = Outer(torch.randn(n * groups, t, d_in, dtype=F64), torch.randn(n * groups, t, d_out, dtype=F64), groups)
+    for entry in (None, Kronecker(_root(d_in), _root(d_out))):
+        formed = (entry or Kronecker()).whiten(block.per_example()).reshape(n, -1).square().sum(1)
+        assert torch.allclose(layer_squares(block, entry), formed, rtol=1e-9, atol=1e-12)
+
+
+def test_norms_of_embeddings_and_materialised_gradients():
+    block = Lookup(torch.tensor([[0, 1, 1], [2, 2, 2]]), torch.randn(2, 3, 4, dtype=F64), 5)
+    scale, root = torch.rand(5, dtype=F64), _root(4)
+    formed = scale.view(1, 5, 1) * block.per_example() @ root.root
+    squares = layer_squares(block, Kronecker(Diagonal(scale), root))
+    assert torch.allclose(squares, formed.flatten(1).square().sum(1))
+    plain = layer_squares(block, Kronecker(Identity(2.0), Identity(3.0)))
+    assert torch.allclose(plain, 36 * block.per_example().flatten(1).square().sum(1))
+    with pytest.raises(ValueError, match="must be diagonal"):
+        layer_squares(block, Kronecker(_root(5), root))
+    small = PerExample({"weight": torch.randn(2, 3), "bias": torch.randn(2, 3)})
+    weight = torch.rand(3)
+    exact = (small.grads["weight"] * weight).square().sum(1) + small.grads["bias"].square().sum(1)
+    assert torch.allclose(layer_squares(small, Elementwise({"weight": weight})), exact.double())
+    norms, again = probe_norms({"a": block, "b": small}, {}, {"b": Elementwise({"weight": 1 + 0 * weight})})
+    assert torch.equal(norms, again)
+    assert torch.allclose(norms.square(), layer_squares(block, None) + layer_squares(small, None))
+
+
+def test_signal_to_noise_is_the_ratio_written_out():
+    model = mlp()
+    kfac = KFAC(probe=FeatureNoise(12), probe_size=10, chunk=4)
+    built = kfac.build(model, capture, 0)
+    ratios = signal_to_noise(kfac, model, capture, built, max_grad_norm=0.5, noise_multiplier=2.0)
+    blocks = list(blocks_on_probe(model, capture, kfac.run_at(0)))
+    for metric, attribute in (({}, "plain"), (built.metric, "preconditioned")):
+        energy = {"0": 0.0, "2": 0.0}
+        for chunk in blocks:
+            z = {n: metric.get(n, Kronecker()).whiten(b.per_example()).flatten(1).double() for n, b in chunk.items()}
+            norms = torch.cat(list(z.values()), 1).norm(dim=1)
+            clip = (0.5 / norms).clamp(max=1.0)
+            for n in z:
+                energy[n] += float((clip[:, None] * z[n]).square().sum())
+        for n, (d_out, d_in) in {"0": (8, 13), "2": (4, 9)}.items():
+            exact = energy[n] / 10 / (2.0**2 * 0.5**2 * d_out * d_in)
+            assert getattr(ratios[n], attribute) == pytest.approx(exact, rel=1e-4)
+            assert ratios[n].parameters == d_out * d_in
+    with pytest.raises(ValueError, match="must be positive"):
+        signal_to_noise(kfac, model, capture, built, max_grad_norm=0.0, noise_multiplier=1.0)
+
+
+def test_spectra_and_condition_numbers():
+    built = KFAC(probe=FeatureNoise(12), probe_size=64).build(mlp(), capture, 0)
+    a, g = built.spectra["2"]["A"], built.spectra["2"]["G"]
+    exact = torch.sort(torch.outer(a, g).flatten(), descending=True).values
+    assert torch.allclose(fisher_spectrum(built, "2", top=7), exact[:7])
+    assert torch.allclose(fisher_spectrum(built, "2"), exact)
+    numbers = condition_numbers(built)
+    assert set(numbers) == {(layer, side) for layer in ("0", "2") for side in ("input", "output")}
+    assert all(after <= before for before, after in numbers.values())
+    with pytest.raises(ValueError, match="no layer 'x'"):
+        fisher_spectrum(built, "x")
+
+
+def _factor(kind: str, d: int = 5):
+    if kind == "isotropic":
+        return IsotropicFactor(d, 1.7), 1.7 * torch.eye(d, dtype=F64)
+    if kind == "diagonal":
+        values = torch.rand(d, dtype=F64)
+        return DiagonalFactor(values), torch.diag(values)
+    eigen = eigen_of_rows(torch.randn(3, d, dtype=F64), 3)
+    return eigen, eigen.dense()
+
+
+@pytest.mark.parametrize("first", ["full", "diagonal", "isotropic"])
+@pytest.mark.parametrize("second", ["full", "diagonal", "isotropic"])
+def test_inner_products_of_factors_equal_those_of_matrices(first, second):
+    (f, dense_f), (s, dense_s) = _factor(first), _factor(second)
+    assert inner_product(f, s) == pytest.approx(float((dense_f * dense_s).sum()), rel=1e-9)
+
+
+def test_similarity_of_factor_sets():
+    model = cnn().double()
+    probes = [PinkNoise(CNN_SHAPE), WhiteNoise(CNN_SHAPE)]
+    pink, white = (KFAC(probe=p, probe_size=32).factors(model, capture) for p in probes)
+    for sides in compare_factors(pink, pink).values():
+        for same in sides.values():
+            assert same.cosine == pytest.approx(1.0, abs=1e-9) and same.relative_error == pytest.approx(0.0, abs=1e-6)
+    similarity = compare_factors(pink, white)["0"]["input"]
+    a, b = pink["0"].sides["input"].dense(), white["0"].sides["input"].dense()
+    assert similarity.cosine == pytest.approx(float((a * b).sum() / a.norm() / b.norm()), rel=1e-9)
+    assert similarity.relative_error == pytest.approx(float((a - b).norm() / a.norm()), rel=1e-6)
+    with pytest.raises(ValueError, match="differ in the layers"):
+        compare_factors(pink, {k: v for k, v in white.items() if k != "0"})

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpkfc.blocks import Lookup, Outer, PerExample
+from dpkfc.curvature.factors import (
+    DiagonalFactor,
+    FactorAccumulator,
+    IsotropicFactor,
+    LayerAccumulator,
+    Structure,
+    is_empty,
+    kronecker_factors,
+)
+from dpkfc.curvature.linalg import Eigen
+
+
+def _outer(n: int = 5, t: int = 3, d_in: int = 4, d_out: int = 6, groups: int = 1) -> Outer:
+    a = torch.randn(n * groups, t, d_in, dtype=torch.float64)
+    a[..., -1] = 1.0
+    return Outer(a, torch.randn(n * groups, t, d_out, dtype=torch.float64), groups)
+
+
+def _factors(block, structure: Structure | None = None, rule: str | None = None):
+    layer = LayerAccumulator(block, structure or Structure(), rule)
+    layer.add(block)
+    return layer.result()
+
+
+def _brute(block: Outer, sharing: str) -> tuple[torch.Tensor, torch.Tensor]:
+    d_in, d_out = block.a.shape[-1], block.b.shape[-1]
+    a_sum = torch.zeros(d_in, d_in, dtype=torch.float64)
+    g_sum = torch.zeros(d_out, d_out, dtype=torch.float64)
+    n, t = block.a.shape[:2]
+    for i in range(n):
+        if sharing == "expand":
+            for s in range(t):
+                a_sum += torch.outer(block.a[i, s], block.a[i, s]) / n
+                g_sum += torch.outer(block.b[i, s], block.b[i, s]) / (n * t)
+        else:
+            mean, total = block.a[i].mean(0), block.b[i].sum(0)
+            a_sum += torch.outer(mean, mean) / n
+            g_sum += torch.outer(total, total) / n
+    return a_sum, g_sum
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@given(
+    n=st.integers(1, 6), t=st.integers(1, 4), d_in=st.integers(1, 9), d_out=st.integers(1, 9), groups=st.integers(1, 3)
+)
+def test_streamed_factors_equal_the_sum_written_out(sharing, n, t, d_in, d_out, groups):
+    torch.manual_seed(n + 10 * t + 100 * d_in)
+    block = _outer(n, t, d_in, d_out, groups)
+    a_exact, g_exact = _brute(block, sharing)
+    for dense, exact in zip(kronecker_factors(block, sharing), (a_exact, g_exact), strict=True):
+        assert torch.allclose(dense, exact, atol=1e-12)
+    sides = _factors(block, Structure(sharing=sharing)).sides
+    assert torch.allclose(sides["input"].dense(), a_exact, atol=1e-9)
+    assert torch.allclose(sides["output"].dense(), g_exact, atol=1e-9)
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize("cut", [1, 2, 7, 12])
+def test_any_split_into_micro_batches_gives_the_same_factors(sharing, cut):
+    block = _outer(13, 2, 5, 17)
+    layer = LayerAccumulator(block, Structure(sharing=sharing))
+    layer.add(Outer(block.a[:cut], block.b[:cut]))
+    layer.add(Outer(block.a[cut:], block.b[cut:]))
+    whole, parts = _factors(block, Structure(sharing=sharing)), layer.result()
+    for side in ("input", "output"):
+        assert torch.allclose(whole.sides[side].dense(), parts.sides[side].dense(), atol=1e-12)
+
+
+def test_the_homogeneous_coordinate_stays_one_under_reduce():
+    a, _ = kronecker_factors(_outer(), "reduce")
+    assert float(a[-1, -1]) == pytest.approx(1.0)
+
+
+def test_traces_multiply_to_the_mean_square_of_independent_gradients():
+    block = _outer(4000, 1, 3, 2)
+    a, g = kronecker_factors(block)
+    squares = block.per_example().square().sum((1, 2)).mean()
+    assert float(a.trace() * g.trace()) == pytest.approx(float(squares), rel=0.1)
+
+
+def test_groups_of_a_convolution_are_averaged():
+    block = _outer(4, 3, 5, 2, groups=2)
+    halves = [Outer(block.a[g::2], block.b[g::2]) for g in range(2)]
+    for whole, parts in zip(kronecker_factors(block), zip(*map(kronecker_factors, halves), strict=True), strict=True):
+        assert torch.allclose(whole, sum(parts) / 2)
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_an_embedding_has_the_expected_row_counts(sharing):
+    ids = torch.tensor([[0, 2, 2], [2, 4, 0]])
+    block = Lookup(ids, torch.randn(2, 3, 5), num_rows=6)
+    factors = _factors(block, Structure(sharing=sharing))
+    one_hot = torch.nn.functional.one_hot(ids, 6).double()
+    if sharing == "expand":
+        exact = one_hot.sum((0, 1)) / 2
+    else:
+        exact = one_hot.mean(1).square().mean(0)
+    assert isinstance(factors.sides["input"], DiagonalFactor)
+    assert torch.allclose(factors.sides["input"].values, exact)
+    b = block.b.flatten(0, 1) if sharing == "expand" else block.b.sum(1)
+    assert torch.allclose(factors.sides["output"].dense(), b.T @ b / b.shape[0], atol=1e-5)
+    assert factors.kind == "lookup" and factors.shapes == {"input": (6,), "output": (5,)}
+
+
+def test_materialised_gradients_give_their_second_moment():
+    grads = {"weight": torch.randn(7, 2, 3), "bias": torch.randn(7, 3)}
+    factors = _factors(PerExample(grads))
+    assert factors.kind == "elementwise" and factors.shapes == {"weight": (2, 3), "bias": (3,)}
+    for role, g in grads.items():
+        assert torch.allclose(factors.sides[role].values, g.double().square().mean(0).flatten())
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e-12, 1.0, 1e15, 1e25])
+@pytest.mark.parametrize("shape", ["full", "diagonal", "isotropic"])
+def test_small_and_large_rows_neither_vanish_nor_overflow(size, shape):
+    rows = torch.randn(40, 4)
+    tiny, whole = FactorAccumulator(4, shape=shape), FactorAccumulator(4, shape=shape)
+    for piece in rows.split(8):
+        whole.add(piece, 8)
+        tiny.add(piece * size, 8)
+    assert tiny.result().trace == pytest.approx(whole.result().trace * size * size, rel=1e-5)
+
+
+def test_a_later_larger_chunk_is_added_in_the_same_scale():
+    rows = [torch.randn(6, 3), 1e6 * torch.randn(6, 3), 1e-6 * torch.randn(6, 3)]
+    accumulator = FactorAccumulator(3)
+    for piece in rows:
+        accumulator.add(piece, 6)
+    exact = sum(r.double().T @ r.double() for r in rows) / 18
+    assert torch.allclose(accumulator.result().dense().double(), exact, rtol=1e-4, atol=1e-4 * float(exact.max()))
+
+
+def test_a_wide_side_stays_low_rank_while_rows_are_few_and_falls_back_beyond_that():
+    wide = FactorAccumulator(50, max_size=8)
+    for _ in range(2):
+        wide.add(torch.randn(4, 50), 4)
+    assert isinstance(wide.result(), Eigen) and wide.result().vectors.shape == (50, 8) and not wide.note
+    rows = torch.randn(12, 50)
+    diagonal = FactorAccumulator(50, max_size=8)
+    identity = FactorAccumulator(50, max_size=8, oversize="identity")
+    for piece in rows.split(3):
+        diagonal.add(piece, 3)
+        identity.add(piece, 3)
+    assert torch.allclose(diagonal.result().values, rows.double().square().mean(0))
+    assert isinstance(identity.result(), IsotropicFactor)
+    assert identity.result().mean == pytest.approx(diagonal.result().mean)
+    assert "max_factor_size = 8" in diagonal.note and "isotropic" in identity.note
+
+
+@pytest.mark.parametrize("sides", ["both", "input", "output"])
+def test_the_other_side_becomes_isotropic_with_the_same_trace(sides):
+    block = _outer()
+    full, one = _factors(block), _factors(block, Structure(sides=sides))
+    for side in ("input", "output"):
+        kept = sides in ("both", side)
+        assert isinstance(one.sides[side], Eigen if kept else IsotropicFactor)
+        assert one.sides[side].trace == pytest.approx(full.sides[side].trace)
+        assert one.sides[side].dim == full.sides[side].dim
+
+
+def test_rules_that_are_left_out_become_isotropic():
+    structure = Structure(rules=("linear",))
+    assert isinstance(_factors(_outer(), structure, "linear").sides["input"], Eigen)
+    left_out = _factors(_outer(), structure, "conv").sides
+    assert all(isinstance(side, IsotropicFactor) for side in left_out.values())
+    norm = _factors(PerExample({"weight": torch.randn(3, 4)}), structure, "norm").sides["weight"]
+    assert isinstance(norm, IsotropicFactor)
+    lookup = Lookup(torch.tensor([[0, 1]]), torch.randn(1, 2, 3), 4)
+    counts = _factors(lookup, structure, "embedding").sides["input"]
+    assert isinstance(counts, IsotropicFactor) and counts.trace == pytest.approx(2.0)
+
+
+def test_normalised_factors_have_mean_one_and_empty_ones_stay_empty():
+    block = _outer()
+    factors = _factors(Outer(block.a, torch.zeros_like(block.b))).normalised()
+    assert factors.sides["input"].mean == pytest.approx(1.0)
+    assert is_empty(factors.sides["output"]) and factors.sides["output"].trace == 0.0
+
+
+def test_half_precision_is_accumulated_in_float32():
+    rows = torch.randn(6, 2, 3).bfloat16()
+    factors = _factors(Outer(rows, rows))
+    assert factors.dtype == torch.float32 and factors.sides["input"].vectors.dtype == torch.float32
+
+
+def test_bad_rows_are_named():
+    accumulator = FactorAccumulator(3)
+    with pytest.raises(ValueError, match=r"size 3.*\(2, 4\)"):
+        accumulator.add(torch.zeros(2, 4), 2)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        accumulator.add(torch.tensor([[0.0, float("inf"), 1.0]]), 1)
+    with pytest.raises(ValueError, match="before any probe example"):
+        FactorAccumulator(3).result()

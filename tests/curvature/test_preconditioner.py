@@ -1,0 +1,503 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
+from torch import nn
+
+from dpkfc.blocks import Outer
+from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Preconditioner, PublicData, WhiteNoise
+from dpkfc.curvature.norms import probe_norms
+from dpkfc.curvature.preconditioner import RULES
+from dpkfc.curvature.probing import blocks_on_probe, public_generator, undisturbed
+from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank
+
+
+def _kfac(**fields) -> KFAC:
+    return KFAC(**{"probe": FeatureNoise(12), "probe_size": 40, "chunk": 16, **fields})
+
+
+def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
+    return PublicData(torch.randint(rows, (n, length)), provenance="random ids")
+
+
+def _norms(kfac: KFAC, model: nn.Module, metric) -> torch.Tensor:
+    with undisturbed(model):
+        return torch.cat([probe_norms(b, metric)[0] for b in blocks_on_probe(model, capture, kfac.run_at(0))])
+
+
+def _power(matrix: torch.Tensor, p: float) -> torch.Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp(min=1e-300).pow(p)) @ vectors.T
+
+
+# -- the metric
+
+
+def test_the_metric_is_the_product_of_damped_roots():
+    torch.manual_seed(1)
+    model = mlp().double()
+    kfac = _kfac(scale="raw", rank_tolerance=0.0, damping=0.2)
+    built = kfac.build(model, capture, 0)
+    with undisturbed(model):
+        blocks = list(blocks_on_probe(model, capture, kfac.run_at(0)))
+    for name in ("0", "2"):
+        a = torch.cat([b[name].a[:, 0] for b in blocks])
+        b = torch.cat([b[name].b[:, 0] for b in blocks])
+        roots = []
+        for rows in (a, b):
+            cov = rows.T @ rows / 40
+            roots.append(_power(cov + 0.2 * cov.trace() / len(cov) * torch.eye(len(cov), dtype=cov.dtype), -0.5))
+        gradient = torch.randn(3, b.shape[1], a.shape[1], dtype=torch.float64)
+        exact = roots[1] @ gradient @ roots[0]
+        assert torch.allclose(
+            built.metric[name].whiten(gradient), exact, rtol=1e-8, atol=1e-8 * float(exact.abs().max())
+        )
+
+
+@pytest.mark.parametrize("exponent", [0.5, 0.2])
+def test_the_full_root_whitens_and_a_smaller_one_does_so_in_part(exponent):
+    """Inputs with standard deviations from 0.03 to 30: what U_A leaves of that spread."""
+    model = nn.Sequential(_Stretch(6), nn.Linear(6, 5, bias=False)).double()
+    kfac = _kfac(
+        probe=FeatureNoise(6), probe_size=2000, chunk=500, likelihood="gaussian", damping=1e-9, exponent=exponent
+    )
+    side = kfac.build(model, capture, 0).metric["1"].input
+    spread = torch.linalg.svdvals(side.apply(torch.diag(model[0].scale)))
+    left = float(spread.max() / spread.min())
+    assert left == pytest.approx((1e3) ** (1 - 2 * exponent), rel=0.15)
+
+
+class _Stretch(nn.Module):
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.register_buffer("scale", 1e3 ** torch.linspace(-0.5, 0.5, d))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+@pytest.mark.parametrize("sides", ["input", "output"])
+def test_one_sided_variants_keep_the_scale_and_leave_the_other_side_alone(sides):
+    model = mlp()
+    full = _kfac(scale="raw").build(model, capture, 0)
+    one = _kfac(scale="raw", sides=sides).build(model, capture, 0)
+    other = "output" if sides == "input" else "input"
+    for name in ("0", "2"):
+        assert isinstance(getattr(one.metric[name], other), Identity)
+        x = torch.randn(3, _width(full, name, sides))
+        assert torch.allclose(
+            getattr(one.metric[name], sides).apply(x), getattr(full.metric[name], sides).apply(x), rtol=1e-4, atol=1e-4
+        )
+        mean = float(full.spectra[name][{"input": "A", "output": "G"}[other]].sum()) / _width(full, name, other)
+        assert getattr(one.metric[name], other).factor == pytest.approx((1.1 * mean) ** -0.5, rel=1e-4)
+    assert _kfac(sides="input").name == "kfac-a" and _kfac(sides="output").name == "kfac-g" and _kfac().name == "kfac"
+
+
+def _width(built: Preconditioner, name: str, side: str) -> int:
+    return next(r["dim"] for r in built.report if r["layer"] == name and r["side"] == side)
+
+
+@pytest.mark.parametrize("scale", ["probe", "balanced"])
+@pytest.mark.parametrize("make", ["mlp", "cnn", "text"])
+def test_the_median_norm_on_the_probe_is_kept(scale, make):
+    model = {"mlp": mlp, "cnn": cnn, "text": Text}[make]()
+    probe = {"mlp": FeatureNoise(12), "cnn": PinkNoise(CNN_SHAPE), "text": _tokens()}[make]
+    kfac = _kfac(probe=probe, scale=scale)
+    built = kfac.build(model, capture, 0)
+    plain, mapped = _norms(kfac, model, {}), _norms(kfac, model, built.metric)
+    assert float(mapped.quantile(0.5)) == pytest.approx(float(plain.quantile(0.5)), rel=1e-5)
+    assert built.scale > 0 and built.scale != 1.0
+
+
+def test_trace_scale_is_mean_trace_one_before_damping():
+    model = mlp().double()
+    built = _kfac(scale="trace", rank_tolerance=0.0, damping=0.3).build(model, capture, 0)
+    raw = _kfac(scale="raw", rank_tolerance=0.0, damping=0.3).build(model, capture, 0)
+    for name, sides in built.spectra.items():
+        for letter, side in (("A", "input"), ("G", "output")):
+            width = _width(built, name, side)
+            mean, x = float(sides[letter].sum()) / width, torch.eye(width, dtype=torch.float64)
+            one, other = getattr(built.metric[name], side).apply(x), getattr(raw.metric[name], side).apply(x)
+            assert torch.allclose(one, other * mean**0.5, rtol=1e-9, atol=1e-9)
+    assert built.scale == raw.scale == 1.0
+
+
+def test_raw_and_probe_differ_by_one_number():
+    model = cnn()
+    raw = _kfac(probe=PinkNoise(CNN_SHAPE), scale="raw").build(model, capture, 0)
+    probe = _kfac(probe=PinkNoise(CNN_SHAPE), scale="probe").build(model, capture, 0)
+    for name, entry in raw.metric.items():
+        g = torch.randn(2, _width(raw, name, "output"), _width(raw, name, "input"))
+        assert torch.allclose(entry.whiten(g) * probe.scale, probe.metric[name].whiten(g), rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_without_signal_is_the_identity_and_said_so():
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight.zero_()
+    built = _kfac(scale="raw").build(model, capture, 0)
+    assert built.metric["0"].output == Identity()
+    notes = {(r["layer"], r["side"]): r["note"] for r in built.report}
+    assert "no signal" in notes["0", "output"] and notes["0", "input"] == ""
+    assert all(torch.isfinite(t).all() for t in built.state_dict().values() if t.is_floating_point())
+
+
+def test_every_kind_of_layer_is_covered():
+    built = _kfac(probe=_tokens()).build(Text(), capture, 0)
+    assert isinstance(built.metric["embedding"], Kronecker) and isinstance(built.metric["embedding"].input, Diagonal)
+    assert isinstance(built.metric["norm"], Elementwise) and set(built.metric["norm"].scale) == {"weight", "bias"}
+    assert isinstance(built.metric["head"], Kronecker)
+
+
+def test_few_rows_give_a_low_rank_side_many_a_dense_one():
+    built = _kfac(probe=FeatureNoise(100), probe_size=20).build(mlp(100), capture, 0)
+    assert isinstance(built.metric["0"].input, LowRank) and isinstance(built.metric["0"].output, Dense)
+    kinds = {(r["layer"], r["side"]): (r["kind"], r["rank"]) for r in built.report}
+    assert kinds["0", "input"] == ("lowrank", 20) and kinds["0", "output"][0] == "dense"
+
+
+@pytest.mark.parametrize(("oversize", "kind"), [("diagonal", Diagonal), ("identity", Identity)])
+def test_a_side_wider_than_the_cap_falls_back_and_the_report_says_so(oversize, kind):
+    built = _kfac(max_factor_size=9, oversize=oversize).build(mlp(), capture, 0)
+    assert isinstance(built.metric["0"].input, kind) and isinstance(built.metric["0"].output, Dense)
+    (row,) = [r for r in built.report if (r["layer"], r["side"]) == ("0", "input")]
+    assert row["kind"] == oversize and "max_factor_size = 9" in row["note"] and row["dim"] == 13
+
+
+def test_layer_rules_leave_the_others_scaled_but_in_shape():
+    model = Text()
+    kfac = _kfac(probe=_tokens(), layer_rules=("linear",), scale="raw")
+    built = kfac.build(model, capture, 0, rules=rules_of(model))
+    assert isinstance(built.metric["head"].input, Dense)
+    assert isinstance(built.metric["embedding"].input, Identity) and isinstance(
+        built.metric["embedding"].output, Identity
+    )
+    assert built.metric["norm"].scale["weight"].unique().numel() == 1
+    with pytest.raises(ValueError, match="layer_rules was set"):
+        kfac.build(model, capture, 0)
+
+
+def test_a_layer_that_the_probe_does_not_reach_keeps_the_identity(caplog):
+    built = _kfac().build(mlp(), capture, 0, rules={"0": "linear", "2": "linear", "unused": "linear"})
+    assert "unused" not in built.metric and "unused" in caplog.text
+    assert [r["note"] for r in built.report if r["layer"] == "unused"] == ["not reached by the probe"]
+
+
+# -- invariants
+
+
+def _from_reduced_loss(reduction: str):
+    """A capture for users whose loss is reduced: it undoes the reduction, as the contract of `b` asks for."""
+
+    def reduced(model, loss):
+        sizes = []
+
+        def total(model):
+            losses = loss(model)
+            sizes.append(losses.shape[0])
+            return (losses.mean() if reduction == "mean" else losses.sum()).unsqueeze(0)
+
+        blocks = capture(model, total)
+        factor = sizes[0] if reduction == "mean" else 1
+        return {n: Outer(block.a, block.b * factor, block.groups) for n, block in blocks.items()}
+
+    return reduced
+
+
+def test_factors_are_those_of_per_example_losses_whatever_the_reduction():
+    model = cnn().double()
+    kfac = _kfac(probe=PinkNoise(CNN_SHAPE), chunk=32)
+    plain, mean, total = (
+        kfac.build(model, c, 0) for c in (capture, _from_reduced_loss("mean"), _from_reduced_loss("sum"))
+    )
+    assert total.digest == plain.digest
+    for name, entry in plain.metric.items():
+        g = torch.randn(2, _width(plain, name, "output"), _width(plain, name, "input"), dtype=torch.float64)
+        assert torch.allclose(entry.whiten(g), mean.metric[name].whiten(g), rtol=1e-9)
+
+
+def test_factors_do_not_grow_with_the_probe():
+    model = mlp()
+    traces = {}
+    for size in (500, 2000):
+        built = _kfac(probe_size=size, chunk=500).build(model, capture, 0)
+        traces[size] = {(r["layer"], r["side"]): r["trace"] for r in built.report}
+    for key, trace in traces[500].items():
+        assert traces[2000][key] == pytest.approx(trace, rel=0.1)
+
+
+@pytest.mark.parametrize("labels", ["model", "uniform"])
+def test_the_chunk_changes_nothing(labels):
+    model = cnn(groups=2).double()
+    one, many = (
+        _kfac(probe=PinkNoise(CNN_SHAPE), chunk=chunk, labels=labels, damping=0.5).build(model, capture, 3)
+        for chunk in (40, 7)
+    )
+    for name, entry in one.metric.items():
+        g = torch.randn(2, _width(one, name, "output"), _width(one, name, "input"), dtype=torch.float64)
+        assert torch.allclose(entry.whiten(g), many.metric[name].whiten(g), rtol=1e-7, atol=1e-9)
+
+
+class _Noisy(nn.Module):
+    """Dropout, a random forward pass, and a buffer that every call overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(0))
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen = torch.cat([self.seen, x[:, 0]])
+        return self.inner(self.drop(x)) + 1e-6 * torch.randn(())
+
+
+def test_the_model_and_the_global_stream_are_left_as_they_were():
+    model = _Noisy().train()
+    model.inner[1].eval()
+    for i, p in enumerate(model.parameters()):
+        p.grad = torch.full_like(p, float(i))
+    held, calls, seen = dict(model.named_parameters()), model.calls, model.seen
+    before = {n: (p.detach().clone(), p.grad.clone(), p.requires_grad) for n, p in held.items()}
+    modes = [m.training for m in model.modules()]
+    state = torch.random.get_rng_state()
+    _kfac().build(model, capture, 0)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert [m.training for m in model.modules()] == modes
+    assert float(model.calls) == 0.0 and model.calls is calls and model.seen is seen and not seen.numel()
+    for name, p in model.named_parameters():
+        assert p is held[name] and p.requires_grad == before[name][2]
+        assert torch.equal(p, before[name][0]) and torch.equal(p.grad, before[name][1])
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_the_model_is_restored_after_an_error():
+    model = mlp().train()
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    state = torch.random.get_rng_state()
+    with pytest.raises(ValueError, match="output on the probe.*NaN or infinity"):
+        _kfac().build(model, capture, 0)
+    assert model.training and torch.equal(state, torch.random.get_rng_state())
+
+
+def test_probing_runs_in_evaluation_mode():
+    model = nn.Sequential(nn.Dropout(0.9), *mlp()).train()
+    plain = nn.Sequential(nn.Identity(), *model[1:])
+    assert _kfac().build(model, capture, 0).digest == _kfac().build(plain, capture, 0).digest
+
+
+def test_the_stream_is_named_by_seed_and_step():
+    model = mlp()
+    digests = {_kfac(seed=seed).build(model, capture, step).digest for seed, step in ((0, 0), (0, 50), (1, 0))}
+    assert len(digests) == 3
+    assert _kfac().build(model, capture, 0).digest in digests
+    draws = [torch.rand(1, generator=public_generator(*key)).item() for key in ((0, 1), (1, 0), (11, 1), (1, 11))]
+    assert len(set(draws)) == 4
+
+
+def test_a_refresh_is_due_every_so_many_steps():
+    assert [step for step in range(11) if _kfac(every=5).due(step)] == [0, 5, 10]
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e-6, 1e6, 1e15])
+def test_no_scale_of_inputs_or_loss_gives_a_nan(size):
+    def loss(output, generator):
+        return size * output.tanh().sum(1)
+
+    built = _kfac(probe=WhiteNoise((12,), std=1e3), loss=loss).build(mlp(), capture, 0)
+    for tensor in built.state_dict().values():
+        assert not tensor.is_floating_point() or torch.isfinite(tensor).all()
+    assert math.isfinite(built.scale) and built.scale > 0
+
+
+def test_a_layer_whose_values_are_not_finite_is_named():
+    def broken(model, loss):
+        blocks = dict(capture(model, loss))
+        blocks["2"] = Outer(blocks["2"].a, blocks["2"].b * float("inf"))
+        return blocks
+
+    with pytest.raises(ValueError, match="layer '2'.*NaN or infinity"):
+        _kfac().build(mlp(), broken, 0)
+
+
+# -- the state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_state_restores_every_bit(dtype, tmp_path):
+    model = Text().to(dtype)
+    built = _kfac(probe=_tokens(), max_factor_size=6).build(model, capture, 7, rules=rules_of(model) | {"x": "linear"})
+    again = Preconditioner.from_state_dict(built.state_dict())
+    assert again.digest == built.digest and again.step == 7 and again.scale == built.scale
+    assert again.report == built.report and again.shapes == built.shapes
+    for name, entry in built.metric.items():
+        assert type(again.metric[name]) is type(entry)
+    for name, sides in built.spectra.items():
+        assert all(torch.equal(values, again.spectra[name][side]) for side, values in sides.items())
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file({k: v.contiguous() for k, v in built.state_dict().items()}, tmp_path / "p.safetensors")
+    assert Preconditioner.from_state_dict(safetensors.load_file(tmp_path / "p.safetensors")).digest == built.digest
+
+
+def test_every_side_survives_the_state():
+    sides = [
+        Identity(0.1),
+        Diagonal(torch.rand(3)),
+        Dense(torch.eye(3), 1.5),
+        LowRank(torch.rand(3, 1), torch.rand(1), 0.3),
+    ]
+    built = Preconditioner(metric={f"a/{i}.": Kronecker(side, side) for i, side in enumerate(sides)}, step=2)
+    again = Preconditioner.from_state_dict(built.state_dict())
+    x = torch.randn(2, 3, 3)
+    for name, entry in built.metric.items():
+        assert torch.equal(entry.whiten(x), again.metric[name].whiten(x))
+        assert entry.input.bound == again.metric[name].input.bound
+    assert again.digest == built.digest == built.to("cpu").digest
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"meta": torch.zeros(4, dtype=torch.uint8)}, {"meta": torch.tensor([123, 125], dtype=torch.uint8)}]
+)
+def test_a_state_of_something_else_is_an_error(state):
+    with pytest.raises(ValueError, match="not the state of a preconditioner"):
+        Preconditioner.from_state_dict(state)
+
+
+def test_a_state_without_one_of_its_tensors_is_an_error():
+    state = _kfac().build(mlp(), capture, 0).state_dict()
+    state.pop(next(key for key in state if key.startswith("metric")))
+    with pytest.raises(ValueError, match="damaged"):
+        Preconditioner.from_state_dict(state)
+
+
+def test_a_preconditioner_knows_its_model():
+    models = [mlp(), cnn(groups=2), Text()]
+    probes = [FeatureNoise(12), PinkNoise(CNN_SHAPE), _tokens()]
+    for model, probe in zip(models, probes, strict=True):
+        built = _kfac(probe=probe).build(model, capture, 0)
+        built.check(shapes_of(model))
+        Preconditioner.from_state_dict(built.state_dict()).check(shapes_of(model))
+    built = _kfac().build(mlp(), capture, 0)
+    with pytest.raises(ValueError, match="layer '0'.*another model|another model: layer '0'"):
+        built.check(shapes_of(mlp(13)))
+    with pytest.raises(ValueError, match="layer '2' is not in the model"):
+        built.check({"0": shapes_of(mlp())["0"]})
+    with pytest.raises(ValueError, match="layer '9' has no entry"):
+        built.check(shapes_of(mlp()) | {"9": {"weight": (1, 1)}})
+    text = _kfac(probe=_tokens()).build(Text(), capture, 0)
+    for other, layer in ((Text(rows=12), "embedding"), (Text(width=7), "embedding"), (Text(classes=4), "head")):
+        with pytest.raises(ValueError, match=f"layer '{layer}'"):
+            text.check(shapes_of(other))
+
+
+def test_an_unreached_layer_is_no_mismatch():
+    built = _kfac().build(mlp(), capture, 0, rules={"unused": "linear"})
+    built.check(shapes_of(mlp()) | {"unused": {"weight": (3, 3)}})
+
+
+# -- the configuration
+
+
+def test_the_description_is_json_and_states_the_source():
+    described = json.loads(json.dumps(_kfac(layer_rules=["linear"]).describe()))
+    assert described["uses_private_data"] is False and described["curvature_source"] == "synthetic"
+    assert described["layer_rules"] == ["linear"] and described["probe"]["kind"] == "FeatureNoise"
+    public = _kfac(probe=_tokens()).describe()
+    assert public["curvature_source"] == "public: random ids" and public["uses_private_data"] is False
+    assert _kfac(damping=0.2).describe() != _kfac().describe()
+    assert "test_preconditioner" in _kfac(loss=_sum_of_outputs).describe()["loss"]
+    assert _kfac() == _kfac() and hash(_kfac()) == hash(_kfac())
+
+
+def _sum_of_outputs(output, generator):
+    return output.square().sum(1)
+
+
+def test_a_loss_of_ones_own_is_used_and_checked():
+    model = mlp().double()
+    built = _kfac(loss=_sum_of_outputs, scale="raw").build(model, capture, 0)
+    x, _ = FeatureNoise(12).sample(40, public_generator(0, 0))
+    b = 2 * model(x.double()).detach()
+    assert float(built.spectra["2"]["G"].sum()) == pytest.approx(float(b.square().sum(1).mean()), rel=1e-9)
+    with pytest.raises(ValueError, match="one loss an example"):
+        _kfac(loss=lambda output, generator: output.sum()).build(model, capture, 0)
+    with pytest.raises(ValueError, match="loss contains NaN"):
+        _kfac(loss=lambda output, generator: output.sum(1) * float("nan")).build(model, capture, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"probe": "pink"}, "probe must have sample"),
+        ({"labels": "true"}, "labels must be one of model, uniform, given"),
+        ({"likelihood": "poisson"}, "likelihood must be one of categorical"),
+        ({"sides": "a"}, "sides must be one of both, input, output"),
+        ({"scale": "unit"}, "scale must be one of probe, trace, balanced, raw"),
+        ({"sharing": "sum"}, "sharing must be one of expand, reduce"),
+        ({"oversize": "dense"}, "oversize must be one of diagonal, identity"),
+        ({"damping_mode": "none"}, "damping_mode must be one of relative, absolute"),
+        ({"damping": 0.0}, "damping must be positive"),
+        ({"exponent": 0.75}, "exponent must lie in"),
+        ({"every": 0}, "every must be an integer of at least 1"),
+        ({"probe_size": 2.5}, "probe_size must be an integer"),
+        ({"chunk": True}, "chunk must be an integer"),
+        ({"layer_rules": ("linear", "attention")}, "layer_rules must name some of linear, conv"),
+        ({"layer_rules": ()}, "layer_rules must name"),
+        ({"seed": "a"}, "seed must be an integer"),
+    ],
+)
+def test_bad_values_are_named_with_what_is_allowed(fields, message):
+    with pytest.raises(ValueError, match=message):
+        _kfac(**fields)
+
+
+def test_the_rules_are_those_of_the_layers():
+    assert RULES == ("linear", "conv", "embedding", "norm", "fallback")
+
+
+def test_blocks_that_do_not_fit_the_probe_are_an_error():
+    with pytest.raises(ValueError, match="returned no layer"):
+        _kfac().build(mlp(), lambda model, loss: {}, 0)
+    short = lambda model, loss: {n: Outer(b.a[:1], b.b[:1]) for n, b in capture(model, loss).items()}  # noqa: E731
+    with pytest.raises(ValueError, match="layer '0': capture returned 1 examples instead of 16"):
+        _kfac().build(mlp(), short, 0)
+
+
+def test_blocks_may_be_formed_on_demand_one_at_a_time():
+    class OnDemand(dict):
+        held = 0
+
+        def __getitem__(self, name):
+            OnDemand.held += 1
+            return super().__getitem__(name)
+
+        def items(self):
+            raise AssertionError("would form every block at once")
+
+        values = items
+
+    kfac = _kfac(probe=PinkNoise(CNN_SHAPE))
+    model = cnn()
+    built = kfac.build(model, lambda m, loss: OnDemand(capture(m, loss)), 0)
+    assert built.digest == kfac.build(model, capture, 0).digest
+    assert OnDemand.held == 3 * 3 * 2  # layers, micro-batches, and the two runs
+
+
+@pytest.mark.gpu
+def test_a_build_on_a_device_is_that_of_the_cpu():
+    for model, probe in ((mlp(), FeatureNoise(12)), (Text(), _tokens())):
+        kfac = _kfac(probe=probe, damping=0.5, layer_rules=("linear", "embedding"))
+        there = kfac.build(model.double().cuda(), capture, 0, rules_of(model))
+        here = kfac.build(model.cpu(), capture, 0, rules_of(model))
+        assert there.scale == pytest.approx(here.scale, rel=1e-9)
+        for key, tensor in there.to("cpu").state_dict().items():
+            if key.endswith(("root", "scale")):
+                assert torch.allclose(tensor, here.state_dict()[key], rtol=1e-8, atol=1e-10)
+        assert all(t.is_cuda for key, t in there.state_dict().items() if key.startswith("metric"))

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpkfc.curvature.probes import FeatureNoise, PinkNoise, Probe, PublicData, WhiteNoise
+
+
+def _stream(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _power_slope(x: torch.Tensor) -> float:
+    """Least-squares slope of log power against log radial frequency, the zero frequency left out."""
+    axes = tuple(range(2, x.dim()))
+    power = torch.fft.fftn(x.double(), dim=axes).abs().square().mean((0, 1)).flatten()
+    grids = torch.meshgrid(*[torch.fft.fftfreq(n, dtype=torch.float64) for n in x.shape[2:]], indexing="ij")
+    radius = torch.stack([g.square() for g in grids]).sum(0).sqrt().flatten()
+    f, p = radius[radius > 0].log(), power[radius > 0].log()
+    f = f - f.mean()
+    return float((f * (p - p.mean())).sum() / f.square().sum())
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 20, 48), (2, 33, 17), (1, 256), (1, 8, 12, 10)])
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0])
+def test_the_power_falls_with_the_exponent_that_was_asked_for(shape, exponent):
+    x, labels = PinkNoise(shape, power_exponent=exponent).sample(200, _stream())
+    assert labels is None and x.shape == (200, *shape) and x.dtype == torch.float32
+    assert _power_slope(x) == pytest.approx(-exponent, abs=0.06)
+
+
+def test_the_amplitude_exponent_would_be_told_apart():
+    assert abs(_power_slope(PinkNoise((1, 24, 40), power_exponent=2.0).sample(200, _stream())[0]) + 1.0) > 0.5
+
+
+@pytest.mark.parametrize("exponent", [-1.0, 0.0, 1.0, 3.0, 400.0])
+def test_every_example_has_the_mean_and_std_asked_for(exponent):
+    x, _ = PinkNoise((2, 9, 14), power_exponent=exponent, mean=0.3, std=2.0).sample(16, _stream())
+    flat = x.double().flatten(1)
+    assert torch.isfinite(flat).all()
+    assert flat.mean(1).tolist() == pytest.approx([0.3] * 16, abs=1e-5)
+    assert flat.std(1, correction=0).tolist() == pytest.approx([2.0] * 16, rel=1e-5)
+
+
+def test_the_zero_frequency_is_as_strong_as_the_lowest_wave():
+    """With many channels standardisation leaves the channel means alone: their power is that of the slowest wave."""
+    x, _ = PinkNoise((64, 16, 16), power_exponent=1.0).sample(64, _stream())
+    power = torch.fft.fftn(x.double(), dim=(2, 3)).abs().square().mean((0, 1))
+    assert float(power[0, 0] / power[0, 1]) == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.6, 1.0])
+def test_channels_are_correlated_as_asked(correlation):
+    x, _ = PinkNoise((2, 24, 24), power_exponent=0.0, channel_correlation=correlation).sample(64, _stream())
+    first, second = x[:, 0].flatten(), x[:, 1].flatten()
+    assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(correlation, abs=0.02)
+
+
+@given(spatial=st.lists(st.integers(1, 9), min_size=1, max_size=3), channels=st.integers(1, 3))
+def test_any_spatial_rank(spatial, channels):
+    if channels * math.prod(spatial) < 2:
+        return
+    x, _ = PinkNoise((channels, *spatial)).sample(2, _stream())
+    assert x.shape == (2, channels, *spatial) and torch.isfinite(x).all()
+
+
+PROBES = [
+    PinkNoise((1, 6, 4)),
+    WhiteNoise((3, 2), std=0.5),
+    FeatureNoise(7, density=0.3),
+    PublicData(torch.arange(12.0).view(6, 2), torch.arange(6), provenance="a test"),
+]
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=lambda p: type(p).__name__)
+def test_a_probe_is_repeatable_describable_and_leaves_the_global_stream_alone(probe):
+    assert isinstance(probe, Probe)
+    before = torch.random.get_rng_state()
+    first, second = probe.sample(5, _stream(3))[0], probe.sample(5, _stream(3))[0]
+    assert torch.equal(first, second) and first.shape[0] == 5 and first.device.type == "cpu"
+    assert not torch.equal(first, probe.sample(5, _stream(4))[0])
+    assert torch.equal(before, torch.random.get_rng_state())
+    description = json.loads(json.dumps(probe.describe()))
+    assert description["kind"] == type(probe).__name__
+    assert description["source"] == ("public" if isinstance(probe, PublicData) else "synthetic")
+    assert probe == probe and hash(probe) == hash(probe)
+
+
+def test_white_and_feature_noise_have_their_moments():
+    x = WhiteNoise((10, 10), mean=1.0, std=3.0).sample(200, _stream())[0]
+    assert float(x.mean()) == pytest.approx(1.0, abs=0.1) and float(x.std()) == pytest.approx(3.0, abs=0.1)
+    v = FeatureNoise(50, std=2.0, density=0.25).sample(400, _stream())[0]
+    assert float((v != 0).float().mean()) == pytest.approx(0.25, abs=0.02)
+    assert float(v[v != 0].std()) == pytest.approx(2.0, abs=0.1)
+
+
+def test_public_data_keeps_labels_with_inputs_and_draws_without_replacement_while_it_can():
+    inputs, labels = torch.arange(10).view(10, 1), torch.arange(10)
+    probe = PublicData(inputs, labels, provenance="a test")
+    x, y = probe.sample(10, _stream())
+    assert torch.equal(x[:, 0], y) and sorted(y.tolist()) == list(range(10))
+    x, y = probe.sample(37, _stream())
+    assert x.shape == (37, 1) and torch.equal(x[:, 0], y)
+
+
+def test_public_data_is_known_by_its_contents():
+    inputs = torch.randn(4, 3)
+    one = PublicData(inputs, provenance="here")
+    same = PublicData(inputs.clone(), provenance="here")
+    other = PublicData(inputs + 1, provenance="here")
+    assert one == same and hash(one) == hash(same) and one != other
+    assert one.describe()["sha256"] == same.describe()["sha256"] != other.describe()["sha256"]
+    assert one != PublicData(inputs, torch.zeros(4), provenance="here")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PinkNoise((32,)), "channels"),
+        (lambda: PinkNoise((1, 1)), "channels"),
+        (lambda: PinkNoise((1, 8, 8), power_exponent=float("nan")), "power_exponent"),
+        (lambda: PinkNoise((1, 8, 8), std=0.0), "std"),
+        (lambda: PinkNoise((1, 8, 8), channel_correlation=1.5), "channel_correlation"),
+        (lambda: WhiteNoise((0, 3)), "shape"),
+        (lambda: WhiteNoise((3,), mean=float("inf")), "mean"),
+        (lambda: FeatureNoise(0), "shape"),
+        (lambda: FeatureNoise(3, density=0.0), "density"),
+        (lambda: PublicData(torch.ones(2, 2)), "provenance"),
+        (lambda: PublicData(torch.ones(2, 2), torch.ones(3), provenance="x"), "labels"),
+        (lambda: PublicData(torch.tensor([[float("nan")]]), provenance="x"), "NaN"),
+        (lambda: PublicData(torch.ones(0, 2), provenance="x"), "at least one"),
+    ],
+)
+def test_bad_values_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

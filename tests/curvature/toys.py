@@ -1,0 +1,100 @@
+"""A capture of its own for the curvature tests: plain torch.autograd on outputs, for small models of a few kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.blocks import Block, Lookup, Outer, PerExample
+
+RULES = {nn.Linear: "linear", nn.Conv2d: "conv", nn.Embedding: "embedding", nn.LayerNorm: "norm"}
+
+
+def capture(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Block]:
+    """Hooks on the modules of RULES, one call each; gradients of the SUM of per-example losses at their outputs."""
+    calls: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            calls[name] = (module, args[0].detach(), output)
+
+        return hook
+
+    handles = [m.register_forward_hook(note(n)) for n, m in model.named_modules() if type(m) in RULES]
+    try:
+        losses = loss(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    gradients = torch.autograd.grad(losses.sum(), [output for _, _, output in calls.values()])
+    return {n: _block(m, x, b.detach()) for (n, (m, x, _)), b in zip(calls.items(), gradients, strict=True)}
+
+
+def _block(module: nn.Module, x: Tensor, b: Tensor) -> Block:
+    n = b.shape[0]
+    if isinstance(module, nn.Embedding):
+        return Lookup(x.reshape(n, -1), b.reshape(n, -1, b.shape[-1]), module.num_embeddings)
+    if isinstance(module, nn.LayerNorm):
+        x_hat = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+        inner = tuple(range(1, b.dim() - 1))
+        grads = {"weight": b * x_hat, "bias": b}
+        return PerExample({role: g.sum(inner) if inner else g for role, g in grads.items()})
+    groups = 1
+    if isinstance(module, nn.Conv2d):
+        groups = module.groups
+        patches = F.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride)
+        a = patches.view(n * groups, patches.shape[1] // groups, -1).mT
+        b = b.reshape(n * groups, b.shape[1] // groups, -1).mT
+    else:
+        a, b = x.reshape(n, -1, x.shape[-1]), b.reshape(n, -1, b.shape[-1])
+    if module.bias is not None:
+        a = torch.cat([a, a.new_ones(*a.shape[:2], 1)], -1)
+    return Outer(a, b, groups)
+
+
+def rules_of(model: nn.Module) -> dict[str, str]:
+    return {name: RULES[type(m)] for name, m in model.named_modules() if type(m) in RULES}
+
+
+def shapes_of(model: nn.Module) -> dict[str, dict[str, tuple[int, ...]]]:
+    return {
+        name: {role: tuple(p.shape) for role, p in m.named_parameters(recurse=False)}
+        for name, m in model.named_modules()
+        if type(m) in RULES
+    }
+
+
+def mlp(d_in: int = 12, width: int = 8, classes: int = 4) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(d_in, width), nn.Tanh(), nn.Linear(width, classes))
+
+
+def cnn(groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(4, 6, 3, groups=groups, dilation=2, bias=False),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(6 * 1 * 2, 3),
+    )
+
+
+CNN_SHAPE = (2, 5, 6)
+
+
+class Text(nn.Module):
+    """Token ids to classes per position or per example, with an embedding and a LayerNorm."""
+
+    def __init__(self, rows: int = 11, width: int = 6, classes: int = 3, pooled: bool = True) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(rows, width)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+        self.pooled = pooled
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.norm(self.embedding(ids))
+        return self.head(x.mean(1) if self.pooled else x)

@@ -1,0 +1,103 @@
+"""Micro-batches hold the examples of a step, each once, in order, whatever the bound and the workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, TensorDataset
+
+from dpkfc.data.loader import MicroBatches, collate, split
+
+X, Y = torch.arange(60.0).view(20, 3), torch.arange(20)
+
+
+class Squares(Dataset):
+    """Map-style: (i², i)."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index**2)), index
+
+
+def double(examples):
+    return 2 * torch.stack([x for x, _ in examples])
+
+
+@given(st.lists(st.integers(0, 99), max_size=50), st.none() | st.integers(1, 60))
+def test_parts_are_bounded_nearly_equal_and_lose_nothing(indices, bound):
+    parts = split(indices, bound)
+    assert [i for part in parts for i in part.tolist()] == indices
+    if not indices:
+        assert parts == []
+        return
+    sizes = [part.size for part in parts]
+    assert max(sizes) <= (bound or len(indices))
+    assert max(sizes) - min(sizes) <= 1
+    assert len(parts) == -(-len(indices) // (bound or len(indices)))
+
+
+@pytest.mark.parametrize("source", [(X, Y), [X, Y], TensorDataset(X, Y)])
+def test_tensors_are_indexed_at_once(source):
+    batches = list(MicroBatches(source, 3)(np.array([4, 9, 1, 19])))
+    assert [len(b) for b in batches] == [2, 2]
+    assert torch.equal(torch.cat([x for x, _ in batches]), X[[4, 9, 1, 19]])
+    assert torch.equal(torch.cat([y for _, y in batches]), torch.tensor([4, 9, 1, 19]))
+    assert all(isinstance(b, tuple) for b in batches)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_map_style_dataset_with_and_without_workers(workers):
+    with MicroBatches(Squares(), 4, num_workers=workers) as micro:
+        assert len(micro) == 20
+        for indices in ([3, 5, 7, 11, 13], [], [2]):
+            batches = list(micro(indices))
+            assert [i for _, y in batches for i in y.tolist()] == indices
+            assert [v for x, _ in batches for v in x.tolist()] == [float(i**2) for i in indices]
+        left = micro([1, 2, 3, 4, 5, 6, 7, 8, 9])
+        next(left)
+        assert [y.tolist() for _, y in micro([10, 11])] == [[10, 11]]
+    assert [y.tolist() for _, y in micro([6])] == [[6]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("source", [Squares(), (torch.arange(20.0) ** 2, Y)], ids=["map-style", "tensors"])
+def test_the_callers_own_collate(source, workers):
+    with MicroBatches(source, 2, collate_fn=double, num_workers=workers) as micro:
+        assert [x.tolist() for x in micro([1, 2, 3])] == [[2.0, 8.0], [18.0]]
+
+
+@pytest.mark.parametrize("source", [(X, Y), Squares()])
+def test_an_empty_batch_has_no_micro_batches(source):
+    assert list(MicroBatches(source, 4)(np.array([], dtype=np.int64))) == []
+
+
+def test_one_part_without_a_bound():
+    assert len(list(MicroBatches((X, Y))(range(20)))) == 1
+
+
+def test_collate_is_the_same_for_both_kinds():
+    source = [(X[i], Y[i]) for i in range(20)]
+    one, two = collate((X, Y), np.array([3, 1])), collate(source, np.array([3, 1]))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="max_physical_batch_size must be >= 1, got 0"):
+        MicroBatches((X, Y), 0)
+    with pytest.raises(ValueError, match="num_workers must be >= 0, got -1"):
+        MicroBatches((X, Y), num_workers=-1)
+    with pytest.raises(ValueError, match=r"must have one length, got \[19, 20\]"):
+        MicroBatches((X, Y[:19]))
+    with pytest.raises(ValueError, match="generator has no length or no indices; .* map-style"):
+        MicroBatches(i for i in range(3))
+    with pytest.raises(IndexError, match="index 20 is outside the dataset of 20 examples"):
+        MicroBatches((X, Y))([0, 20])
+    with pytest.raises(IndexError, match="index -1 is outside"):
+        MicroBatches((X, Y))([-1])
+    with pytest.raises(ValueError, match=r"must be a vector, got an array of shape \(1, 2\)"):
+        MicroBatches((X, Y))([[1, 2]])

@@ -1,0 +1,81 @@
+"""Calibration returns the safe end of a narrow bracket, or one clear error."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+from dp_accounting import pld
+
+from dpkfc.data.sampling import FixedSize, Poisson
+from dpkfc.privacy.calibration import CalibrationError, calibrate_noise_multiplier, check_target
+from dpkfc.privacy.events import epsilon
+
+DELTA = 1e-5
+FIXED = FixedSize(20, 1000)
+
+
+@pytest.mark.parametrize(
+    ("target", "sampler", "count", "accountant"),
+    [
+        (1.0, Poisson(0.02, 1000), 50, "pld"),
+        (2.0, Poisson(1.0, 100), 10, "pld"),
+        (0.05, Poisson(0.05, 100), 10, "pld"),
+        (1.0, Poisson(256 / 60000, 60000), 1172, "rdp"),
+        (8.0, Poisson(0.05, 1000), 100, "rdp"),
+        (2.0, FIXED, 100, "rdp"),
+    ],
+)
+def test_the_safe_end_of_a_narrow_bracket(target, sampler, count, accountant):
+    relation = sampler.neighbouring_relation
+    noise = calibrate_noise_multiplier(target, DELTA, sampler.event, count, accountant, relation=relation)
+    assert epsilon(sampler.event(noise), count, DELTA, accountant, relation) <= target
+    assert epsilon(sampler.event(0.999 * noise), count, DELTA, accountant, relation) > target * (1 - 1e-2)
+    assert epsilon(sampler.event(noise / 1.0006), count, DELTA, accountant, relation) > target
+
+
+@pytest.mark.parametrize(("target", "known"), [(0.5, 1.472), (1.0, 1.064), (8.0, 0.518)])
+def test_noise_of_mnist_by_rdp(target, known):
+    """N = 60,000, B = 256, 1,172 steps (five epochs): values computed apart from this package."""
+    sampler = Poisson(256 / 60000, 60000)
+    assert calibrate_noise_multiplier(target, DELTA, sampler.event, 1172, "rdp") == pytest.approx(known, abs=2e-3)
+
+
+def test_the_result_holds_for_dp_accounting_itself():
+    sampler = Poisson(0.1, 500)
+    noise = calibrate_noise_multiplier(1.5, DELTA, sampler.event, 30)
+    accountant = pld.PLDAccountant()
+    accountant.compose(sampler.event(noise), 30)
+    assert accountant.get_epsilon(DELTA) <= 1.5 + 1e-9
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_an_epsilon_that_is_none(bad):
+    with pytest.raises(CalibrationError, match="epsilon must be positive and finite, got"):
+        calibrate_noise_multiplier(bad, DELTA, FIXED.event, 1)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1e-5, 1.0, 2.0, math.nan])
+def test_a_delta_that_is_none(bad):
+    with pytest.raises(CalibrationError, match=r"delta must be in \(0, 1\), got"):
+        calibrate_noise_multiplier(1.0, bad, FIXED.event, 1)
+
+
+def test_unreachable_targets():
+    event = Poisson(0.1, 100).event
+    with pytest.raises(CalibrationError, match=r"epsilon = 1000000.0 .* all spend less; choose a smaller epsilon"):
+        calibrate_noise_multiplier(1e6, DELTA, event, 10)
+    with pytest.raises(CalibrationError, match=r"epsilon = 1.0 .* all spend more; choose a larger epsilon"):
+        calibrate_noise_multiplier(1.0, DELTA, Poisson(1.0, 100).event, 10**13, "rdp")
+    with pytest.raises(CalibrationError, match="number of releases must be >= 1, got 0"):
+        calibrate_noise_multiplier(1.0, DELTA, event, 0)
+
+
+def test_a_delta_that_says_nothing_is_warned_of():
+    with pytest.warns(UserWarning, match=r"delta = 0.01 is not below 1 / N = 0.01.*for example 6.3e-03"):
+        check_target(1.0, 0.01, 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_target(1.0, 0.009, 100)
+        check_target(None, 0.5)

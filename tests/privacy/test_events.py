@@ -1,0 +1,250 @@
+"""Epsilon equals dp-accounting's own value and analytic anchors; what cannot be accounted for is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld, rdp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, stats
+
+from dpkfc.data.sampling import FixedSize
+from dpkfc.privacy import events
+from dpkfc.privacy.events import EpsilonCurve, cross_check, delta_of_epsilon, epsilon, event_from_dict, event_to_dict
+
+DELTA = 1e-5
+ADD, REPLACE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, dp_accounting.NeighboringRelation.REPLACE_ONE
+
+
+def poisson(rate, noise):
+    return dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+
+
+def without_replacement(n, b, noise):
+    return dp_accounting.SampledWithoutReplacementDpEvent(n, b, dp_accounting.GaussianDpEvent(noise))
+
+
+CASES = [
+    (poisson(0.01, 1.0), 200, "pld", "add_or_remove_one"),
+    (poisson(0.05, 2.0), 50, "pld", "add_or_remove_one"),
+    (poisson(1.0, 8.0), 20, "pld", "add_or_remove_one"),
+    (dp_accounting.GaussianDpEvent(6.0), 30, "pld", "add_or_remove_one"),
+    (poisson(0.01, 1.0), 200, "rdp", "add_or_remove_one"),
+    (dp_accounting.GaussianDpEvent(6.0), 30, "rdp", "add_or_remove_one"),
+    (without_replacement(1000, 20, 1.5), 100, "rdp", "replace_one"),
+]
+
+
+@pytest.mark.parametrize(("event", "count", "accountant", "relation"), CASES)
+def test_epsilon_is_that_of_dp_accounting(event, count, accountant, relation):
+    kind = pld.PLDAccountant if accountant == "pld" else rdp.RdpAccountant
+    theirs = kind(neighboring_relation=ADD if relation == "add_or_remove_one" else REPLACE)
+    theirs.compose(event, count)
+    assert epsilon(event, count, DELTA, accountant, relation) == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-9)
+    delta = delta_of_epsilon(event, count, 1.0, accountant, relation)
+    assert delta == pytest.approx(theirs.get_delta(1.0), rel=1e-9)
+
+
+def gaussian_delta(eps, mu):
+    return stats.norm.cdf(-eps / mu + mu / 2) - math.exp(eps) * stats.norm.cdf(-eps / mu - mu / 2)
+
+
+@pytest.mark.parametrize(("noise", "count"), [(5.0, 100), (2.0, 1), (20.0, 50)])
+@pytest.mark.parametrize("wrap", [poisson, lambda q, s: dp_accounting.GaussianDpEvent(s)], ids=["q=1", "full batch"])
+def test_full_batches_have_the_analytic_epsilon_of_the_gaussian(noise, count, wrap):
+    mu = math.sqrt(count) / noise
+    exact = optimize.brentq(lambda e: gaussian_delta(e, mu) - DELTA, 0, 100, xtol=1e-12)
+    ours = epsilon(wrap(1.0, noise), count, DELTA)
+    assert exact - 1e-9 <= ours <= exact + 1e-5
+
+
+@pytest.mark.parametrize(("q", "noise", "eps"), [(0.1, 1.0, 0.5), (0.02, 0.7, 1.0), (0.5, 2.0, 0.1)])
+def test_one_poisson_release_has_the_closed_form_hockey_stick(q, noise, eps):
+    above = noise**2 * math.log((math.exp(eps) - 1 + q) / q) + 0.5
+    tail, shifted = stats.norm.sf(above / noise), stats.norm.sf((above - 1) / noise)
+    exact = (1 - q) * tail + q * shifted - math.exp(eps) * tail
+    if math.exp(-eps) > 1 - q:
+        below = noise**2 * math.log((math.exp(-eps) - 1 + q) / q) + 0.5
+        low, mixed = stats.norm.cdf(below / noise), stats.norm.cdf((below - 1) / noise)
+        exact = max(exact, low - math.exp(eps) * ((1 - q) * low + q * mixed))
+    ours = delta_of_epsilon(poisson(q, noise), 1, eps)
+    assert exact - 1e-12 <= ours <= exact + 1e-6
+
+
+@settings(max_examples=8)
+@given(
+    q=st.floats(1e-3, 0.5),
+    noise=st.floats(0.7, 10),
+    count=st.integers(1, 2000),
+    more=st.floats(1.05, 3),
+)
+def test_epsilon_grows_with_rate_count_and_inverse_noise(q, noise, count, more):
+    base = epsilon(poisson(q, noise), count, DELTA, "rdp")
+    assert epsilon(poisson(min(1.0, q * more), noise), count, DELTA, "rdp") >= base - 1e-12
+    assert epsilon(poisson(q, noise), math.ceil(count * more), DELTA, "rdp") >= base
+    assert epsilon(poisson(q, noise * more), count, DELTA, "rdp") <= base + 1e-12
+
+
+def test_epsilon_by_pld_grows_too():
+    base = epsilon(poisson(0.02, 1.2), 100, DELTA)
+    assert epsilon(poisson(0.03, 1.2), 100, DELTA) > base
+    assert epsilon(poisson(0.02, 1.2), 150, DELTA) > base
+    assert epsilon(poisson(0.02, 1.5), 100, DELTA) < base
+
+
+def test_nothing_released_costs_nothing_and_no_noise_costs_everything(monkeypatch):
+    assert epsilon(poisson(0.1, 1.0), 0, DELTA) == 0
+    assert delta_of_epsilon(poisson(0.1, 1.0), 0, 1.0) == 0
+    monkeypatch.setattr(EpsilonCurve, "_compute", None)
+    assert epsilon(poisson(0.1, 0.0), 1, DELTA) == math.inf
+    assert epsilon(dp_accounting.NonPrivateDpEvent(), 1, DELTA, "rdp") == math.inf
+    assert delta_of_epsilon(poisson(0.1, 0.0), 1, 1.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "accountant", "relation", "message"),
+    [
+        (without_replacement(100, 5, 1.0), "pld", "replace_one", "PLD cannot account .* use accountant='rdp'"),
+        (without_replacement(100, 5, 1.0), "rdp", "add_or_remove_one", "goes with 'replace_one'"),
+        (poisson(0.1, 1.0), "rdp", "replace_one", "cannot be accounted for under 'replace_one'"),
+        (poisson(0.1, 1.0), "pld", "replace_one", "cannot be accounted for under 'replace_one'"),
+        (dp_accounting.GaussianDpEvent(1.0), "pld", "replace_one", "cannot be accounted for under 'replace_one'"),
+        (dp_accounting.UnsupportedDpEvent(), "pld", "add_or_remove_one", "'pld' does not support the event"),
+        (poisson(0.1, 1.0), "prv", "add_or_remove_one", "unknown accountant 'prv'; choose one of pld, rdp"),
+        (poisson(0.1, 1.0), "pld", "zero_out", "unknown neighbouring relation 'zero_out'"),
+    ],
+)
+def test_pairs_that_cannot_be_accounted_for_are_refused(event, accountant, relation, message):
+    with pytest.raises(ValueError, match=message):
+        epsilon(event, 1, DELTA, accountant, relation)
+
+
+def test_bad_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 0"):
+        epsilon(poisson(0.1, 1.0), 1, 0)
+    with pytest.raises(ValueError, match="number of releases must be >= 0, got -1"):
+        epsilon(poisson(0.1, 1.0), -1, DELTA)
+    with pytest.raises(ValueError, match="epsilon must be >= 0, got nan"):
+        delta_of_epsilon(poisson(0.1, 1.0), 1, math.nan)
+
+
+@pytest.mark.parametrize(("q", "noise", "count"), [(0.01, 1.0, 500), (0.04, 1.5, 450), (0.1, 2.0, 100)])
+def test_cross_check_has_rdp_above_pld_and_near_it(q, noise, count):
+    both = cross_check(poisson(q, noise), count, DELTA)
+    assert both["pld"] <= both["rdp"] + 1e-3
+    if 0.5 <= both["pld"] <= 15:
+        assert both["rdp"] / both["pld"] < 1.4
+
+
+def test_cross_check_of_fixed_size_batches_has_rdp_alone():
+    both = cross_check(without_replacement(100, 5, 2.0), 10, DELTA, "replace_one")
+    assert both["pld"] is None
+    assert both["rdp"] > 0
+
+
+def test_cross_check_refuses_a_contradiction(monkeypatch):
+    monkeypatch.setattr(events, "epsilon", lambda e, n, d, accountant, r: 2.0 if accountant == "pld" else 1.0)
+    with pytest.raises(ValueError, match=r"the accountants disagree .* PLD gives epsilon 2.0, above the 1.0 of RDP"):
+        cross_check(poisson(0.1, 1.0), 1, DELTA)
+
+
+@pytest.mark.parametrize(
+    "event", [case[0] for case in CASES] + [dp_accounting.SelfComposedDpEvent(poisson(0.1, 2.0), 3)]
+)
+def test_events_survive_json(event):
+    assert event_from_dict(json.loads(json.dumps(event_to_dict(event)))) == event
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"type": "PrivacyAccountant"}, "unknown privacy event 'PrivacyAccountant'"),
+        ({}, "unknown privacy event None"),
+        ({"type": "GaussianDpEvent", "sigma": 1.0}, r"the fields \['sigma'\] do not fit the event GaussianDpEvent"),
+    ],
+)
+def test_unknown_events_are_refused(data, message):
+    with pytest.raises(ValueError, match=message):
+        event_from_dict(data)
+
+
+def test_a_curve_remembers(monkeypatch):
+    curve = EpsilonCurve(poisson(0.1, 2.0), DELTA, accountant="rdp")
+    first = curve.at(10)
+    monkeypatch.setattr(EpsilonCurve, "_compute", None)
+    assert curve.at(10) == first
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_the_upper_bound_is_one_grows_and_rarely_computes(accountant, monkeypatch):
+    calls = []
+    compute = EpsilonCurve._compute
+    monkeypatch.setattr(EpsilonCurve, "_compute", lambda self, n: calls.append(n) or compute(self, n))
+    curve = EpsilonCurve(poisson(0.05, 2.0), DELTA, accountant=accountant, horizon=300)
+    bounds = [curve.upper_bound(n) for n in range(301)]
+    assert len(calls) < 35
+    assert max(calls) == 300
+    assert bounds == sorted(bounds)
+    assert bounds[0] == 0
+    assert bounds[300] == curve.at(300)
+    assert all(bounds[n] >= curve.at(n) - 1e-9 for n in (1, 7, 50, 123, 299))
+
+
+def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypatch):
+    monkeypatch.setattr(events, "_forwarded", set())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            epsilon(poisson(0.1, 0.6), 1, DELTA, "rdp")
+    assert [record.name for record in caplog.records] == ["dpkfc.privacy.events"]
+    assert "failed to converge" in caplog.text
+    assert "said once" in caplog.text
+    assert not logging.getLogger("absl").filters
+
+
+# -- the scale of the noise multiplier for sampling without replacement ------------------------------------------------
+
+
+def renyi(log_p, log_q, order):
+    """Renyi divergence of two densities on the line, by quadrature."""
+    x = np.linspace(-60, 60, 400_001)
+    values = order * log_p(x) + (1 - order) * log_q(x)
+    peak = values.max()
+    return (peak + math.log(np.exp(values - peak).sum() * (x[1] - x[0]))) / (order - 1)
+
+
+def mixture(q, shift, stddev):
+    return lambda x: np.logaddexp(
+        math.log1p(-q) + stats.norm.logpdf(x, 0, stddev) if q < 1 else np.full_like(x, -np.inf),
+        math.log(q) + stats.norm.logpdf(x, shift, stddev),
+    )
+
+
+@pytest.mark.parametrize("batch_size", [2, 5, 9, 10])
+def test_the_event_of_fixed_size_batches_bounds_the_true_loss_for_noise_of_twice_c(batch_size):
+    """Scalar records of size at most C = 1, ten of them, one replaced; noise of noise_multiplier times 2 C."""
+    noise_multiplier, sampler = 1.5, FixedSize(batch_size, 10)
+    stddev, q = noise_multiplier * sampler.sensitivity(1.0), batch_size / 10
+    nothing = lambda x: stats.norm.logpdf(x, 0, stddev)  # noqa: E731
+    # Every other record is -C: the batch without the replaced one has the sum of the batch with its new value.
+    pairs = [(mixture(q, 2.0, stddev), nothing), (nothing, mixture(q, 2.0, stddev))]
+    # Every other record is 0, the replaced one goes from C to -C.
+    pairs.append((mixture(q, 1.0, stddev), mixture(q, -1.0, stddev)))
+    orders = [2, 4, 8, 16]
+
+    def claimed(noise):
+        accountant = rdp.RdpAccountant(orders, REPLACE)
+        accountant.compose(sampler.event(noise))
+        return accountant.rdp
+
+    true = np.array([max(renyi(p, r, order) for p, r in pairs) for order in orders])
+    assert np.all(true <= claimed(noise_multiplier) * (1 + 1e-6))
+    if batch_size >= 9:  # had the event taken the noise over C, it would claim less than the truth
+        assert np.any(true > claimed(2 * noise_multiplier) * 1.1)
+    if batch_size == 10:  # the bound is exact when every record is in every batch
+        assert true == pytest.approx(claimed(noise_multiplier), rel=1e-6)

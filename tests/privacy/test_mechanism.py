@@ -1,0 +1,234 @@
+"""The choke point: the scale of the noise, what is charged when, and what is refused before it is charged."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.data.loader import MicroBatches
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
+from dpkfc.privacy.mechanism import ClippedSum, Released, gaussian_release, release
+from dpkfc.privacy.rng import NoiseStream
+
+N, B = 1000, 50
+
+
+def make_plan(noise_multiplier=1.3, **changes):
+    settings = {"expected_batch_size": B, "steps": 5, "max_grad_norm": 2.0} | changes
+    return PrivacyConfig(**settings).with_noise(noise_multiplier, 1e-5, N)
+
+
+def make_ledger(plan):
+    return Ledger.in_memory(plan.hash, max_releases=plan.steps)
+
+
+def zeros(plan, **tensors):
+    tensors = tensors or {"a": torch.zeros(100, 150), "b": torch.zeros(5000)}
+    return ClippedSum(tensors, plan.max_grad_norm, plan.clipping)
+
+
+def released_zeros(plan):
+    return release(zeros(plan), plan, plan.noise_stream(), make_ledger(plan), 0)
+
+
+def scale_p_value(released: Released, plan, stddev: float) -> float:
+    """Two-sided p-value of the hypothesis that the sum carries noise of this standard deviation."""
+    x = torch.cat([g.flatten() for g in released.gradients.values()]).double() * plan.expected_batch_size / stddev
+    chi2 = stats.chi2(x.numel())
+    total = float(x.square().sum())
+    return 2 * min(chi2.cdf(total), chi2.sf(total))
+
+
+PLANS = {
+    "flat": {},
+    "normalised": {"clipping": "normalised"},
+    "automatic": {"clipping": "automatic"},
+    "fixed size": {"sampler": "fixed"},
+    "test mode": {"test_mode_seed": 3},
+}
+
+
+@pytest.mark.parametrize("changes", PLANS.values(), ids=PLANS)
+def test_the_noise_has_the_scale_of_the_plan_and_no_other(changes):
+    plan = make_plan(**changes)
+    expected = 1.3 * {"normalised": 1.0}.get(plan.clipping, 2.0) * (2.0 if plan.config.sampler == "fixed" else 1.0)
+    assert plan.stddev == pytest.approx(expected)
+    released = released_zeros(plan)
+    assert scale_p_value(released, plan, expected) > 1e-6
+    assert scale_p_value(released, plan, expected * 2 / 3) < 1e-6
+    assert scale_p_value(released, plan, expected * 3 / 2) < 1e-6
+    assert released.noise_variance == pytest.approx((expected / B) ** 2)
+    z = torch.cat([g.flatten() for g in released.gradients.values()]).double().numpy() * B / expected
+    assert stats.kstest(z, "norm").pvalue > 1e-6
+
+
+def test_noise_never_repeats_across_steps_releases_or_runs():
+    plan = make_plan()
+    noise, ledger = plan.noise_stream(), make_ledger(plan)
+    draws = [release(zeros(plan), plan, noise, ledger, step) for step in (0, 1, 1)]
+    draws.append(release(zeros(plan), plan, plan.noise_stream(), make_ledger(plan), 0))
+    flat = [torch.cat([g.flatten() for g in d.gradients.values()]).numpy() for d in draws]
+    for i, a in enumerate(flat):
+        assert abs(np.corrcoef(a[:5000], a[15000:])[0, 1]) < 0.1
+        for b in flat[:i]:
+            assert abs(np.corrcoef(a, b)[0, 1]) < 0.05
+
+
+def test_test_mode_repeats_a_step_bit_for_bit_whatever_came_before():
+    plan = make_plan(test_mode_seed=1)
+    first, resumed = plan.noise_stream(), plan.noise_stream()
+    whole = [release(zeros(plan), plan, first, make_ledger(plan), step) for step in range(3)]
+    again = release(zeros(plan), plan, resumed, make_ledger(plan), 2)
+    assert all(torch.equal(again.gradients[k], whole[2].gradients[k]) for k in again.gradients)
+    assert not torch.equal(whole[1].gradients["a"], whole[2].gradients["a"])
+
+
+def test_the_sum_is_kept_and_the_divisor_is_the_expected_batch_size():
+    plan = make_plan(noise_multiplier=1e-9)
+    sums = {"a": torch.randn(3, 4), "b": torch.randn(2, 5, dtype=torch.float64).T, "c": torch.tensor(1.5)}
+    kept = {k: v.clone() for k, v in sums.items()}
+    released = release(zeros(plan, **sums), plan, plan.noise_stream(), make_ledger(plan), 3)
+    for name, value in sums.items():
+        assert torch.equal(value, kept[name])
+        assert released.gradients[name].dtype == value.dtype
+        assert torch.allclose(released.gradients[name], value / B, atol=1e-8)
+    assert (released.step, released.release) == (3, 1)
+
+
+def test_an_empty_batch_is_a_charged_release_of_pure_noise():
+    plan = make_plan()
+    batches = MicroBatches((torch.randn(N, 3), torch.zeros(N)), 16)
+    assert list(batches(np.array([], dtype=np.int64))) == []
+    ledger = make_ledger(plan)
+    released = release(zeros(plan), plan, plan.noise_stream(), ledger, 0)
+    assert ledger.count == 1
+    assert scale_p_value(released, plan, plan.stddev) > 1e-6
+
+
+def test_no_noise_is_exact_and_still_charged():
+    plan = make_plan(noise_multiplier=0.0)
+    ledger, x = make_ledger(plan), torch.randn(7)
+    released = release(zeros(plan, a=x), plan, plan.noise_stream(), ledger, 0)
+    assert torch.equal(released.gradients["a"], x / B)
+    assert released.noise_variance == 0
+    assert ledger.count == 1
+
+
+class Watching(NoiseStream):
+    """A stream that reads the ledger when noise is drawn."""
+
+    def normal(self, size, step, dtype=np.float32):
+        self.seen = len(verify(self.path).releases)
+        return super().normal(size, step, dtype)
+
+
+def test_the_ledger_is_on_the_disk_before_the_noise_is_drawn(tmp_path):
+    plan, noise = make_plan(), Watching.secure()
+    noise.path = tmp_path / "ledger.jsonl"
+    with Ledger.open(noise.path, plan.hash) as ledger:
+        release(zeros(plan), plan, noise, ledger, 4)
+        record = ledger.releases[0]
+    assert noise.seen == 1
+    assert (record["step"], record["noise_multiplier"]) == (4, plan.noise_multiplier)
+    assert (record["stddev"], record["sensitivity"]) == (plan.stddev, plan.sensitivity)
+
+
+def test_beyond_the_plan_nothing_is_released():
+    plan = make_plan(steps=2)
+    ledger, noise = make_ledger(plan), plan.noise_stream()
+    for step in range(2):
+        release(zeros(plan), plan, noise, ledger, step)
+    with pytest.raises(BudgetExhausted, match="the plan allows 2 releases"):
+        release(zeros(plan), plan, noise, ledger, 2)
+    assert ledger.count == 2
+    ledger.close()
+    with pytest.raises(LedgerError, match="it is closed"):
+        release(zeros(plan), plan, noise, ledger, 2)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"w": torch.tensor([1.0, math.nan])}, "the clipped sum of 'w' is not finite"),
+        ({"w": torch.tensor([math.inf])}, "the clipped sum of 'w' is not finite"),
+        ({"w": torch.zeros(2, dtype=torch.bfloat16)}, "the clipped sum of 'w' is torch.bfloat16; .* need float32"),
+        ({"w": torch.zeros(2, dtype=torch.int64)}, "the clipped sum of 'w' is torch.int64"),
+        ({"a": torch.zeros(2), "b": torch.zeros(2, device="meta")}, r"on several devices: \['cpu', 'meta'\]"),
+    ],
+)
+def test_a_sum_that_cannot_be_released_is_refused_before_it_is_charged(tensors, message):
+    plan = make_plan()
+    ledger = make_ledger(plan)
+    with pytest.raises(ValueError, match=message):
+        release(zeros(plan, **tensors), plan, plan.noise_stream(), ledger, 0)
+    assert ledger.count == 0
+
+
+def test_parts_of_different_plans_are_refused_before_anything_is_charged():
+    plan, tested = make_plan(), make_plan(test_mode_seed=0)
+    ledger = make_ledger(plan)
+    good = zeros(plan)
+    cases = [
+        (dataclasses.replace(good, max_grad_norm=1.0), plan.noise_stream(), ledger, "clipped with max_grad_norm=1.0 "),
+        (
+            dataclasses.replace(good, clipping="normalised"),
+            plan.noise_stream(),
+            ledger,
+            r"2.0 \(normalised\), the plan",
+        ),
+        (good, tested.noise_stream(), ledger, "the noise stream is repeatable and the plan is not in test mode"),
+        (good, plan.noise_stream(), Ledger.in_memory("other"), "the ledger belongs to the plan other"),
+        (ClippedSum({}, 2.0), plan.noise_stream(), ledger, "has no tensors"),
+    ]
+    for clipped, noise, book, message in cases:
+        with pytest.raises(ValueError, match=message):
+            release(clipped, plan, noise, book, 0)
+    with pytest.raises(ValueError, match="the noise stream is secure and the plan is in test mode"):
+        release(good, tested, plan.noise_stream(), make_ledger(tested), 0)
+    with pytest.raises(ValueError, match="step must be >= 0, got -1"):
+        release(good, plan, plan.noise_stream(), ledger, -1)
+    assert ledger.count == 0
+
+
+def test_gaussian_release_draws_once_over_all_tensors():
+    tensors = {"a": torch.ones(2, 3), "b": torch.full((4,), 2.0)}
+    drawn = []
+
+    def normal(size, dtype):
+        drawn.append((size, dtype))
+        return torch.arange(size, dtype=dtype)
+
+    out = gaussian_release(tensors, 0.5, 4.0, normal)
+    assert drawn == [(10, torch.float32)]
+    assert torch.equal(out["a"], (1 + 0.5 * torch.arange(6.0).view(2, 3)) / 4)
+    assert torch.equal(out["b"], (2 + 0.5 * torch.arange(6.0, 10.0)) / 4)
+
+
+@pytest.mark.parametrize("stddev", [-1.0, math.nan, math.inf])
+def test_gaussian_release_refuses_a_bad_scale(stddev):
+    with pytest.raises(ValueError, match="stddev must be finite and >= 0, got"):
+        gaussian_release({"a": torch.zeros(1)}, stddev, 1.0, lambda size, dtype: torch.zeros(size))
+
+
+@pytest.mark.parametrize("divisor", [0.0, -1.0, math.nan, math.inf])
+def test_gaussian_release_refuses_a_bad_divisor(divisor):
+    with pytest.raises(ValueError, match="divisor must be positive and finite, got"):
+        gaussian_release({"a": torch.zeros(1)}, 1.0, divisor, lambda size, dtype: torch.zeros(size))
+
+
+@pytest.mark.gpu
+def test_noise_on_a_device_has_the_same_law_and_never_repeats():
+    plan = make_plan()
+    sums = zeros(plan, a=torch.zeros(30_000, device="cuda"))
+    noise, ledger = plan.noise_stream(), make_ledger(plan)
+    first, second = (release(sums, plan, noise, ledger, 0) for _ in range(2))
+    assert first.gradients["a"].device.type == "cuda"
+    assert not torch.equal(first.gradients["a"], second.gradients["a"])
+    assert scale_p_value(first, plan, plan.stddev) > 1e-6
+    assert scale_p_value(first, plan, plan.stddev * 2 / 3) < 1e-6

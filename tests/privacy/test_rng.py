@@ -1,0 +1,128 @@
+"""Streams: independent of every seed, never repeated, never stored; in test mode a function of (seed, step)."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dpkfc.privacy.rng import CHUNK, NoiseStream, SamplingStream
+
+STREAMS = [NoiseStream, SamplingStream]
+
+
+def test_noise_is_standard_normal():
+    z = NoiseStream.repeatable(1).normal(200_000, 0)
+    assert z.dtype == np.float32
+    assert stats.kstest(z.astype(float), "norm").pvalue > 1e-4
+    assert 2 * min(stats.chi2.cdf(s := float(np.square(z, dtype=float).sum()), z.size), stats.chi2.sf(s, z.size)) > 1e-4
+    tail = int((np.abs(z) > 4).sum())
+    assert stats.binomtest(tail, z.size, 2 * stats.norm.sf(4)).pvalue > 1e-4
+
+
+def test_float64_is_generated_not_widened():
+    z = NoiseStream.repeatable(1).normal(1000, 0, dtype=np.float64)
+    assert z.dtype == np.float64
+    assert np.any(z != z.astype(np.float32))
+
+
+def test_draws_of_a_secure_stream_never_repeat():
+    stream, other = NoiseStream.secure(), NoiseStream.secure()
+    draws = [stream.normal(1000, step) for step in (0, 0, 1)] + [other.normal(1000, 0)]
+    for i, a in enumerate(draws):
+        for b in draws[:i]:
+            assert not np.intersect1d(a.view(np.uint32), b.view(np.uint32)).size > 10
+            assert abs(np.corrcoef(a, b)[0, 1]) < 0.2
+
+
+def test_chunks_of_one_large_draw_are_independent_and_their_threads_play_no_part():
+    size = 2 * CHUNK + 17
+    z = NoiseStream.repeatable(5).normal(size, 3)
+    assert abs(np.corrcoef(z[:CHUNK], z[CHUNK : 2 * CHUNK])[0, 1]) < 0.006
+    assert np.array_equal(z, NoiseStream.repeatable(5).normal(size, 3))
+    assert np.array_equal(z[:CHUNK], NoiseStream.repeatable(5).normal(CHUNK, 3))
+    assert abs(float(z.mean())) < 5 / size**0.5
+
+
+def test_test_mode_is_a_function_of_seed_and_step():
+    first = NoiseStream.repeatable(7)
+    run = [first.normal(50, step) for step in range(4)]
+    resumed = NoiseStream.repeatable(7)
+    assert np.array_equal(resumed.normal(50, 2), run[2])
+    assert np.array_equal(resumed.normal(50, 3), run[3])
+    assert not np.intersect1d(run[0], run[1]).size
+    assert not np.intersect1d(run[0], NoiseStream.repeatable(8).normal(50, 0)).size
+    assert first.device_seed(1) == NoiseStream.repeatable(7).device_seed(1) != first.device_seed(2)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_global_seeds_do_not_reach_a_secure_stream(kind):
+    seen = set()
+    for _ in range(2):
+        np.random.seed(0)
+        torch.manual_seed(0)
+        stream = kind.secure()
+        seen.add(stream.normal(1, 0)[0] if kind is NoiseStream else stream.generator(0).random())
+    assert len(seen) == 2
+
+
+def test_noise_and_sampling_of_one_seed_share_nothing():
+    noise = NoiseStream.repeatable(3).normal(1000, 0, dtype=np.float64)
+    other = SamplingStream.repeatable(3).generator(0).standard_normal(1000)
+    assert not np.intersect1d(noise, other).size
+
+
+def test_sampling_is_fresh_when_a_step_is_repeated_and_repeatable_in_test_mode():
+    secure, test = SamplingStream.secure(), SamplingStream.repeatable(1)
+    assert secure.generator(4).random() != secure.generator(4).random()
+    assert test.generator(4).random() == SamplingStream.repeatable(1).generator(4).random()
+    assert test.generator(4).random() != test.generator(5).random()
+
+
+@pytest.mark.parametrize("stream", [SamplingStream.secure(), SamplingStream.repeatable(1)])
+def test_steps_of_one_shuffled_epoch_share_a_draw(stream):
+    draws = [stream.generator(step, steps_per_draw=3).random() for step in range(6)]
+    assert draws[0] == draws[1] == draws[2] != draws[3] == draws[4] == draws[5]
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("make", [lambda k: k.secure(), lambda k: k.repeatable(0)], ids=["secure", "repeatable"])
+@pytest.mark.parametrize("store", [pickle.dumps, copy.copy, copy.deepcopy, lambda s: s.__getstate__()])
+def test_a_stream_is_never_stored(kind, make, store):
+    with pytest.raises(TypeError, match="never copied, pickled or put into a checkpoint.*exposes the difference"):
+        store(make(kind))
+
+
+def test_a_forked_child_takes_its_own_key(monkeypatch):
+    stream = NoiseStream.secure()
+    key = stream._key
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    stream.normal(1, 0)
+    assert stream._key != key
+
+
+def test_is_secure():
+    assert NoiseStream.secure().is_secure
+    assert not NoiseStream.repeatable(0).is_secure
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "1"])
+def test_bad_seed(seed):
+    with pytest.raises(ValueError, match=r"must be an integer >= 0, got"):
+        NoiseStream.repeatable(seed)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="size and step must be >= 0, got size=-1"):
+        NoiseStream.secure().normal(-1, 0)
+    with pytest.raises(ValueError, match="need step >= 0 and steps_per_draw >= 1"):
+        SamplingStream.secure().generator(0, 0)
+
+
+def test_no_numbers_are_fine():
+    assert NoiseStream.secure().normal(0, 0).shape == (0,)

@@ -1,0 +1,331 @@
+"""The rules of docs/design.md about who imports whom and what no file may do, read from the syntax tree of every file.
+
+Each rule is a function from one parsed file to complaints. Every rule is shown a planted counter-example, which it must
+catch, beside the real files, on which it must be silent.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "dpkfc"
+
+VALUES = {"blocks", "metric"}
+FOUR = {"privacy", "gradients", "curvature", "data"}
+PLANS = {"config", "plan"}
+ABOVE = VALUES | FOUR | PLANS | {"checkpoint", "session"}
+ALLOWED = {
+    "blocks": set(),
+    "metric": {"blocks"},
+    **{package: VALUES for package in FOUR},
+    "config": VALUES | FOUR | PLANS,
+    "plan": VALUES | FOUR | PLANS,
+    "checkpoint": VALUES,
+    "session": VALUES | FOUR | PLANS | {"checkpoint"},
+    "": ABOVE,  # dpkfc/__init__.py
+    "integrations": ABOVE,
+    "report": ABOVE,
+    "recipes": ABOVE | {"report", "integrations"},
+    "cli": ABOVE | {"report", "integrations", "recipes", ""},
+    "__main__": {"cli"},
+}
+OPTIONAL = {"opacus", "datasets", "sklearn", "transformers", "pandas", "torchvision", "lightning", "flwr", "psutil"}
+CORE = {"torch", "numpy", "scipy", "dp_accounting", "safetensors", "rich", "typer", "pyarrow", "matplotlib", "tomli"}
+CORE |= {"tomli_w"}
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
+UNSAFE_CALLS = {"torch.load", "torch.save", "eval", "exec"}
+GLOBAL_SEEDS = {"torch.manual_seed", "torch.random.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all"}
+GLOBAL_SEEDS |= {"torch.seed", "numpy.random.seed", "np.random.seed", "random.seed"}
+NORMAL_DRAWS = {"randn", "randn_like", "normal", "normal_", "standard_normal"}
+DRAWS_ALLOWED = ("privacy.mechanism", "privacy.rng", "curvature", "recipes")
+PRIVATE_NAME = re.compile(
+    r"^(mini_?|micro_?|train_?|user_?)?(batch|batches|dataset|data|loader|data_?loader|examples)$|private|secret|records?$"
+)
+PARAMETER_NAMES = {"p", "param", "parameter", "weight", "bias"}
+MAX_FILE, MAX_FUNCTION = 400, 45
+
+
+@dataclass(frozen=True)
+class File:
+    """One module: its name below dpkfc (`privacy.mechanism`), its text and its tree."""
+
+    name: str
+    text: str
+    is_package: bool = False
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @functools.cached_property
+    def parent(self) -> dict[ast.AST, ast.AST]:
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    @property
+    def top(self) -> str:
+        return self.name.split(".")[0]
+
+    def is_under(self, *packages: str) -> bool:
+        return any(self.name == p or self.name.startswith(p + ".") for p in packages)
+
+    def inside_function(self, node: ast.AST) -> bool:
+        while (node := self.parent.get(node)) is not None:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                return True
+        return False
+
+    def imports(self) -> Iterator[tuple[ast.AST, str]]:
+        """Every imported module, absolute, also those inside functions and under TYPE_CHECKING."""
+        package = ["dpkfc", *[part for part in self.name.split(".") if part]]
+        package = package if self.is_package else package[:-1]
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((node, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = package[: len(package) - node.level + 1] if node.level else []
+                module = ".".join([*base, *(node.module or "").split(".")]).strip(".")
+                yield from ((node, f"{module}.{alias.name}") for alias in node.names)
+
+    def calls(self) -> Iterator[tuple[ast.Call, str]]:
+        yield from ((node, ast.unparse(node.func)) for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+
+    def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+        yield from (n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def internal_imports(file: File) -> Iterator[str]:
+    """A package imports only what stands above it in the design."""
+    if file.top not in ALLOWED:
+        yield f"{file.name}: not in docs/design.md, 'Who imports whom'"
+        return
+    for node, module in file.imports():
+        parts = module.split(".")
+        if parts[0] != "dpkfc":
+            continue
+        target = parts[1] if len(parts) > 1 and parts[1] in ALLOWED else ""
+        if target != file.top and target not in ALLOWED[file.top]:
+            yield f"{file.name}:{node.lineno} imports {module}, which {file.top or 'dpkfc'} may not know"
+
+
+def torch_in_privacy(file: File) -> Iterator[str]:
+    """Of privacy/ only mechanism.py imports torch: the accounting cannot touch a tensor."""
+    if not file.is_under("privacy") or file.name == "privacy.mechanism":
+        return
+    for node, module in file.imports():
+        if module.split(".")[0] == "torch":
+            yield f"{file.name}:{node.lineno} imports torch"
+
+
+def third_party(file: File) -> Iterator[str]:
+    """Optional packages are imported inside functions, or in integrations and recipes; unknown ones nowhere."""
+    for node, module in file.imports():
+        name = module.split(".")[0]
+        if name in CORE or name in sys.stdlib_module_names or name == "dpkfc":
+            continue
+        if name not in OPTIONAL:
+            yield f"{file.name}:{node.lineno} imports {name}, which pyproject.toml does not declare"
+        elif not (file.is_under("integrations", "recipes") or file.inside_function(node)):
+            yield f"{file.name}:{node.lineno} imports the optional {name} at the top level"
+
+
+def private_parameters(file: File) -> Iterator[str]:
+    """Nothing in curvature/ can be handed a private tensor: no parameter is named as if it were one."""
+    if not file.is_under("curvature"):
+        return
+    for function in file.functions():
+        args = function.args
+        for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]:
+            if arg is not None and PRIVATE_NAME.search(arg.arg):
+                yield f"{file.name}:{function.lineno} {function.name}() takes {arg.arg!r}"
+    for node, module in file.imports():
+        if module.startswith("torch.utils.data"):
+            yield f"{file.name}:{node.lineno} imports {module}"
+
+
+def global_seeds(file: File) -> Iterator[str]:
+    """No global generator is seeded, except by a recipe that initialises a model."""
+    if file.is_under("recipes"):
+        return
+    for node, name in file.calls():
+        if name in GLOBAL_SEEDS:
+            yield f"{file.name}:{node.lineno} calls {name}"
+    for node, module in file.imports():
+        if module in GLOBAL_SEEDS:
+            yield f"{file.name}:{node.lineno} imports {module}"
+
+
+def normal_draws(file: File) -> Iterator[str]:
+    """Gaussian numbers are drawn by the mechanism, by probes and by recipes, and nowhere else."""
+    if file.is_under(*DRAWS_ALLOWED):
+        return
+    for node, name in file.calls():
+        if name.split(".")[-1] in NORMAL_DRAWS:
+            yield f"{file.name}:{node.lineno} calls {name}"
+
+
+def prints(file: File) -> Iterator[str]:
+    """Only the command line prints; rich belongs to it, to report/ and to the recipes that it runs."""
+    if file.is_under("cli"):
+        return
+    for node, name in file.calls():
+        if name in {"print", "sys.stdout.write", "sys.stderr.write"}:
+            yield f"{file.name}:{node.lineno} calls {name}"
+    for node, module in file.imports():
+        if module.split(".")[0] in {"rich", "typer"} and not file.is_under("report", "recipes"):
+            yield f"{file.name}:{node.lineno} imports {module}"
+
+
+def unsafe_loading(file: File) -> Iterator[str]:
+    """Nothing that could run code from a file: no pickle in any of its forms."""
+    for node, module in file.imports():
+        if module.split(".")[0] in UNSAFE_MODULES or module in UNSAFE_CALLS:
+            yield f"{file.name}:{node.lineno} imports {module}"
+    for node, name in file.calls():
+        pickled = any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords)
+        if name in UNSAFE_CALLS or pickled:
+            yield f"{file.name}:{node.lineno} calls {name}"
+
+
+def _loop_parameters(tree: ast.Module) -> set[str]:
+    """Names that a loop over `.parameters()` or `.named_parameters()` binds."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.comprehension) and "parameters()" in ast.unparse(node.iter):
+            targets = node.target.elts[-1:] if isinstance(node.target, ast.Tuple) else [node.target]
+            names |= {t.id for t in targets if isinstance(t, ast.Name)}
+    return names
+
+
+def patched_objects(file: File) -> Iterator[str]:
+    """No attribute is put on a parameter (`.grad` is torch's own), and nothing of torch or of a module is replaced."""
+    parameters = PARAMETER_NAMES | _loop_parameters(file.tree)
+    imported = {module.split(".")[0] for _, module in file.imports()} - {"dpkfc"}
+    for node in ast.walk(file.tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else targets
+        for target in (t for t in targets if isinstance(t, ast.Attribute)):
+            owner, attribute = ast.unparse(target.value), target.attr
+            on_parameter = owner in parameters and attribute != "grad"
+            if on_parameter or owner.split(".")[0] in imported or attribute in {"forward", "__class__"}:
+                yield f"{file.name}:{node.lineno} assigns {owner}.{attribute}"
+    for node, name in file.calls():
+        if name in {"setattr", "object.__setattr__"} and node.args:
+            owner = ast.unparse(node.args[0])
+            if owner in parameters or owner.split(".")[0] in imported:
+                yield f"{file.name}:{node.lineno} calls {name} on {owner}"
+
+
+def sizes(file: File) -> Iterator[str]:
+    """A long file or function asks to be split; docstrings do not count towards a function."""
+    if (lines := file.text.count("\n")) > MAX_FILE:
+        yield f"{file.name}: {lines} lines, at most {MAX_FILE}"
+    for function in file.functions():
+        first = function.body[0]
+        docstring = first.end_lineno - first.lineno + 1 if ast.get_docstring(function) else 0
+        lines = function.end_lineno - function.lineno + 1 - docstring
+        if lines > MAX_FUNCTION:
+            yield f"{file.name}:{function.lineno} {function.name}() has {lines} lines, at most {MAX_FUNCTION}"
+
+
+Rule = Callable[[File], Iterator[str]]
+COUNTER_EXAMPLES: list[tuple[Rule, str, str]] = [
+    (internal_imports, "gradients.tape", "from dpkfc.curvature.factors import factors"),
+    (internal_imports, "curvature.factors", "def f():\n    import dpkfc.gradients.tape"),
+    (internal_imports, "curvature.factors", "from ..gradients import tape"),
+    (internal_imports, "privacy.ledger", "from dpkfc.plan import Plan"),
+    (internal_imports, "privacy.ledger", "from dpkfc import Session"),
+    (internal_imports, "session", "from dpkfc.report.progress import Progress"),
+    (internal_imports, "report.plots", "from dpkfc.recipes import digits"),
+    (internal_imports, "metric", "from dpkfc.gradients.norms import norms"),
+    (internal_imports, "helpers", "x = 1"),
+    (torch_in_privacy, "privacy.calibration", "import torch.nn as nn"),
+    (torch_in_privacy, "privacy.ledger", "def f():\n    from torch import Tensor"),
+    (third_party, "session", "import opacus"),
+    (third_party, "data.loader", "from datasets import load_dataset"),
+    (third_party, "metric", "def f():\n    import polars"),
+    (private_parameters, "curvature.factors", "def f(model, batch): ..."),
+    (private_parameters, "curvature.factors", "def f(*, train_loader): ..."),
+    (private_parameters, "curvature.factors", "def f(private_inputs): ..."),
+    (private_parameters, "curvature.probes", "from torch.utils.data import Dataset"),
+    (global_seeds, "session", "import torch\ntorch.manual_seed(0)"),
+    (global_seeds, "curvature.probes", "from torch import manual_seed"),
+    (normal_draws, "session", "noise = torch.randn_like(total) * stddev"),
+    (normal_draws, "integrations.opacus", "total.normal_(0, 1)"),
+    (prints, "session", "print('done')"),
+    (prints, "data.loader", "from rich.progress import track"),
+    (unsafe_loading, "session", "import pickle"),
+    (unsafe_loading, "session", "state = torch.load(path, weights_only=True)"),
+    (unsafe_loading, "data.loader", "np.load(path, allow_pickle=True)"),
+    (patched_objects, "gradients.tape", "for w in model.parameters():\n    w.grad_sample = 0"),
+    (patched_objects, "gradients.tape", "for _, w in model.named_parameters():\n    setattr(w, 'grad_sample', 0)"),
+    (patched_objects, "gradients.tape", "import torch\ntorch.nn.Linear.forward = None"),
+    (patched_objects, "gradients.tape", "module.forward = wrapped"),
+    (sizes, "gradients.tape", "def f():\n" + "    x = 1\n" * (MAX_FUNCTION + 1)),
+    (sizes, "gradients.tape", "x = 1\n" * (MAX_FILE + 1)),
+]
+INNOCENT: list[tuple[Rule, str, str]] = [
+    (internal_imports, "session", "from dpkfc.plan import Plan\nfrom dpkfc.gradients import tape"),
+    (internal_imports, "gradients.tape", "from . import layers\nfrom dpkfc.blocks import Outer"),
+    (torch_in_privacy, "privacy.mechanism", "import torch"),
+    (third_party, "cli", "def demo():\n    import sklearn.datasets"),
+    (private_parameters, "curvature.factors", "def f(model, capture, layers, database_free, batch_size): ..."),
+    (global_seeds, "curvature.probes", "generator.manual_seed(3)"),
+    (normal_draws, "curvature.probes", "torch.randn(2)"),
+    (patched_objects, "session", "for p in model.parameters():\n    p.grad = None"),
+    (sizes, "metric", 'def f():\n    """Text.\n' + "\n" * MAX_FUNCTION + '    """'),
+]
+RULES = list(dict.fromkeys(rule for rule, _, _ in COUNTER_EXAMPLES))
+
+
+def source_files() -> list[File]:
+    """Every module of the package."""
+    files = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = list(path.relative_to(SOURCE).with_suffix("").parts)
+        is_package = parts[-1] == "__init__"
+        files.append(File(".".join(parts[:-1] if is_package else parts), path.read_text("utf-8"), is_package))
+    return files
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps_the_rule(rule: Rule):
+    complaints = [complaint for file in source_files() for complaint in rule(file)]
+    assert not complaints, f"{rule.__doc__}\n" + "\n".join(complaints)
+
+
+@pytest.mark.parametrize(("rule", "name", "text"), COUNTER_EXAMPLES)
+def test_a_planted_breach_is_caught(rule: Rule, name: str, text: str):
+    assert list(rule(File(name, text)))
+
+
+@pytest.mark.parametrize(("rule", "name", "text"), INNOCENT)
+def test_an_innocent_file_passes(rule: Rule, name: str, text: str):
+    assert not list(rule(File(name, text)))
+
+
+def test_there_is_something_to_check():
+    assert {"blocks", "metric"} <= {file.name for file in source_files()}
+
+
+def test_the_third_party_lists_are_those_of_the_project_file():
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    declared = {name.replace("-", "_") for name in re.findall(r'^    "([A-Za-z][\w-]*)', text, flags=re.MULTILINE)}
+    assert CORE <= declared
+
+
+def test_no_file_knows_a_path_of_one_machine():
+    pattern = re.compile(r"(?<![\w.])/(?:work|root|home|Users)/\w")
+    kinds = {".py", ".md", ".toml", ".txt", ".json", ".cff"}
+    folders = [ROOT / name for name in ("src", "tests", "docs", "benchmarks", ".ci")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in kinds or path.name == "run"]
+    files += [path for path in ROOT.iterdir() if path.is_file() and (path.suffix in kinds or path.name == "Makefile")]
+    assert not [str(path) for path in files if pattern.search(path.read_text("utf-8"))]

@@ -1,0 +1,248 @@
+"""Config to plan: one place where sampler, sensitivity, noise and event meet; bad settings fail first."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.data.sampling import FixedSize, Poisson, Shuffle
+from dpkfc.plan import Plan
+from dpkfc.privacy.events import epsilon, event_from_dict
+
+DELTA = 1e-5
+
+
+def make(noise=2.0, n=1000, delta=DELTA, **settings):
+    return PrivacyConfig(**({"expected_batch_size": 50, "steps": 10} | settings)).with_noise(noise, delta, n)
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A preconditioner as far as a plan is concerned."""
+
+    damping: object = 0.1
+
+    def describe(self):
+        return {"name": "kfac", "damping": self.damping}
+
+
+def test_poisson_plan():
+    plan = make(max_grad_norm=1.5)
+    assert plan.sampler == Poisson(0.05, 1000)
+    assert (plan.sensitivity, plan.stddev, plan.max_grad_norm) == (1.5, 3.0, 1.5)
+    assert (plan.expected_batch_size, plan.steps, plan.accountant) == (50, 10, "pld")
+    assert plan.neighbouring_relation == "add_or_remove_one"
+    assert plan.certified and not plan.test_mode and plan.target_epsilon is None and plan.caveats == ()
+    assert plan.event == plan.sampler.event(2.0)
+
+
+def test_fixed_size_plan_doubles_the_sensitivity_and_takes_rdp():
+    plan = make(sampler="fixed", max_grad_norm=1.5)
+    assert plan.sampler == FixedSize(50, 1000)
+    assert (plan.sensitivity, plan.stddev, plan.accountant) == (3.0, 6.0, "rdp")
+    assert plan.neighbouring_relation == "replace_one"
+    assert plan.certified
+    assert plan.cross_check() == {"pld": None, "rdp": plan.epsilon()}
+
+
+@pytest.mark.parametrize(("clipping", "bound"), [("flat", 4.0), ("automatic", 4.0), ("normalised", 1.0)])
+def test_the_sensitivity_follows_the_clipping(clipping, bound):
+    assert make(clipping=clipping, max_grad_norm=4.0).sensitivity == bound
+
+
+def test_epsilon_is_that_of_the_event():
+    plan = make()
+    assert plan.epsilon() == epsilon(plan.event, 10, DELTA)
+    assert plan.epsilon(3) == epsilon(plan.event, 3, DELTA)
+    assert plan.epsilon(0) == 0
+    assert plan.curve.upper_bound(9) >= plan.epsilon(9)
+    both = plan.cross_check()
+    assert both["pld"] == plan.epsilon()
+    assert make(accountant="rdp").epsilon() == both["rdp"]
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "fixed"])
+def test_calibration_is_safe_and_tight(sampler):
+    config = PrivacyConfig(expected_batch_size=20, epochs=1, sampler=sampler, accountant="rdp")
+    plan = config.calibrate(1.5, DELTA, 400)
+    assert 1.5 * 0.99 < plan.epsilon() <= 1.5
+    assert plan.target_epsilon == 1.5
+    assert plan.steps == 20
+
+
+def test_calibration_is_repeatable():
+    config = PrivacyConfig(expected_batch_size=20, epochs=1, accountant="rdp")
+    assert config.calibrate(1.5, DELTA, 400).hash == config.calibrate(1.5, DELTA, 400).hash
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batch", "n", "steps"),
+    [(5, 256, 60000, 1172), (0.001, 50, 1000, 1), (1.5, 1000, 1000, 2), (2, 3, 10, 7)],
+)
+def test_steps_of_epochs(epochs, batch, n, steps):
+    assert make(epochs=epochs, steps=None, expected_batch_size=batch, n=n, delta=1e-9).steps == steps
+
+
+def test_no_noise_is_described_as_no_privacy():
+    plan = make(noise=0.0)
+    assert plan.epsilon() == math.inf
+    assert not plan.certified
+    assert plan.describe()["epsilon"] == "inf"
+    assert plan.caveats == ("NOT PRIVATE: no noise is added, epsilon is infinite",)
+    assert plan.cross_check() == {"pld": math.inf, "rdp": math.inf}
+
+
+def test_shuffle_is_stamped():
+    plan = make(sampler="shuffle", uncertified=True)
+    assert plan.sampler == Shuffle(50, 1000)
+    assert not plan.certified
+    assert plan.caveats[0].startswith("UNCERTIFIED: shuffled batches; epsilon is that of Poisson")
+    assert plan.epsilon() == make().epsilon()
+    assert plan.hash != make().hash
+
+
+def test_test_mode_is_stamped_and_repeatable():
+    plan = make(test_mode_seed=5)
+    assert plan.test_mode and not plan.certified
+    assert plan.caveats == ("NOT PRIVATE: test mode, the noise can be repeated from a seed",)
+    assert not plan.noise_stream().is_secure and not plan.sampling_stream().is_secure
+    assert np.array_equal(plan.draw(3, plan.sampling_stream()), plan.draw(3, plan.sampling_stream()))
+    assert np.array_equal(plan.noise_stream().normal(5, 1), plan.noise_stream().normal(5, 1))
+    secure = make()
+    assert secure.noise_stream().is_secure and secure.sampling_stream().is_secure
+
+
+def test_draw_shuffles_by_epochs():
+    plan = make(sampler="shuffle", uncertified=True, expected_batch_size=250)
+    stream = plan.sampling_stream()
+    epoch = np.concatenate([plan.draw(step, stream) for step in range(4)])
+    assert np.array_equal(np.sort(epoch), np.arange(1000))
+
+
+SAME = [{}, {"max_physical_batch_size": 8}, {"accountant": "pld"}, {"automatic_gamma": 0.5}, {"uncertified": True}]
+OTHER = [
+    {"max_grad_norm": 2.0},
+    {"clipping": "automatic"},
+    {"sampler": "fixed"},
+    {"noise": 2.5},
+    {"n": 1001},
+    {"delta": 1e-6},
+    {"steps": 11},
+    {"expected_batch_size": 51},
+    {"test_mode_seed": 0},
+    {"preconditioner": Described()},
+    {"preconditioner": Described(0.2)},
+    {"accountant": "rdp"},
+]
+
+
+@pytest.mark.parametrize("changes", SAME)
+def test_the_hash_does_not_depend_on_what_changes_no_release(changes):
+    assert make(**changes).hash == make().hash
+
+
+def test_the_hash_tells_mechanisms_apart():
+    hashes = [make(**changes).hash for changes in OTHER]
+    assert len({make().hash, *hashes}) == len(OTHER) + 1
+    assert all(len(h) == 64 for h in hashes)
+
+
+def test_the_description_is_plain_and_complete():
+    plan = make(preconditioner=Described(), sampler="fixed")
+    told = json.loads(json.dumps(plan.describe(), allow_nan=False))
+    assert told["plan_hash"] == plan.hash
+    assert told["preconditioner"] == {"name": "kfac", "damping": 0.1}
+    assert told["sampler"]["name"] == "fixed"
+    assert event_from_dict(told["event"]) == plan.event
+    assert told["certified"] is True
+    assert {"noise_multiplier", "stddev", "sensitivity", "delta", "steps", "accountant"} <= told.keys()
+    assert {"dataset_size", "expected_batch_size"} <= set(told["assumed_public"])
+
+
+def test_a_preconditioner_must_describe_itself_plainly():
+    with pytest.raises(ValueError, match="preconditioner must have a describe\\(\\) method, got str; .*KFAC"):
+        make(preconditioner="kfac")
+    with pytest.raises(ValueError, match="must return plain values that JSON can hold"):
+        _ = make(preconditioner=Described(damping=object())).hash
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be positive and finite, got 0.0"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm must be positive and finite, got -1.0"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm must be positive and finite, got nan"),
+        ({"max_grad_norm": math.inf}, "max_grad_norm must be positive and finite, got inf"),
+        ({"expected_batch_size": 0}, "expected_batch_size must be an integer >= 1, got 0"),
+        ({"expected_batch_size": 1.5}, "expected_batch_size must be an integer >= 1, got 1.5"),
+        ({"expected_batch_size": None}, "expected_batch_size must be an integer >= 1, got None"),
+        ({"epochs": 2}, "exactly one of epochs and steps, got epochs=2 and steps=10"),
+        ({"steps": None}, "exactly one of epochs and steps, got epochs=None and steps=None"),
+        ({"steps": 0}, "steps must be an integer >= 1, got 0"),
+        ({"steps": None, "epochs": 0.0}, "epochs must be positive and finite, got 0.0"),
+        ({"steps": None, "epochs": math.inf}, "epochs must be positive and finite, got inf"),
+        ({"clipping": "soft"}, "unknown clipping 'soft'"),
+        ({"automatic_gamma": 0.0}, "automatic_gamma must be positive and finite, got 0.0"),
+        ({"sampler": "cyclic"}, "unknown sampler 'cyclic'; choose one of poisson, fixed, shuffle"),
+        ({"sampler": "shuffle"}, "'shuffle' has no certified guarantee; .* set uncertified=True"),
+        ({"accountant": "prv"}, "unknown accountant 'prv'; choose one of pld, rdp"),
+        ({"sampler": "fixed", "accountant": "pld"}, "PLD cannot account for sampler='fixed'; use accountant='rdp'"),
+        ({"max_physical_batch_size": 0}, "max_physical_batch_size must be an integer >= 1, got 0"),
+        ({"test_mode_seed": -1}, "test_mode_seed must be an integer >= 0, got -1"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0.0, DELTA, 1000), "epsilon must be positive and finite, got 0.0"),
+        ((-1.0, DELTA, 1000), "epsilon must be positive and finite, got -1.0"),
+        ((math.nan, DELTA, 1000), "epsilon must be positive and finite, got nan"),
+        ((1.0, 0.0, 1000), r"delta must be in \(0, 1\), got 0.0"),
+        ((1.0, 1.0, 1000), r"delta must be in \(0, 1\), got 1.0"),
+        ((1.0, DELTA, 49), "expected_batch_size is 50, more than the 49 examples of the dataset; choose at most 49"),
+        ((1.0, DELTA, 0), "dataset_size must be an integer >= 1, got 0"),
+    ],
+)
+def test_bad_targets(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PrivacyConfig(expected_batch_size=50, steps=10).calibrate(*arguments)
+
+
+@pytest.mark.parametrize("noise", [-0.1, math.nan, math.inf])
+def test_bad_noise(noise):
+    with pytest.raises(ValueError, match="noise_multiplier must be finite and >= 0, got"):
+        make(noise=noise)
+
+
+def test_a_useless_delta_is_warned_of_once():
+    with pytest.warns(UserWarning, match="is not below 1 / N") as caught:
+        make(delta=0.01)
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match="is not below 1 / N") as caught:
+        PrivacyConfig(expected_batch_size=50, steps=1, accountant="rdp").calibrate(3.0, 0.01, 100)
+    assert len(caught) == 1
+
+
+def test_a_plan_refuses_parts_that_disagree():
+    plan = make()
+    with pytest.raises(ValueError, match="the sampler draws from 999 examples, the plan is for 1000"):
+        dataclasses.replace(plan, sampler=Poisson(0.05, 999))
+    with pytest.raises(ValueError, match="a plan needs at least one step, got 0"):
+        dataclasses.replace(plan, steps=0)
+
+
+def test_plans_are_frozen_values():
+    assert make() == make()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        make().steps = 3
+    assert isinstance(make(), Plan)

@@ -1,0 +1,98 @@
+"""README, tutorial and the other documents are executed: Python blocks, cheap commands, names, links, tables."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.documents import ROOT, blocks, commands, executed, local_links
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+RUN = [ROOT / "README.md", ROOT / "docs" / "tutorial.md"]
+CODE_NAME = re.compile(r"`(dpkfc(?:\.\w+)+)`")
+LANGUAGES = {"python", "sh", "text", "toml", "json", ""}
+
+
+def ids(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
+def test_links_lead_somewhere(path: Path):
+    broken = [target for target in local_links(path) if target and not (path.parent / target).exists()]
+    assert not broken
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
+def test_blocks_have_a_known_language(path: Path):
+    assert {block.language for block in blocks(path)} <= LANGUAGES
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
+def test_names_in_the_text_exist(path: Path):
+    for name in CODE_NAME.findall(path.read_text("utf-8")):
+        parts = name.split(".")
+        for cut in range(len(parts), 0, -1):
+            try:
+                found = importlib.import_module(".".join(parts[:cut]))
+            except ModuleNotFoundError:
+                continue
+            for attribute in parts[cut:]:
+                found = getattr(found, attribute)
+            break
+
+
+@pytest.mark.parametrize("path", RUN, ids=ids)
+def test_python_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The blocks of one document share their names, from the top down, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    python = executed(path, "python")
+    assert python
+    for block in python:
+        source = "\n" * block.line + block.text
+        exec(compile(source, str(path), "exec"), namespace)
+
+
+COMMANDS = [
+    pytest.param(command, id=f"{path.name}:{line}") for path in RUN if path.exists() for line, command in commands(path)
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command: str, tmp_path: Path):
+    """`dpkfc ...` runs in an empty folder and trains for two steps; of `make ...` the target has to exist."""
+    words = shlex.split(command)
+    if words[0] == "make":
+        if shutil.which("make") is None:
+            pytest.skip("needs make")
+        subprocess.run(["make", "-n", "-C", str(ROOT), *words[1:]], check=True, capture_output=True)
+        return
+    assert words[0] == "dpkfc", f"this command is neither dpkfc nor make: {command}"
+    if words[1] == "train":
+        words += ["--steps", "2"]
+    call = [sys.executable, "-c", "import sys; sys.argv[0] = 'dpkfc'; from dpkfc.cli import main; main()", *words[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_tables_are_what_the_results_say():
+    call = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_readme_opens_with_what_it_does_a_picture_and_the_two_commands():
+    text = (ROOT / "README.md").read_text("utf-8")
+    opening = text.split("\n## ", 1)[0]
+    assert re.search(r"!\[[^\]]+\]\(docs/img/\w+\.png\)", opening)
+    assert "make demo" in opening and "make test" in opening
