@@ -1,0 +1,28 @@
+"""Curvature-aware differentially private training.
+
+Three tiers: the command line `dpkfc`, a `Session` over a `Plan`, and an Opacus-shaped engine in
+`dpkfc.integrations.opacus`. Under them lie pure functions for norms, clip factors, curvature factors and noise.
+"""
+
+from __future__ import annotations
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.preconditioner import KFAC
+from dpkfc.curvature.probes import FeatureNoise, PinkNoise, PublicData, WhiteNoise
+from dpkfc.plan import Plan
+from dpkfc.privacy.ledger import BudgetExhausted
+from dpkfc.session import Session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "KFAC",
+    "BudgetExhausted",
+    "FeatureNoise",
+    "PinkNoise",
+    "Plan",
+    "PrivacyConfig",
+    "PublicData",
+    "Session",
+    "WhiteNoise",
+]

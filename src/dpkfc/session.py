@@ -102,7 +102,7 @@ class Session:
         self.model = model
         self.optimizer = optimizer
         self.layers: list[Layer] = find_layers(model)
-        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         _check_optimizer(optimizer, self._parameters)
         self._dataset, self._collate_fn = dataset, collate_fn
         self._loader = MicroBatches(dataset, plan.config.max_physical_batch_size, collate_fn, num_workers)
@@ -204,7 +204,7 @@ class Session:
 
     def _refresh(self) -> None:
         """Rebuild the metric when its interval has passed: a function of probes, released weights and the step only."""
-        kfac = self.plan.config.preconditioner
+        kfac: Any = self.plan.config.preconditioner
         if kfac is None or not (self.preconditioner is None or kfac.due(self._step)):
             return
         if self.preconditioner is not None and self.preconditioner.step == self._step:

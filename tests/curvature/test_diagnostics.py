@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.curvature.toys import CNN_SHAPE, capture, cnn, mlp
 
 from dpkfc.blocks import Lookup, Outer, PerExample
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, WhiteNoise
@@ -20,6 +19,7 @@ from dpkfc.curvature.linalg import eigen_of_rows
 from dpkfc.curvature.norms import layer_squares, probe_norms
 from dpkfc.curvature.probing import blocks_on_probe
 from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
+from tests.curvature.toys import CNN_SHAPE, capture, cnn, mlp
 
 F64 = torch.float64
 

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 import torch
-from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
 from torch import nn
 
 from dpkfc.blocks import Outer
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Preconditioner, PublicData, WhiteNoise
 from dpkfc.curvature.norms import probe_norms
-from dpkfc.curvature.preconditioner import RULES
 from dpkfc.curvature.probing import blocks_on_probe, public_generator, undisturbed
 from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank
+from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
 
 
 def _kfac(**fields) -> KFAC:
@@ -56,6 +54,20 @@ def test_the_metric_is_the_product_of_damped_roots():
         assert torch.allclose(
             built.metric[name].whiten(gradient), exact, rtol=1e-8, atol=1e-8 * float(exact.abs().max())
         )
+
+
+def test_reduce_sums_output_gradients_over_positions():
+    """A head at five positions whose output gradients all agree: Σ_t b is five times b, so G is 25 times as large."""
+
+    def loss(output, generator):
+        return output.sum((1, 2))
+
+    model = Text(pooled=False)
+    expand, reduce = (
+        _kfac(probe=_tokens(), loss=loss, sharing=sharing).build(model, capture, 0) for sharing in ("expand", "reduce")
+    )
+    assert float(reduce.spectra["head"]["G"].sum()) == pytest.approx(25 * float(expand.spectra["head"]["G"].sum()))
+    assert float(reduce.spectra["head"]["A"].sum()) < float(expand.spectra["head"]["A"].sum())
 
 
 @pytest.mark.parametrize("exponent", [0.5, 0.2])
@@ -325,141 +337,6 @@ def test_a_layer_whose_values_are_not_finite_is_named():
 
     with pytest.raises(ValueError, match="layer '2'.*NaN or infinity"):
         _kfac().build(mlp(), broken, 0)
-
-
-# -- the state
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_state_restores_every_bit(dtype, tmp_path):
-    model = Text().to(dtype)
-    built = _kfac(probe=_tokens(), max_factor_size=6).build(model, capture, 7, rules=rules_of(model) | {"x": "linear"})
-    again = Preconditioner.from_state_dict(built.state_dict())
-    assert again.digest == built.digest and again.step == 7 and again.scale == built.scale
-    assert again.report == built.report and again.shapes == built.shapes
-    for name, entry in built.metric.items():
-        assert type(again.metric[name]) is type(entry)
-    for name, sides in built.spectra.items():
-        assert all(torch.equal(values, again.spectra[name][side]) for side, values in sides.items())
-    safetensors = pytest.importorskip("safetensors.torch")
-    safetensors.save_file({k: v.contiguous() for k, v in built.state_dict().items()}, tmp_path / "p.safetensors")
-    assert Preconditioner.from_state_dict(safetensors.load_file(tmp_path / "p.safetensors")).digest == built.digest
-
-
-def test_every_side_survives_the_state():
-    sides = [
-        Identity(0.1),
-        Diagonal(torch.rand(3)),
-        Dense(torch.eye(3), 1.5),
-        LowRank(torch.rand(3, 1), torch.rand(1), 0.3),
-    ]
-    built = Preconditioner(metric={f"a/{i}.": Kronecker(side, side) for i, side in enumerate(sides)}, step=2)
-    again = Preconditioner.from_state_dict(built.state_dict())
-    x = torch.randn(2, 3, 3)
-    for name, entry in built.metric.items():
-        assert torch.equal(entry.whiten(x), again.metric[name].whiten(x))
-        assert entry.input.bound == again.metric[name].input.bound
-    assert again.digest == built.digest == built.to("cpu").digest
-
-
-@pytest.mark.parametrize(
-    "state", [{}, {"meta": torch.zeros(4, dtype=torch.uint8)}, {"meta": torch.tensor([123, 125], dtype=torch.uint8)}]
-)
-def test_a_state_of_something_else_is_an_error(state):
-    with pytest.raises(ValueError, match="not the state of a preconditioner"):
-        Preconditioner.from_state_dict(state)
-
-
-def test_a_state_without_one_of_its_tensors_is_an_error():
-    state = _kfac().build(mlp(), capture, 0).state_dict()
-    state.pop(next(key for key in state if key.startswith("metric")))
-    with pytest.raises(ValueError, match="damaged"):
-        Preconditioner.from_state_dict(state)
-
-
-def test_a_preconditioner_knows_its_model():
-    models = [mlp(), cnn(groups=2), Text()]
-    probes = [FeatureNoise(12), PinkNoise(CNN_SHAPE), _tokens()]
-    for model, probe in zip(models, probes, strict=True):
-        built = _kfac(probe=probe).build(model, capture, 0)
-        built.check(shapes_of(model))
-        Preconditioner.from_state_dict(built.state_dict()).check(shapes_of(model))
-    built = _kfac().build(mlp(), capture, 0)
-    with pytest.raises(ValueError, match="layer '0'.*another model|another model: layer '0'"):
-        built.check(shapes_of(mlp(13)))
-    with pytest.raises(ValueError, match="layer '2' is not in the model"):
-        built.check({"0": shapes_of(mlp())["0"]})
-    with pytest.raises(ValueError, match="layer '9' has no entry"):
-        built.check(shapes_of(mlp()) | {"9": {"weight": (1, 1)}})
-    text = _kfac(probe=_tokens()).build(Text(), capture, 0)
-    for other, layer in ((Text(rows=12), "embedding"), (Text(width=7), "embedding"), (Text(classes=4), "head")):
-        with pytest.raises(ValueError, match=f"layer '{layer}'"):
-            text.check(shapes_of(other))
-
-
-def test_an_unreached_layer_is_no_mismatch():
-    built = _kfac().build(mlp(), capture, 0, rules={"unused": "linear"})
-    built.check(shapes_of(mlp()) | {"unused": {"weight": (3, 3)}})
-
-
-# -- the configuration
-
-
-def test_the_description_is_json_and_states_the_source():
-    described = json.loads(json.dumps(_kfac(layer_rules=["linear"]).describe()))
-    assert described["uses_private_data"] is False and described["curvature_source"] == "synthetic"
-    assert described["layer_rules"] == ["linear"] and described["probe"]["kind"] == "FeatureNoise"
-    public = _kfac(probe=_tokens()).describe()
-    assert public["curvature_source"] == "public: random ids" and public["uses_private_data"] is False
-    assert _kfac(damping=0.2).describe() != _kfac().describe()
-    assert "test_preconditioner" in _kfac(loss=_sum_of_outputs).describe()["loss"]
-    assert _kfac() == _kfac() and hash(_kfac()) == hash(_kfac())
-
-
-def _sum_of_outputs(output, generator):
-    return output.square().sum(1)
-
-
-def test_a_loss_of_ones_own_is_used_and_checked():
-    model = mlp().double()
-    built = _kfac(loss=_sum_of_outputs, scale="raw").build(model, capture, 0)
-    x, _ = FeatureNoise(12).sample(40, public_generator(0, 0))
-    b = 2 * model(x.double()).detach()
-    assert float(built.spectra["2"]["G"].sum()) == pytest.approx(float(b.square().sum(1).mean()), rel=1e-9)
-    with pytest.raises(ValueError, match="one loss an example"):
-        _kfac(loss=lambda output, generator: output.sum()).build(model, capture, 0)
-    with pytest.raises(ValueError, match="loss contains NaN"):
-        _kfac(loss=lambda output, generator: output.sum(1) * float("nan")).build(model, capture, 0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"probe": "pink"}, "probe must have sample"),
-        ({"labels": "true"}, "labels must be one of model, uniform, given"),
-        ({"likelihood": "poisson"}, "likelihood must be one of categorical"),
-        ({"sides": "a"}, "sides must be one of both, input, output"),
-        ({"scale": "unit"}, "scale must be one of probe, trace, balanced, raw"),
-        ({"sharing": "sum"}, "sharing must be one of expand, reduce"),
-        ({"oversize": "dense"}, "oversize must be one of diagonal, identity"),
-        ({"damping_mode": "none"}, "damping_mode must be one of relative, absolute"),
-        ({"damping": 0.0}, "damping must be positive"),
-        ({"exponent": 0.75}, "exponent must lie in"),
-        ({"every": 0}, "every must be an integer of at least 1"),
-        ({"probe_size": 2.5}, "probe_size must be an integer"),
-        ({"chunk": True}, "chunk must be an integer"),
-        ({"layer_rules": ("linear", "attention")}, "layer_rules must name some of linear, conv"),
-        ({"layer_rules": ()}, "layer_rules must name"),
-        ({"seed": "a"}, "seed must be an integer"),
-    ],
-)
-def test_bad_values_are_named_with_what_is_allowed(fields, message):
-    with pytest.raises(ValueError, match=message):
-        _kfac(**fields)
-
-
-def test_the_rules_are_those_of_the_layers():
-    assert RULES == ("linear", "conv", "embedding", "norm", "fallback")
 
 
 def test_blocks_that_do_not_fit_the_probe_are_an_error():

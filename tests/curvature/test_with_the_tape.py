@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp
 from torch import nn
 
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
 from dpkfc.gradients import tape
 from dpkfc.gradients.layers import find_layers
+from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "text", "sequence"])

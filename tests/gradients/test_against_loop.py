@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.gradients.cases import CASES, Case, build, looped, loss_fn
 from torch import Tensor, nn
 
 from dpkfc.blocks import Lookup, Outer, PerExample
@@ -15,6 +14,7 @@ from dpkfc.gradients.norms import per_example_norms
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Metric, Side
+from tests.gradients.cases import CASES, Case, build, looped, loss_fn
 
 SIDES = ("identity", "diagonal", "dense", "lowrank")
 

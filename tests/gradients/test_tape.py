@@ -11,7 +11,7 @@ from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.tape import Tape, capture
 from dpkfc.gradients.verify import check_per_example_gradients, restored_buffers
-from tests.gradients.cases import CASES, build, loss_fn, looped
+from tests.gradients.cases import CASES, build, looped, loss_fn
 
 
 def clipped(model: nn.Module, batch, clip: float = 1.0) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -21,8 +21,8 @@ _CHUNK_ELEMENTS = 1 << 22
 def probe_norms(blocks: Mapping[str, Block], *metrics: Metric) -> list[Tensor]:
     """‖P g_n‖ over all layers for each of several metrics, `[N]` in float64 on the CPU.
 
-    Layers without an entry in a metric count as they are. Every block is looked up once, so a mapping that forms them on
-    demand holds one at a time.
+    Layers without an entry in a metric count as they are. Every block is looked up once, so a mapping that forms them
+    on demand holds one at a time.
     """
     totals: list[Tensor] = []
     for name in blocks:

@@ -190,8 +190,8 @@ class KFAC:
 
         Args:
             model: any module; parameters, gradients, buffers, modes and the global random state stay as they are.
-            capture: maps (model, loss) to layer name and block; `loss(model)` gives per-example losses `[N]`. Blocks are
-                looked up one at a time, so the mapping may form them on demand.
+            capture: maps (model, loss) to layer name and block; `loss(model)` gives per-example losses `[N]`. Blocks
+                are looked up one at a time, so the mapping may form them on demand.
             step: step of training; with `seed` it names the probe's random stream.
             rules: layer name to kind (linear, conv, embedding, norm, fallback).
 

@@ -96,11 +96,9 @@ class ClippedSummer:
         held = self._sums.get(key)
         if held is None:
             self._sums[key] = value
-        elif isinstance(held, dict):
-            assert isinstance(value, dict)
-            for role in held:
-                held[role] += value[role]
-        else:
+        elif isinstance(held, dict) and isinstance(value, dict):
+            self._sums[key] = {role: held[role] + value[role] for role in held}
+        elif isinstance(held, Tensor) and isinstance(value, Tensor):
             held += value
 
     def result(self) -> dict[str, Tensor]:
@@ -115,8 +113,8 @@ class ClippedSummer:
                 scale = entry.scale if isinstance(entry, Elementwise) else {}
                 sums.update(split_sum(layer, {r: v * scale[r] if r in scale else v for r, v in plain.items()}))
             else:
-                parts = [] if plain is None else [_whiten(layer, plain, entry)]
-                parts += [] if whitened is None else [whitened]
+                parts = [_whiten(layer, plain, entry)] if isinstance(plain, Tensor) else []
+                parts += [whitened] if isinstance(whitened, Tensor) else []
                 sums.update(split_sum(layer, parts[0] if len(parts) == 1 else parts[0] + parts[1]))
         return sums
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from dpkfc.blocks import Outer
 
 __all__ = ["ConvBlock", "conv_block"]
 
-_WEIGHT_GRADIENT = {1: torch.nn.grad.conv1d_weight, 2: torch.nn.grad.conv2d_weight, 3: torch.nn.grad.conv3d_weight}
+_WEIGHT_GRADIENT = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ def fallback_gradients(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     outputs: list[Tensor | None],
+    *,
     batch_size: int,
 ) -> dict[str, Tensor]:
     """Gradients of each example's loss with respect to the parameters a module owns.
@@ -34,7 +35,8 @@ def fallback_gradients(
     Args:
         layer: names the parameters.
         module: the module that was called.
-        args, kwargs: its detached inputs; tensors whose leading axis is the batch are split by example, others are shared.
+        args: its detached inputs; tensors whose leading axis is the batch are split by example, others are shared.
+        kwargs: the same by keyword.
         outputs: gradients at its tensor outputs, leading axis the batch.
         batch_size: examples N.
 
@@ -65,7 +67,7 @@ def fallback_gradients(
             out = functional_call(module, own, call_args, call_kwargs)
             return [y for y in tree_flatten(out)[0] if isinstance(y, Tensor) and y.is_floating_point()]
 
-        _, pull = vjp(forward, parameters)
+        pull = vjp(forward, parameters)[1]
         return pull([g.unsqueeze(0) for g in gradients])[0]
 
     split = [x for x, axis in zip(leaves, axes, strict=True) if axis == 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,7 +52,9 @@ def blocks_of(layer: Layer, calls: Sequence[Call], batch_size: int) -> AnyBlock:
     Raises:
         ValueError: an input or output whose leading axis is not the batch, naming the layer.
     """
-    blocks = [_RULES[layer.rule](layer, _checked(layer, call, batch_size), batch_size) for call in calls]
+    blocks: list[AnyBlock] = [
+        _RULES[layer.rule](layer, _checked(layer, call, batch_size), batch_size) for call in calls
+    ]
     return blocks[0] if len(blocks) == 1 else _joined(blocks)
 
 
@@ -97,7 +99,7 @@ def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
     ids = call.input.reshape(batch_size, -1)
     b = call.outputs[0].reshape(batch_size, ids.shape[1], -1)
     if call.module.padding_idx is not None:
-        b = b.masked_fill((ids == call.module.padding_idx).unsqueeze(-1), 0.0)
+        b = b.masked_fill(torch.eq(ids, call.module.padding_idx).unsqueeze(-1), 0.0)
     return Lookup(ids, b, call.module.num_embeddings)
 
 
@@ -133,10 +135,16 @@ def _channel_normalised(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _fallback(layer: Layer, call: Call, batch_size: int) -> PerExample:
-    return PerExample(fallback_gradients(layer, call.module, call.args, call.kwargs, call.outputs, batch_size))
+    return PerExample(fallback_gradients(layer, call.module, call.args, call.kwargs, call.outputs, batch_size=batch_size))
 
 
-_RULES = {"linear": _linear, "conv": _conv, "embedding": _embedding, "norm": _norm, "fallback": _fallback}
+_RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
+    "linear": _linear,
+    "conv": _conv,
+    "embedding": _embedding,
+    "norm": _norm,
+    "fallback": _fallback,
+}
 
 
 def _joined(blocks: list[AnyBlock]) -> AnyBlock:

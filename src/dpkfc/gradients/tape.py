@@ -59,17 +59,20 @@ class Tape:
     Usage: `with tape: losses = loss_fn(model, batch)`, then `tape.backward(losses)`.
 
     A tape with `on_gradient` listens instead, for a caller who differentiates a loss of their own: the outputs keep the
-    gradients that `loss.backward()` brings them, and `tape.collect(scale)` returns the calls. It refers to nothing of the
+    gradients that `loss.backward()` brings them, and `tape.collect()` returns the calls. It refers to nothing of the
     graph: a forward pass that is never differentiated leaves nothing behind.
 
     Attributes:
         model, layers: what is recorded.
         on_gradient: called with the tape whenever an output receives a gradient.
+        scale: what a listening tape multiplies gradients by, so that the caller's loss counts as a sum of per-example
+            losses: N for a mean over N examples.
     """
 
     model: nn.Module
     layers: Sequence[Layer]
     on_gradient: Callable[[Tape], None] | None = None
+    scale: float = 1.0
     _records: dict[str, list[_Record]] = field(default_factory=dict)
     _handles: list[Any] = field(default_factory=list)
     _frozen: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
@@ -203,15 +206,12 @@ class Tape:
         return flat
 
     def _arrive(self, record: _Record, i: int, gradient: Tensor) -> None:
-        record.arrived.setdefault(i, []).append(gradient.detach())
+        record.arrived.setdefault(i, []).append(gradient.detach() * self.scale)  # a copy: autograd may reuse its own
         if self.on_gradient is not None:
             self.on_gradient(self)
 
-    def collect(self, scale: float = 1.0) -> dict[str, list[Call]]:
+    def collect(self) -> dict[str, list[Call]]:
         """What a listening tape has heard of the caller's own backward pass.
-
-        Args:
-            scale: factor that turns the caller's loss into the sum of per-example losses: N for a mean over N examples.
 
         Returns:
             As `backward`; zeros at outputs that the loss does not depend on.
@@ -227,9 +227,7 @@ class Tape:
                     "gradients has no per-example form here)"
                 )
             outputs = [
-                _or_zeros(record.arrived[i][0] * scale if i in record.arrived else None, *spec)
-                if spec[1].is_floating_point
-                else None
+                _or_zeros(record.arrived.get(i, [None])[0], *spec) if spec[1].is_floating_point else None
                 for i, spec in enumerate(record.outputs)
             ]
             calls.setdefault(name, []).append(Call(record.module, record.args, record.kwargs, outputs))

@@ -70,7 +70,8 @@ def check_per_example_gradients(
     """Compare the tape with plain autograd on single examples.
 
     Args:
-        model, layers: the model and its layers.
+        model: the model; its modes are put back.
+        layers: its layers.
         loss_fn: maps model and batch to per-example losses.
         pair: a batch of the examples in `singles` together.
         singles: each example as a batch of its own.

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.curvature import KFAC, PinkNoise, PublicData, WhiteNoise
+from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData, WhiteNoise
 from dpkfc.curvature.probes import Probe
 from dpkfc.plan import Plan
 from dpkfc.recipes.config import ConfigError, RunConfig
@@ -18,8 +18,13 @@ from dpkfc.recipes.config import ConfigError, RunConfig
 __all__ = ["kfac", "make_optimizer", "make_plan", "privacy_config"]
 
 
-def kfac(config: RunConfig, input_shape: tuple[int, ...]) -> KFAC:
+def kfac(config: RunConfig, input_shape: tuple[int, ...], inputs: Tensor | None = None) -> KFAC:
     """The curvature that the settings describe, whether or not the method uses it.
+
+    Args:
+        config: settings.
+        input_shape: of one input.
+        inputs: public example inputs, instead of the probe that the settings name.
 
     Raises:
         ConfigError: settings of the curvature that do not go together.
@@ -27,7 +32,7 @@ def kfac(config: RunConfig, input_shape: tuple[int, ...]) -> KFAC:
     rules = tuple(config.layer_rules.replace(",", " ").split())
     try:
         return KFAC(
-            probe=_probe(config, input_shape),
+            probe=_probe(config, input_shape) if inputs is None else PublicData(inputs, provenance="example inputs"),
             probe_size=config.probe_size,
             labels=config.labels,
             sides=config.sides,
@@ -48,6 +53,8 @@ def kfac(config: RunConfig, input_shape: tuple[int, ...]) -> KFAC:
 
 
 def _probe(config: RunConfig, input_shape: tuple[int, ...]) -> Probe:
+    if len(input_shape) == 1 and config.probe != "public":
+        return FeatureNoise(input_shape[0])
     if config.probe == "pink":
         return PinkNoise(input_shape, power_exponent=config.power_exponent)
     if config.probe == "white":

@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from dpkfc.plan import Plan
 from dpkfc.recipes.assemble import make_optimizer, make_plan
@@ -19,7 +18,7 @@ from dpkfc.recipes.prepared import LABELS, Prepared, Result
 from dpkfc.recipes.stopping import stop_on_signals
 from dpkfc.report.card import stamp
 from dpkfc.report.metrics import Metrics, Row
-from dpkfc.report.progress import TrainingProgress
+from dpkfc.report.progress import Console, TrainingProgress
 from dpkfc.report.run_folder import RunFolder
 from dpkfc.session import Session, StepRecord
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["TrainingProgress"]
+__all__ = ["Console", "TrainingProgress"]
 
 _SMOOTHING = 0.1
 

@@ -1,0 +1,338 @@
+"""The command line: train, demo, calibrate, epsilon, doctor, ledger verify. One line on stderr for every mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml
+
+if TYPE_CHECKING:
+    from dpkfc.recipes.prepared import Result
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 130
+_TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+class _Commands(TyperGroup):
+    """Commands whose every mistake is one line on stderr and exit code 2; DPKFC_DEBUG=1 shows the traceback."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+        _quiet_libraries()
+        try:
+            code = super().main(*args, standalone_mode=False, **kwargs)
+        except (KeyboardInterrupt, typer.Abort):
+            _fail("interrupted")
+            code = INTERRUPTED
+        except typer.Exit as wanted:
+            code = wanted.exit_code
+        except Exception as error:
+            if os.environ.get("DPKFC_DEBUG") == "1":
+                raise
+            known = isinstance(error, (ValueError, RuntimeError, OSError, ImportError)) or hasattr(error, "exit_code")
+            text = error.format_message() if hasattr(error, "format_message") else str(error)
+            _fail(text if known else f"{type(error).__name__}: {text} (DPKFC_DEBUG=1 shows where)")
+            code = 2
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Differentially private training with a K-FAC preconditioner that never looks at private data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+ledger_app = typer.Typer(help="Privacy ledgers.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger")
+
+
+def main() -> None:
+    """Entry point of `dpkfc`."""
+    app()
+
+
+def _fail(text: str) -> None:
+    sys.stderr.write(f"dpkfc: {' '.join(text.split())}\n")
+
+
+def _console() -> Console:
+    """Where results are drawn; wide enough for tables where there is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+class _OneLine(logging.Formatter):
+    """Warnings of Python without the file and the line they were raised in."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        if record.name == "py.warnings":
+            text = text.split("Warning: ", 1)[-1].split("\n", 1)[0]
+        return f"dpkfc: {' '.join(text.split())}"
+
+
+def _quiet_libraries() -> None:
+    """Warnings of the package on one line of stderr; accounting details only with DPKFC_DEBUG=1."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine())
+    logging.captureWarnings(True)
+    for name in ("dpkfc", "py.warnings"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+    if os.environ.get("DPKFC_DEBUG") != "1":
+        logging.getLogger("dpkfc.privacy.events").setLevel(logging.ERROR)
+
+
+def _with_settings(leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one flag per field of `RunConfig`; it receives those that were given as `settings`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+        fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
+
+        def called(**given: Any) -> None:
+            settings = {f.name: given.pop(f.name) for f in fields}
+            command(**given, settings={k: v for k, v in settings.items() if v is not None})
+
+        parameters = [*own, *(_flag(f) for f in fields)]
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in parameters}
+        called.__doc__, called.__name__ = command.__doc__, command.__name__
+        return called
+
+    return decorate
+
+
+def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
+    kind, flag = str(setting.type), "--" + setting.name.replace("_", "-")
+    declared = f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag
+    choices = [choice for choice in setting.metadata["choices"] if choice]
+    text = setting.metadata["help"] + (f" ({' | '.join(choices)})" if choices else "")
+    option = typer.Option(declared, help=text, rich_help_panel=setting.metadata["section"], show_default=False)
+    return inspect.Parameter(
+        setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_TYPES[kind] | None, option]
+    )
+
+
+@app.command()
+@_with_settings()
+def train(
+    *,
+    settings: dict[str, Any],
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Run folder to continue, with a fresh noise stream.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Train a recipe under a privacy budget and leave a run folder.
+
+    Every setting is a flag or a key of a TOML file; what is not given comes from the recipe. The seed never seeds noise.
+    """
+    if resume is not None and (settings or config is not None):
+        raise ConfigError("--resume continues a run with its own settings; leave out every other setting")
+    from dpkfc.recipes.base import run_config
+    from dpkfc.recipes.train import resume as continue_run
+    from dpkfc.recipes.train import run
+
+    console = None if quiet else _console()
+    if resume is not None:
+        result = continue_run(resume, console)
+    else:
+        written = {} if config is None else flatten(read_toml(config), str(config))
+        result = run(run_config({**written, **settings}), console)
+    _announce(result)
+
+
+def _announce(result: Result) -> None:
+    """What came of a run, and how to go on."""
+    if result.interrupted:
+        _fail(f"stopped after step {result.steps}; continue with: dpkfc train --resume {result.folder}")
+        raise typer.Exit(INTERRUPTED)
+    console = _console()
+    console.print(_results_table({result.curve.label: result}))
+    if result.stamp:
+        console.print(f"[bold red]{result.stamp}[/bold red]")
+    console.print(f"run folder: {result.folder}", soft_wrap=True)
+
+
+def _results_table(results: dict[str, Result]) -> Table:
+    table = Table(header_style="bold", title_justify="left")
+    table.add_column("method")
+    for name in ("accuracy", "ε spent", "steps", "seconds"):
+        table.add_column(name, justify="right")
+    for label, result in results.items():
+        accuracy = f"{100 * result.accuracy:.1f} % ({result.measured_on})"
+        table.add_row(label, accuracy, _round_up(result.epsilon), f"{result.steps:,}", f"{result.seconds:.1f}")
+    return table
+
+
+def _round_up(epsilon: float) -> str:
+    """Three decimals, never below the true value."""
+    return f"{math.ceil(epsilon * 1000) / 1000:.3f}" if math.isfinite(epsilon) else "∞"
+
+
+@app.command()
+@_with_settings(leave_out=("recipe", "method", "out", "optimizer"))
+def demo(
+    *,
+    settings: dict[str, Any],
+    out: Annotated[str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Train DP-SGD and DP-KFC side by side on real digits under the same budget."""
+    from dpkfc.recipes.demo import demo as run_demo
+    from dpkfc.recipes.prepared import LABELS
+
+    console = _console()
+    done = run_demo(settings, out, None if quiet else console)
+    if done.interrupted:
+        stopped = next(result for result in done.results.values() if result.interrupted)
+        _announce(stopped)
+    console.print(_results_table({LABELS[method]: result for method, result in done.results.items()}))
+    console.print(f"pictures and privacy cards: {done.folder}", soft_wrap=True)
+
+
+_Size = Annotated[int, typer.Option("--dataset-size", "-n", help="Number of examples N, taken as public.")]
+_Batch = Annotated[int, typer.Option("--expected-batch-size", "--batch-size", "-b", help="Expected batch size B.")]
+_Delta = Annotated[float, typer.Option("--delta", "-d", help="δ of the whole run.")]
+_Epochs = Annotated[float | None, typer.Option("--epochs", help="Expected passes over the data.")]
+_Steps = Annotated[int | None, typer.Option("--steps", help="Number of steps, instead of epochs.")]
+_Sampler = Annotated[str, typer.Option("--sampler", help="poisson or fixed.")]
+
+
+@app.command()
+def calibrate(
+    *,
+    epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="Target ε of the whole run.")],
+    dataset_size: _Size,
+    batch_size: _Batch,
+    epochs: _Epochs = None,
+    steps: _Steps = None,
+    delta: _Delta = 1e-5,
+    sampler: _Sampler = "poisson",
+) -> None:
+    """The noise multiplier σ that spends a budget: (ε, δ), N, B and epochs to σ."""
+    from dpkfc.config import PrivacyConfig
+
+    config = PrivacyConfig(expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler)
+    _print_plan(config.calibrate(epsilon, delta, dataset_size))
+
+
+@app.command()
+def epsilon(
+    *,
+    noise_multiplier: Annotated[float, typer.Option("--noise-multiplier", "-s", help="σ, std ÷ sensitivity.")],
+    dataset_size: Annotated[int, typer.Option("--dataset-size", "-n", help="Number of examples N.")] = 0,
+    batch_size: Annotated[int, typer.Option("--expected-batch-size", "--batch-size", "-b", help="Batch size B.")] = 0,
+    sample_rate: Annotated[float, typer.Option("--sample-rate", "-q", help="q, instead of N and B.")] = 0.0,
+    epochs: _Epochs = None,
+    steps: _Steps = None,
+    delta: _Delta = 1e-5,
+    sampler: _Sampler = "poisson",
+) -> None:
+    """The ε that a noise multiplier gives, by PLD and by RDP beside each other."""
+    from dpkfc.config import PrivacyConfig
+
+    if sample_rate:
+        _print_epsilon_of_rate(noise_multiplier, sample_rate, epochs, steps, delta)
+        return
+    if not (dataset_size and batch_size):
+        raise ConfigError("give --dataset-size and --batch-size, or --sample-rate")
+    config = PrivacyConfig(expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler)
+    _print_plan(config.with_noise(noise_multiplier, delta, dataset_size))
+
+
+def _print_epsilon_of_rate(sigma: float, rate: float, epochs: float | None, steps: int | None, delta: float) -> None:
+    from dpkfc.data.sampling import Poisson
+    from dpkfc.privacy.events import cross_check
+
+    if (epochs is None) == (steps is None):
+        raise ConfigError(f"give exactly one of --epochs and --steps, got epochs={epochs} and steps={steps}")
+    sampler = Poisson(rate, max(1, round(1 / rate)) if rate > 0 else 1)
+    count = steps if steps is not None else max(1, round((epochs or 0.0) / rate))
+    checked = cross_check(sampler.event(sigma), count, delta, sampler.neighbouring_relation)
+    rows = {"sampling rate q": f"{rate:g}", "steps": f"{count:,}", "σ": f"{sigma:g}", "δ": f"{delta:g}"}
+    _print_rows(rows, checked, sampler.neighbouring_relation)
+
+
+def _print_plan(plan: Any) -> None:
+    rows = {
+        "noise multiplier σ": f"{plan.noise_multiplier:.5f}",
+        "steps": f"{plan.steps:,}",
+        "expected batch size B": f"{plan.expected_batch_size:,}",
+        "dataset size N": f"{plan.dataset_size:,}",
+        "sampler": plan.sampler.describe()["name"],
+        "δ": f"{plan.delta:g}",
+        "standard deviation of the noise": f"{plan.stddev:.5g} on a sum clipped to {plan.max_grad_norm:g}",
+    }
+    _print_rows(rows, plan.cross_check(), plan.neighbouring_relation)
+
+
+def _print_rows(rows: dict[str, str], checked: dict[str, float | None], relation: str) -> None:
+    table = Table(show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    for name, value in checked.items():
+        text = "does not apply to this sampler" if value is None else _round_up(value)
+        table.add_row(f"ε by {name.upper()}", text if value is None else f"[bold]{text}[/bold]")
+    table.add_row("neighbouring relation", relation)
+    _console().print(table)
+
+
+@app.command()
+@_with_settings(leave_out=("recipe", "out", "method"))
+def doctor(
+    target: Annotated[str, typer.Argument(help="A recipe, or module:factory that returns a model.")],
+    *,
+    settings: dict[str, Any],
+    input_shape: Annotated[str, typer.Option(help="Shape of one input of a factory's model, e.g. 3,32,32.")] = "",
+) -> None:
+    """What would be done with each layer of a model: rule, norms, factors, damping, tied, frozen, not covered."""
+    from dpkfc.recipes.assemble import kfac
+    from dpkfc.recipes.base import run_config
+    from dpkfc.recipes.targets import load_target
+    from dpkfc.report.doctor import examine, layer_table
+
+    model, shape, inputs, name = load_target(target, input_shape, int(settings.get("seed", 0)))
+    defaults = {"recipe": target if ":" not in target else "digits", "method": "dp-kfc"}
+    curvature = kfac(run_config({**defaults, **settings}), shape, inputs)
+    diagnosis = examine(model, curvature)
+    if diagnosis.problem:
+        raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")
+    console = _console()
+    console.print(layer_table(diagnosis, f"{name}: {diagnosis.trainable:,} trainable parameters"))
+    console.print("not covered: nothing; every trainable parameter belongs to one of the layers above")
+
+
+@ledger_app.command("verify")
+def ledger_verify(
+    path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or a run folder.")],
+    delta: _Delta = 1e-5,
+) -> None:
+    """Check the hash chain of a ledger and say what its releases cost."""
+    from dpkfc.recipes.spent import spent
+
+    found = spent(path / "ledger.jsonl" if path.is_dir() else path, delta)
+    table = Table(show_header=False)
+    for name, value in found.items():
+        table.add_row(name, _round_up(value) if isinstance(value, float) else str(value))
+    _console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+"""Adapters for scripts written for other libraries; each is imported only when asked for."""
+
+from __future__ import annotations

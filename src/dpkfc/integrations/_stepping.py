@@ -1,0 +1,379 @@
+"""One private step out of a script's own `model(x)`, `loss.backward()` and `optimizer.step()`.
+
+Hooks on the model record each forward pass in training mode; a hook before the optimizer's step turns what the backward
+pass left on the tape into a clipped sum, charges the ledger and puts the release, and nothing else, into `p.grad`.
+
+    loader draws → forward → backward → optimizer.step():  clipped sum → (last physical batch?) → release → p.grad
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.rules import Call
+from dpkfc.gradients.tape import Tape, capture
+from dpkfc.gradients.verify import check_per_example_gradients, restored_buffers
+from dpkfc.integrations._loss_scale import check_loss_scale
+from dpkfc.integrations._poisson_loader import Drawn
+from dpkfc.plan import Plan
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger
+from dpkfc.privacy.mechanism import ClippedSum, release
+
+if TYPE_CHECKING:
+    from dpkfc.curvature.preconditioner import Preconditioner
+
+__all__ = ["PrivateStep"]
+
+# Settings of a private optimizer that scripts read from it; they are never read back.
+_SHOWN = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
+
+
+class _Hook:
+    """A hook of the model that its copies and pickles do not carry on."""
+
+    def __init__(self, function: Callable[..., None] | None = None) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._function is not None:
+            self._function(*arguments)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still does anything."""
+        return self._function is not None
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
+
+
+class PrivateStep:
+    """Makes `optimizer.step()` private for one model.
+
+    Args:
+        plan: sensitivity, noise and divisor.
+        model, optimizer: the user's own objects; they get hooks, and nothing of them is replaced.
+        ledger: of the same plan.
+        loss_reduction: of the user's loss, "mean" or "sum". As in Opacus, "sum" also leaves the division of the
+            gradient by the expected batch size out.
+        verify: compare the model's per-example gradients with plain autograd on two examples of the first batch.
+
+    Raises:
+        ValueError: a model that is not covered, or an optimizer of other parameters.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        ledger: Ledger,
+        *,
+        loss_reduction: str = "mean",
+        verify: bool = True,
+    ) -> None:
+        self.plan, self.model, self.optimizer, self.ledger = plan, model, optimizer, ledger
+        self.layers = find_layers(model)
+        self.preconditioner: Preconditioner | None = None
+        self.step = ledger.count
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        _check_optimizer(optimizer, self._parameters)
+        _check_untouched(model, optimizer)
+        self._clip = Clip(plan.max_grad_norm, plan.clipping, plan.config.automatic_gamma)
+        self._noise = plan.noise_stream()
+        self._reduction, self._verify, self._scale_unknown = loss_reduction, verify, True
+        self._token: object = None
+        self._recording: ExitStack | None = None
+        self.forget()
+        self._clear()
+        for name in _SHOWN:
+            setattr(optimizer, name, getattr(plan, name))
+        self._handles = [
+            model.register_forward_pre_hook(_Hook(self._before_forward), with_kwargs=True),
+            model.register_forward_hook(_Hook(self._after_forward), always_call=True),
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    # -- the loader ----------------------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drop whatever is unfinished: nothing of it can reach a later release."""
+        self._drawn: Drawn | None = None
+        self._summer: ClippedSummer | None = None
+        self._heard: list[tuple[Tape, int | None]] = []
+
+    def begin(self) -> object:
+        """A pass over the loader begins."""
+        self._require_open()
+        self.forget()
+        self._token = object()
+        return self._token
+
+    def draw(self, drawn: Drawn, token: object) -> None:
+        """The loader is about to hand out a batch.
+
+        Raises:
+            RuntimeError: the last batch was never stepped, or another pass over the loader has begun since.
+        """
+        self._require_open()
+        if token is not self._token:
+            raise RuntimeError("another pass over the private loader has begun; only the newest one can be continued")
+        if self._drawn is not None and self.model.training:
+            self.forget()
+            raise RuntimeError(
+                "the last batch of the private loader was not followed by optimizer.step(); a drawn batch may not be skipped "
+                "or accumulated, because which ones are left out would depend on private data. Call step() for every batch, "
+                "empty ones included; for larger batches raise batch_size and use BatchMemoryManager; evaluate in model.eval()"
+            )
+        self._drawn, self._heard = drawn, []
+        self._clear()
+
+    # -- the model -----------------------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Start to record a pass that may be differentiated."""
+        if (
+            module is not self.model
+            or not module.training
+            or not torch.is_grad_enabled()
+            or self._recording is not None
+        ):
+            return
+        size = _leading_size((args, kwargs))
+        if self._verify and size:
+            self._check_model(args, kwargs, size)
+        scale = float(size or 0) if self._reduction == "mean" else 1.0
+        recording = ExitStack()
+        recording.enter_context(restored_buffers(self.model))
+        recording.enter_context(Tape(self.model, self.layers, partial(self._hear, size), scale))
+        self._recording = recording
+
+    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Stop recording, also after an error."""
+        if module is not self.model or self._recording is None:
+            return
+        recording, self._recording = self._recording, None
+        recording.close()
+        if self._scale_unknown and isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(partial(self._check_scale, output.detach()))
+
+    def _hear(self, size: int | None, tape: Tape) -> None:
+        """A recorded pass is being differentiated."""
+        if all(tape is not heard for heard, _ in self._heard):
+            self._heard.append((tape, size))
+
+    def _check_scale(self, output: Tensor, gradient: Tensor) -> None:
+        if self._scale_unknown:
+            self._scale_unknown = not check_loss_scale(output, gradient, self._reduction)
+
+    def _check_model(self, args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> None:
+        """Before the first release: does the tape agree with plain autograd on two examples of this batch?"""
+
+        def cut(start: int, stop: int) -> Any:
+            return tree_map(
+                lambda x: x[start:stop] if isinstance(x, Tensor) and x.dim() and x.shape[0] == size else x,
+                (args, kwargs),
+            )
+
+        few = min(2, size)
+        full_precision = torch.autocast(next(iter(self._parameters.values())).device.type, enabled=False)
+        with restored_buffers(self.model), torch.random.fork_rng(devices=[]), full_precision:
+            singles = [cut(i, i + 1) for i in range(few)]
+            check_per_example_gradients(self.model, self.layers, _projected, cut(0, few), singles)
+        self._verify = False
+
+    # -- the optimizer -------------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Replace whatever is in `p.grad` by a release, or by nothing."""
+        strays = self._strays()
+        self._clear()
+        try:
+            if len(args) > 1 or kwargs.get("closure") is not None:
+                raise RuntimeError(
+                    "optimizer.step(closure) is not supported; call loss.backward() before optimizer.step()"
+                )
+            self._check_unchanged()
+            if self.ledger.remaining == 0:
+                raise BudgetExhausted(
+                    f"all {self.ledger.max_releases} releases of the plan are spent; nothing was released. Train for no more "
+                    "epochs than make_private_with_epsilon was given"
+                )
+            self._contribute(strays)
+        except BaseException:
+            self.forget()
+            raise
+
+    def _contribute(self, strays: list[str]) -> None:
+        """Add the physical batch to the sum of its logical batch, and release that where it ends."""
+        drawn = self._drawn
+        if drawn is None:
+            raise RuntimeError(
+                "optimizer.step() without a new batch: each batch of the private loader is released once. Step once for every "
+                "batch, inside the loop over the loader that make_private returned"
+            )
+        if not drawn.first and self._summer is None:
+            raise RuntimeError(
+                "an earlier part of this logical batch was lost to an error or was never stepped; begin a new loop over the "
+                "loader"
+            )
+        calls = self._one_pass(drawn)
+        if strays:
+            raise RuntimeError(
+                f"the gradient of '{strays[0]}' came from outside the forward pass of its own layer (a weight used elsewhere, a "
+                "penalty on weights, a backward pass in eval mode), where it cannot be clipped for each example; use the "
+                "optimizer's weight_decay for a penalty and zero_grad() after other backward passes"
+            )
+        if drawn.first:
+            self._refresh()
+            self._summer = ClippedSummer(self.layers, self._metric, self._clip)
+        assert self._summer is not None
+        if drawn.size:
+            self._summer.add(calls, drawn.size)
+        if drawn.last:
+            self._release(self._summer)
+        self._drawn, self._heard = None, []
+
+    def _one_pass(self, drawn: Drawn) -> dict[str, list[Call]]:
+        """The calls of the one forward and backward pass over the batch that was drawn."""
+        if len(self._heard) > 1:
+            raise RuntimeError(
+                f"{len(self._heard)} forward passes were differentiated before one optimizer.step(); run model, backward and "
+                "step once for every batch (BatchMemoryManager splits a batch that is too large)"
+            )
+        if not self._heard:
+            if drawn.size == 0:
+                return {}
+            raise RuntimeError(
+                "optimizer.step() without a backward pass through the model in training mode; call model.train(), "
+                "loss = criterion(model(x), y) on the model that make_private returned, and loss.backward()"
+            )
+        tape, size = self._heard[0]
+        if size != drawn.size:
+            raise RuntimeError(
+                f"the model was run on {size} examples but the private loader drew {drawn.size}; pass each batch to the model "
+                "as it comes, whole, with the batch as its leading axis"
+            )
+        return tape.collect()
+
+    def _release(self, summer: ClippedSummer) -> None:
+        clipped = ClippedSum(summer.result(), self._clip.max_grad_norm, self._clip.clipping)
+        self._summer = None
+        released = release(clipped, self.plan, self._noise, self.ledger, self.step)
+        self.step += 1
+        factor = 1.0 if self._reduction == "mean" else float(self.plan.expected_batch_size)
+        for name, p in self._parameters.items():
+            p.grad = (released.gradients[name] * factor).to(p.dtype)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._clear()
+
+    # -- the preconditioner --------------------------------------------------------------------------------------------
+
+    @property
+    def _metric(self) -> Any:
+        return {} if self.preconditioner is None else self.preconditioner.metric
+
+    def _refresh(self) -> None:
+        """Rebuild the metric when it is due: a function of the probe, the released weights and the step only."""
+        kfac: Any = self.plan.config.preconditioner
+        if kfac is not None and (self.preconditioner is None or kfac.due(self.step)):
+            rules = {layer.name: layer.rule for layer in self.layers}
+            self.preconditioner = kfac.build(
+                self.model, lambda model, loss: capture(model, self.layers, loss), self.step, rules=rules
+            )
+
+    # -- care ----------------------------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        for p in self._parameters.values():
+            p.grad = None
+
+    def _strays(self) -> list[str]:
+        """Covered parameters with a gradient of autograd's own: the tape keeps it from computing any."""
+        covered = [x for x in self.layers if x.rule != "fallback" and self.model not in x.modules]
+        return [full for x in covered for full in x.parameters.values() if self._parameters[full].grad is not None]
+
+    def _check_unchanged(self) -> None:
+        """Raise if the model or the optimizer is not the one that was made private."""
+        for layer in self.layers:
+            for role, full in layer.parameters.items():
+                if layer.tensor(role) is not self._parameters[full] or not self._parameters[full].requires_grad:
+                    raise RuntimeError(
+                        f"parameter '{full}' was replaced or frozen after make_private; change the model before it"
+                    )
+        for name in _SHOWN:
+            if getattr(self.optimizer, name) != getattr(self.plan, name):
+                raise RuntimeError(
+                    f"optimizer.{name} was changed after make_private; a plan is fixed for its whole run"
+                )
+
+    def _require_open(self) -> None:
+        if not self._handles:
+            raise RuntimeError("the privacy engine of this loader is closed; make the model private again")
+
+    def close(self) -> None:
+        """Take all hooks off again: model and optimizer are ordinary, and no longer private."""
+        for handle in self._handles:
+            handle.remove()
+        for name in _SHOWN if self._handles else ():
+            delattr(self.optimizer, name)
+        self._handles = []
+        self.forget()
+        self._clear()
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor]) -> None:
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    for name, p in parameters.items():
+        if p not in held:
+            raise ValueError(
+                f"the optimizer does not hold trainable parameter '{name}'; pass it to the optimizer or freeze it with "
+                "requires_grad_(False)"
+            )
+    own = set(parameters.values())
+    for p in held:
+        if p.requires_grad and p not in own:
+            raise ValueError(
+                f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not in the model, which would "
+                "never get a private gradient; build the optimizer from model.parameters()"
+            )
+
+
+def _check_untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if any(isinstance(hook, _Hook) and hook.alive for hook in model._forward_pre_hooks.values()):
+        raise ValueError("the module is private already; close() the engine that made it so first")
+    for name in _SHOWN:
+        if hasattr(optimizer, name):
+            raise ValueError(
+                f"the optimizer has an attribute '{name}' already: it belongs to another privacy engine; pass a new torch "
+                "optimizer"
+            )
+
+
+def _leading_size(inputs: Any) -> int | None:
+    """Examples in the inputs of a model: the leading axis of the first tensor."""
+    tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor) and x.dim()]
+    return tensors[0].shape[0] if tensors else None
+
+
+def _projected(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Tensor:
+    """A number for every example `[N]` that all outputs of the model enter."""
+    args, kwargs = inputs
+    size = _leading_size(inputs)
+    outputs = [x for x in tree_flatten(model(*args, **kwargs))[0] if isinstance(x, Tensor) and x.is_floating_point()]
+    rows = [x.reshape(size, -1) for x in outputs if x.dim() and x.shape[0] == size]
+    if not rows:
+        raise ValueError("no output of the model leads with the batch; per-example gradients need one row per example")
+    row = torch.cat(rows, 1)
+    return row @ torch.cos(torch.arange(row.shape[1], dtype=row.dtype, device=row.device))

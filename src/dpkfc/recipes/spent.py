@@ -1,0 +1,72 @@
+"""What a ledger says was spent, from its lines alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+
+from dpkfc.privacy.events import epsilon, event_from_dict
+from dpkfc.privacy.ledger import verify
+from dpkfc.recipes.config import ConfigError
+
+__all__ = ["spent"]
+
+
+def spent(path: Path, delta: float) -> dict[str, Any]:
+    """Check a ledger and account for its releases.
+
+    A privacy card beside the ledger must agree with it: lines that were cut off at the end leave a valid chain, and only
+    something that remembers a later head can tell.
+
+    Args:
+        path: the ledger.
+        delta: δ of the ε that is reported.
+
+    Returns:
+        What there is to say, by name.
+
+    Raises:
+        LedgerError: the chain does not hold.
+        ConfigError: the card beside it remembers another head.
+    """
+    found = verify(path)
+    card = path.parent / "privacy_card.json"
+    if card.is_file():
+        remembered = json.loads(card.read_text("utf-8"))["ledger"]
+        known = remembered["releases"]
+        if known >= len(found.heads) or found.heads[known] != remembered["head"]:
+            raise ConfigError(
+                f"the ledger {path} has {len(found.releases)} releases, the privacy card beside it was written after "
+                f"{known} with another head: lines were removed or replaced"
+            )
+    facts = {
+        "chain": "holds",
+        "releases": len(found.releases),
+        "head": found.heads[-1],
+        "plan": found.header.get("plan_hash", "not stated"),
+        "certified": found.header.get("certified"),
+        "noise generator": found.header.get("rng"),
+    }
+    return facts | _cost(found.releases, delta)
+
+
+def _cost(releases: list[dict[str, Any]], delta: float) -> dict[str, Any]:
+    if not releases:
+        return {"ε": 0.0}
+    kinds: dict[str, int] = {}
+    for release in releases:
+        text = json.dumps(release["event"], sort_keys=True)
+        kinds[text] = kinds.get(text, 0) + 1
+    events = [(event_from_dict(json.loads(text)), count) for text, count in kinds.items()]
+    replaced = isinstance(events[0][0], dp_accounting.SampledWithoutReplacementDpEvent)
+    relation, accountants = ("replace_one", ("rdp",)) if replaced else ("add_or_remove_one", ("pld", "rdp"))
+    if len(events) == 1:
+        event, count = events[0]
+    else:
+        event = dp_accounting.ComposedDpEvent([dp_accounting.SelfComposedDpEvent(e, c) for e, c in events])
+        count = 1
+    by = {f"ε by {name.upper()} at δ = {delta:g}": epsilon(event, count, delta, name, relation) for name in accountants}
+    return {"neighbouring relation": relation, **by}

@@ -1,0 +1,218 @@
+"""What the library would do with each layer of a model, before any budget is spent."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from dpkfc.blocks import Lookup, PerExample
+from dpkfc.curvature.preconditioner import KFAC, Preconditioner
+from dpkfc.curvature.probing import public_generator, undisturbed
+from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.norms import _shape, choose_method
+from dpkfc.gradients.rules import AnyBlock, blocks_of
+from dpkfc.gradients.tape import Tape, capture
+from dpkfc.metric import Kronecker
+
+__all__ = ["Diagnosis", "LayerFacts", "SideFacts", "examine", "layer_table"]
+
+_EXAMPLES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideFacts:
+    """One factor of a layer.
+
+    Attributes:
+        side: A, G, or the role of a parameter that is whitened entry by entry.
+        size: its dimension.
+        kind: dense, lowrank, diagonal or identity.
+        condition_before: condition number on the probe.
+        condition_after: the same after damping.
+        note: what needs saying, for example that it was too large.
+    """
+
+    side: str
+    size: int
+    kind: str
+    condition_before: float
+    condition_after: float
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFacts:
+    """One layer.
+
+    Attributes:
+        name: path in the model.
+        module: class of the module.
+        rule: how its per-example gradients are obtained.
+        parameters: trainable numbers.
+        method: how per-example norms are computed.
+        why: why that method.
+        sides: its factors.
+        tied: other uses of the same parameters.
+        frozen: parameters of the module that are not trained.
+    """
+
+    name: str
+    module: str
+    rule: str
+    parameters: int
+    method: str
+    why: str
+    sides: tuple[SideFacts, ...] = ()
+    tied: int = 0
+    frozen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What was found.
+
+    Attributes:
+        layers: one a covered layer.
+        frozen: modules of which nothing is trained, to their number of parameters.
+        trainable: numbers that train.
+        problem: why the model cannot be trained privately; empty where it can.
+    """
+
+    layers: tuple[LayerFacts, ...]
+    frozen: Mapping[str, int]
+    trainable: int
+    problem: str = ""
+
+
+def examine(model: nn.Module, kfac: KFAC) -> Diagnosis:
+    """Look at every layer of a model on a few probe examples; the model is left as it is.
+
+    Args:
+        model: any module.
+        kfac: whose probe and factors to use.
+
+    Raises:
+        ValueError: the model cannot read the probe's inputs.
+    """
+    frozen = {
+        name or "(root)": sum(p.numel() for p in module.parameters(recurse=False))
+        for name, module in model.named_modules()
+        if (own := list(module.parameters(recurse=False))) and not any(p.requires_grad for p in own)
+    }
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    try:
+        layers = find_layers(model)
+    except ValueError as error:
+        return Diagnosis(layers=(), frozen=frozen, trainable=trainable, problem=str(error))
+    rules = {layer.name: layer.rule for layer in layers}
+    built = kfac.build(model, functools.partial(_capture, layers), 0, rules=rules)
+    blocks = _blocks(model, layers, kfac)
+    facts = tuple(_layer_facts(layer, blocks.get(layer.name), built) for layer in layers)
+    return Diagnosis(layers=facts, frozen=frozen, trainable=trainable)
+
+
+def _capture(layers: Sequence[Layer], model: nn.Module, loss: Any) -> Any:
+    return capture(model, layers, loss)
+
+
+def _blocks(model: nn.Module, layers: Sequence[Layer], kfac: KFAC) -> dict[str, AnyBlock]:
+    """Each layer's contribution as the norm engine sees it, on a few probe examples."""
+    parameter = next(model.parameters())
+    inputs, _ = kfac.probe.sample(_EXAMPLES, public_generator(kfac.seed, 0))
+    inputs = inputs.to(parameter.device, parameter.dtype if inputs.is_floating_point() else inputs.dtype)
+    with undisturbed(model):
+        tape = Tape(model, layers)
+        with torch.enable_grad(), tape:
+            losses = _any_loss(model(inputs))
+        calls = tape.backward(losses)
+        return {layer.name: blocks_of(layer, calls[layer.name], _EXAMPLES) for layer in layers if layer.name in calls}
+
+
+def _any_loss(output: Tensor) -> Tensor:
+    """A smooth number an example: enough to see the shapes that flow back."""
+    return output.flatten(1).float().logsumexp(1)
+
+
+def _layer_facts(layer: Layer, block: AnyBlock | None, built: Preconditioner) -> LayerFacts:
+    choice = _choice(block, built.metric.get(layer.name))
+    rows = [row for row in built.report if row["layer"] == layer.name]
+    sides = tuple(
+        SideFacts(
+            side={"input": "A", "output": "G"}.get(row["side"], row["side"]),
+            size=row["dim"],
+            kind=row["kind"],
+            condition_before=row["condition_before"],
+            condition_after=row["condition_after"],
+            note=row["note"],
+        )
+        for row in rows
+    )
+    return LayerFacts(
+        name=layer.display_name,
+        module=type(layer.module).__name__,
+        rule=layer.rule,
+        parameters=sum(layer.tensor(role).numel() for role in layer.parameters),
+        method=choice[0],
+        why=choice[1],
+        sides=sides,
+        tied=len(layer.modules) - 1,
+        frozen=layer.frozen,
+    )
+
+
+def _choice(block: AnyBlock | None, entry: Any) -> tuple[str, str]:
+    match block:
+        case None:
+            return "none", "not reached by the probe: no gradient flows to it"
+        case PerExample():
+            return "materialised", "small or irregular: the gradient itself is formed"
+        case Lookup():
+            return "lookup", "rows that were read, never a one-hot input"
+    t, d_in, d_out, keeps = _shape(block)
+    metric = entry if isinstance(entry, Kronecker) else Kronecker()
+    choice = choose_method(t, d_in, d_out, metric, keeps=keeps, patches=isinstance(block, ConvBlock))
+    return choice.method, choice.reason
+
+
+def layer_table(diagnosis: Diagnosis, title: str) -> Table:
+    """The diagnosis for people."""
+    table = Table(title=title, title_justify="left", header_style="bold", show_lines=True)
+    for name in ("layer", "rule"):
+        table.add_column(name, overflow="fold")
+    table.add_column("parameters", justify="right")
+    table.add_column("norms", overflow="fold", max_width=34)
+    table.add_column("factor", no_wrap=True)
+    table.add_column("condition", no_wrap=True)
+    table.add_column("notes", overflow="fold")
+    for layer in diagnosis.layers:
+        table.add_row(
+            f"{layer.name}\n{layer.module}",
+            layer.rule,
+            f"{layer.parameters:,}",
+            f"{layer.method}\n[dim]{layer.why}[/dim]",
+            "\n".join(f"{s.side} {s.size:,} {s.kind}" for s in layer.sides) or "–",
+            "\n".join(f"{_condition(s.condition_before)} → {_condition(s.condition_after)}" for s in layer.sides)
+            or "–",
+            "\n".join(_notes(layer)),
+        )
+    for name, count in diagnosis.frozen.items():
+        table.add_row(name, "frozen", f"{count:,}", "–", "–", "–", "not trained, costs nothing")
+    return table
+
+
+def _notes(layer: LayerFacts) -> list[str]:
+    notes = [f"tied: {layer.tied + 1} uses, one norm of their sum"] if layer.tied else []
+    notes += [f"frozen: {', '.join(layer.frozen)}"] if layer.frozen else []
+    return notes + [f"{side.side}: {side.note}" for side in layer.sides if side.note]
+
+
+def _condition(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{value:.3g}"
