@@ -152,9 +152,9 @@ def run_all(jobs: list[dict[str, Any]], data_dir: str | None, workers: int) -> N
 def tuning_jobs() -> list[dict[str, Any]]:
     return [
         {**COMMON, **arm, "arm": name, "optimizer": o, "lr": lr, "seed": TUNING_SEED, "evaluate_on": "validation"}
-        for o, rates in RATES.items()
+        for o, rates in reversed(RATES.items())
         for lr in rates
-        for name, arm in ARMS.items()
+        for name, arm in reversed(ARMS.items())
     ]
 
 

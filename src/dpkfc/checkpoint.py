@@ -19,7 +19,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["CheckpointError", "flatten_optimizer", "read", "unflatten_optimizer", "write"]
+__all__ = [
+    "CheckpointError",
+    "check_same_tensors",
+    "flatten_optimizer",
+    "read",
+    "unflatten_optimizer",
+    "unique_tensors",
+    "write",
+]
 
 _FORMAT = 1
 
@@ -136,3 +144,31 @@ def unflatten_optimizer(
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"the checkpoint belongs to another optimizer: {error}") from error
+
+
+def unique_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict with each storage once (tied weights keep their first name)."""
+    seen: set[tuple[int, torch.Size]] = set()
+    result = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tensor.shape)
+        if tensor.numel() and key in seen:
+            continue
+        seen.add(key)
+        result[name] = tensor
+    return result
+
+
+def check_same_tensors(model: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Raise unless a model and a checkpoint hold tensors of the same names and shapes.
+
+    Raises:
+        CheckpointError: naming the first that differs.
+    """
+    for name in sorted(set(model) | set(saved)):
+        if name not in model or name not in saved or model[name].shape != saved[name].shape:
+            mine = tuple(model[name].shape) if name in model else "absent"
+            theirs = tuple(saved[name].shape) if name in saved else "absent"
+            raise CheckpointError(
+                f"the checkpoint belongs to another model: '{name}' is {theirs} in the checkpoint and {mine} in the model"
+            )

@@ -278,7 +278,7 @@ class Session:
             CheckpointError: the folder cannot be written.
         """
         optimizer_tensors, optimizer_rest = checkpoint.flatten_optimizer(self.optimizer)
-        tensors = {"model": _unique(self.model.state_dict()), "optimizer": optimizer_tensors}
+        tensors = {"model": checkpoint.unique_tensors(self.model.state_dict()), "optimizer": optimizer_tensors}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()
         meta = {
@@ -310,12 +310,20 @@ class Session:
                 f"the ledger does not contain the {meta['ledger_count']} releases that the checkpoint {Path(folder)} was "
                 "written after; resume with the ledger of the same run"
             )
-        _check_same_tensors(_unique(self.model.state_dict()), tensors["model"])
+        checkpoint.check_same_tensors(checkpoint.unique_tensors(self.model.state_dict()), tensors["model"])
+        preconditioner = self._loaded(tensors["preconditioner"]) if "preconditioner" in tensors else None
         checkpoint.unflatten_optimizer(self.optimizer, tensors["optimizer"], meta["optimizer"])
         self.model.load_state_dict(tensors["model"], strict=False)
-        if "preconditioner" in tensors:
-            self.preconditioner = Preconditioner.from_state_dict(tensors["preconditioner"])
+        self.preconditioner = preconditioner
         self._step, self._pending = meta["step"], None
+
+    def _loaded(self, state: dict[str, Tensor]) -> Preconditioner:
+        device = next(iter(self._parameters.values())).device
+        preconditioner = Preconditioner.from_state_dict(state).to(device)
+        preconditioner.check(
+            {layer.name: {r: layer.tensor(r).shape for r in layer.parameters} for layer in self.layers}
+        )
+        return preconditioner
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -383,26 +391,3 @@ def _record(step: int, release_count: int, norms: Tensor, clip: Clip, started: f
         clipped_fraction=float((norms > clip.max_grad_norm).float().mean()) if n else 0.0,
         median_norm=float(norms.median()) if n else math.nan,
     )
-
-
-def _unique(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with each storage once (tied weights keep their first name)."""
-    seen: set[tuple[int, torch.Size]] = set()
-    result = {}
-    for name, tensor in state.items():
-        key = (tensor.data_ptr(), tensor.shape)
-        if tensor.numel() and key in seen:
-            continue
-        seen.add(key)
-        result[name] = tensor
-    return result
-
-
-def _check_same_tensors(model: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    for name in sorted(set(model) | set(saved)):
-        if name not in model or name not in saved or model[name].shape != saved[name].shape:
-            mine = tuple(model[name].shape) if name in model else "absent"
-            theirs = tuple(saved[name].shape) if name in saved else "absent"
-            raise checkpoint.CheckpointError(
-                f"the checkpoint belongs to another model: '{name}' is {theirs} in the checkpoint and {mine} in the model"
-            )

@@ -52,12 +52,25 @@ def test_low_rank_and_dense_are_one_map():
     assert low.bound == pytest.approx(dense.bound, rel=1e-11)
 
 
+def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
+    d, values = 24, torch.logspace(1, -1, 24, dtype=F64)
+    side = side_of(Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=5), F64)
+    assert isinstance(side, LowRank) and side.scale.numel() == 5
+    shift = 0.1 * float(values.mean())
+    squared = torch.cat([side.scale, torch.full((d - 5,), side.tail, dtype=F64)]).pow(-2) - shift
+    assert float(squared.sum()) == pytest.approx(float(values.sum()))
+    narrow = side_of(Eigen(torch.eye(20, dtype=F64), values[:20]), Damping(value=0.1, max_rank=5), F64)
+    assert isinstance(narrow, Dense)
+    with pytest.raises(ValueError, match="max_rank must be at least 1"):
+        Damping(max_rank=0)
+
+
 def test_eigenvalues_far_below_the_damping_are_the_tail():
     values = torch.tensor([10.0, 5.0, 1e-4, 1e-5, 0.0, 0.0], dtype=F64)
     side = side_of(Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=1e-2), F64)
     shift = 0.1 * float(values.sum()) / 6
     assert isinstance(side, LowRank) and side.scale.numel() == 2
-    assert side.tail == pytest.approx(shift**-0.5)
+    assert side.tail == pytest.approx((float(values[2:].sum()) / 4 + shift) ** -0.5)
     assert torch.allclose(side.scale, (values[:2] + shift).pow(-0.5))
     everything = side_of(Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=0.0), F64)
     assert torch.allclose(_matrix(side, 6), _matrix(everything, 6), rtol=6e-3, atol=0)

@@ -6,7 +6,7 @@ import gzip
 import struct
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -284,7 +284,3 @@ def test_labels_out_of_range_in_a_file_are_named(tmp_path: Path):
     write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte.gz", np.full(40, 11))
     with pytest.raises(DatasetError, match="labels run from 11 to 11"):
         find_recipe("mnist-cnn").data(RunConfig(recipe="mnist-cnn", data_dir=str(tmp_path)))
-
-
-def test_pixel_sources_are_named_for_the_card():
-    assert SimpleNamespace(source=read_digits().source).source.startswith("scikit-learn")

@@ -42,7 +42,8 @@ class Damping:
         mode: relative or absolute.
         gamma: γ of the absolute mode, not negative.
         exponent: p in (0, 1/2]; a side is (factor + damping)^(−p). 1/2 is full whitening.
-        rank_tolerance: eigenvalues below this fraction of the damping count as zero in a low-rank side.
+        rank_tolerance: eigenvalues below this fraction of the damping are not kept in a low-rank side.
+        max_rank: eigenpairs kept of a side wider than four times this; None keeps all that matter.
     """
 
     value: float = 0.1
@@ -50,6 +51,7 @@ class Damping:
     gamma: float = 0.0
     exponent: float = 0.5
     rank_tolerance: float = 1e-2
+    max_rank: int | None = 64
 
     def __post_init__(self) -> None:
         if not (self.value > 0 and math.isfinite(self.value)):
@@ -64,6 +66,8 @@ class Damping:
             raise ValueError(f"exponent must lie in (0, 0.5], got {self.exponent}; 0.5 whitens fully")
         if not 0 <= self.rank_tolerance < 1:
             raise ValueError(f"rank_tolerance must lie in [0, 1), got {self.rank_tolerance}")
+        if self.max_rank is not None and self.max_rank < 1:
+            raise ValueError(f"max_rank must be at least 1 or None, got {self.max_rank}")
 
     def shift(self, factor: Factor) -> float:
         """What is added to every eigenvalue; 0 only for an empty factor under relative damping."""
@@ -80,8 +84,9 @@ def side_of(factor: Factor, damping: Damping, dtype: torch.dtype, *, widest_dens
     """The side (factor + damping)^(−p) of a metric.
 
     A factor with few eigenvalues that matter (kept ones ≤ d/2, or d > widest_dense) becomes `LowRank`: those below
-    `rank_tolerance` times the damping are taken as zero. The metric IS then that map: norms, sums and noise all use the
-    same one, so no guarantee rests on the approximation. Otherwise the side is `Dense` and exact. An empty factor under
+    `rank_tolerance` times the damping, and those beyond the first `max_rank` of a wide side, are replaced by their mean,
+    which keeps the trace. The metric IS then that map: norms, sums and noise all use the same one, so no guarantee rests
+    on the approximation. Otherwise the side is `Dense` and exact. An empty factor under
     relative damping (a LoRA adapter at its start, a dead layer) is the identity of unit scale.
 
     Args:
@@ -103,13 +108,17 @@ def side_of(factor: Factor, damping: Damping, dtype: torch.dtype, *, widest_dens
 
 
 def _eigen_side(factor: Eigen, damping: Damping, shift: float, dtype: torch.dtype, widest_dense: int) -> Side:
-    tail = shift**-damping.exponent
     kept = int((factor.values >= damping.rank_tolerance * shift).sum()) if damping.rank_tolerance else factor.rank
+    if damping.max_rank is not None and factor.dim > 4 * damping.max_rank:
+        kept = min(kept, damping.max_rank)
+    dropped = float(factor.values[kept:].sum()) / max(1, factor.dim - kept)
+    tail = (dropped + shift) ** -damping.exponent
     if kept == 0:
         return Identity(tail)
     if 2 * kept <= factor.dim or factor.dim > widest_dense:
         scale = damping.root(factor.values[:kept], shift).to(dtype)
         return LowRank(factor.vectors[:, :kept].to(dtype).contiguous(), scale, tail)
+    tail = shift**-damping.exponent  # nothing is dropped below: what the vectors leave out has eigenvalue zero
     scale = damping.root(factor.values, shift)
     vectors = factor.vectors
     root = (vectors * (scale - tail).to(vectors.dtype)) @ vectors.T

@@ -78,7 +78,9 @@ class KFAC:
         oversize: what other wider sides become, diagonal or identity.
         layer_rules: kinds of layers to precondition (linear, conv, embedding, norm, fallback), None for all; the others
             are only scaled, as the other side of `sides`.
-        rank_tolerance: eigenvalues below this fraction of the damping count as zero in low-rank sides.
+        rank_tolerance: eigenvalues below this fraction of the damping are not kept in low-rank sides.
+        max_rank: eigenpairs kept of a side wider than four times this, None for all; the rest keep their mean, so that
+            the trace stays. Eigenvalues far below the first few are sampling noise of the probe anyway.
         seed: of the probe's own random stream, one stream a step.
     """
 
@@ -100,6 +102,7 @@ class KFAC:
     oversize: str = "diagonal"
     layer_rules: tuple[str, ...] | None = None
     rank_tolerance: float = 1e-2
+    max_rank: int | None = 64
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -226,7 +229,7 @@ class KFAC:
     def _damping(self) -> Damping:
         return Damping(
             value=self.damping, mode=self.damping_mode, gamma=self.gamma,
-            exponent=self.exponent, rank_tolerance=self.rank_tolerance,
+            exponent=self.exponent, rank_tolerance=self.rank_tolerance, max_rank=self.max_rank,
         )  # fmt: skip
 
     def _probe_scale(self, model: nn.Module, capture: Capture, step: int, metric: Metric) -> float:

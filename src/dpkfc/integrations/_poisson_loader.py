@@ -189,15 +189,16 @@ def _empty(batch: Any) -> Any:
     """
     if isinstance(batch, (Tensor, np.ndarray)) and batch.ndim and batch.shape[0] == 1:
         return batch[:0].clone() if isinstance(batch, Tensor) else batch[:0].copy()
+    kind: Any = type(batch)
     if batch is None:
         return None
     if isinstance(batch, Mapping):
-        return type(batch)({key: _empty(value) for key, value in batch.items()})  # type: ignore[call-arg]
+        return kind({key: _empty(value) for key, value in batch.items()})
     if isinstance(batch, (list, tuple)):
         if len(batch) == 1 and isinstance(batch[0], (str, bytes, int, float)):
-            return type(batch)()
+            return kind()
         parts = [_empty(value) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+        return kind(*parts) if hasattr(batch, "_fields") else kind(parts)
     shape = f" of shape {tuple(batch.shape)}" if isinstance(batch, torch.Tensor) else ""
     raise ValueError(
         f"the collate function makes a {type(batch).__name__}{shape} of one example, so it is unknown how an empty batch "

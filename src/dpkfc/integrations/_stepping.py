@@ -8,20 +8,19 @@ pass left on the tape into a clipped sum, charges the ledger and puts the releas
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.rules import Call
 from dpkfc.gradients.tape import Tape, capture
-from dpkfc.gradients.verify import check_per_example_gradients, restored_buffers
+from dpkfc.gradients.verify import restored_buffers
+from dpkfc.integrations._checks import SHOWN, Hook, check_model, check_optimizer, check_untouched, leading_size
 from dpkfc.integrations._loss_scale import check_loss_scale
 from dpkfc.integrations._poisson_loader import Drawn
 from dpkfc.plan import Plan
@@ -32,28 +31,6 @@ if TYPE_CHECKING:
     from dpkfc.curvature.preconditioner import Preconditioner
 
 __all__ = ["PrivateStep"]
-
-# Settings of a private optimizer that scripts read from it; they are never read back.
-_SHOWN = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
-
-
-class _Hook:
-    """A hook of the model that its copies and pickles do not carry on."""
-
-    def __init__(self, function: Callable[..., None] | None = None) -> None:
-        self._function = function
-
-    def __call__(self, *arguments: Any) -> None:
-        if self._function is not None:
-            self._function(*arguments)
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still does anything."""
-        return self._function is not None
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        return _Hook, ()
 
 
 class PrivateStep:
@@ -86,20 +63,21 @@ class PrivateStep:
         self.preconditioner: Preconditioner | None = None
         self.step = ledger.count
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        _check_optimizer(optimizer, self._parameters)
-        _check_untouched(model, optimizer)
+        check_optimizer(optimizer, self._parameters)
+        check_untouched(model, optimizer)
         self._clip = Clip(plan.max_grad_norm, plan.clipping, plan.config.automatic_gamma)
         self._noise = plan.noise_stream()
         self._reduction, self._verify, self._scale_unknown = loss_reduction, verify, True
         self._token: object = None
         self._recording: ExitStack | None = None
+        self._stepping = False
         self.forget()
         self._clear()
-        for name in _SHOWN:
+        for name in SHOWN:
             setattr(optimizer, name, getattr(plan, name))
         self._handles = [
-            model.register_forward_pre_hook(_Hook(self._before_forward), with_kwargs=True),
-            model.register_forward_hook(_Hook(self._after_forward), always_call=True),
+            model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
+            model.register_forward_hook(Hook(self._after_forward), always_call=True),
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
@@ -142,16 +120,14 @@ class PrivateStep:
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Start to record a pass that may be differentiated."""
-        if (
-            module is not self.model
-            or not module.training
-            or not torch.is_grad_enabled()
-            or self._recording is not None
-        ):
+        recordable = module is self.model and module.training and torch.is_grad_enabled()
+        if not recordable or self._stepping or self._recording is not None:
             return
-        size = _leading_size((args, kwargs))
+        self._check_unchanged()  # before the tape sets requires_grad
+        size = leading_size((args, kwargs))
         if self._verify and size:
-            self._check_model(args, kwargs, size)
+            check_model(self.model, self.layers, (args, kwargs), size)
+            self._verify = False
         scale = float(size or 0) if self._reduction == "mean" else 1.0
         recording = ExitStack()
         recording.enter_context(restored_buffers(self.model))
@@ -176,28 +152,13 @@ class PrivateStep:
         if self._scale_unknown:
             self._scale_unknown = not check_loss_scale(output, gradient, self._reduction)
 
-    def _check_model(self, args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> None:
-        """Before the first release: does the tape agree with plain autograd on two examples of this batch?"""
-
-        def cut(start: int, stop: int) -> Any:
-            return tree_map(
-                lambda x: x[start:stop] if isinstance(x, Tensor) and x.dim() and x.shape[0] == size else x,
-                (args, kwargs),
-            )
-
-        few = min(2, size)
-        full_precision = torch.autocast(next(iter(self._parameters.values())).device.type, enabled=False)
-        with restored_buffers(self.model), torch.random.fork_rng(devices=[]), full_precision:
-            singles = [cut(i, i + 1) for i in range(few)]
-            check_per_example_gradients(self.model, self.layers, _projected, cut(0, few), singles)
-        self._verify = False
-
     # -- the optimizer -------------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Replace whatever is in `p.grad` by a release, or by nothing."""
         strays = self._strays()
         self._clear()
+        self._stepping = True  # the fallback runs the model again
         try:
             if len(args) > 1 or kwargs.get("closure") is not None:
                 raise RuntimeError(
@@ -213,6 +174,8 @@ class PrivateStep:
         except BaseException:
             self.forget()
             raise
+        finally:
+            self._stepping = False
 
     def _contribute(self, strays: list[str]) -> None:
         """Add the physical batch to the sum of its logical batch, and release that where it ends."""
@@ -312,7 +275,7 @@ class PrivateStep:
                     raise RuntimeError(
                         f"parameter '{full}' was replaced or frozen after make_private; change the model before it"
                     )
-        for name in _SHOWN:
+        for name in SHOWN:
             if getattr(self.optimizer, name) != getattr(self.plan, name):
                 raise RuntimeError(
                     f"optimizer.{name} was changed after make_private; a plan is fixed for its whole run"
@@ -326,54 +289,8 @@ class PrivateStep:
         """Take all hooks off again: model and optimizer are ordinary, and no longer private."""
         for handle in self._handles:
             handle.remove()
-        for name in _SHOWN if self._handles else ():
+        for name in SHOWN if self._handles else ():
             delattr(self.optimizer, name)
         self._handles = []
         self.forget()
         self._clear()
-
-
-def _check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor]) -> None:
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    for name, p in parameters.items():
-        if p not in held:
-            raise ValueError(
-                f"the optimizer does not hold trainable parameter '{name}'; pass it to the optimizer or freeze it with "
-                "requires_grad_(False)"
-            )
-    own = set(parameters.values())
-    for p in held:
-        if p.requires_grad and p not in own:
-            raise ValueError(
-                f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not in the model, which would "
-                "never get a private gradient; build the optimizer from model.parameters()"
-            )
-
-
-def _check_untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if any(isinstance(hook, _Hook) and hook.alive for hook in model._forward_pre_hooks.values()):
-        raise ValueError("the module is private already; close() the engine that made it so first")
-    for name in _SHOWN:
-        if hasattr(optimizer, name):
-            raise ValueError(
-                f"the optimizer has an attribute '{name}' already: it belongs to another privacy engine; pass a new torch "
-                "optimizer"
-            )
-
-
-def _leading_size(inputs: Any) -> int | None:
-    """Examples in the inputs of a model: the leading axis of the first tensor."""
-    tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor) and x.dim()]
-    return tensors[0].shape[0] if tensors else None
-
-
-def _projected(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Tensor:
-    """A number for every example `[N]` that all outputs of the model enter."""
-    args, kwargs = inputs
-    size = _leading_size(inputs)
-    outputs = [x for x in tree_flatten(model(*args, **kwargs))[0] if isinstance(x, Tensor) and x.is_floating_point()]
-    rows = [x.reshape(size, -1) for x in outputs if x.dim() and x.shape[0] == size]
-    if not rows:
-        raise ValueError("no output of the model leads with the batch; per-example gradients need one row per example")
-    row = torch.cat(rows, 1)
-    return row @ torch.cos(torch.arange(row.shape[1], dtype=row.dtype, device=row.device))

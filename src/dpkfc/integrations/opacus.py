@@ -18,158 +18,25 @@ Differences that show:
 
 from __future__ import annotations
 
-import difflib
 import math
-import os
-from collections.abc import Sized
-from dataclasses import dataclass, fields
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients.clipping import CLIPPINGS
 from dpkfc.gradients.layers import find_layers
+from dpkfc.integrations._accountant import Accountant
+from dpkfc.integrations._options import Options
 from dpkfc.integrations._poisson_loader import Draws, PrivateLoader, check_loader
 from dpkfc.integrations._stepping import PrivateStep
 from dpkfc.plan import Plan
-from dpkfc.privacy.events import EpsilonCurve
 from dpkfc.privacy.ledger import Ledger
 
 __all__ = ["Accountant", "BatchMemoryManager", "Options", "PrivacyEngine"]
-
-_ACCOUNTANTS = {"pld": "pld", "prv": "pld", "rdp": "rdp"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The further keywords of `make_private` and `make_private_with_epsilon`, those of Opacus first.
-
-    Attributes:
-        criterion: the script's loss, only to check its reduction; returned as it is where `grad_sample_mode="ghost"`.
-        batch_first: only True.
-        loss_reduction: of the script's loss, "mean" or "sum"; with "sum" the gradient is not divided by the batch size.
-        poisson_sampling: False shuffles, which needs `uncertified=True`.
-        clipping: "flat", or this library's "normalised" or "automatic".
-        noise_generator: only None.
-        grad_sample_mode: "hooks", or "ghost" for the four return values of such a script; both compute the same.
-        wrap_model: only True; the module itself is returned, no wrapper.
-        rand_on_empty: only False; an empty batch has a leading axis of size 0.
-        preconditioner: for example `curvature.KFAC(probe=PinkNoise((1, 28, 28)))`; None is plain DP-SGD.
-        ledger_path: file of the privacy ledger, continued where it exists; None keeps it in memory.
-        uncertified: accept shuffled batches, whose ε is no guarantee.
-        test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
-        verify: compare per-example gradients of the model with plain autograd on two examples of the first batch.
-
-    Raises:
-        ValueError: a value that this library does not take, naming the fix.
-    """
-
-    criterion: nn.Module | None = None
-    batch_first: bool = True
-    loss_reduction: str = "mean"
-    poisson_sampling: bool = True
-    clipping: str = "flat"
-    noise_generator: torch.Generator | None = None
-    grad_sample_mode: str = "hooks"
-    wrap_model: bool = True
-    rand_on_empty: bool = False
-    preconditioner: Any = None
-    ledger_path: str | os.PathLike[str] | None = None
-    uncertified: bool = False
-    test_mode_seed: int | None = None
-    verify: bool = True
-
-    def __post_init__(self) -> None:
-        for refused, message in (
-            (not self.batch_first, "batch_first=False is not supported; put the batch on the leading axis"),
-            (
-                self.loss_reduction not in ("mean", "sum"),
-                f"loss_reduction must be 'mean' or 'sum', got {self.loss_reduction!r}",
-            ),
-            (
-                not self.poisson_sampling and not self.uncertified,
-                "poisson_sampling=False has no certified guarantee: leave it out, or set uncertified=True to run shuffled "
-                "batches with that stamped on the ledger",
-            ),
-            (
-                self.poisson_sampling and self.uncertified,
-                "uncertified=True goes with poisson_sampling=False; leave it out for Poisson sampling",
-            ),
-            (
-                self.clipping not in CLIPPINGS,
-                f"clipping={self.clipping!r} is not supported; choose one of {', '.join(CLIPPINGS)} (a preconditioner balances "
-                "the layers, which is what per-layer clipping is used for)",
-            ),
-            (
-                self.noise_generator is not None,
-                "noise_generator is not supported: the noise is keyed by the operating system; leave it out, or use "
-                "test_mode_seed= for a repeatable run that is not private",
-            ),
-            (
-                self.grad_sample_mode not in ("hooks", "ghost"),
-                f"grad_sample_mode={self.grad_sample_mode!r} is not supported; leave it out: norms are taken without per-sample "
-                "gradients, and modules without a rule are covered by torch.func, in every mode",
-            ),
-            (
-                not self.wrap_model,
-                "wrap_model=False: the model is never wrapped here; leave it out, detach with close()",
-            ),
-            (self.rand_on_empty, "rand_on_empty=True is not supported; an empty batch has a leading axis of size 0"),
-            (
-                getattr(self.criterion, "reduction", self.loss_reduction) != self.loss_reduction,
-                f"criterion has reduction={getattr(self.criterion, 'reduction', None)!r} but "
-                f"loss_reduction={self.loss_reduction!r}; make them equal",
-            ),
-        ):
-            if refused:
-                raise ValueError(message)
-
-
-class Accountant:
-    """What was spent; the `accountant` attribute of an engine."""
-
-    def __init__(self, name: str) -> None:
-        if name not in _ACCOUNTANTS:
-            raise ValueError(
-                f"accountant={name!r} is not supported; choose one of {', '.join(_ACCOUNTANTS)} (a central-limit accountant "
-                "as 'gdp' is no upper bound)"
-            )
-        self.name = _ACCOUNTANTS[name]
-        self._run: tuple[Plan, Ledger] | None = None
-        self._curves: dict[float, EpsilonCurve] = {}
-
-    def attach(self, plan: Plan, ledger: Ledger) -> None:
-        """Report the releases of this ledger from now on."""
-        self._run, self._curves = (plan, ledger), {}
-
-    def get_epsilon(self, delta: float) -> float:
-        """ε of all releases so far, those that the ledger file held before included.
-
-        Args:
-            delta: any δ in (0, 1), not only the one a plan was made for.
-
-        Raises:
-            ValueError: δ outside (0, 1).
-        """
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {delta}")
-        if self._run is None:
-            return 0.0
-        plan, ledger = self._run
-        if delta not in self._curves:
-            self._curves[delta] = EpsilonCurve(plan.event, delta, plan.neighbouring_relation, plan.accountant)
-        return self._curves[delta].at(ledger.count)
-
-    def mechanism(self) -> str:
-        """Name of the accountant: "pld" or "rdp"."""
-        return self.name
-
-    def __len__(self) -> int:
-        return 0 if self._run is None else self._run[1].count
 
 
 class PrivacyEngine:
@@ -214,7 +81,9 @@ class PrivacyEngine:
         the ledger. `get_epsilon(delta)` counts what was released, at any δ.
 
         Args:
-            module, optimizer, data_loader: as in plain torch; the optimizer holds the module's trainable parameters.
+            module: the model.
+            optimizer: a torch optimizer of exactly its trainable parameters.
+            data_loader: a torch DataLoader with a batch_size over a map-style dataset.
             noise_multiplier: standard deviation of the noise over max_grad_norm; 0 is no noise and no privacy.
             max_grad_norm: C, in the coordinates of the preconditioner.
             options: see `Options`.
@@ -229,9 +98,9 @@ class PrivacyEngine:
         """
         chosen = self._options(options)
         size = _dataset_size(module, optimizer, data_loader)
-        config = self._config(chosen, data_loader, max_grad_norm, _length(chosen, data_loader, size))
+        config = self._config(chosen, data_loader, max_grad_norm, _length(chosen, data_loader))
         plan = config.with_noise(noise_multiplier, min(1e-5, 0.1 / size), size)
-        return self._attach(plan, module, optimizer, data_loader, chosen, None)
+        return self._attach(plan, (module, optimizer, data_loader), chosen, None)
 
     def make_private_with_epsilon(
         self,
@@ -250,8 +119,11 @@ class PrivacyEngine:
         A step beyond those passes raises `BudgetExhausted` and changes nothing.
 
         Args:
-            module, optimizer, data_loader: as in `make_private`.
-            target_epsilon, target_delta: the budget of the whole run.
+            module: as in `make_private`.
+            optimizer: as in `make_private`.
+            data_loader: as in `make_private`.
+            target_epsilon: ε of the whole run.
+            target_delta: δ of the whole run.
             epochs: passes over the loader.
             max_grad_norm: C, in the coordinates of the preconditioner.
             options: see `Options`.
@@ -267,20 +139,14 @@ class PrivacyEngine:
         size = _dataset_size(module, optimizer, data_loader)
         if not (epochs > 0 and math.isfinite(epochs)):
             raise ValueError(f"epochs must be positive and finite, got {epochs}")
-        steps = math.ceil(epochs * _length(chosen, data_loader, size))
+        steps = math.ceil(epochs * _length(chosen, data_loader))
         plan = self._config(chosen, data_loader, max_grad_norm, steps).calibrate(target_epsilon, target_delta, size)
-        return self._attach(plan, module, optimizer, data_loader, chosen, plan.steps)
+        return self._attach(plan, (module, optimizer, data_loader), chosen, plan.steps)
 
     def _options(self, options: dict[str, Any]) -> Options:
         if self._step is not None:
             raise ValueError("this engine has made a model private already; use one PrivacyEngine for each model")
-        known = [field.name for field in fields(Options)]
-        for name in options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known ones are {', '.join(known)}"
-                raise ValueError(f"unknown keyword {name!r}; {hint}")
-        return Options(**options)
+        return Options.of(options)
 
     def _config(
         self, options: Options, data_loader: DataLoader[Any], max_grad_norm: float, steps: int
@@ -303,27 +169,25 @@ class PrivacyEngine:
     def _attach(
         self,
         plan: Plan,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        data_loader: DataLoader[Any],
+        parts: tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]],
         options: Options,
         limit: int | None,
     ) -> tuple[Any, ...]:
-        find_layers(module)
+        """Open the ledger and put the hooks on, all or nothing."""
+        module, optimizer, source = parts
         header = {"certified": plan.certified, "rng": "repeatable" if plan.test_mode else "secure"}
-        if options.ledger_path is None:
-            ledger = Ledger.in_memory(plan.hash, header, limit)
-        else:
-            ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
-        try:
+        with ExitStack() as undo:
+            if options.ledger_path is None:
+                ledger = Ledger.in_memory(plan.hash, header, limit)
+            else:
+                ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
+            undo.callback(ledger.close)
             step = PrivateStep(
                 plan, module, optimizer, ledger, loss_reduction=options.loss_reduction, verify=options.verify
             )
-        except BaseException:
-            ledger.close()
-            raise
-        draws = Draws(plan, _length(options, data_loader, plan.dataset_size))
-        loader = PrivateLoader(data_loader, draws, step)
+            undo.callback(step.close)
+            loader = PrivateLoader(source, Draws(plan, _length(options, source)), step)
+            undo.pop_all()
         self._step = step
         self.accountant.attach(plan, ledger)
         if options.grad_sample_mode == "ghost":
@@ -374,6 +238,29 @@ class PrivacyEngine:
         except ValueError:
             return False
         return True
+
+    @classmethod
+    def get_compatible_module(cls, module: nn.Module) -> nn.Module:
+        """The module itself where it can be trained privately; nothing is replaced behind its owner's back.
+
+        Raises:
+            ValueError: naming the module that cannot, and the ways out.
+        """
+        find_layers(module)
+        return module
+
+    def save_checkpoint(self, **_: Any) -> NoReturn:
+        """Refused: a checkpoint needs nothing of the engine.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "save model.state_dict() and optimizer.state_dict() as in plain torch; what was spent is in the ledger, which a "
+            "later run continues with make_private(ledger_path=...)"
+        )
+
+    load_checkpoint = save_checkpoint
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -444,12 +331,12 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
             f"optimizer must be a torch optimizer that steps without a closure, got {type(optimizer).__name__}"
         )
     check_loader(data_loader)
-    dataset = data_loader.dataset
-    assert isinstance(dataset, Sized)
-    return len(dataset)
+    find_layers(module)
+    return len(data_loader.dataset)
 
 
-def _length(options: Options, data_loader: DataLoader[Any], size: int) -> int:
-    """Logical batches in one pass: as many as the script's own loader has, drop_last included; only whole ones shuffled."""
-    assert data_loader.batch_size is not None
-    return max(1, len(data_loader) if options.poisson_sampling else size // data_loader.batch_size)
+def _length(options: Options, data_loader: DataLoader[Any]) -> int:
+    """Logical batches in one pass: as many as the script's own loader has, drop_last included; shuffled, the whole ones."""
+    size, batch_size = len(data_loader.dataset), data_loader.batch_size  # type: ignore[arg-type]
+    assert batch_size is not None
+    return max(1, len(data_loader) if options.poisson_sampling else size // batch_size)

@@ -122,9 +122,9 @@ def make_plan(config: RunConfig, input_shape: tuple[int, ...], dataset_size: int
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """SGD with momentum, or Adam; weight decay is decoupled (never part of a clipped gradient)."""
+    """SGD with momentum, or Adam with decoupled weight decay (AdamW); neither decays inside a clipped gradient."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.optimizer == "adam":
         return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    # torch adds the decay of SGD to the gradient after it was released, so it passes through momentum.
+    # Torch adds the decay of SGD to the released gradient, so it passes through the momentum.
     return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)

@@ -83,7 +83,7 @@ class RunConfig:
     optimizer: str = _setting("", "optimizer", "sgd or adam; empty: what the method says", choices=("", *OPTIMIZERS))
     lr: float = _setting(1e-3, "optimizer", "learning rate", above=0)
     momentum: float = _setting(0.9, "optimizer", "momentum of SGD", least=0)
-    weight_decay: float = _setting(0.0, "optimizer", "decoupled weight decay, lr · weight_decay · w a step", least=0)
+    weight_decay: float = _setting(0.0, "optimizer", "after the release, never in a clipped gradient", least=0)
 
     sides: str = _setting("both", "curvature", "factors that whiten", choices=("both", "input", "output"))
     damping: float = _setting(0.1, "curvature", "damping, relative to the mean eigenvalue or absolute", above=0)

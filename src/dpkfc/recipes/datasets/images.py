@@ -35,7 +35,7 @@ class Normalisation:
         """Tensor float32 `[N, C, H, W]` of pixels `[N, H, W, C]`."""
         mean = torch.tensor(self.mean).view(-1, 1, 1)
         std = torch.tensor(self.std).view(-1, 1, 1)
-        images = torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, -1, 1))).float()
+        images = torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, -1, 1), np.float32))
         return images.div_(self.scale).sub_(mean).div_(std)
 
 

@@ -1,0 +1,119 @@
+"""What is checked of a script's model and optimizer before anything is released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.verify import check_per_example_gradients, restored_buffers
+
+__all__ = ["SHOWN", "Hook", "check_model", "check_optimizer", "check_untouched", "leading_size"]
+
+# Settings of the plan that scripts read from a private optimizer; a change of them is refused at the next step.
+SHOWN = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
+
+
+class Hook:
+    """A hook of the model that its copies and pickles do not carry on."""
+
+    def __init__(self, function: Callable[..., None] | None = None) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._function is not None:
+            self._function(*arguments)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still does anything."""
+        return self._function is not None
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+    """Raise unless the optimizer holds exactly the trainable parameters of the model.
+
+    Raises:
+        ValueError: naming the first parameter that only one of the two has.
+    """
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    for name, p in parameters.items():
+        if p not in held:
+            raise ValueError(
+                f"the optimizer does not hold trainable parameter '{name}'; pass it to the optimizer or freeze it with "
+                "requires_grad_(False)"
+            )
+    own = set(parameters.values())
+    for p in held:
+        if p.requires_grad and p not in own:
+            raise ValueError(
+                f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not in the model, which would "
+                "never get a private gradient; build the optimizer from model.parameters()"
+            )
+
+
+def check_untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise if another engine has its hooks on the model or its settings on the optimizer.
+
+    Raises:
+        ValueError: naming the fix.
+    """
+    if any(isinstance(hook, Hook) and hook.alive for hook in model._forward_pre_hooks.values()):
+        raise ValueError("the module is private already; close() the engine that made it so first")
+    for name in SHOWN:
+        if hasattr(optimizer, name):
+            raise ValueError(
+                f"the optimizer has an attribute '{name}' already: it belongs to another privacy engine; pass a new torch "
+                "optimizer"
+            )
+
+
+def leading_size(inputs: Any) -> int | None:
+    """Examples in the inputs of a model: the leading axis of the first tensor."""
+    tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor) and x.dim()]
+    return tensors[0].shape[0] if tensors else None
+
+
+def _projected(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Tensor:
+    """A number for every example `[N]` that all outputs of the model enter, not linearly: a batch mean must show."""
+    args, kwargs = inputs
+    size = leading_size(inputs)
+    outputs = [x for x in tree_flatten(model(*args, **kwargs))[0] if isinstance(x, Tensor) and x.is_floating_point()]
+    rows = [x.reshape(size, -1) for x in outputs if x.dim() and x.shape[0] == size]
+    if not rows:
+        raise ValueError("no output of the model leads with the batch; per-example gradients need one row per example")
+    row = torch.cat(rows, 1)
+    return (row + 0.5 * row.square()) @ torch.cos(torch.arange(row.shape[1], dtype=row.dtype, device=row.device))
+
+
+def check_model(
+    model: nn.Module, layers: Sequence[Layer], inputs: tuple[tuple[Any, ...], dict[str, Any]], size: int
+) -> None:
+    """Compare the tape with plain autograd on the first two examples of a batch.
+
+    Args:
+        model: in any mode, which is kept.
+        layers: of the model.
+        inputs: (args, kwargs) of a call of the model.
+        size: examples in them, at least 1.
+
+    Raises:
+        ValueError: naming the parameter whose per-example gradient differs or that the model never uses.
+    """
+
+    def cut(start: int, stop: int) -> Any:
+        return tree_map(
+            lambda x: x[start:stop] if isinstance(x, Tensor) and x.dim() and x.shape[0] == size else x, inputs
+        )
+
+    few = min(2, size)
+    device = layers[0].tensor(next(iter(layers[0].parameters))).device
+    with restored_buffers(model), torch.random.fork_rng(devices=[]), torch.autocast(device.type, enabled=False):
+        check_per_example_gradients(model, layers, _projected, cut(0, few), [cut(i, i + 1) for i in range(few)])

@@ -1,0 +1,94 @@
+"""Small models, data and a training loop as an Opacus script has them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpkfc.curvature.preconditioner import KFAC
+from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.integrations.opacus import PrivacyEngine
+
+N, B = 40, 8
+
+
+def data(n: int = N, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = (6,)) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, *shape, generator=generator, dtype=dtype)
+    return TensorDataset(x, torch.randint(0, 3, (n,), generator=generator))
+
+
+def loader(n: int = N, **settings: object) -> DataLoader:
+    return DataLoader(data(n), **{"batch_size": B, "shuffle": True, **settings})
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def cnn() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.GroupNorm(2, 4),
+        nn.Conv2d(4, 5, 2, stride=2, bias=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(20, 3),
+    ).double()
+
+
+class Scaled(nn.Module):
+    """Owns a parameter directly, so that autograd computes a raw gradient for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.gain = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)) * self.gain)
+
+
+def scaled() -> nn.Module:
+    torch.manual_seed(0)
+    return Scaled().double()
+
+
+def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+
+
+def private(model: nn.Module | None = None, engine: PrivacyEngine | None = None, **settings: object):
+    """(engine, model, optimizer, loader) with a repeatable Poisson order and, by default, no noise."""
+    engine = engine or PrivacyEngine()
+    model = model or mlp()
+    chosen = {"data_loader": loader(), "noise_multiplier": 0.0, "max_grad_norm": 1.0, "test_mode_seed": 5, **settings}
+    return (engine, *engine.make_private(module=model, optimizer=chosen.pop("optimizer", None) or sgd(model), **chosen))
+
+
+def train(model, optimizer, batches, steps: int | None = None, criterion: nn.Module | None = None) -> int:
+    """The loop of every script; the number of optimizer steps."""
+    criterion = criterion or nn.CrossEntropyLoss()
+    done = 0
+    for x, y in batches:
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        done += 1
+        if done == steps:
+            break
+    return done
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def kfac(**settings: object) -> KFAC:
+    return KFAC(**{"probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings})

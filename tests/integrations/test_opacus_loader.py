@@ -1,0 +1,208 @@
+"""The private loader and the memory manager: what is drawn, in what structure, and that cutting it changes nothing."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from dpkfc.integrations.opacus import BatchMemoryManager
+from tests.integrations.opacus_cases import B, N, cnn, data, kfac, loader, mlp, private, scaled, train, weights
+
+Pair = namedtuple("Pair", "x y")
+
+
+class Rows(Dataset):
+    """A dataset whose examples have some structure."""
+
+    def __init__(self, wrap) -> None:
+        self.wrap, self.data = wrap, data()
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int):
+        return self.wrap(*self.data[i], i)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "x_of"),
+    [
+        (lambda x, y, i: (x, y), lambda b: b[0]),
+        (lambda x, y, i: Pair(x, y), lambda b: b.x),
+        (lambda x, y, i: {"x": x, "meta": {"name": f"row {i}", "weight": 1.0}, "y": [y, x]}, lambda b: b["x"]),
+        (lambda x, y, i: x, lambda b: b),
+    ],
+)
+def test_an_empty_batch_has_the_structure_of_any_other(wrap, x_of) -> None:
+    _, model, optimizer, batches = private(data_loader=DataLoader(Rows(wrap), batch_size=1), verify=False)
+    empty = full = None
+    for batch in batches:
+        empty, full = (batch, full) if len(x_of(batch)) == 0 else (empty, batch)
+        if len(x_of(batch)):
+            model(x_of(batch)).sum().backward()
+        optimizer.step()
+    assert type(empty) is type(full)
+    assert x_of(empty).shape == (0, 6)
+    if isinstance(full, dict):
+        assert list(empty) == list(full)
+        assert empty["meta"]["name"] == []
+        assert empty["meta"]["weight"].shape == (0,)
+        assert [x.shape[1:] for x in empty["y"]] == [x.shape[1:] for x in full["y"]]
+
+
+def test_batches_are_poisson() -> None:
+    """Sizes vary as a binomial of the stated rate, and inclusion is independent of the batch before."""
+    _, model, _, batches = private(data_loader=loader(400, batch_size=40, drop_last=True), test_mode_seed=None)
+    model.eval()
+    sizes = torch.tensor([float(len(x)) for _ in range(30) for x, _ in batches])
+    assert len(sizes) == 300
+    expected, deviation = 40, (400 * 0.1 * 0.9) ** 0.5
+    assert abs(sizes.mean() - expected) < 4 * deviation / 300**0.5
+    assert 0.8 < sizes.std() / deviation < 1.2
+
+
+def test_a_pass_is_as_long_as_that_of_the_scripts_loader() -> None:
+    for drop_last, length in ((False, 6), (True, 5)):
+        source = loader(43, drop_last=drop_last)
+        engine, model, optimizer, batches = private(data_loader=source)
+        assert len(batches) == len(source) == length
+        assert train(model, optimizer, batches) == length
+        assert engine.plan.event.sampling_probability == B / 43
+
+
+def double_collate(rows):
+    x, y = default_collate(rows)
+    return 2 * x, y
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_load_the_same_batches_and_a_break_keeps_them_in_step(persistent: bool) -> None:
+    """Workers run ahead of the loop; sizes still belong to the batch that is handed out."""
+    results = []
+    for workers in (0, 2):
+        settings = {"persistent_workers": persistent, "prefetch_factor": 3} if workers else {}
+        source = loader(num_workers=workers, collate_fn=double_collate, **settings)
+        engine, model, optimizer, batches = private(data_loader=source)
+        assert train(model, optimizer, batches) == N // B
+        results.append(weights(model))
+        train(model, optimizer, batches, 2)
+        assert train(model, optimizer, batches) == N // B
+        assert engine.ledger.count == 2 * (N // B) + 2
+    assert torch.equal(results[0], results[1])
+
+
+# -- the memory manager -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [1, 3, 100])
+@pytest.mark.parametrize(("build", "shape"), [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
+def test_physical_batches_give_what_one_big_batch_gives(build, shape, bound: int) -> None:
+    results = []
+    for cut in (False, True):
+        settings = {"preconditioner": kfac(every=1)} if build is mlp else {}
+        source = DataLoader(data(shape=shape), batch_size=B)
+        engine, model, optimizer, batches = private(build(), data_loader=source, noise_multiplier=0.5, **settings)
+        if cut:
+            with BatchMemoryManager(
+                data_loader=batches, max_physical_batch_size=bound, optimizer=optimizer
+            ) as physical:
+                sizes = []
+                for x, y in physical:
+                    sizes.append(len(x))
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                assert max(sizes) <= bound
+                assert bound == 100 or len(sizes) > N // B
+        else:
+            train(model, optimizer, batches)
+        assert engine.ledger.count == N // B
+        results.append(weights(model))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
+
+
+def test_a_step_inside_a_logical_batch_changes_nothing() -> None:
+    model = mlp()
+    engine, model, optimizer, batches = private(
+        model, optimizer=torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5), noise_multiplier=1.0
+    )
+    before = weights(model)
+    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=1, optimizer=optimizer) as physical:
+        for x, y in physical:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if engine.ledger.count:
+                break
+            assert torch.equal(weights(model), before)
+            assert not optimizer.state
+            assert all(p.grad is None for p in model.parameters())
+    assert not torch.equal(weights(model), before)
+
+
+@pytest.mark.parametrize("way", ["break", "exception", "error in the step", "new loop inside"])
+def test_an_unfinished_logical_batch_never_leaks(way: str) -> None:
+    """Invariant 8: the release after an interruption is that of its own batch."""
+    engine, model, optimizer, batches = private(max_grad_norm=1e-3)
+    manager = {"data_loader": batches, "max_physical_batch_size": 1, "optimizer": optimizer}
+
+    def interrupted() -> None:
+        with BatchMemoryManager(**manager) as physical:
+            for i, (x, y) in enumerate(physical):
+                F.cross_entropy(model(x * 100), y).backward()
+                if way == "error in the step" and i == 1:
+                    F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if i == 1:
+                    if way == "exception":
+                        raise ZeroDivisionError
+                    if way == "new loop inside":
+                        next(iter(physical))
+                    return
+
+    if way in ("exception", "error in the step"):
+        with pytest.raises((ZeroDivisionError, RuntimeError)):
+            interrupted()
+    else:
+        interrupted()
+    assert engine.ledger.count == 0
+    before = weights(model)
+    x, y = next(iter(batches))
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    rows = []
+    reference = mlp()
+    for one, label in zip(x, y, strict=True):
+        loss = F.cross_entropy(reference(one[None]), label[None])
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))]))
+    expected = sum(row * 1e-3 / row.norm() for row in rows) / B
+    torch.testing.assert_close(before - weights(model), 0.1 * expected, rtol=1e-6, atol=1e-12)
+
+
+def test_a_loop_that_goes_on_after_an_error_is_stopped() -> None:
+    engine, model, optimizer, batches = private()
+    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=2, optimizer=optimizer) as physical:
+        stream = iter(physical)
+        next(stream)
+        with pytest.raises(RuntimeError, match="without a backward pass"):
+            optimizer.step()
+        x, y = next(stream)
+        F.cross_entropy(model(x), y).backward()
+        with pytest.raises(RuntimeError, match="begin a new loop"):
+            optimizer.step()
+    assert engine.ledger.count == 0
+
+
+def test_empty_logical_batches_pass_through_the_manager() -> None:
+    engine, model, optimizer, batches = private(data_loader=DataLoader(data(), batch_size=1), noise_multiplier=1.0)
+    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=1, optimizer=optimizer) as physical:
+        empty = 0
+        for x, y in physical:
+            empty += len(x) == 0
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert empty > 3
+    assert engine.ledger.count == N
