@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench results clean
+.PHONY: help install demo test lint bench results picture clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,6 +34,11 @@ bench: $(STAMP) ## time a step against plain SGD and Opacus, then refresh the ta
 
 results: $(STAMP) ## refresh the tables in README.md and docs/results.md from benchmarks/results
 	$(BIN)/python benchmarks/tables.py
+
+picture: $(STAMP) ## run the demo and put its comparison into the README
+	rm -rf runs/picture
+	$(BIN)/dpkfc demo --out runs/picture
+	cp runs/picture/comparison.png docs/img/demo.png
 
 clean: ## remove .venv, caches and build leftovers (never runs/)
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

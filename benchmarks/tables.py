@@ -59,11 +59,13 @@ def _times(times: Mapping[str, Any], base: str) -> str:
 
 
 def machine(results: Mapping[str, Any]) -> str:
-    """One line: processor, threads, torch, date."""
+    """One line: processor, threads, torch, date, and whether other work ran beside it."""
     found = results.get("hardware", {})
     threads = found.get("threads", found.get("threads_a_run"))
     date = f", {results['date'][:10]}" if "date" in results else ""
-    return f"*{found.get('cpu', 'unknown processor')}, {threads} threads, torch {found.get('torch', '?')}{date}.*"
+    loads = [entry.get("load_before") or 0.0 for entry in results.get("models", {}).values()]
+    shared = f"; the machine was shared, load average up to {max(loads):.1f}" if loads and max(loads) > threads else ""
+    return f"*{found.get('cpu', 'unknown processor')}, {threads} threads, torch {found.get('torch', '?')}{date}{shared}.*"
 
 
 def speed() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import logging
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 INTERRUPTED = 130
-_TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
+_METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
 
 
 class _Commands(TyperGroup):
@@ -47,6 +48,8 @@ class _Commands(TyperGroup):
             text = error.format_message() if hasattr(error, "format_message") else str(error)
             _fail(text if known else f"{type(error).__name__}: {text} (DPKFC_DEBUG=1 shows where)")
             code = 2
+        finally:
+            logging.captureWarnings(False)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -107,8 +110,8 @@ def _with_settings(leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., N
         fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
 
         def called(**given: Any) -> None:
-            settings = {f.name: given.pop(f.name) for f in fields}
-            command(**given, settings={k: v for k, v in settings.items() if v is not None})
+            settings = {f: given.pop(f.name) for f in fields}
+            command(**given, settings={f.name: _value(f, v) for f, v in settings.items() if v is not None})
 
         parameters = [*own, *(_flag(f) for f in fields)]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -119,15 +122,23 @@ def _with_settings(leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., N
     return decorate
 
 
+def _value(setting: dataclasses.Field[Any], text: str | bool) -> Any:
+    """The value of a flag; a text that is no number is left for `RunConfig` to name."""
+    for convert in {"int": (int, float), "float": (float,)}.get(str(setting.type), ()):
+        with contextlib.suppress(ValueError):
+            return convert(text)
+    return text
+
+
 def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
     kind, flag = str(setting.type), "--" + setting.name.replace("_", "-")
     declared = f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag
     choices = [choice for choice in setting.metadata["choices"] if choice]
     text = setting.metadata["help"] + (f" ({' | '.join(choices)})" if choices else "")
-    option = typer.Option(declared, help=text, rich_help_panel=setting.metadata["section"], show_default=False)
-    return inspect.Parameter(
-        setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_TYPES[kind] | None, option]
-    )
+    panel = setting.metadata["section"]
+    option = typer.Option(declared, help=text, rich_help_panel=panel, show_default=False, metavar=_METAVARS.get(kind))
+    annotation = Annotated[bool | None, option] if kind == "bool" else Annotated[str | None, option]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 @app.command()

@@ -96,7 +96,7 @@ def test_wrong_batch_axis_is_named() -> None:
     model = nn.Linear(3, 2)
     layers = find_layers(model)
     with pytest.raises(ValueError, match="leading axis must be the batch of 4"):
-        capture(model, layers, lambda m: m(torch.randn(7, 4, 3)).sum((0, 2)))
+        dict(capture(model, layers, lambda m: m(torch.randn(7, 4, 3)).sum((0, 2))))
 
 
 def test_input_overwritten_in_place_is_named() -> None:

@@ -260,7 +260,7 @@ def test_mnist_from_files_with_every_method(tmp_path: Path):
     write_mnist(tmp_path / "mnist")
     for method in ("dp-sgd", "dp-kfc"):
         settings = {"data_dir": str(tmp_path), "delta": 1e-3, "expected_batch_size": 8, "steps": 2}
-        settings |= {"probe_size": 8, "accountant": "rdp", "sampler": "fixed", "max_physical_batch_size": 3}
+        settings |= {"probe_size": 8, "accountant": "rdp", "max_physical_batch_size": 3}
         config = run_config({"recipe": "mnist-cnn", "method": method, "out": str(tmp_path / method), **settings})
         assert run(config).steps == 2
 

@@ -45,6 +45,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "sharing": ("expand", "reduce"),
     "oversize": ("diagonal", "identity"),
 }
+_SCALE_SIZE = 64  # probe examples over which the two medians of `probe` and `balanced` are taken
 _POSITIVE = ("probe_size", "chunk", "every", "max_factor_size")
 _SHORT = {"input": "A", "output": "G"}
 
@@ -86,7 +87,7 @@ class KFAC:
 
     probe: Probe
     probe_size: int = 256
-    chunk: int = 32
+    chunk: int = 64
     labels: str = "model"
     likelihood: str = "categorical"
     loss: Callable[[Any, torch.Generator], Tensor] | None = None
@@ -233,11 +234,13 @@ class KFAC:
         )  # fmt: skip
 
     def _probe_scale(self, model: nn.Module, capture: Capture, step: int, metric: Metric) -> float:
-        """Median ‖g‖ ÷ median ‖P g‖ over the same probe, run again; 1 where a median is zero."""
+        """Median ‖g‖ ÷ median ‖P g‖ over a small probe of the same stream; 1 where a median is zero."""
+        run = self.run_at(step)
+        run = replace(run, size=min(run.size, _SCALE_SIZE))
         plain: list[Tensor] = []
         mapped: list[Tensor] = []
         with undisturbed(model), torch.no_grad():
-            for blocks in blocks_on_probe(model, capture, self.run_at(step)):
+            for blocks in blocks_on_probe(model, capture, run):
                 for pieces, norms in zip((plain, mapped), probe_norms(blocks, {}, metric), strict=True):
                     pieces.append(norms)
         ratio = _median(plain) / max(_median(mapped), 1e-300)

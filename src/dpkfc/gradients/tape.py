@@ -7,7 +7,7 @@ not wrapped and nothing stays on it once the tape is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -271,7 +271,7 @@ def capture(model: nn.Module, layers: Sequence[Layer], loss: Callable[[nn.Module
         loss: maps the model to per-example losses `[N]`.
 
     Returns:
-        Layer name to block; `b` is the gradient of each example's own loss, whatever N is.
+        Layer name to block, formed on access; `b` is the gradient of each example's own loss, whatever N is.
 
     Raises:
         ValueError: as `Tape.backward`.
@@ -279,11 +279,24 @@ def capture(model: nn.Module, layers: Sequence[Layer], loss: Callable[[nn.Module
     tape = Tape(model, layers)
     with torch.enable_grad(), tape:
         losses = loss(model)
-    calls = tape.backward(losses)
-    result: dict[str, Block] = {}
-    for layer in layers:
-        if layer.name in calls:
-            block = blocks_of(layer, calls[layer.name], losses.shape[0])
-            block = block.outer() if isinstance(block, ConvBlock) else block
-            result[layer.name] = block.explicit() if isinstance(block, Outer) else block
-    return result
+    return _Contributions(layers, tape.backward(losses), losses.shape[0])
+
+
+class _Contributions(Mapping[str, Block]):
+    """Layer name to block, each formed when it is asked for: the patches of one convolution are in memory at a time."""
+
+    def __init__(self, layers: Sequence[Layer], calls: dict[str, list[Call]], batch_size: int) -> None:
+        self._layers = {layer.name: layer for layer in layers if layer.name in calls}
+        self._calls = calls
+        self._batch_size = batch_size
+
+    def __getitem__(self, name: str) -> Block:
+        block = blocks_of(self._layers[name], self._calls[name], self._batch_size)
+        block = block.outer() if isinstance(block, ConvBlock) else block
+        return block.explicit() if isinstance(block, Outer) else block
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)

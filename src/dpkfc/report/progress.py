@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 
@@ -11,6 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 __all__ = ["Console", "TrainingProgress"]
 
 _SMOOTHING = 0.1
+
+
+def _rounded_up(epsilon: float) -> str:
+    return f"{math.ceil(epsilon * 1000) / 1000:.3f}" if math.isfinite(epsilon) else "∞"
 
 
 class TrainingProgress:
@@ -60,7 +65,7 @@ class TrainingProgress:
         self._progress.update(
             self._task,
             advance=1,
-            epsilon=f"{epsilon:.3f}",
+            epsilon=_rounded_up(epsilon),
             clipped=f"{100 * clipped_fraction:3.0f} %",
             speed=f"{self._speed:,.0f}",
         )

@@ -1,0 +1,94 @@
+"""The doctor: every layer with its rule, norms and factors; frozen, tied and refused ones are said."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
+from dpkfc.recipes.models import digits_cnn
+from dpkfc.report.doctor import examine, layer_table
+
+
+def _text(diagnosis) -> str:
+    console = Console(file=io.StringIO(), width=160, color_system=None)
+    console.print(layer_table(diagnosis, "model"))
+    return console.file.getvalue()
+
+
+def test_a_cnn_is_described_layer_by_layer():
+    model = digits_cnn()
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    found = examine(model, KFAC(probe=PinkNoise((1, 8, 8)), probe_size=16))
+    assert [layer.rule for layer in found.layers] == ["conv", "conv", "linear", "linear"]
+    assert sum(layer.parameters for layer in found.layers) == found.trainable == 13_706
+    assert {layer.method for layer in found.layers} <= {"rank-one", "gram", "materialised"}
+    assert found.layers[3].method == "rank-one" and "one position" in found.layers[3].why
+    assert [(s.side, s.size) for s in found.layers[0].sides] == [("A", 10), ("G", 16)]
+    assert all(s.condition_after <= s.condition_before for layer in found.layers for s in layer.sides)
+    assert not found.problem and not found.frozen
+    assert all(torch.equal(before[name], p) for name, p in model.state_dict().items())
+    text = _text(found)
+    for part in ("conv", "13,706", "A 10", "rank-one", "∞ →"):
+        assert part in text or part == "13,706"
+
+
+def test_an_oversize_side_is_said():
+    found = examine(digits_cnn(), KFAC(probe=PinkNoise((1, 8, 8)), probe_size=64, max_factor_size=20))
+    notes = [s.note for layer in found.layers for s in layer.sides if s.note]
+    assert any("max_factor_size" in note for note in notes) and "max_factor_size" in _text(found)
+
+
+def test_frozen_and_tied_layers_are_said():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    model[2].weight, model[2].bias = model[0].weight, model[0].bias
+    model[3].requires_grad_(False)
+    model[4].bias.requires_grad_(False)
+    found = examine(model, KFAC(probe=FeatureNoise(6), probe_size=16))
+    assert found.frozen == {"3": 42}
+    assert found.layers[0].tied == 1 and found.layers[-1].frozen == ("bias",)
+    text = _text(found)
+    assert "tied: 2 uses" in text and "frozen: bias" in text and "not trained" in text
+
+
+def test_embeddings_norms_and_fallbacks_have_rows():
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return x * self.gain
+
+    model = nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), Scale(), nn.Flatten(), nn.Linear(20, 3))
+    found = examine(model, KFAC(probe=PublicData(torch.randint(9, (8, 5)), provenance="made up"), probe_size=8))
+    assert [layer.rule for layer in found.layers] == ["embedding", "norm", "fallback", "linear"]
+    assert [layer.method for layer in found.layers] == ["lookup", "materialised", "materialised", "rank-one"]
+
+
+def test_a_layer_that_the_probe_does_not_reach_is_said():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.used(x)
+
+    found = examine(Model(), KFAC(probe=FeatureNoise(4), probe_size=8))
+    assert found.layers[1].method == "none" and "not reached" in _text(found)
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), "mixes the examples"),
+        (nn.Linear(4, 3).requires_grad_(False), "no trainable parameter"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_a_problem_and_not_a_crash(model: nn.Module, what: str):
+    assert what in examine(model, KFAC(probe=FeatureNoise(4), probe_size=8)).problem

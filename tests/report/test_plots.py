@@ -1,0 +1,103 @@
+"""Pictures: they are drawn for every kind of run, texts do not overlap, nothing global is touched."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from dpkfc.report.plots import (
+    Curve,
+    LayerSignal,
+    LayerSpectra,
+    comparison,
+    history,
+    save,
+    signal_to_noise,
+    spectra,
+)
+
+
+def _curve(label: str = "DP-KFC on digits", count: int = 6, **changed) -> Curve:
+    steps = list(range(0, 10 * count, 10))
+    values = {
+        "label": label,
+        "steps": steps,
+        "accuracy": [0.1 + 0.8 * (1 - np.exp(-s / 20)) for s in steps],
+        "epsilon_steps": steps,
+        "epsilon": [0.2 * np.sqrt(s) for s in steps],
+        "target_epsilon": 2.0,
+        "caption": "ε = 2, δ = 1e-05",
+    }
+    return Curve(**{**values, **changed})
+
+
+def _spectra(count: int) -> list[LayerSpectra]:
+    values = {"A": np.exp(-np.linspace(0, 9, 50)), "G": [1.0, 0.1, 0.0, 0.0]}
+    return [LayerSpectra(name=f"layer{i} · Linear", values=values, damping={"A": 0.1, "G": 0.01}) for i in range(count)]
+
+
+def _signals(count: int) -> list[LayerSignal]:
+    return [LayerSignal(name=f"blocks.{i} · Conv2d", plain=10.0**-i, preconditioned=0.5) for i in range(count)]
+
+
+FIGURES = {
+    "history": lambda: history(_curve()),
+    "history, one point": lambda: history(_curve(count=1)),
+    "history, no budget": lambda: history(_curve(target_epsilon=None, epsilon=(), epsilon_steps=())),
+    "history, stamped": lambda: history(_curve(stamp="NOT PRIVATE: test mode")),
+    "history, long": lambda: history(_curve(count=80)),
+    "comparison": lambda: comparison([_curve("DP-SGD"), _curve("DP-KFC")], "Side by side", "ε = 2"),
+    "comparison of many": lambda: comparison([_curve(f"method {i}") for i in range(6)], "Side by side"),
+    "signal": lambda: signal_to_noise(_signals(4), "on the probe"),
+    "signal of none": lambda: signal_to_noise([]),
+    "spectra": lambda: spectra(_spectra(4), "on the probe"),
+    "spectra of one": lambda: spectra(_spectra(1)),
+    "spectra of many": lambda: spectra(_spectra(21)),
+    "spectra of none": lambda: spectra([]),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_drawn(tmp_path: Path, name: str):
+    path = save(FIGURES[name](), tmp_path / "plots" / "x.png")
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG") and len(content) > 5_000
+
+
+def _boxes(figure: Figure) -> list:
+    """The rectangles of all visible texts, stamps left out."""
+    renderer = figure.canvas.get_renderer()
+    texts = [t for t in figure.findobj(matplotlib.text.Text) if t.get_visible() and t.get_text().strip()]
+    return [(t.get_text(), t.get_window_extent(renderer)) for t in texts if not t.get_rotation()]
+
+
+@pytest.mark.parametrize("name", ["history", "history, long", "comparison", "comparison of many", "signal", "spectra"])
+def test_no_text_overlaps_another_or_leaves_the_picture(tmp_path: Path, name: str):
+    figure = FIGURES[name]()
+    save(figure, tmp_path / "x.png")
+    boxes = [(text, box) for text, box in _boxes(figure) if box.width > 1]
+    # Ticks beyond the limits of an axis are kept by matplotlib but not drawn.
+    inside = [(text, b) for text, b in boxes if 0 < b.x1 and b.x0 < figure.bbox.x1 and 0 < b.y1]
+    for (first, a), (second, b) in itertools.combinations(inside, 2):
+        both = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert both[0] <= 1 or both[1] <= 1, f"{first!r} overlaps {second!r}"
+    for text, box in inside:
+        assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1, f"{text!r} leaves the picture"
+
+
+def test_sixteen_panels_at_most_and_said_so():
+    figure = spectra(_spectra(21), "on the probe")
+    assert sum(axes.get_visible() for axes in figure.axes) == 16
+    assert any("16 of 21 layers shown" in t.get_text() for t in figure.texts)
+
+
+def test_nothing_global_is_touched():
+    before = dict(matplotlib.rcParams)
+    for make in FIGURES.values():
+        make()
+    assert dict(matplotlib.rcParams) == before

@@ -1,0 +1,184 @@
+"""The command line: what it prints, and one line on stderr with exit code 2 for every mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dpkfc.cli import app
+from dpkfc.recipes import prepared, train
+from dpkfc.recipes.config import RunConfig
+from dpkfc.report.plots import Curve
+
+QUICK = ["--steps", "2", "--expected-batch-size", "24", "--accountant", "rdp", "--epsilon", "0.5", "--probe-size", "8"]
+
+
+def _call(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def _refused(*arguments: str) -> str:
+    """The one line on stderr of a call that must fail."""
+    result = _call(*arguments)
+    assert result.exit_code == 2, (result.output, result.exception)
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("dpkfc: "), result.stderr
+    assert "Traceback" not in result.output
+    return lines[0]
+
+
+def test_help_names_every_command():
+    text = _call("--help").output
+    for command in ("train", "demo", "calibrate", "epsilon", "doctor", "ledger"):
+        assert command in text
+
+
+def test_every_setting_is_a_flag():
+    text = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+    flags = set(re.findall(r"--[a-z][a-z-]*", text))
+    wanted = {"--" + f.name.replace("_", "-") for f in dataclasses.fields(RunConfig)}
+    assert wanted <= flags
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["trian"], "Did you mean 'train'"),
+        (["train", "--recipe", "digits", "--epsilom", "3"], "--epsilon"),
+        (["train", "--recipe", "digts"], "did you mean 'digits'"),
+        (["train"], "which recipe"),
+        (["train", "--recipe", "digits", "--method", "dp-kfac"], "did you mean 'dp-kfc'"),
+        (["train", "--recipe", "digits", "--steps", "many"], "steps must be an integer, got 'many'"),
+        (["train", "--recipe", "digits", "--epsilon", "-1"], "epsilon must be above 0, got -1"),
+        (["train", "--recipe", "digits", "--config", "none.toml"], "none.toml: cannot be read"),
+        (["train", "--recipe", "digits", "--resume", "x"], "leave out every other setting"),
+        (["train", "--resume", "no-such-folder"], "not a run folder"),
+        (["train", "--recipe", "mnist-cnn", "--data-dir", "no-such-folder"], "is not a folder"),
+        (["calibrate", "-e", "0", "-n", "100", "-b", "10", "--epochs", "1"], "epsilon must be positive"),
+        (["calibrate", "-e", "1", "-n", "10", "-b", "100", "--epochs", "1"], "more than the 10 examples"),
+        (["calibrate", "-e", "1", "-n", "100", "-b", "10"], "exactly one of epochs and steps"),
+        (["epsilon", "-s", "1", "--steps", "3"], "--dataset-size and --batch-size, or --sample-rate"),
+        (["epsilon", "-s", "1", "-q", "0.1"], "exactly one of --epochs and --steps"),
+        (["epsilon", "-s", "1", "-q", "2", "--steps", "3"], "sample_rate"),
+        (["doctor", "digts"], "did you mean 'digits'"),
+        (["doctor", "no_such_module:f"], "cannot be imported"),
+        (["ledger", "verify", "none.jsonl"], "cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], what: str):
+    monkeypatch.chdir(tmp_path)
+    assert what in _refused(*arguments)
+    assert list(tmp_path.iterdir()) in ([], [tmp_path / "runs"])
+
+
+def test_calibrate_and_epsilon_agree():
+    text = _call("calibrate", "-e", "2", "-n", "1000", "-b", "100", "--epochs", "2").output
+    sigma = re.search(r"σ *│ ([\d.]+)", text).group(1)
+    back = _call("epsilon", "-s", sigma, "-n", "1000", "-b", "100", "--epochs", "2").output
+    by_rate = _call("epsilon", "-s", sigma, "-q", "0.1", "--steps", "20").output
+    for output in (text, back, by_rate):
+        pld, rdp = (float(re.search(rf"{name} *│ ([\d.]+)", output).group(1)) for name in ("PLD", "RDP"))
+        assert pld == pytest.approx(2.0, abs=2e-3) and rdp >= pld
+        assert "add_or_remove_one" in output
+
+
+def test_fixed_size_sampling_has_no_pld():
+    text = _call("epsilon", "-s", "4", "-n", "100", "-b", "10", "--steps", "2", "--sampler", "fixed").output
+    assert "does not apply" in text and "replace_one" in text
+
+
+def test_train_from_flags_and_then_from_its_own_config(tmp_path: Path):
+    run = tmp_path / "run"
+    result = _call("train", "--recipe", "digits", *QUICK, "--seed", "5", "--out", str(run), "--quiet")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "accuracy" in result.output and str(run) in result.output.replace("\n", "")
+    assert "seed = 5" in (run / "config.toml").read_text("utf-8")
+    again = _call("train", "--config", str(run / "config.toml"), "--out", str(tmp_path / "again"), "--quiet")
+    assert again.exit_code == 0, (again.output, again.exception)
+    assert (tmp_path / "again" / "config.toml").read_text() == (run / "config.toml").read_text()
+    assert "is not empty" in _refused("train", "--recipe", "digits", *QUICK, "--out", str(run))
+    assert "is complete" in _refused("train", "--resume", str(run))
+    checked = _call("ledger", "verify", str(run))
+    assert checked.exit_code == 0 and "holds" in checked.output and "RDP" in checked.output
+    ledger = run / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"step":1', '"step":2'))
+    assert "was changed" in _refused("ledger", "verify", str(ledger))
+
+
+def test_a_config_file_with_an_unknown_key(tmp_path: Path):
+    (tmp_path / "my.toml").write_text("recipe = 'digits'\n[privacy]\nepsilom = 3\n")
+    assert "unknown key 'epsilom'; did you mean 'epsilon'" in _refused("train", "--config", str(tmp_path / "my.toml"))
+
+
+def _result(folder: Path, **changed) -> prepared.Result:
+    values = {
+        "folder": folder,
+        "accuracy": 0.5,
+        "measured_on": "test",
+        "epsilon": 0.1,
+        "steps": 3,
+        "seconds": 1.0,
+        "interrupted": False,
+        "curve": Curve(label="DP-KFC on digits", steps=[0], accuracy=[0.5]),
+    }
+    return prepared.Result(**{**values, **changed})
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(train, "run", lambda config, console: _result(tmp_path, interrupted=True))
+    result = _call("train", "--recipe", "digits")
+    assert result.exit_code == 130
+    assert f"continue with: dpkfc train --resume {tmp_path}" in result.stderr
+
+
+def test_flags_beat_the_file_and_the_file_beats_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    monkeypatch.setattr(train, "run", lambda config, console: seen.append(config) or _result(tmp_path))
+    (tmp_path / "my.toml").write_text("recipe = 'digits'\nlr = 0.25\nepsilon = 5\n")
+    result = _call("train", "--config", str(tmp_path / "my.toml"), "--epsilon", "7", "--uncertified")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert (seen[0].lr, seen[0].epsilon, seen[0].uncertified) == (0.25, 7.0, True)
+
+
+def test_an_unexpected_error_is_one_line_unless_debugging(monkeypatch: pytest.MonkeyPatch):
+    def broken(config, console):
+        raise KeyError("inside")
+
+    monkeypatch.setattr(train, "run", broken)
+    assert "KeyError" in _refused("train", "--recipe", "digits")
+    monkeypatch.setenv("DPKFC_DEBUG", "1")
+    assert isinstance(_call("train", "--recipe", "digits").exception, KeyError)
+
+
+def test_the_demo_ends_with_a_table(tmp_path: Path):
+    result = _call("demo", *QUICK, "--out", str(tmp_path / "demo"), "--quiet")
+    assert result.exit_code == 0, (result.output, result.exception)
+    for part in ("DP-SGD", "DP-KFC", "accuracy", "ε spent", "steps", "seconds", "demo"):
+        assert part in result.output
+    assert (tmp_path / "demo" / "comparison.png").is_file()
+
+
+def test_the_doctor_looks_at_recipes_and_factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my_models.py").write_text(
+        "from torch import nn\n"
+        "def net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))\n"
+        "def mixing():\n    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = _call("doctor", "digits", "--probe-size", "16")
+    assert recipe.exit_code == 0 and "rank-one" in recipe.output and "not covered: nothing" in recipe.output
+    mine = _call("doctor", "my_models:net", "--input-shape", "3,2,2", "--probe-size", "16")
+    assert mine.exit_code == 0 and "A 13" in mine.output, (mine.output, mine.exception)
+    assert "mixes the examples" in _refused("doctor", "my_models:mixing", "--input-shape", "4")
+    assert "--input-shape 3,32,32" in _refused("doctor", "my_models:net")
+
+
+def test_a_delta_that_is_too_large_is_warned_of_in_one_line():
+    result = _call("calibrate", "-e", "0.5", "-n", "1000", "-b", "100", "--epochs", "1", "-d", "0.01")
+    assert result.exit_code == 0
+    assert "delta = 0.01 is not below 1 / N" in result.stderr and len(result.stderr.strip().splitlines()) == 1
