@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import inspect
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml
+from dpkfc.report.numbers import rounded_up
 
 if TYPE_CHECKING:
     from dpkfc.recipes.prepared import Result
@@ -32,10 +32,10 @@ _METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
 class _Commands(TyperGroup):
     """Commands whose every mistake is one line on stderr and exit code 2; DPKFC_DEBUG=1 shows the traceback."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         _quiet_libraries()
         try:
-            code = super().main(*args, standalone_mode=False, **kwargs)
+            code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except (KeyboardInterrupt, typer.Abort):
             _fail("interrupted")
             code = INTERRUPTED
@@ -188,13 +188,8 @@ def _results_table(results: dict[str, Result]) -> Table:
         table.add_column(name, justify="right")
     for label, result in results.items():
         accuracy = f"{100 * result.accuracy:.1f} % ({result.measured_on})"
-        table.add_row(label, accuracy, _round_up(result.epsilon), f"{result.steps:,}", f"{result.seconds:.1f}")
+        table.add_row(label, accuracy, rounded_up(result.epsilon), f"{result.steps:,}", f"{result.seconds:.1f}")
     return table
-
-
-def _round_up(epsilon: float) -> str:
-    """Three decimals, never below the true value."""
-    return f"{math.ceil(epsilon * 1000) / 1000:.3f}" if math.isfinite(epsilon) else "∞"
 
 
 @app.command()
@@ -298,9 +293,9 @@ def _print_rows(rows: dict[str, str], checked: dict[str, float | None], relation
     table = Table(show_header=False)
     for name, value in rows.items():
         table.add_row(name, value)
-    for name, value in checked.items():
-        text = "does not apply to this sampler" if value is None else _round_up(value)
-        table.add_row(f"ε by {name.upper()}", text if value is None else f"[bold]{text}[/bold]")
+    for name, value_by in checked.items():
+        text = "does not apply to this sampler" if value_by is None else f"[bold]{rounded_up(value_by)}[/bold]"
+        table.add_row(f"ε by {name.upper()}", text)
     table.add_row("neighbouring relation", relation)
     _console().print(table)
 
@@ -341,7 +336,7 @@ def ledger_verify(
     found = spent(path / "ledger.jsonl" if path.is_dir() else path, delta)
     table = Table(show_header=False)
     for name, value in found.items():
-        table.add_row(name, _round_up(value) if isinstance(value, float) else str(value))
+        table.add_row(name, rounded_up(value) if isinstance(value, float) else str(value))
     _console().print(table)
 
 

@@ -6,11 +6,9 @@ the loss and a torch optimizer. The model is never wrapped.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +21,7 @@ from dpkfc import checkpoint
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.data.loader import MicroBatches, collate, split
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.tape import Tape, capture, check_losses
 from dpkfc.gradients.verify import check_per_example_gradients, restored_buffers
@@ -30,39 +29,11 @@ from dpkfc.metric import Metric
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
+from dpkfc.steps import Batch, StepRecord, step_record
 
 __all__ = ["Batch", "Session", "StepRecord"]
 
 LossFn = Callable[[nn.Module, Any], Tensor]
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """What one step did.
-
-    Attributes:
-        step: index of the step, from 0.
-        release: number of releases so far, this one included.
-        seconds: wall time of the step.
-        batch_size: realised logical batch. PRIVATE, for the operator's eyes only.
-        clipped_fraction: share of examples that were clipped. PRIVATE.
-        median_norm: median upper bound of the per-example norm in the coordinates of the noise. PRIVATE.
-    """
-
-    step: int
-    release: int
-    seconds: float
-    batch_size: int
-    clipped_fraction: float
-    median_norm: float
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A sampled logical batch, to be handed to `Session.step` once."""
-
-    step: int
-    indices: Any
 
 
 class Session:
@@ -114,9 +85,11 @@ class Session:
         self._clip = Clip(plan.config.max_grad_norm, plan.config.clipping, plan.config.automatic_gamma)
         self._noise = plan.noise_stream()
         self._sampling = plan.sampling_stream()
-        self._ledger = _open_ledger(plan, ledger_path)
+        self._ranks, self._step = Ranks.current(), 0
+        self._ledger = self._ranks.together(lambda: _open_ledger(plan, ledger_path if self._ranks.first else None))
+        for _ in range(self._ranks.from_first(lambda: self._ledger.count) - self._ledger.count):
+            self._charge()  # the other ranks count along
         self.preconditioner: Preconditioner | None = None
-        self._step = 0
         self._pending: Batch | None = None
         self._verify = verify
         self._first = True
@@ -136,7 +109,8 @@ class Session:
                     "the last batch was not passed to session.step(); a sampled batch may not be skipped, because which "
                     "batches are left out would depend on private data"
                 )
-            self._pending = Batch(self._step, self.plan.draw(self._step, self._sampling))
+            indices = self._ranks.from_first(lambda: self.plan.draw(self._step, self._sampling))
+            self._pending = Batch(self._step, indices)
             yield self._pending
 
     def step(self, batch: Batch, loss_fn: LossFn) -> StepRecord:
@@ -160,29 +134,42 @@ class Session:
             raise RuntimeError("pass each batch of session.batches() to session.step() once, in the order drawn")
         self._check_identity()
         self._refresh()
-        clipped, norms = self._clipped_sum(batch, loss_fn)
-        released = release(clipped, self.plan, self._noise, self._ledger, self._step)
+        sums, norms = self._ranks.together(lambda: self._clipped_sum(batch, loss_fn))
+        clipped = ClippedSum(self._ranks.sum(sums), self._clip.max_grad_norm, self._clip.clipping)
+        released = self._release(clipped)
         self._pending = None
         self._apply(released)
-        record = _record(self._step, self._ledger.count, norms, self._clip, started)
+        record = step_record(batch, self._ledger.count, norms, self._clip.max_grad_norm, started)
         self._step += 1
         return record
 
-    def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[ClippedSum, Tensor]:
-        """The clipped sum of a logical batch and its private norms `[B]`; nothing outlives an exception in here."""
+    def _release(self, clipped: ClippedSum) -> Released:
+        """Charge and release on the first rank; the others receive the release and count it."""
+        plan, step = self.plan, self._step
+        released = self._ranks.from_first(lambda: release(clipped, plan, self._noise, self._ledger, step))
+        if not self._ranks.first:
+            self._charge()
+        return released
+
+    def _charge(self) -> None:
+        plan = self.plan
+        self._ledger.charge(self._step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
+
+    def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[dict[str, Tensor], Tensor]:
+        """The clipped sum of this rank's examples and their private norms; nothing outlives an exception in here."""
         summer = ClippedSummer(self.layers, self._metric, self._clip)
         device = next(iter(self._parameters.values())).device
         norms = [torch.zeros(0)]
-        sizes = [len(part) for part in split(batch.indices, self.plan.config.max_physical_batch_size)]
-        for micro, n in zip(self._loader(batch.indices), sizes, strict=True):
+        indices = self._ranks.share(batch.indices)
+        sizes = [len(part) for part in split(indices, self.plan.config.max_physical_batch_size)]
+        for micro, n in zip(self._loader(indices), sizes, strict=True):
             self._check_once(batch, loss_fn)
             tape = Tape(self.model, self.layers)
             with torch.enable_grad(), restored_buffers(self.model), tape:
                 losses = _losses(loss_fn, self.model, _to(micro, device))
             check_losses(losses, n)
             norms.append(summer.add(tape.backward(losses), n).norms.detach())
-        clipped = ClippedSum(summer.result(), self._clip.max_grad_norm, self._clip.clipping)
-        return clipped, torch.cat([x.to(norms[-1]) for x in norms])
+        return summer.result(), torch.cat([x.to(norms[-1]) for x in norms])
 
     def _check_once(self, batch: Batch, loss_fn: LossFn) -> None:
         """Before the first release: does the tape agree with plain autograd on two examples of this batch?"""
@@ -289,7 +276,7 @@ class Session:
             "optimizer": optimizer_rest,
             "preconditioner_step": None if self.preconditioner is None else self.preconditioner.step,
         }
-        checkpoint.write(folder, tensors, meta)
+        self._ranks.from_first(lambda: checkpoint.write(folder, tensors, meta))
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
         """Continue from a checkpoint of the same plan and ledger, with a fresh noise stream.
@@ -305,7 +292,7 @@ class Session:
                 f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan {self.plan.hash[:12]}…; "
                 "resume with the configuration that wrote it"
             )
-        if not self._ledger.contains(meta["ledger_count"], meta["ledger_head"]):
+        if not self._ranks.from_first(lambda: self._ledger.contains(meta["ledger_count"], meta["ledger_head"])):
             raise checkpoint.CheckpointError(
                 f"the ledger does not contain the {meta['ledger_count']} releases that the checkpoint {Path(folder)} was "
                 "written after; resume with the ledger of the same run"
@@ -379,15 +366,3 @@ def _losses(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
 
 def _to(batch: Any, device: torch.device) -> Any:
     return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, batch)
-
-
-def _record(step: int, release_count: int, norms: Tensor, clip: Clip, started: float) -> StepRecord:
-    n = norms.numel()
-    return StepRecord(
-        step=step,
-        release=release_count,
-        seconds=time.perf_counter() - started,
-        batch_size=n,
-        clipped_fraction=float((norms > clip.max_grad_norm).float().mean()) if n else 0.0,
-        median_norm=float(norms.median()) if n else math.nan,
-    )

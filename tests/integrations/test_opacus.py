@@ -418,6 +418,14 @@ def misuse_old_pass(model, optimizer, batches):
     next(old)
 
 
+def misuse_backward_of_an_earlier_batch(model, optimizer, batches):
+    x, y = next(iter(batches))
+    loss = F.cross_entropy(model(x), y)
+    next(iter(batches))
+    loss.backward()
+    optimizer.step()
+
+
 def misuse_weight_penalty(model, optimizer, batches):
     x, y = next(iter(batches))
     (F.cross_entropy(model(x), y) + model[0].weight.square().sum()).backward()
@@ -463,6 +471,7 @@ def misuse_input_overwritten(model, optimizer, batches):
         (misuse_accumulation, "BatchMemoryManager"),
         (misuse_closure, "closure"),
         (misuse_old_pass, "another pass over the private loader"),
+        (misuse_backward_of_an_earlier_batch, "before this batch was drawn"),
         (misuse_weight_penalty, r"'0.weight' came from outside.*weight_decay"),
         (misuse_changed_noise, "optimizer.noise_multiplier was changed"),
         (misuse_frozen_later, "'0.weight' was replaced or frozen"),
@@ -734,6 +743,7 @@ def test_shuffled_batches_are_uncertified_and_cover_the_dataset() -> None:
             backward(model, (x, y))
             optimizer.step()
         assert len(torch.unique(torch.cat(seen), dim=0)) == N
+        train(model, optimizer, batches, 2)  # a pass that is broken off does not shift the next one
 
 
 def test_a_subset_is_a_dataset_of_its_own() -> None:

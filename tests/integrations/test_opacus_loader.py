@@ -206,3 +206,13 @@ def test_empty_logical_batches_pass_through_the_manager() -> None:
             optimizer.step()
     assert empty > 3
     assert engine.ledger.count == N
+
+
+def test_a_batch_left_behind_by_the_manager_cannot_be_stepped_outside() -> None:
+    engine, model, optimizer, batches = private()
+    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=100, optimizer=optimizer) as physical:
+        x, y = next(iter(physical))
+        F.cross_entropy(model(x), y).backward()
+    with pytest.raises(RuntimeError, match="without a new batch"):
+        optimizer.step()
+    assert engine.ledger.count == 0

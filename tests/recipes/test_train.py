@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -15,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 
 from dpkfc.checkpoint import CheckpointError
-from dpkfc.privacy import calibration, events
 from dpkfc.privacy.ledger import verify
 from dpkfc.recipes import demo as demo_module
 from dpkfc.recipes import train as train_module
@@ -29,6 +27,7 @@ from dpkfc.recipes.stopping import stop_on_signals
 from dpkfc.recipes.targets import load_target
 from dpkfc.recipes.train import resume, run
 from dpkfc.report.run_folder import RunFolderError
+from tests.recipes.accounting import remembered
 from tests.recipes.files import write_mnist
 
 QUICK = {
@@ -41,9 +40,6 @@ QUICK = {
     "every": 2,
     "evaluate_every": 2,
 }
-# Accounting is what a tiny run spends its time on: the same question is asked once in all these tests.
-calibrated = functools.cache(calibration.calibrate_noise_multiplier)
-checked = functools.cache(events.cross_check)
 
 
 def _config(out: Path | str, **changed) -> RunConfig:
@@ -52,9 +48,7 @@ def _config(out: Path | str, **changed) -> RunConfig:
 
 @pytest.fixture(autouse=True, scope="module")
 def _remembered_accounting():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("dpkfc.config.calibrate_noise_multiplier", calibrated)
-        patched.setattr("dpkfc.privacy.events.cross_check", checked)
+    with remembered():
         yield
 
 
@@ -233,7 +227,7 @@ def test_test_mode_is_stamped(tmp_path: Path):
 
 def test_test_mode_repeats_and_ordinary_runs_do_not(tmp_path: Path):
     def weights(name: str, **changed) -> torch.Tensor:
-        run(_config(tmp_path / name, steps=2, method="dp-adam", **changed))
+        run(_config(tmp_path / name, steps=1, evaluate_every=1, method="dp-sgd", **changed))
         return load_file(tmp_path / name / "model.safetensors")["0.weight"]
 
     assert torch.equal(weights("a", test_mode=True), weights("b", test_mode=True))

@@ -88,7 +88,7 @@ class PrivateStep:
         """Drop whatever is unfinished: nothing of it can reach a later release."""
         self._drawn: Drawn | None = None
         self._summer: ClippedSummer | None = None
-        self._heard: list[tuple[Tape, int | None]] = []
+        self._heard: list[tuple[Tape, Drawn | None, int | None]] = []
 
     def begin(self) -> object:
         """A pass over the loader begins."""
@@ -131,7 +131,7 @@ class PrivateStep:
         scale = float(size or 0) if self._reduction == "mean" else 1.0
         recording = ExitStack()
         recording.enter_context(restored_buffers(self.model))
-        recording.enter_context(Tape(self.model, self.layers, partial(self._hear, size), scale))
+        recording.enter_context(Tape(self.model, self.layers, partial(self._hear, self._drawn, size), scale))
         self._recording = recording
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -143,10 +143,10 @@ class PrivateStep:
         if self._scale_unknown and isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(partial(self._check_scale, output.detach()))
 
-    def _hear(self, size: int | None, tape: Tape) -> None:
-        """A recorded pass is being differentiated."""
-        if all(tape is not heard for heard, _ in self._heard):
-            self._heard.append((tape, size))
+    def _hear(self, drawn: Drawn | None, size: int | None, tape: Tape) -> None:
+        """A pass that was recorded when `drawn` was the newest batch is being differentiated."""
+        if all(tape is not heard for heard, *_ in self._heard):
+            self._heard.append((tape, drawn, size))
 
     def _check_scale(self, output: Tensor, gradient: Tensor) -> None:
         if self._scale_unknown:
@@ -221,7 +221,12 @@ class PrivateStep:
                 "optimizer.step() without a backward pass through the model in training mode; call model.train(), "
                 "loss = criterion(model(x), y) on the model that make_private returned, and loss.backward()"
             )
-        tape, size = self._heard[0]
+        tape, recorded, size = self._heard[0]
+        if recorded is not drawn:
+            raise RuntimeError(
+                "the backward pass belongs to a forward pass from before this batch was drawn; run model, backward and step on "
+                "each batch as it comes"
+            )
         if size != drawn.size:
             raise RuntimeError(
                 f"the model was run on {size} examples but the private loader drew {drawn.size}; pass each batch to the model "

@@ -45,6 +45,7 @@ def kfac(config: RunConfig, input_shape: tuple[int, ...], inputs: Tensor | None 
             sharing=config.sharing,
             max_factor_size=config.max_factor_size,
             oversize=config.oversize,
+            max_rank=config.max_rank or None,
             layer_rules=rules or None,
             seed=config.seed,
         )

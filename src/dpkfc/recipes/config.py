@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import sys
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-try:
+if sys.version_info >= (3, 11):
     import tomllib
-except ModuleNotFoundError:  # Python 3.10
+else:
     import tomli as tomllib
 
 __all__ = ["METHODS", "SECTIONS", "ConfigError", "RunConfig", "flatten", "layered", "nearest", "read_toml", "to_toml"]
@@ -63,7 +64,7 @@ class RunConfig:
     validation_size: int = _setting(0, "run", "examples cut from the training set for validation", least=0)
     split_seed: int = _setting(0, "run", "public seed of the validation split", least=0)
     eval_on: str = _setting("test", "run", "what accuracy is measured on", choices=("test", "validation"))
-    evaluate_every: int = _setting(0, "run", "steps between evaluations; 0: once an epoch", least=0)
+    evaluate_every: int = _setting(0, "run", "steps between evaluations; 0: once an epoch or more", least=0)
     chosen_by: str = _setting(RECIPE_DEFAULTS, "run", "how these settings were chosen; printed on the privacy card")
     out: str = _setting("", "run", "run folder; empty: a new folder below runs/")
 
@@ -90,7 +91,7 @@ class RunConfig:
     damping_mode: str = _setting("relative", "curvature", "meaning of damping", choices=("relative", "absolute"))
     gamma: float = _setting(0.0, "curvature", "γ inside the root, absolute damping only", least=0)
     exponent: float = _setting(0.5, "curvature", "exponent of the inverse root of each factor, at most 1/2", above=0)
-    scale: str = _setting("probe", "curvature", "scale of the factors and of the whole metric", choices=SCALES)
+    scale: str = _setting("balanced", "curvature", "scale of the factors and of the whole metric", choices=SCALES)
     every: int = _setting(50, "curvature", "steps between refreshes", least=1)
     sharing: str = _setting("expand", "curvature", "K-FAC for shared weights", choices=("expand", "reduce"))
     probe: str = _setting("pink", "curvature", "where curvature comes from", choices=("pink", "white", "public"))
@@ -98,6 +99,7 @@ class RunConfig:
     probe_size: int = _setting(256, "curvature", "probe examples a refresh", least=1)
     labels: str = _setting("model", "curvature", "labels of the probe", choices=("model", "uniform", "given"))
     max_factor_size: int = _setting(4096, "curvature", "largest matrix that is decomposed", least=1)
+    max_rank: int = _setting(64, "curvature", "most eigenpairs a wide side keeps; 0: all of them", least=0)
     oversize: str = _setting("diagonal", "curvature", "what a wider side becomes", choices=("diagonal", "identity"))
     layer_rules: str = _setting("", "curvature", "kinds of layers to whiten, for example 'linear conv'; empty: all")
     public_data: str = _setting("", "curvature", "safetensors file of public images for --probe public")

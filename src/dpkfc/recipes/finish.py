@@ -19,6 +19,7 @@ from dpkfc.recipes.prepared import LABELS, Prepared
 from dpkfc.report import plots
 from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
 from dpkfc.report.metrics import Metrics, not_private
+from dpkfc.report.numbers import rounded_up
 from dpkfc.report.plots import Curve, LayerSignal, LayerSpectra
 from dpkfc.report.run_folder import RunFolder
 from dpkfc.session import Session
@@ -132,7 +133,7 @@ def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
         epsilon=[value for _, value in finite],
         target_epsilon=plan.target_epsilon,
         caption=(
-            f"ε = {plan.epsilon(done):.3g}, δ = {plan.delta:g}, one example {relation}; {done:,} steps of "
+            f"ε = {rounded_up(plan.epsilon(done))}, δ = {plan.delta:g}, one example {relation}; {done:,} steps of "
             f"{plan.expected_batch_size:,} expected examples, σ = {plan.noise_multiplier:.3g}"
         ),
         measured_on=prepared.config.eval_on,
@@ -190,18 +191,20 @@ def _layer_name(model: nn.Module, name: str) -> str:
 def _spectra(model: nn.Module, settings: KFAC, built: Preconditioner) -> list[LayerSpectra]:
     """Undamped eigenvalues with what damping adds, for layers that have both factors."""
     shown = []
+    short = {"input": "A", "output": "G"}
+    traces = {(row["layer"], short.get(row["side"], row["side"])): row["trace"] for row in built.report}
     for name, sides in built.spectra.items():
         if set(sides) != {"A", "G"}:
             continue
         shapes = built.shapes[name]
         sizes = {"A": math.prod(shapes["input"]), "G": math.prod(shapes["output"])}
-        values = {side: list(map(float, v)) + [0.0] * (sizes[side] - len(v)) for side, v in sides.items()}
-        means = {side: float(v.sum()) / sizes[side] if len(v) > 1 else float(v.sum()) for side, v in sides.items()}
+        means = {side: traces[name, side] / sizes[side] for side in sides}
         relative = settings.damping_mode == "relative"
         shown.append(
             LayerSpectra(
                 name=_layer_name(model, name),
-                values=values,
+                values={side: values.tolist() for side, values in sides.items()},
+                sizes=sizes,
                 damping={
                     side: settings.damping * mean if relative else settings.damping + settings.gamma
                     for side, mean in means.items()

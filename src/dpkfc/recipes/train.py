@@ -122,7 +122,7 @@ class _Loop:
         config, data = prepared.config, prepared.data
         self._held_out = data.validation if config.eval_on == "validation" and data.validation else data.test
         epoch = max(1, round(len(data.train[1]) / config.expected_batch_size))
-        self._every = config.evaluate_every or epoch
+        self._every = config.evaluate_every or min(epoch, max(1, prepared.plan.steps // 5))
 
     def run(self, progress: TrainingProgress) -> bool:
         """Train to the end of the plan; whether it was interrupted, in which case a checkpoint is on the disk."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from dpkfc.plan import Plan
 from dpkfc.privacy.events import cross_check
+from dpkfc.report.numbers import rounded_up
 
 __all__ = ["CardFacts", "build_card", "software", "stamp", "to_markdown"]
 
@@ -227,7 +228,7 @@ def _table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ("
 
 def _epsilon(value: float | str | None) -> str:
     """Four decimals, rounded up: a printed ε is never below the true one."""
-    return f"{math.ceil(value * 1e4) / 1e4:g}" if isinstance(value, (int, float)) else _show(value)
+    return rounded_up(value, 4) if isinstance(value, (int, float)) else _show(value)
 
 
 def _cell(text: str) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,8 @@ class Metrics:
 
     def add(self, row: Row) -> None:
         """Append a row; a figure that is not finite becomes "not known"."""
-        unknown = [k for k, v in _items(row) if isinstance(v, float) and not math.isfinite(v) and k != "epsilon"]
-        self.rows.append(replace(row, **dict.fromkeys(unknown)))
+        known = {k: v for k, v in _items(row) if k == "epsilon" or not isinstance(v, float) or math.isfinite(v)}
+        self.rows.append(Row(**known))
 
     def evaluated(self) -> list[Row]:
         """Rows at which accuracy was measured."""

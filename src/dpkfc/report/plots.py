@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+
+from dpkfc.report.numbers import rounded_up
 
 __all__ = ["Curve", "LayerSignal", "LayerSpectra", "comparison", "history", "save", "signal_to_noise", "spectra"]
 
@@ -64,13 +66,15 @@ class LayerSpectra:
 
     Attributes:
         name: path of the layer.
-        values: factor name ("A", "G") to eigenvalues `[d]` in any order.
+        values: factor name ("A", "G") to the known eigenvalues in any order; small ones may be left out.
+        sizes: factor name to its size, where it is not the number of values.
         damping: factor name to what is added to every eigenvalue.
     """
 
     name: str
     values: Mapping[str, Sequence[float]]
     damping: Mapping[str, float] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def _figure(width: float, height: float, title: str, caption: str = "") -> Figure:
@@ -82,7 +86,7 @@ def _figure(width: float, height: float, title: str, caption: str = "") -> Figur
     return figure
 
 
-def _dress(axes: Axes, *, grid: str = "both") -> None:
+def _dress(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -130,7 +134,7 @@ def history(curve: Curve) -> Figure:
     bottom.plot(curve.epsilon_steps, curve.epsilon, color=SPENT, linewidth=2.2, solid_capstyle="round")
     if len(curve.epsilon):
         bottom.fill_between(curve.epsilon_steps, curve.epsilon, color=SPENT, alpha=0.10, linewidth=0)
-        _end_label(bottom, curve.epsilon_steps[-1], curve.epsilon[-1], f"{curve.epsilon[-1]:.3g}", SPENT)
+        _end_label(bottom, curve.epsilon_steps[-1], curve.epsilon[-1], rounded_up(curve.epsilon[-1]), SPENT)
     if curve.target_epsilon is not None:
         bottom.axhline(curve.target_epsilon, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
         bottom.annotate(
@@ -300,7 +304,7 @@ def _spectrum(axes: Axes, layer: LayerSpectra) -> None:
         if not len(values):
             continue
         kept = values[values >= values[0] * 1e-9]  # smaller ones are rounding
-        total = max(1, len(np.asarray(layer.values[name])) - 1)
+        total = max(1, layer.sizes.get(name, len(layer.values[name])) - 1)
         axes.plot(
             np.arange(len(kept)) / total, kept, color=colour, linewidth=2, solid_capstyle="round",
             marker="o" if len(kept) <= 12 else None, markersize=3,

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dpkfc.report.numbers import rounded_up
+
 __all__ = ["Console", "TrainingProgress"]
 
 _SMOOTHING = 0.1
-
-
-def _rounded_up(epsilon: float) -> str:
-    return f"{math.ceil(epsilon * 1000) / 1000:.3f}" if math.isfinite(epsilon) else "∞"
 
 
 class TrainingProgress:
@@ -65,7 +62,7 @@ class TrainingProgress:
         self._progress.update(
             self._task,
             advance=1,
-            epsilon=_rounded_up(epsilon),
+            epsilon=rounded_up(epsilon),
             clipped=f"{100 * clipped_fraction:3.0f} %",
             speed=f"{self._speed:,.0f}",
         )

@@ -1,0 +1,62 @@
+"""What a step takes and what it reports."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["Batch", "StepRecord", "step_record"]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one step did.
+
+    Attributes:
+        step: index of the step, from 0.
+        release: number of releases so far, this one included.
+        seconds: wall time of the step.
+        batch_size: realised logical batch. PRIVATE, for the operator's eyes only.
+        clipped_fraction: share of examples that were clipped. PRIVATE.
+        median_norm: median upper bound of the per-example norm in the coordinates of the noise. PRIVATE.
+    """
+
+    step: int
+    release: int
+    seconds: float
+    batch_size: int
+    clipped_fraction: float
+    median_norm: float
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A sampled logical batch, to be handed to `Session.step` once."""
+
+    step: int
+    indices: Any
+
+
+def step_record(batch: Batch, release: int, norms: Tensor, max_grad_norm: float, started: float) -> StepRecord:
+    """The report of a step.
+
+    Args:
+        batch: the logical batch.
+        release: number of releases so far.
+        norms: private norms of this process's examples.
+        max_grad_norm: C.
+        started: `time.perf_counter()` when the step began.
+    """
+    n = norms.numel()
+    return StepRecord(
+        step=batch.step,
+        release=release,
+        seconds=time.perf_counter() - started,
+        batch_size=len(batch.indices),
+        clipped_fraction=float((norms > max_grad_norm).float().mean()) if n else 0.0,
+        median_norm=float(norms.median()) if n else math.nan,
+    )

@@ -1,0 +1,22 @@
+"""A printed ε is never below the true one, and at most one unit above it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpkfc.report.numbers import rounded_up
+
+
+@given(st.floats(0, 1e4), st.integers(0, 5))
+def test_it_is_rounded_up_by_less_than_a_unit(epsilon: float, decimals: int):
+    printed = float(rounded_up(epsilon, decimals))
+    assert epsilon <= printed < epsilon + 10**-decimals * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("epsilon", "text"), [(2.9996, "3.000"), (3.0, "3.000"), (1.1, "1.100"), (math.inf, "∞")])
+def test_examples(epsilon: float, text: str):
+    assert rounded_up(epsilon) == text
