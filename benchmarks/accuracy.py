@@ -34,7 +34,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "G only": {"sides": "output", "clipping": "flat", "max_grad_norm": 1.0},
     "DP-KFC, pink noise": {"sides": "both", "clipping": "flat", "max_grad_norm": 1.0},
 }
-RATES = {"sgd": (0.1, 0.3, 1.0), "adam": (1e-3, 3e-3, 1e-2)}
+RATES = {"sgd": (0.03, 0.1, 0.3), "adam": (1e-3, 3e-3, 1e-2)}
 COMMON: dict[str, Any] = {
     "dataset": "mnist",
     "epsilon": 1.0,

@@ -92,3 +92,14 @@ def weights(model: nn.Module) -> Tensor:
 
 def kfac(**settings: object) -> KFAC:
     return KFAC(**{"probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings})
+
+
+def backward(model: nn.Module, batch) -> None:
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+
+
+def with_epsilon(engine: PrivacyEngine | None = None, model: nn.Module | None = None, **settings: object):
+    """(engine, model, optimizer, loader) for two passes."""
+    engine, model = engine or PrivacyEngine(accountant="rdp"), model or mlp()
+    chosen = {"data_loader": loader(), "target_epsilon": 5.0, "target_delta": 1e-3, "epochs": 2, "max_grad_norm": 1.0}
+    return (engine, *engine.make_private_with_epsilon(module=model, optimizer=sgd(model), **(chosen | settings)))

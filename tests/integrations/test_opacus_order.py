@@ -1,0 +1,335 @@
+"""Steps, batches and passes in the wrong order, and what only running the model and the loss can show."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    Subset,
+)
+
+from dpkfc.integrations.opacus import BatchMemoryManager
+from tests.integrations.opacus_cases import (
+    B,
+    N,
+    backward,
+    data,
+    loader,
+    mlp,
+    private,
+    sgd,
+    train,
+    weights,
+)
+
+# -- the order of things ----------------------------------------------------------------------------------------------
+
+
+def test_leaving_the_loop_or_an_exception_never_leaks_into_the_next_release() -> None:
+    """Invariant 8: after a break the run goes on as one that never saw the broken part."""
+    _, model, optimizer, batches = private()
+    for batch in batches:
+        backward(model, batch)
+        break
+    with pytest.raises(ZeroDivisionError):
+        for batch in batches:
+            backward(model, batch)
+            _ = 1 / 0
+    before = weights(model)
+    batch = next(iter(batches))
+    reference = mlp()
+    reference.load_state_dict(model.state_dict())
+    backward(model, batch)
+    optimizer.step()
+    rows = []
+    for x, y in zip(*batch, strict=True):
+        loss = F.cross_entropy(reference(x[None]), y[None])
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))]))
+    flat = torch.stack(rows)
+    clipped = flat * (1 / flat.norm(dim=1, keepdim=True)).clamp(max=1)
+    torch.testing.assert_close(before - weights(model), 0.1 * clipped.sum(0) / B, rtol=1e-6, atol=1e-9)
+
+
+def misuse_no_backward(model, optimizer, batches):
+    next(iter(batches))
+    optimizer.step()
+
+
+def misuse_eval_mode(model, optimizer, batches):
+    model.eval()
+    backward(model, next(iter(batches)))
+    optimizer.step()
+
+
+def misuse_two_steps(model, optimizer, batches):
+    batch = next(iter(batches))
+    backward(model, batch)
+    optimizer.step()
+    backward(model, batch)
+    optimizer.step()
+
+
+def misuse_no_batch(model, optimizer, batches):
+    backward(model, data()[:8])
+    optimizer.step()
+
+
+def misuse_other_batch(model, optimizer, batches):
+    batch = next(iter(batches))
+    backward(model, [x[:-1] for x in batch])
+    optimizer.step()
+
+
+def misuse_same_graph_twice(model, optimizer, batches):
+    x, y = next(iter(batches))
+    loss = F.cross_entropy(model(x), y)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    optimizer.step()
+
+
+def misuse_skipped_batch(model, optimizer, batches):
+    for _ in batches:
+        continue
+
+
+def misuse_accumulation(model, optimizer, batches):
+    for i, batch in enumerate(batches):
+        backward(model, batch)
+        if i % 2:
+            optimizer.step()
+
+
+def misuse_closure(model, optimizer, batches):
+    batch = next(iter(batches))
+    optimizer.step(lambda: backward(model, batch))
+
+
+def misuse_old_pass(model, optimizer, batches):
+    old = iter(batches)
+    backward(model, next(old))
+    optimizer.step()
+    backward(model, next(iter(batches)))
+    optimizer.step()
+    next(old)
+
+
+def misuse_backward_of_an_earlier_batch(model, optimizer, batches):
+    x, y = next(iter(batches))
+    loss = F.cross_entropy(model(x), y)
+    next(iter(batches))
+    loss.backward()
+    optimizer.step()
+
+
+def misuse_weight_penalty(model, optimizer, batches):
+    x, y = next(iter(batches))
+    (F.cross_entropy(model(x), y) + model[0].weight.square().sum()).backward()
+    optimizer.step()
+
+
+def misuse_changed_noise(model, optimizer, batches):
+    optimizer.noise_multiplier = 0.1
+    backward(model, next(iter(batches)))
+    optimizer.step()
+
+
+def misuse_frozen_later(model, optimizer, batches):
+    model[0].weight.requires_grad_(False)
+    backward(model, next(iter(batches)))
+    optimizer.step()
+
+
+def misuse_new_layer(model, optimizer, batches):
+    model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+    backward(model, next(iter(batches)))
+    optimizer.step()
+
+
+def misuse_input_overwritten(model, optimizer, batches):
+    x, y = next(iter(batches))
+    loss = F.cross_entropy(model(x), y)
+    x.zero_()
+    loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("misuse", "match"),
+    [
+        (misuse_no_backward, "without a backward pass"),
+        (misuse_eval_mode, r"call model.train\(\)"),
+        (misuse_two_steps, "each batch of the private loader is released once"),
+        (misuse_no_batch, "without a new batch"),
+        (misuse_other_batch, r"run on \d+ examples but the private loader drew \d+"),
+        (misuse_same_graph_twice, "differentiated twice"),
+        (misuse_skipped_batch, "not followed by optimizer.step"),
+        (misuse_accumulation, "BatchMemoryManager"),
+        (misuse_closure, "closure"),
+        (misuse_old_pass, "another pass over the private loader"),
+        (misuse_backward_of_an_earlier_batch, "before this batch was drawn"),
+        (misuse_weight_penalty, r"'0.weight' came from outside.*weight_decay"),
+        (misuse_changed_noise, "optimizer.noise_multiplier was changed"),
+        (misuse_frozen_later, "'0.weight' was replaced or frozen"),
+        (misuse_new_layer, "'2.weight' was replaced"),
+        (misuse_input_overwritten, "changed in place"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_misuse_is_one_error_and_releases_nothing_more(misuse, match: str) -> None:
+    engine, model, optimizer, batches = private(data_loader=loader(batch_size=20))
+    start = weights(model)
+    with pytest.raises((RuntimeError, ValueError), match=match):
+        misuse(model, optimizer, batches)
+    released = {misuse_two_steps: 1, misuse_old_pass: 2}.get(misuse, 0)
+    assert engine.ledger.count == released
+    assert all(p.grad is None for p in model.parameters())
+    if not released:
+        assert torch.equal(weights(model), start)
+
+
+def test_after_an_error_the_next_loop_is_clean() -> None:
+    engine, model, optimizer, batches = private()
+    with pytest.raises(RuntimeError):
+        misuse_no_backward(model, optimizer, batches)
+    assert train(model, optimizer, batches) == N // B
+    assert engine.ledger.count == N // B
+
+
+def test_what_is_not_training_is_not_recorded() -> None:
+    """Evaluation passes, attacks in eval mode and a look at one batch go unnoticed."""
+    engine, model, optimizer, batches = private()
+    next(iter(batches))
+    for batch in batches:
+        backward(model, batch)
+        optimizer.step()
+        with torch.no_grad():
+            model(batch[0])
+        model(batch[0])
+        model.eval()
+        backward(model, batch)
+        model.train()
+    model.eval()
+    assert sum(len(x) for x, _ in batches) > 0
+    model.train()
+    train(model, optimizer, batches, 2)
+    assert engine.ledger.count == N // B + 2
+
+
+# -- what only running the model and the loss can show ----------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    """Mixes examples without a BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        return y - y.mean(0, keepdim=True)
+
+
+class Counter(nn.Module):
+    """Writes a statistic of its input into a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 3)
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.total += x.detach().sum()
+        return self.inner(x)
+
+
+def test_models_that_mix_examples_or_leave_layers_out_are_found_before_a_release() -> None:
+    idle = nn.ModuleList([nn.Linear(6, 3)])
+    used = mlp()
+    used.register_module("idle", idle)
+    used.forward = lambda x: used[2](used[1](used[0](x)))
+    for model, match in ((Centred(), "mixes examples"), (Counter(), "buffer 'total'"), (used, "idle.0.weight")):
+        engine, model, optimizer, batches = private(model.double())
+        with pytest.raises(ValueError, match=match):
+            train(model, optimizer, batches)
+        assert engine.ledger.count == 0
+
+
+@pytest.mark.parametrize(
+    ("criterion", "declared", "match"),
+    [
+        (nn.CrossEntropyLoss(reduction="sum"), "mean", "loss is a sum.*loss_reduction='sum'"),
+        (nn.CrossEntropyLoss(), "sum", "loss is a mean.*loss_reduction='mean'"),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0]).double()), "mean", "depends on the labels"),
+        (nn.CrossEntropyLoss(ignore_index=0), "mean", "depends on the labels"),
+        (nn.NLLLoss(reduction="sum"), "mean", "loss is a sum"),
+    ],
+)
+def test_a_loss_with_another_reduction_is_found_before_a_release(criterion, declared: str, match: str) -> None:
+    model = nn.Sequential(*mlp(), nn.LogSoftmax(1)) if isinstance(criterion, nn.NLLLoss) else mlp()
+    engine, model, optimizer, batches = private(model, loss_reduction=declared, data_loader=loader(batch_size=20))
+    with pytest.raises(ValueError, match=match):
+        train(model, optimizer, batches, criterion=criterion)
+    assert engine.ledger.count == 0
+
+
+def mean_square(out, y):
+    return F.mse_loss(out[:, 0], y.double())
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        mean_square,
+        lambda out, y: 0.5 * F.cross_entropy(out, y),
+        lambda out, y: (F.cross_entropy(out, y, reduction="none") * (1.0 + y)).mean(),
+    ],
+)
+def test_honest_losses_pass(criterion) -> None:
+    _, model, optimizer, batches = private()
+    assert train(model, optimizer, batches, criterion=criterion) == N // B
+
+
+def test_shuffled_batches_are_uncertified_and_cover_the_dataset() -> None:
+    source = data()
+    source.tensors[1][:] = torch.arange(N) % 3
+    engine, model, optimizer, batches = private(
+        data_loader=DataLoader(source, batch_size=B), poisson_sampling=False, uncertified=True, test_mode_seed=None
+    )
+    assert not engine.ledger.header["certified"]
+    for _ in range(2):
+        seen = []
+        for x, y in batches:
+            assert len(x) == B
+            seen.append(x)
+            backward(model, (x, y))
+            optimizer.step()
+        assert len(torch.unique(torch.cat(seen), dim=0)) == N
+        train(model, optimizer, batches, 2)  # a pass that is broken off does not shift the next one
+
+
+def test_a_subset_is_a_dataset_of_its_own() -> None:
+    engine, model, optimizer, batches = private(data_loader=DataLoader(Subset(data(), range(20)), batch_size=5))
+    assert engine.plan.dataset_size == 20
+    assert train(model, optimizer, batches) == 4
+
+
+def test_manager_refusals() -> None:
+    _, model, optimizer, batches = private()
+    for settings, match in (
+        ({"data_loader": loader()}, "not private"),
+        ({"optimizer": sgd(model)}, "another engine"),
+        ({"max_physical_batch_size": 0}, ">= 1"),
+        ({"max_physical_batch_size": 2.5}, "integer"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            BatchMemoryManager(
+                **{"data_loader": batches, "max_physical_batch_size": 2, "optimizer": optimizer, **settings}
+            )

@@ -1,0 +1,158 @@
+"""What is refused when a model is made private, before anything has been changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from dpkfc.integrations.opacus import PrivacyEngine
+from tests.integrations.opacus_cases import (
+    B,
+    N,
+    data,
+    loader,
+    mlp,
+    private,
+    sgd,
+    train,
+    with_epsilon,
+)
+
+# -- what is refused at the start -------------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(data())
+
+
+class OwnLoader(DataLoader):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"batch_first": False}, "leading axis"),
+        ({"loss_reduction": "none"}, "'mean' or 'sum'"),
+        ({"poisson_sampling": False}, "uncertified=True"),
+        ({"uncertified": True}, "poisson_sampling=False"),
+        ({"clipping": "per_layer"}, "choose one of flat"),
+        ({"clipping": "adaptive"}, "choose one of flat"),
+        ({"max_grad_norm": [1.0, 2.0]}, "one number"),
+        ({"max_grad_norm": 0.0}, "positive"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_generator": torch.Generator()}, "test_mode_seed"),
+        ({"grad_sample_mode": "functorch"}, "torch.func"),
+        ({"grad_sample_mode": "ew"}, "leave it out"),
+        ({"grad_sample_mode": "ghost_fsdp"}, "leave it out"),
+        ({"wrap_model": False}, "close"),
+        ({"rand_on_empty": True}, "size 0"),
+        ({"criterion": nn.CrossEntropyLoss(reduction="sum")}, "make them equal"),
+        ({"precondtioner": None}, "did you mean 'preconditioner'"),
+        ({"target_unclipped_quantile": 0.5}, "unknown keyword"),
+        ({"preconditioner": "kfac"}, "describe"),
+        ({"module": nn.BatchNorm1d(6)}, "Three ways out"),
+        ({"module": nn.DataParallel(mlp())}, "plain module"),
+        ({"module": None}, "must be a torch module"),
+        ({"optimizer": torch.optim.SGD(mlp().parameters(), 0.1)}, "does not hold trainable parameter '0.weight'"),
+        ({"data_loader": data()}, "pass a torch DataLoader"),
+        ({"data_loader": OwnLoader(data(), batch_size=B)}, "OwnLoader, whose own iteration"),
+        ({"data_loader": DataLoader(Stream(), batch_size=B)}, "map-style"),
+        ({"data_loader": DataLoader(data(), batch_size=None)}, "no batch_size"),
+        (
+            {"data_loader": DataLoader(data(), batch_sampler=BatchSampler(SequentialSampler(data()), B, False))},
+            "batch sampler of its own",
+        ),
+        ({"data_loader": loader(shuffle=None, sampler=WeightedRandomSampler([1.0] * N, 128))}, "WeightedRandomSampler"),
+        ({"data_loader": loader(shuffle=None, sampler=SubsetRandomSampler(range(4)))}, "Subset"),
+        ({"data_loader": loader(shuffle=None, sampler=RandomSampler(data(), replacement=True))}, "RandomSampler"),
+        ({"data_loader": loader(batch_size=N + 1)}, "more than the 40 examples"),
+        ({"data_loader": loader(collate_fn=lambda rows: [object()])}, "leading axis"),
+        ({"data_loader": loader(collate_fn=lambda rows: torch.zeros(3, len(rows)))}, r"shape \(3, 1\)"),
+    ],
+    ids=str,
+)
+def test_every_refusal_names_the_fix_and_changes_nothing(settings, match) -> None:
+    model = settings.get("module", mlp())
+    optimizer = settings.get("optimizer") or sgd(model if isinstance(model, nn.Module) else mlp())
+    chosen = {"data_loader": loader(), "noise_multiplier": 1.0, "max_grad_norm": 1.0, **settings}
+    chosen |= {"module": model, "optimizer": optimizer}
+    with pytest.raises(ValueError, match=match):
+        PrivacyEngine().make_private(**chosen)
+    if isinstance(model, nn.Module):
+        assert not model._forward_pre_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not hasattr(optimizer, "noise_multiplier")
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"), [({"accountant": "gdp"}, "upper bound"), ({"secure_mode": True}, "cipher")]
+)
+def test_refused_engines(settings, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        PrivacyEngine(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"epochs": 0}, "epochs must be positive"),
+        ({"target_epsilon": -1.0}, "epsilon"),
+        ({"target_delta": 2.0}, "delta"),
+    ],
+)
+def test_refused_budgets(settings, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        with_epsilon(**settings)
+
+
+def test_one_engine_one_model_and_no_model_twice() -> None:
+    engine, model, optimizer, batches = private()
+    settings = {"data_loader": loader(), "noise_multiplier": 1.0, "max_grad_norm": 1.0}
+    with pytest.raises(ValueError, match="one PrivacyEngine for each model"):
+        engine.make_private(module=mlp(), optimizer=sgd(mlp()), **settings)
+    with pytest.raises(ValueError, match="the module is private already"):
+        PrivacyEngine().make_private(module=model, optimizer=sgd(model), **settings)
+    settings["data_loader"] = batches
+    other = mlp()
+    with pytest.raises(ValueError, match="data_loader is private already"):
+        PrivacyEngine().make_private(module=other, optimizer=sgd(other), **settings)
+    assert train(model, optimizer, batches) == N // B
+
+
+def test_lbfgs_and_foreign_parameters_are_refused() -> None:
+    model = mlp()
+    with pytest.raises(ValueError, match="without a closure, got LBFGS"):
+        private(model, optimizer=torch.optim.LBFGS(model.parameters()))
+    both = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(2))], 0.1)
+    with pytest.raises(ValueError, match=r"shape \(2,\) that is not in the model"):
+        private(model, optimizer=both)
+
+
+def test_checkpoints_point_to_the_ledger() -> None:
+    engine = PrivacyEngine()
+    for method in (engine.save_checkpoint, engine.load_checkpoint):
+        with pytest.raises(NotImplementedError, match="ledger_path"):
+            method(path="x", module=mlp())
+
+
+def test_validation() -> None:
+    bad = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    engine, good = PrivacyEngine(), mlp()
+    assert engine.is_compatible(module=good, optimizer=None, data_loader=None)
+    assert not engine.is_compatible(module=bad, optimizer=None, data_loader=None)
+    assert PrivacyEngine.get_compatible_module(good) is good
+    engine.validate(module=good, optimizer=None, data_loader=None)
+    with pytest.raises(ValueError, match="Three ways out"):
+        PrivacyEngine.get_compatible_module(bad)
