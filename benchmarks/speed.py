@@ -288,6 +288,10 @@ def measured(case: Any, names: Sequence[str], arguments: argparse.Namespace) -> 
     from contenders import CLIP, NOISE
 
     print(f"{case.name}: {case.title}, batch {case.batch_size}", file=sys.stderr, flush=True)
+    idle = (os.cpu_count() or 1) - (load_average() or 0)
+    if idle < arguments.threads - 0.5 and not arguments.smoke:
+        print(f"warning: about {max(0.0, idle):.1f} idle cores for {arguments.threads} threads; repeat on a quiet machine",
+              file=sys.stderr)  # fmt: skip
     entry: dict[str, Any] = {
         "title": case.title,
         "batch_size": case.batch_size,

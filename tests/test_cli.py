@@ -15,7 +15,7 @@ from dpkfc.recipes.config import RunConfig
 from dpkfc.report.plots import Curve
 from tests.recipes.accounting import remembered
 
-QUICK = ["--steps", "2", "--expected-batch-size", "24", "--accountant", "rdp", "--epsilon", "0.5", "--probe-size", "8"]
+QUICK = ["--steps", "4", "--expected-batch-size", "24", "--accountant", "rdp", "--epsilon", "0.5", "--probe-size", "8"]
 
 
 @pytest.fixture(autouse=True, scope="module")

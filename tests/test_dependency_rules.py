@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "dpkfc"
 VALUES = {"blocks", "metric"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 PLANS = {"config", "plan"}
-ABOVE = VALUES | FOUR | PLANS | {"checkpoint", "session"}
+ABOVE = VALUES | FOUR | PLANS | {"checkpoint", "steps", "session"}
 ALLOWED = {
     "blocks": set(),
     "metric": {"blocks"},
@@ -30,7 +30,8 @@ ALLOWED = {
     "config": VALUES | FOUR | PLANS,
     "plan": VALUES | FOUR | PLANS,
     "checkpoint": VALUES,
-    "session": VALUES | FOUR | PLANS | {"checkpoint"},
+    "steps": VALUES,
+    "session": VALUES | FOUR | PLANS | {"checkpoint", "steps"},
     "": ABOVE,  # dpkfc/__init__.py
     "integrations": ABOVE,
     "report": ABOVE,

@@ -208,7 +208,7 @@ def test_missing_data_leaves_no_folder(tmp_path: Path):
 
 def test_a_folder_below_runs_is_made_when_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    result = run(_config("", steps=1))
+    result = run(_config(""))
     assert result.folder.parent.name == "runs" and result.folder.name.startswith("digits-dp-kfc-")
 
 
@@ -218,7 +218,7 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path):
 
 
 def test_test_mode_is_stamped(tmp_path: Path):
-    result = run(_config(tmp_path / "run", test_mode=True, method="dp-sgd", steps=2))
+    result = run(_config(tmp_path / "run", test_mode=True, method="dp-sgd"))
     assert result.stamp == "NOT PRIVATE: test mode"
     card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
     assert card["stamp"] == result.stamp and not card["guarantee"]["certified"]
@@ -227,7 +227,7 @@ def test_test_mode_is_stamped(tmp_path: Path):
 
 def test_test_mode_repeats_and_ordinary_runs_do_not(tmp_path: Path):
     def weights(name: str, **changed) -> torch.Tensor:
-        run(_config(tmp_path / name, steps=1, evaluate_every=1, method="dp-sgd", **changed))
+        run(_config(tmp_path / name, evaluate_every=4, method="dp-sgd", **changed))
         return load_file(tmp_path / name / "model.safetensors")["0.weight"]
 
     assert torch.equal(weights("a", test_mode=True), weights("b", test_mode=True))
@@ -235,12 +235,12 @@ def test_test_mode_repeats_and_ordinary_runs_do_not(tmp_path: Path):
 
 
 def test_shuffled_batches_are_stamped_uncertified(tmp_path: Path):
-    settings = {"sampler": "shuffle", "uncertified": True, "steps": 2, "method": "dp-sgd"}
+    settings = {"sampler": "shuffle", "uncertified": True, "method": "dp-sgd"}
     assert run(_config(tmp_path / "run", **settings)).stamp == "UNCERTIFIED"
 
 
 def test_validation_figures_are_marked_private(tmp_path: Path):
-    result = run(_config(tmp_path / "run", validation_size=100, eval_on="validation", steps=2, method="dp-sgd"))
+    result = run(_config(tmp_path / "run", validation_size=100, eval_on="validation", method="dp-sgd"))
     assert result.measured_on == "validation"
     schema = pq.read_schema(tmp_path / "run" / "metrics.parquet")
     assert schema.field("accuracy").metadata[b"private"] == b"true"
@@ -253,7 +253,7 @@ def test_validation_figures_are_marked_private(tmp_path: Path):
 def test_mnist_from_files_with_every_method(tmp_path: Path):
     write_mnist(tmp_path / "mnist")
     for method in ("dp-sgd", "dp-kfc"):
-        settings = {"data_dir": str(tmp_path), "delta": 1e-3, "expected_batch_size": 8, "steps": 2}
+        settings = {"data_dir": str(tmp_path), "delta": 1e-3, "expected_batch_size": 8, "steps": 2, "epsilon": 0.5}
         settings |= {"probe_size": 8, "accountant": "rdp", "max_physical_batch_size": 3}
         config = run_config({"recipe": "mnist-cnn", "method": method, "out": str(tmp_path / method), **settings})
         assert run(config).steps == 2

@@ -1,0 +1,53 @@
+"""The speed benchmark runs, at a size that takes seconds; what it measures is not tested."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("opacus")
+
+ROOT = Path(__file__).resolve().parents[1]
+CONTENDERS = ["plain", "dp_sgd", "dp_kfc", "opacus_hooks", "opacus_ghost", "materialised"]
+
+
+def speed(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(ROOT / "benchmarks" / "speed.py"), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not check or done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def test_a_smoke_run_times_every_contender_and_writes_a_table(tmp_path: Path):
+    path = tmp_path / "speed.json"
+    printed = speed("--smoke", "--only", "smoke-cnn", "--threads", 1, "--no-memory", "--output", path).stdout
+    results = json.loads(path.read_text("utf-8"))
+    assert results["hardware"]["threads"] == 1 and results["hardware"]["torch"]
+    entry = results["models"]["smoke-cnn"]
+    assert list(entry["contenders"]) == CONTENDERS
+    for name, timing in entry["contenders"].items():
+        assert timing["steps"] == 2 and timing["median_ms"] > 0, name
+    kfc = entry["contenders"]["dp_kfc"]
+    assert kfc["refresh_ms"] > 0
+    assert kfc["amortised_ms"] == pytest.approx(kfc["median_ms"] + kfc["refresh_ms"] / 50, rel=1e-2)
+    ratio = entry["ratios"]["time"]["dp_kfc / plain"]["ratio"]
+    assert ratio == pytest.approx(kfc["median_ms"] / entry["contenders"]["plain"]["median_ms"], rel=1e-2)
+    assert "Conv2d" in entry["contenders"]["opacus_ghost"]["note"]
+    assert speed("--table", "--output", path).stdout == printed
+
+
+def test_memory_is_taken_above_what_the_process_held_before_its_first_step():
+    printed = speed("--smoke", "--memory-of", "dp_kfc", "--only", "smoke-encoder-32", "--threads", 1).stdout
+    found = json.loads(printed)
+    assert 0 <= found["extra_mib"] < 1000 and 0 <= found["first_step_mib"] < 1000
+
+
+def test_an_unknown_model_is_named():
+    done = speed("--only", "resnet", check=False)
+    assert done.returncode == 2 and "resnet" in done.stderr and "mnist-cnn" in done.stderr
