@@ -151,7 +151,11 @@ def opacus_ghost(setting: Setting) -> Contender:
     model, optimizer, criterion = _opacus(setting, "ghost")
     owners = [m for m in model._module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
     formed = sorted({type(m).__name__ for m in owners if type(m) not in model.NORM_SAMPLERS})
-    note = f"fast gradient clipping (one layer's per-example gradients at a time) for {', '.join(formed)}" if formed else ""
+    note = (
+        f"fast gradient clipping (one layer's per-example gradients at a time) for {', '.join(formed)}"
+        if formed
+        else ""
+    )
     return Contender(step=_opacus_step(setting, model, optimizer, criterion), note=note)
 
 
@@ -200,7 +204,9 @@ def materialised(setting: Setting) -> Contender:
                 g = g[..., :-1]
             module.weight.grad_sample = g.reshape(module.weight.grad_sample.shape)
 
-    return Contender(step=_opacus_step(setting, model, optimizer, criterion, whiten), note="linear and conv layers only")
+    return Contender(
+        step=_opacus_step(setting, model, optimizer, criterion, whiten), note="linear and conv layers only"
+    )
 
 
 CONTENDERS: dict[str, tuple[str, Callable[[Setting], Contender]]] = {
@@ -219,7 +225,8 @@ def setting_for(case: Case, folder: Path) -> Setting:
     return Setting(case=case, model=case.build(), data=case.data(size), folder=folder)
 
 
-def timed(function: Callable[[], Any]) -> float:
-    started = time.perf_counter()
+def timed(function: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds on the clock, and seconds of processor time of all threads together."""
+    started, processor = time.perf_counter(), time.process_time()
     function()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - processor

@@ -125,7 +125,12 @@ def mnist_cnn() -> nn.Module:
 
 def mlp(hidden: int) -> nn.Module:
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
+        nn.Flatten(),
+        nn.Linear(784, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, CLASSES),
     )
 
 

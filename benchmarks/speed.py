@@ -1,9 +1,9 @@
 """Time and memory of one whole training step, this project beside plain SGD and Opacus. How: docs/speed.md.
 
-    python benchmarks/speed.py                     # all models, results/speed.json (about a quarter of an hour)
-    python benchmarks/speed.py --only mlp          # one model; the others keep their last results
-    python benchmarks/speed.py --table             # the Markdown tables of what has been measured
-    python benchmarks/speed.py --smoke             # tiny models, to see that it works; prints, writes nothing
+python benchmarks/speed.py                     # all models, results/speed.json (half an hour on two idle cores)
+python benchmarks/speed.py --only mlp          # one model; the others keep their last results
+python benchmarks/speed.py --table             # the Markdown tables of what has been measured
+python benchmarks/speed.py --smoke             # tiny models, to see that it works; prints, writes nothing
 """
 
 from __future__ import annotations
@@ -68,20 +68,24 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int) -> 
         gc.collect()
         gc.freeze()
         seconds: dict[str, list[float]] = {name: [] for name in live}
+        processor: dict[str, list[float]] = {name: [] for name in live}
         order = random.Random(0)
         for number in range(warmup + rounds):
             for name in order.sample(list(live), len(live)):
                 built = live[name].built_at()
                 taken = timed(live[name].step)
                 if number >= warmup and live[name].built_at() == built:  # a step that refreshed is not a plain step
-                    seconds[name].append(taken)
+                    seconds[name].append(taken[0])
+                    processor[name].append(taken[1])
             gc.collect()
-        refreshes = {n: [timed(c.refresh) for _ in range(3)] for n, c in live.items() if c.refresh is not None}
+        refreshes = {n: [timed(c.refresh)[0] for _ in range(3)] for n, c in live.items() if c.refresh is not None}
         for contender in live.values():
             contender.close()
         gc.unfreeze()
     for name, contender in live.items():
-        entries[name] = {**summary(seconds[name]), **({"note": contender.note} if contender.note else {})}
+        entries[name] = {**summary(seconds[name]), "processor_ms": round(1e3 * statistics.median(processor[name]), 3)}
+        if contender.note:
+            entries[name]["note"] = contender.note
         if name in refreshes:
             refresh = 1e3 * statistics.median(refreshes[name])
             entries[name]["refresh_ms"] = round(refresh, 1)
@@ -104,7 +108,16 @@ def measure_memory(case_name: str, names: Sequence[str], arguments: argparse.Nam
     """Each contender alone in a process of its own, one after another."""
     found = {}
     for name in names:
-        command = [sys.executable, __file__, "--memory-of", name, "--only", case_name, "--threads", str(arguments.threads)]
+        command = [
+            sys.executable,
+            __file__,
+            "--memory-of",
+            name,
+            "--only",
+            case_name,
+            "--threads",
+            str(arguments.threads),
+        ]
         command += ["--ffn-ratio", str(arguments.ffn_ratio)] + ["--smoke"] * arguments.smoke
         # Freed blocks go back to the system at once, for all alike, so that resident memory is live memory.
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -119,6 +132,7 @@ def measure_memory(case_name: str, names: Sequence[str], arguments: argparse.Nam
 def memory_of(name: str, case: Any, steps: int = 4) -> dict[str, Any]:
     """Peak of the first step (with the first refresh, where there is one) and of the steps after it."""
     import torch
+
     from contenders import CONTENDERS, setting_for
 
     with tempfile.TemporaryDirectory() as folder:
@@ -235,17 +249,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="MODEL", help="a model; may be given several times")
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="contenders to run (default: all)")
     parser.add_argument("--rounds", type=int, help="timed rounds (default: 15)")
-    parser.add_argument("--warmup", type=int, help="rounds before timing begins (default: 3)")
+    parser.add_argument("--warmup", type=int, help="rounds before timing begins (default: 2)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--ffn-ratio", type=int, default=4, help="width of the encoders' feed-forward layers over d")
     parser.add_argument("--no-memory", action="store_true", help="time only")
-    parser.add_argument("--smoke", action="store_true", help="tiny models and few rounds; prints, writes only to --output")
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny models and few rounds; prints, writes only to --output"
+    )
     parser.add_argument("--table", action="store_true", help="print the tables of the results and measure nothing")
     parser.add_argument("--output", type=Path, help=f"results file (default: {OUTPUT.name} in benchmarks/results)")
     parser.add_argument("--memory-of", metavar="NAME", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     arguments.rounds = arguments.rounds or (2 if arguments.smoke else 15)
-    arguments.warmup = arguments.warmup if arguments.warmup is not None else (0 if arguments.smoke else 3)
+    arguments.warmup = arguments.warmup if arguments.warmup is not None else (0 if arguments.smoke else 2)
     if arguments.threads < 1 or arguments.rounds < 1:
         parser.error("--threads and --rounds must be at least 1")
     return arguments
@@ -259,6 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(table(results) if results else f"nothing measured yet: {path.name} does not exist")
         return 0
     import torch
+
     from contenders import CONTENDERS
     from models import cases
 
@@ -299,7 +316,13 @@ def measured(case: Any, names: Sequence[str], arguments: argparse.Namespace) -> 
         "date": now(),
         "hardware": hardware(arguments.threads),
         "load_before": load_average(),
-        "setting": {"sampler": "fixed", "optimizer": "SGD", "max_grad_norm": CLIP, "noise_multiplier": NOISE, "every": EVERY},
+        "setting": {
+            "sampler": "fixed",
+            "optimizer": "SGD",
+            "max_grad_norm": CLIP,
+            "noise_multiplier": NOISE,
+            "every": EVERY,
+        },
         **measure_times(case, names, arguments.warmup, arguments.rounds),
         "load_after": load_average(),
     }

@@ -117,6 +117,9 @@ def test_the_written_config_replays_the_run(finished, tmp_path: Path):
     assert RunConfig(**settings) == replace(_config("x"), out="")
     again = run(run_config({**settings, "out": str(tmp_path / "again")}))
     assert again.steps == 4
+    # The same settings and seed, and yet other noise: weights differ.
+    first, second = (load_file(path / "model.safetensors")["9.weight"] for path in (folder, again.folder))
+    assert not torch.equal(first, second)
 
 
 def test_what_a_ledger_spent_is_read_from_its_lines(finished, tmp_path: Path):
@@ -151,8 +154,8 @@ def _raise() -> None:
 
 @pytest.mark.parametrize(
     "act",
-    [lambda: os.kill(os.getpid(), signal.SIGINT), lambda: os.kill(os.getpid(), signal.SIGTERM), _raise],
-    ids=["ctrl-c", "sigterm", "raised"],
+    [lambda: os.kill(os.getpid(), signal.SIGTERM), _raise],
+    ids=["signal", "raised"],
 )
 def test_an_interrupted_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act):
     with monkeypatch.context() as patched:
@@ -175,11 +178,11 @@ def test_an_interrupted_run_is_continued(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_resumed_run_goes_on_from_the_saved_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patched:
         _stop_after(patched, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
-        run(_config(tmp_path / "run", lr=1e-9))
+        run(_config(tmp_path / "run", lr=1e-6))
     saved = load_file(tmp_path / "run" / "checkpoint" / "model.safetensors")
     resume(tmp_path / "run")
     released = load_file(tmp_path / "run" / "model.safetensors")
-    assert all(torch.allclose(saved[name], released[name], atol=1e-6) for name in saved)
+    assert all(torch.allclose(saved[name], released[name], atol=1e-3) for name in saved)
 
 
 def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -225,13 +228,12 @@ def test_test_mode_is_stamped(tmp_path: Path):
     assert "NOT PRIVATE" in (tmp_path / "run" / "privacy_card.md").read_text("utf-8")
 
 
-def test_test_mode_repeats_and_ordinary_runs_do_not(tmp_path: Path):
+def test_test_mode_repeats(tmp_path: Path):
     def weights(name: str, **changed) -> torch.Tensor:
         run(_config(tmp_path / name, evaluate_every=4, method="dp-sgd", **changed))
         return load_file(tmp_path / name / "model.safetensors")["0.weight"]
 
     assert torch.equal(weights("a", test_mode=True), weights("b", test_mode=True))
-    assert not torch.equal(weights("c"), weights("d"))
 
 
 def test_shuffled_batches_are_stamped_uncertified(tmp_path: Path):

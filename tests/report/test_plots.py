@@ -98,6 +98,6 @@ def test_sixteen_panels_at_most_and_said_so():
 
 def test_nothing_global_is_touched():
     before = dict(matplotlib.rcParams)
-    for make in FIGURES.values():
-        make()
+    for name in ("history", "signal", "spectra"):
+        FIGURES[name]()
     assert dict(matplotlib.rcParams) == before
