@@ -427,3 +427,23 @@ def test_a_read_only_place_for_the_ledger_is_one_clear_error(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match="cannot"):
         session(plan(1.0), net(), ledger_path=tmp_path / "file" / "ledger.jsonl")
+
+
+@pytest.mark.parametrize("lr", [0.0, 1e-30])
+def test_a_rate_too_small_to_see_is_no_error(lr: float) -> None:
+    with session(plan(1.0), net(), lr=lr) as s:
+        train(s, 1)
+        assert s.steps_done == 1
+
+
+def test_an_optimizer_that_moves_nothing_is_noticed() -> None:
+    """The most expensive injury of users of other libraries: the loss falls, ε accrues, the weights never move."""
+
+    class Idle(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
+            return None
+
+    model = net()
+    with Session(plan(1.0), model, Idle(model.parameters(), 0.1), data()) as s:
+        with pytest.raises(RuntimeError, match="did not move in the first step"):
+            train(s, 1)

@@ -205,7 +205,7 @@ class Session:
 
     def _apply(self, released: Released) -> None:
         """Hand a release, and only a release, to the optimizer."""
-        before = {n: p.detach().flatten()[:16].clone() for n, p in self._parameters.items()} if self._first else {}
+        before = {n: _trace(p) for n, p in self._parameters.items()} if self._first else {}
         for name, parameter in self._parameters.items():
             parameter.grad = released.gradients[name].to(parameter.dtype)
         try:
@@ -216,10 +216,12 @@ class Session:
             self._first = False
             self._check_moved(before)
 
-    def _check_moved(self, before: dict[str, Tensor]) -> None:
+    def _check_moved(self, before: dict[str, tuple[int, Tensor]]) -> None:
+        """Every parameter was written to, or at least changed (some optimizers write behind the version counter)."""
         rates = {p: g.get("lr", 1.0) for g in self.optimizer.param_groups for p in g["params"]}
         for name, parameter in self._parameters.items():
-            still = torch.equal(before[name], parameter.detach().flatten()[:16])
+            version, values = before[name]
+            still = parameter._version == version and torch.equal(values, _trace(parameter)[1])
             if still and rates[parameter] > 0 and self.plan.noise_multiplier > 0:
                 raise RuntimeError(
                     f"parameter '{name}' did not move in the first step although its learning rate is {rates[parameter]}: "
@@ -326,6 +328,11 @@ class Session:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close the session."""
         self.close()
+
+
+def _trace(parameter: Tensor) -> tuple[int, Tensor]:
+    """What tells whether a parameter has been written to: its version and its first entries."""
+    return parameter._version, parameter.detach().flatten()[:16].clone()
 
 
 def _open_ledger(plan: Plan, path: str | os.PathLike[str] | None) -> Ledger:

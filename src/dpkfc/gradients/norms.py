@@ -26,7 +26,7 @@ from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.rules import AnyBlock
 from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Side
 
-__all__ = ["Choice", "Formed", "LayerNorms", "choose_method", "per_example_norms"]
+__all__ = ["Choice", "Formed", "LayerNorms", "choice_for", "choose_method", "per_example_norms"]
 
 _CHUNK_ELEMENTS = 1 << 24
 _IDENTITY = Kronecker()
@@ -111,6 +111,12 @@ def choose_method(
     return Choice("gram" if gram <= formed else "materialised", gram, formed)
 
 
+def choice_for(block: Outer | ConvBlock, metric: Kronecker) -> Choice:
+    """The norm method that `per_example_norms` takes for a block."""
+    t, d_in, d_out, keeps = _shape(block)
+    return choose_method(t, d_in, d_out, metric, keeps=keeps, patches=isinstance(block, ConvBlock))
+
+
 def per_example_norms(block: AnyBlock, metric: Kronecker | Elementwise | None, method: str | None = None) -> LayerNorms:
     """Upper bounds of ‖U_G g_n U_A‖ for every example of a block.
 
@@ -131,10 +137,9 @@ def per_example_norms(block: AnyBlock, metric: Kronecker | Elementwise | None, m
         case Lookup():
             return LayerNorms(_lookup_norms(block, _kronecker(metric)), block, False)
     metric = _kronecker(metric)
-    t, d_in, d_out, keeps = _shape(block)
-    method = method or choose_method(t, d_in, d_out, metric, keeps=keeps, patches=isinstance(block, ConvBlock)).method
+    method = method or choice_for(block, metric).method
     if method == "materialised":
-        return _kept_norms(block, metric) if keeps else _formed_twice_norms(block, metric)
+        return _kept_norms(block, metric) if _shape(block)[3] else _formed_twice_norms(block, metric)
     rows = _whitened_rows(block.outer() if isinstance(block, ConvBlock) else block, metric)
     norms = _over_groups(_rank_one_norms(rows) if method == "rank-one" else _gram_norms(rows), rows.groups)
     if isinstance(block, ConvBlock):  # patches are larger than the image: the sum is taken of the image again

@@ -135,7 +135,9 @@ def _channel_normalised(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _fallback(layer: Layer, call: Call, batch_size: int) -> PerExample:
-    return PerExample(fallback_gradients(layer, call.module, call.args, call.kwargs, call.outputs, batch_size=batch_size))
+    return PerExample(
+        fallback_gradients(layer, call.module, call.args, call.kwargs, call.outputs, batch_size=batch_size)
+    )
 
 
 _RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {

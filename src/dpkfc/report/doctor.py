@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from dpkfc.blocks import Lookup, PerExample
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.curvature.probing import public_generator, undisturbed
-from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer, find_layers
-from dpkfc.gradients.norms import _shape, choose_method
+from dpkfc.gradients.norms import choice_for
 from dpkfc.gradients.rules import AnyBlock, blocks_of
 from dpkfc.gradients.tape import Tape, capture
 from dpkfc.metric import Kronecker
@@ -176,9 +175,9 @@ def _choice(block: AnyBlock | None, entry: Any) -> tuple[str, str]:
             return "materialised", "small or irregular: the gradient itself is formed"
         case Lookup():
             return "lookup", "rows that were read, never a one-hot input"
-    t, d_in, d_out, keeps = _shape(block)
+
     metric = entry if isinstance(entry, Kronecker) else Kronecker()
-    choice = choose_method(t, d_in, d_out, metric, keeps=keeps, patches=isinstance(block, ConvBlock))
+    choice = choice_for(block, metric)
     return choice.method, choice.reason
 
 
