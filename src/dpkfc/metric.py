@@ -26,6 +26,10 @@ class Identity:
         """Map the last axis of x `[..., d]`."""
         return x if self.factor == 1.0 else x * self.factor
 
+    def apply_left(self, x: Tensor) -> Tensor:
+        """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
+        return self.apply(x)
+
     @property
     def bound(self) -> float:
         """Operator norm of U."""
@@ -45,6 +49,10 @@ class Diagonal:
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
         return x * self.scale
+
+    def apply_left(self, x: Tensor) -> Tensor:
+        """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
+        return x * self.scale.unsqueeze(-1)
 
     @property
     def bound(self) -> float:
@@ -66,6 +74,10 @@ class Dense:
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`; costs d² per row."""
         return x @ self.root
+
+    def apply_left(self, x: Tensor) -> Tensor:
+        """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
+        return self.root @ x
 
     @property
     def bound(self) -> float:
@@ -99,6 +111,11 @@ class LowRank:
         )
         return flat.view(x.shape)
 
+    def apply_left(self, x: Tensor) -> Tensor:
+        """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
+        coordinates = (self.scale - self.tail).unsqueeze(-1) * (self.vectors.T @ x)
+        return self.tail * x + self.vectors @ coordinates
+
     @property
     def bound(self) -> float:
         """Operator norm of U."""
@@ -129,7 +146,7 @@ class Kronecker:
 
     def whiten(self, g: Tensor) -> Tensor:
         """z for g `[..., d_out, d_in]`."""
-        return self.output.apply(self.input.apply(g).transpose(-1, -2)).transpose(-1, -2)
+        return self.output.apply_left(self.input.apply(g))
 
     def scaled(self, factor: float) -> Kronecker:
         """The map `factor · z`."""
