@@ -43,7 +43,7 @@ class Damping:
         gamma: γ of the absolute mode, not negative.
         exponent: p in (0, 1/2]; a side is (factor + damping)^(−p). 1/2 is full whitening.
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in a low-rank side.
-        max_rank: eigenpairs kept of a side wider than four times this; None keeps all that matter.
+        max_rank: eigenpairs kept of a side at least four times as wide; None keeps all that matter.
     """
 
     value: float = 0.1
@@ -109,7 +109,7 @@ def side_of(factor: Factor, damping: Damping, dtype: torch.dtype, *, widest_dens
 
 def _eigen_side(factor: Eigen, damping: Damping, shift: float, dtype: torch.dtype, widest_dense: int) -> Side:
     kept = int((factor.values >= damping.rank_tolerance * shift).sum()) if damping.rank_tolerance else factor.rank
-    if damping.max_rank is not None and factor.dim > 4 * damping.max_rank:
+    if damping.max_rank is not None and factor.dim >= 4 * damping.max_rank:
         kept = min(kept, damping.max_rank)
     dropped = float(factor.values[kept:].sum()) / max(1, factor.dim - kept)
     tail = (dropped + shift) ** -damping.exponent

@@ -80,7 +80,7 @@ class KFAC:
         layer_rules: kinds of layers to precondition (linear, conv, embedding, norm, fallback), None for all; the others
             are only scaled, as the other side of `sides`.
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in low-rank sides.
-        max_rank: eigenpairs kept of a side wider than four times this, None for all; the rest keep their mean, so that
+        max_rank: eigenpairs kept of a side at least four times as wide, None for all; the rest keep their mean, so that
             the trace stays. Eigenvalues far below the first few are sampling noise of the probe anyway.
         seed: of the probe's own random stream, one stream a step.
     """
