@@ -81,7 +81,6 @@ class OwnLoader(DataLoader):
         ({"data_loader": loader(collate_fn=lambda rows: [object()])}, "leading axis"),
         ({"data_loader": loader(collate_fn=lambda rows: torch.zeros(3, len(rows)))}, r"shape \(3, 1\)"),
     ],
-    ids=str,
 )
 def test_every_refusal_names_the_fix_and_changes_nothing(settings, match) -> None:
     model = settings.get("module", mlp())
