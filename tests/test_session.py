@@ -447,3 +447,15 @@ def test_an_optimizer_that_moves_nothing_is_noticed() -> None:
     with Session(plan(1.0), model, Idle(model.parameters(), 0.1), data()) as s:
         with pytest.raises(RuntimeError, match="did not move in the first step"):
             train(s, 1)
+
+
+def test_a_loss_that_mixes_examples_is_refused_each_time_it_is_tried() -> None:
+    def mixing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        losses = loss_fn(model, batch)
+        return losses - losses.mean() / 2
+
+    with session(plan(1.0, expected_batch_size=20), net()) as s:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="mixes examples"):
+                s.step(next(s.batches()), mixing)
+        assert s.ledger.count == 0
