@@ -206,6 +206,7 @@ class Session:
     def _apply(self, released: Released) -> None:
         """Hand a release, and only a release, to the optimizer."""
         before = {n: _trace(p) for n, p in self._parameters.items()} if self._first else {}
+        self.optimizer.zero_grad(set_to_none=True)  # a gradient left on a frozen parameter is nobody's release
         for name, parameter in self._parameters.items():
             parameter.grad = released.gradients[name].to(parameter.dtype)
         try:

@@ -98,9 +98,19 @@ def test_repeated_ids_that_cancel() -> None:
     assert bool((found.norms >= exact * (1 - 1e-6)).all())
 
 
-def test_bfloat16_rows_are_never_the_norm() -> None:
-    """Blocks arrive in float32 whatever the model computes in; a float64 block stays float64."""
-    norms = per_example_norms(
-        Outer(torch.randn(2, 1, 3), torch.randn(2, 1, 4)), Kronecker(Identity(), Identity())
-    ).norms
-    assert norms.dtype == torch.float32
+def test_norms_are_float64_whatever_the_rows_are() -> None:
+    """In float32 tiny squares underflow to zero, and an unclipped example follows."""
+    block = Outer(torch.full((2, 1, 4), 1e-23), torch.full((2, 1, 1), 1e30))
+    norms = per_example_norms(block, Kronecker(Identity(), Identity())).norms
+    assert norms.dtype == torch.float64
+    assert bool((norms > 1e7).all())
+
+
+def test_autocast_around_a_step_does_not_reach_norms_and_sums() -> None:
+    from dpkfc.gradients.accumulate import full_precision
+
+    a = torch.randn(64, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        with full_precision():
+            assert (a @ a).dtype == torch.float32
+        assert (a @ a).dtype == torch.bfloat16

@@ -186,3 +186,42 @@ def test_an_exception_inside_leaves_no_hook_and_no_frozen_parameter() -> None:
     with pytest.raises(RuntimeError), Tape(model, find_layers(model)):
         model(torch.randn(2, 5))
     assert model.weight.requires_grad
+
+
+class Positions(nn.Module):
+    """A raw parameter and an argument that all examples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return (x + positions) * self.gain
+
+
+def test_a_shared_argument_as_long_as_the_batch_is_noticed() -> None:
+    model, positions = Positions(), torch.randn(4, 3)
+    for n in (3, 4):
+        tape, layers = Tape(model, find_layers(model)), find_layers(model)
+        with tape:
+            losses = model(torch.randn(n, 4, 3), positions).square().sum((1, 2))
+        summer = ClippedSummer(layers, {}, Clip(1.0))
+        if n == 3:
+            summer.add(tape.backward(losses), n)
+        else:
+            with pytest.raises(ValueError, match="do not add up to its gradient"):
+                summer.add(tape.backward(losses), n)
+
+
+def test_a_frozen_embedding_may_not_renormalise_rows_either() -> None:
+    model = nn.Sequential(nn.Embedding(3, 3, max_norm=1.0).requires_grad_(False), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="max_norm"):
+        find_layers(model)
+
+
+def test_writes_behind_the_version_counter_are_put_back_too() -> None:
+    model = nn.Module()
+    model.register_buffer("mean", torch.zeros(3))
+    with pytest.raises(ValueError, match="changes the buffer 'mean'"), restored_buffers(model):
+        model.mean.data.add_(1)
+    assert float(model.mean.sum()) == 0

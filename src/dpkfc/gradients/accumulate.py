@@ -6,8 +6,10 @@ layer's sum is whitened once at the end. Any split into micro-batches gives the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +46,21 @@ class MicroBatch:
     factors: Tensor
 
 
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Norms and sums are taken in the precision their bounds assume: no autocast, no TF32."""
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [backend.allow_tf32 for backend in backends]
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        try:
+            for backend in backends:
+                backend.allow_tf32 = False
+            yield
+        finally:
+            for backend, allowed in zip(backends, before, strict=True):
+                backend.allow_tf32 = allowed
+
+
 class ClippedSummer:
     """Accumulates Σ c_n U g_n over the micro-batches of ONE logical batch.
 
@@ -72,6 +89,10 @@ class ClippedSummer:
         Raises:
             ValueError: a layer whose inputs do not lead with the batch, or a metric of the wrong kind.
         """
+        with full_precision():
+            return self._add_micro_batch(calls, batch_size)
+
+    def _add_micro_batch(self, calls: dict[str, list[Call]], batch_size: int) -> MicroBatch:
         blocks: dict[tuple[str, bool], AnyBlock | Formed] = {}
         square: Tensor | None = None
         for layer in self._layers:
@@ -80,7 +101,7 @@ class ClippedSummer:
             block = blocks_of(layer, calls.pop(layer.name), batch_size)
             result = per_example_norms(block, self._metric.get(layer.name))
             blocks[layer.name, result.whitened] = result.block
-            own = result.norms.square()
+            own = result.norms.double().square()
             square = own if square is None else square + own
         if square is None:
             raise ValueError("no layer of the model was called by loss_fn")
@@ -103,6 +124,10 @@ class ClippedSummer:
 
     def result(self) -> dict[str, Tensor]:
         """The whitened clipped sum, parameter name to a tensor of the parameter's shape (zeros where nothing came)."""
+        with full_precision():
+            return self._result()
+
+    def _result(self) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
         for layer in self._layers:
             entry = self._metric.get(layer.name)

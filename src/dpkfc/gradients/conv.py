@@ -118,8 +118,9 @@ class ConvBlock:
 
     def magnitudes(self) -> Tensor:
         """An upper bound `[N]` of Σ_t ‖a_t‖ ‖b_t‖ by Cauchy–Schwarz: √(Σ‖a_t‖²) √(Σ‖b_t‖²)."""
-        rows = self.x.flatten(1).square().sum(1) * math.prod(self.kernel) * self.weight + self.positions * self.bias
-        return (rows * self.b.flatten(1).square().sum(1)).sqrt()
+        x = torch.linalg.vector_norm(self.x.flatten(1), dim=1, dtype=torch.float64)
+        b = torch.linalg.vector_norm(self.b.flatten(1), dim=1, dtype=torch.float64)
+        return (x.square() * math.prod(self.kernel) * self.weight + self.positions * self.bias).sqrt() * b
 
 
 _FEW_COLUMNS = 32  # below this many columns a strided copy and a batched product beat the grouped convolution

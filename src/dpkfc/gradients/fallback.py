@@ -75,7 +75,38 @@ def fallback_gradients(
     chunk = max(1, _CHUNK_ELEMENTS // max(1, size))
     with torch.enable_grad():
         result = vmap(one, chunk_size=chunk)(split, cotangents)
+        _check_split(layer, module, parameters, (args, kwargs), cotangents, result=result)
     return tree_map(lambda g: g.detach() if g.dtype in (torch.float32, torch.float64) else g.detach().float(), result)
+
+
+def _check_split(
+    layer: Layer,
+    module: nn.Module,
+    parameters: dict[str, Tensor],
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    cotangents: list[Tensor],
+    *,
+    result: dict[str, Tensor],
+) -> None:
+    """Raise unless per-example gradients add up to the gradient of the whole call.
+
+    They do not where an argument that all examples share happens to be as long as the batch and was split with it.
+    """
+
+    def forward(own: dict[str, Tensor]) -> list[Tensor]:
+        out = functional_call(module, own, *inputs)
+        return [y for y in tree_flatten(out)[0] if isinstance(y, Tensor) and y.is_floating_point()]
+
+    whole = vjp(forward, parameters)[1](cotangents)[0]
+    for role, expected in whole.items():
+        found = result[role].detach().sum(0).to(expected)
+        scale = result[role].detach().flatten(1).norm(dim=1).sum().to(expected)
+        if bool(torch.isfinite(scale)) and float((found - expected).norm()) > 1e-3 * float(scale) + 1e-12:
+            raise ValueError(
+                f"parameter '{layer.parameters[role]}': per-example gradients of '{layer.display_name}' "
+                f"({type(module).__name__}) do not add up to its gradient. An argument shared by all examples may be exactly "
+                "as long as the batch; keep it as a buffer of the module, or give it a leading axis of 1"
+            )
 
 
 def _refuse_randomness(layer: Layer, module: nn.Module) -> None:

@@ -134,12 +134,12 @@ def refuse_mixing(name: str, module: nn.Module) -> None:
         raise ValueError(
             f"{where} would write running statistics of private data into a buffer; use track_running_stats=False or .eval()."
         )
-    if isinstance(module, nn.Embedding) and module.weight.requires_grad:
+    if isinstance(module, nn.Embedding):
         if module.max_norm is not None:
             raise ValueError(
                 f"{where}: max_norm rewrites rows chosen by private data outside the mechanism; use max_norm=None."
             )
-        if module.scale_grad_by_freq:
+        if module.scale_grad_by_freq and module.weight.requires_grad:
             raise ValueError(
                 f"{where}: scale_grad_by_freq mixes the examples of a batch; use scale_grad_by_freq=False."
             )

@@ -169,6 +169,11 @@ def _over_groups(norms: Tensor, groups: int) -> Tensor:
     return norms if groups == 1 else norms.view(-1, groups).square().sum(1).sqrt()
 
 
+def _lengths(x: Tensor) -> Tensor:
+    """Norms over the last axis in float64: float32 underflows for tiny entries and loses percents over millions."""
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+
+
 def _roundoff(x: Tensor) -> float:
     return torch.finfo(x.dtype).eps / 2
 
@@ -187,12 +192,12 @@ def _whitened_rows(block: Outer, metric: Kronecker) -> Outer:
 
 def _input_squares(block: Outer) -> Tensor:
     """‖a_t‖² with the implied coordinate, `[N * groups, T]`."""
-    return torch.linalg.vector_norm(block.a, dim=-1).square() + float(block.homogeneous)
+    return _lengths(block.a).square() + float(block.homogeneous)
 
 
 def _rank_one_norms(block: Outer) -> Tensor:
-    norms = _input_squares(block).sqrt() * torch.linalg.vector_norm(block.b, dim=-1)
-    return norms[:, 0] * (1 + 2 * math.sqrt(block.d_in + block.b.shape[2]) * _roundoff(norms))
+    norms = _input_squares(block).sqrt() * _lengths(block.b)
+    return norms[:, 0] * (1 + 2 * math.sqrt(block.d_in + block.b.shape[2]) * _roundoff(block.b))
 
 
 def _gram_norms(block: Outer) -> Tensor:
@@ -204,22 +209,18 @@ def _gram_norms(block: Outer) -> Tensor:
         if block.homogeneous:
             inputs += 1
         outputs = torch.bmm(b, b.transpose(1, 2))
-        lengths = (_diagonal(inputs) * _diagonal(outputs)).clamp(min=0).sqrt().sum(1)
+        lengths = (_input_squares(replace(block, a=a)).sqrt() * _lengths(b)).sum(1)
         square = inputs.mul_(outputs).sum((1, 2))
         rounding = (t + size) * _roundoff(a) * lengths.square()
         pieces.append((square.clamp(min=0) + rounding + 0 * square).sqrt())  # NaN in the Gram stays NaN
     return torch.cat(pieces)
 
 
-def _diagonal(x: Tensor) -> Tensor:
-    return x.diagonal(dim1=1, dim2=2)
-
-
 def _kept_norms(block: Outer | ConvBlock, metric: Kronecker) -> LayerNorms:
     """Gradients no larger than the activations: formed and whitened once, and kept for the sum."""
     z = block.per_example()
     z = z if metric.is_identity else metric.whiten(z)
-    norms = _over_groups(torch.linalg.vector_norm(z.flatten(1), dim=1), block.groups)
+    norms = _over_groups(_lengths(z.flatten(1)), block.groups)
     norms = norms * (1 + 2 * math.sqrt(z[0].numel() if len(z) else 0) * _roundoff(z))
     return LayerNorms(norms, Formed(z, block.groups), True)
 
@@ -231,8 +232,8 @@ def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker) -> LayerNor
     for rows in _chunks(block.batch_size, d_in * d_out * block.groups):
         part = _examples(block, rows)
         g = part.per_example()
-        norms = _over_groups(torch.linalg.vector_norm(metric.whiten(g).flatten(1), dim=1), block.groups)
-        plain = _over_groups(torch.linalg.vector_norm(g.flatten(1), dim=1), block.groups)
+        norms = _over_groups(_lengths(metric.whiten(g).flatten(1)), block.groups)
+        plain = _over_groups(_lengths(g.flatten(1)), block.groups)
         pieces.append(norms + _rounding_of_second_pass(part, metric, plain))
     return LayerNorms(torch.cat(pieces), block, False)
 
@@ -254,7 +255,7 @@ def _magnitudes(block: Outer | ConvBlock) -> Tensor:
     """Upper bounds `[N]` of Σ_t ‖a_t‖‖b_t‖ (over groups too)."""
     if isinstance(block, ConvBlock):
         return block.magnitudes()
-    sums = (_input_squares(block).sqrt() * torch.linalg.vector_norm(block.b, dim=-1)).sum(1)
+    sums = (_input_squares(block).sqrt() * _lengths(block.b)).sum(1)
     return sums.view(-1, block.groups).sum(1)
 
 
@@ -302,8 +303,8 @@ def _elementwise_norms(block: PerExample, metric: Kronecker | Elementwise | None
     size = 0
     for role, g in block.grads.items():
         z = g * scale[role] if role in scale else g
-        square = z.flatten(1).square().sum(1)
+        square = _lengths(z.flatten(1)).square()
         total = square if total is None else total + square
         size += z[0].numel() if z.shape[0] else 0
     assert total is not None
-    return total.sqrt() * (1 + 2 * math.sqrt(size) * _roundoff(total))
+    return total.sqrt() * (1 + 2 * math.sqrt(size) * _roundoff(next(iter(block.grads.values()))))

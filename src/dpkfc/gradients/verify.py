@@ -44,9 +44,21 @@ def restored_buffers(model: nn.Module) -> Iterator[None]:
         ValueError: naming the buffer: it would carry statistics of private data outside the mechanism.
     """
     before = {name: (b, b._version, b.clone()) for name, b in model.named_buffers()}
-    yield
+    frozen = {name: (p, p._version) for name, p in model.named_parameters()}
+    try:
+        yield
+    finally:
+        _put_back(model, before)
+    written = [name for name, (p, version) in frozen.items() if p._version != version]
+    if written:
+        raise ValueError(
+            f"the forward pass writes to the parameter '{written[0]}'; only released gradients may change one"
+        )
+
+
+def _put_back(model: nn.Module, before: dict[str, tuple[Tensor, int, Tensor]]) -> None:
     after = dict(model.named_buffers())
-    changed = [n for n, (b, version, _) in before.items() if after.get(n) is not b or b._version != version]
+    changed = [n for n, (b, _, copy) in before.items() if after.get(n) is not b or not _same(b, copy)]
     changed += [n for n in after if n not in before]
     if not changed:
         return
@@ -141,3 +153,9 @@ def _check_coverage(layers: Sequence[Layer], found: list[dict[str, Tensor]]) -> 
                     f"parameter '{full}' is trainable but loss_fn never uses layer '{layer.display_name}': it would receive "
                     "noise alone; freeze it with requires_grad_(False) or use it"
                 )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(
+        torch.equal(a.nan_to_num() if a.is_floating_point() else a, b.nan_to_num() if b.is_floating_point() else b)
+    )

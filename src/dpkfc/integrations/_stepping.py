@@ -127,7 +127,7 @@ class PrivateStep:
         size = leading_size((args, kwargs))
         if self._verify and size:
             check_model(self.model, self.layers, (args, kwargs), size)
-            self._verify = False
+            self._verify = size < 2
         scale = float(size or 0) if self._reduction == "mean" else 1.0
         recording = ExitStack()
         recording.enter_context(restored_buffers(self.model))
@@ -264,7 +264,8 @@ class PrivateStep:
     # -- care ----------------------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
-        for p in self._parameters.values():
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for p in [*self._parameters.values(), *held]:
             p.grad = None
 
     def _strays(self) -> list[str]:
@@ -280,6 +281,10 @@ class PrivateStep:
                     raise RuntimeError(
                         f"parameter '{full}' was replaced or frozen after make_private; change the model before it"
                     )
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
+        known = {id(p) for p in self._parameters.values()}
+        if any(p.requires_grad and id(p) not in known for p in [*self.model.parameters(), *held]):
+            raise RuntimeError("a parameter was unfrozen or added after make_private; make the model private again")
         for name in SHOWN:
             if getattr(self.optimizer, name) != getattr(self.plan, name):
                 raise RuntimeError(

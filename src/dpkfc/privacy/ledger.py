@@ -77,7 +77,7 @@ class Ledger:
         self.max_releases = max_releases
         self._state = state
         self._size = state.size
-        self._descriptor = descriptor
+        self._descriptor, self._pid = descriptor, os.getpid()
         self._failure: str | None = None
 
     @classmethod
@@ -180,8 +180,9 @@ class Ledger:
             BudgetExhausted: the plan allows no further release; nothing was written.
             LedgerError: the ledger is closed, or could not be written; the release must not be made.
         """
-        if self._failure is not None:
-            raise LedgerError(f"{self._name} takes no further release: {self._failure}")
+        failure = self._failure or ("a forked process needs its own ledger" if os.getpid() != self._pid else None)
+        if failure is not None:
+            raise LedgerError(f"{self._name} takes no further release: {failure}")
         if self.max_releases is not None and self.count >= self.max_releases:
             raise BudgetExhausted(
                 f"the plan allows {self.max_releases} releases and {self.count} are charged in {self._name}; "
