@@ -93,7 +93,9 @@ def test_clipped_steps_equal_a_loop_over_examples(clipping: str) -> None:
         for batch in s.batches():
             total = [torch.zeros_like(q) for q in theirs.parameters()]
             for i in batch.indices:
-                grads = torch.autograd.grad(loss_fn(theirs, (x[i : i + 1], y[i : i + 1])).sum(), list(theirs.parameters()))
+                grads = torch.autograd.grad(
+                    loss_fn(theirs, (x[i : i + 1], y[i : i + 1])).sum(), list(theirs.parameters())
+                )
                 n = torch.sqrt(sum(g.square().sum() for g in grads))
                 c = {"flat": min(1, 0.5 / n), "normalised": min(2, 1 / n), "automatic": 0.5 / (n + 0.01)}[clipping]
                 total = [t + c * g for t, g in zip(total, grads, strict=True)]
@@ -459,3 +461,42 @@ def test_a_loss_that_mixes_examples_is_refused_each_time_it_is_tried() -> None:
             with pytest.raises(ValueError, match="mixes examples"):
                 s.step(next(s.batches()), mixing)
         assert s.ledger.count == 0
+
+
+class TrainingMixer(nn.Module):
+    """Mixes examples in training mode only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True) if self.training else x
+
+
+def test_a_module_that_mixes_only_in_training_mode_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), TrainingMixer(), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3)).double()
+    with session(plan(1.0, expected_batch_size=20), model) as s:
+        with pytest.raises(ValueError, match="mixes examples"):
+            s.step(next(s.batches()), loss_fn)
+        assert s.ledger.count == 0
+
+
+def test_dropout_and_random_augmentation_are_accepted() -> None:
+    class Augmented(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+            x, y = data()
+            return x[i] + torch.randn(6, dtype=torch.float64), y[i]
+
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3)).double()
+    with Session(plan(1.0), model, torch.optim.SGD(model.parameters(), 0.1), Augmented()) as s:
+        train(s, 2)
+
+
+def test_an_empty_batch_moves_the_weights_by_noise() -> None:
+    model = net()
+    p = config(expected_batch_size=1, steps=40).with_noise(2.0, 1e-3, N)
+    with session(p, model) as s:
+        for batch in s.batches():
+            before = weights(model).clone()
+            record = s.step(batch, loss_fn)
+            assert not torch.equal(before, weights(model)), record.batch_size

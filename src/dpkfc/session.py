@@ -13,18 +13,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpkfc import checkpoint
 from dpkfc.curvature.preconditioner import Preconditioner
-from dpkfc.data.loader import MicroBatches, collate, split
+from dpkfc.data.loader import MicroBatches, Rows, collate, split
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.tape import Tape, capture, check_losses
-from dpkfc.gradients.verify import check_per_example_gradients, restored_buffers
+from dpkfc.gradients.verify import check_mode, check_per_example_gradients, restored_buffers
 from dpkfc.metric import Metric
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
@@ -177,10 +178,17 @@ class Session:
             return
         device = next(iter(self._parameters.values())).device
         few = batch.indices[:2]
-        pair = _to(collate(self._dataset, few, self._collate_fn), device)
-        singles = [_to(collate(self._dataset, few[i : i + 1], self._collate_fn), device) for i in range(len(few))]
+        rows = Rows(self._dataset)
+        held = {k: rows[int(i)] for k, i in enumerate(few)}  # fetched once: augmentation may be random
+
+        def batch_of(*chosen: int) -> Any:
+            return _to(collate(held, np.array(chosen), self._collate_fn), device)
+
+        singles = [batch_of(i) for i in range(len(few))]
         with torch.enable_grad(), restored_buffers(self.model), torch.random.fork_rng(devices=[]):
-            check_per_example_gradients(self.model, self.layers, _wrapped(loss_fn), pair, singles)
+            check_per_example_gradients(self.model, self.layers, _wrapped(loss_fn), batch_of(*range(len(few))), singles)
+            if len(few) == 2:
+                check_mode(self.model, self.layers, _wrapped(loss_fn), batch_of(0, 1), batch_of(0, 0))
         self._verify = len(few) < 2  # one example alone cannot show whether examples are mixed
 
     # -- the preconditioner --------------------------------------------------------------------------------------------

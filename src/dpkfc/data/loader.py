@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-__all__ = ["MicroBatches", "collate", "split"]
+__all__ = ["MicroBatches", "Rows", "collate", "split"]
 
 Collate = Callable[[list[Any]], Any]
 
@@ -85,7 +85,7 @@ class MicroBatches:
         self._loader: DataLoader[Any] | None = None
         if num_workers > 0 and (_tensors(dataset) is None or collate_fn is not None):
             self._loader = DataLoader(
-                _Rows(dataset),
+                Rows(dataset),
                 batch_sampler=self._planned,
                 num_workers=num_workers,
                 collate_fn=collate_fn or default_collate,
@@ -129,7 +129,7 @@ class MicroBatches:
         self.close()
 
 
-class _Rows(Dataset[Any]):
+class Rows(Dataset[Any]):
     """A dataset, or a tuple of tensors seen as one."""
 
     def __init__(self, source: Any) -> None:

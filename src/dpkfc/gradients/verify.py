@@ -19,7 +19,7 @@ from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape, check_losses
 
-__all__ = ["check_per_example_gradients", "evaluation_mode", "restored_buffers"]
+__all__ = ["check_mode", "check_per_example_gradients", "evaluation_mode", "restored_buffers"]
 
 _RELATIVE = {torch.float64: 1e-8, torch.float32: 2e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 
@@ -103,6 +103,35 @@ def check_per_example_gradients(
             for name, gradient in expected.items():
                 _compare(name, gradient, found[i].get(name), len(singles))
     _check_coverage(layers, found)
+
+
+def check_mode(
+    model: nn.Module, layers: Sequence[Layer], loss_fn: Callable[[nn.Module, Any], Tensor], pair: Any, twins: Any
+) -> None:
+    """In the model's own mode, an example's gradient may not depend on the example beside it.
+
+    Both batches run under one random state, so dropout draws the same numbers.
+
+    Args:
+        model: in the mode it is trained in.
+        layers: its layers.
+        loss_fn: maps model and batch to per-example losses.
+        pair: a batch of two examples.
+        twins: a batch of the first of them twice.
+
+    Raises:
+        ValueError: naming the parameter whose gradient differs.
+    """
+    found = []
+    state = torch.get_rng_state()
+    for batch in (pair, twins):
+        torch.set_rng_state(state)
+        tape = Tape(model, layers)
+        with tape:
+            losses = loss_fn(model, batch)
+        found.append(_per_example(layers, tape.backward(losses), 2)[0])
+    for name, expected in found[1].items():
+        _compare(name, expected, found[0].get(name), 2)
 
 
 def _per_example(layers: Sequence[Layer], calls: dict[str, list[Any]], n: int) -> list[dict[str, Tensor]]:
