@@ -26,6 +26,10 @@ class Identity:
         """Map the last axis of x `[..., d]`."""
         return x if self.factor == 1.0 else x * self.factor
 
+    def apply_homogeneous(self, x: Tensor) -> Tensor:
+        """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
+        return self.apply(torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1))
+
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
         return self.apply(x)
@@ -49,6 +53,10 @@ class Diagonal:
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
         return x * self.scale
+
+    def apply_homogeneous(self, x: Tensor) -> Tensor:
+        """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
+        return self.apply(torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1))
 
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
@@ -74,6 +82,10 @@ class Dense:
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`; costs d² per row."""
         return x @ self.root
+
+    def apply_homogeneous(self, x: Tensor) -> Tensor:
+        """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
+        return torch.addmm(self.root[-1], x.reshape(-1, x.shape[-1]), self.root[:-1]).view(*x.shape[:-1], -1)
 
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
@@ -110,6 +122,15 @@ class LowRank:
             beta=self.tail,
         )
         return flat.view(x.shape)
+
+    def apply_homogeneous(self, x: Tensor) -> Tensor:
+        """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
+        rows, d = x.reshape(-1, x.shape[-1]), x.shape[-1]
+        coordinates = torch.addmm(self.vectors[-1], rows, self.vectors[:-1]).mul_(self.scale - self.tail)
+        out = coordinates @ self.vectors.T
+        out[:, :d].add_(rows, alpha=self.tail)
+        out[:, d] += self.tail
+        return out.view(*x.shape[:-1], d + 1)
 
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""

@@ -29,6 +29,7 @@ from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowR
 __all__ = ["Choice", "Formed", "LayerNorms", "choice_for", "choose_method", "per_example_norms"]
 
 _CHUNK_ELEMENTS = 1 << 24
+_SHORT = 4096  # entries of a row whose squares may be summed in its own precision
 _IDENTITY = Kronecker()
 
 
@@ -170,7 +171,16 @@ def _over_groups(norms: Tensor, groups: int) -> Tensor:
 
 
 def _lengths(x: Tensor) -> Tensor:
-    """Norms over the last axis in float64: float32 underflows for tiny entries and loses percents over millions."""
+    """Upper bounds of the norms over the last axis, in float64.
+
+    Long rows are summed in float64: float32 loses percents over millions of entries. Short ones are summed as they are:
+    the sum of d squares is off by at most a share (d + 2) u, and by d times the least normal number where squares vanish.
+    """
+    d, info = x.shape[-1], torch.finfo(x.dtype)
+    if x.dtype == torch.float32 and d <= _SHORT:
+        square = torch.linalg.vector_norm(x, dim=-1).double().square()
+        if bool(torch.isfinite(square).all()):
+            return (square * (1 + (d + 2) * info.eps) + d * info.tiny).sqrt()
     return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
 
 
@@ -183,11 +193,9 @@ def _whitened_rows(block: Outer, metric: Kronecker) -> Outer:
     b = metric.output.apply(block.b)
     if metric.input == Identity():
         return replace(block, b=b)
-    if isinstance(metric.input, Dense) and block.homogeneous:
-        root = metric.input.root
-        a = torch.addmm(root[-1], block.a.flatten(0, 1), root[:-1]).view(*block.a.shape[:2], -1)
-        return Outer(a, b, block.groups)
-    return Outer(metric.input.apply(block.explicit().a), b, block.groups)
+    if block.homogeneous:
+        return Outer(metric.input.apply_homogeneous(block.a), b, block.groups)
+    return Outer(metric.input.apply(block.a), b, block.groups)
 
 
 def _input_squares(block: Outer) -> Tensor:
