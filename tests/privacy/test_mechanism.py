@@ -14,9 +14,10 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.data.loader import MicroBatches
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, gaussian_release, release
-from dpkfc.privacy.rng import NoiseStream
+from dpkfc.privacy.rng import CHUNK, NoiseStream
 
 N, B = 1000, 50
+SIZES = {"a": (1000, 1040), "b": (50_000,), "c": (200, 50), "d": (2000,)}  # 1,102,000 numbers, more than a chunk
 
 
 def make_plan(noise_multiplier=1.3, **changes):
@@ -37,9 +38,14 @@ def released_zeros(plan):
     return release(zeros(plan), plan, plan.noise_stream(), make_ledger(plan), 0)
 
 
+def in_units(released: Released, plan, stddev: float) -> torch.Tensor:
+    """The released noise of a zero sum, in units of a standard deviation on the sum."""
+    return torch.cat([g.flatten() for g in released.gradients.values()]).double() * plan.expected_batch_size / stddev
+
+
 def scale_p_value(released: Released, plan, stddev: float) -> float:
     """Two-sided p-value of the hypothesis that the sum carries noise of this standard deviation."""
-    x = torch.cat([g.flatten() for g in released.gradients.values()]).double() * plan.expected_batch_size / stddev
+    x = in_units(released, plan, stddev)
     chi2 = stats.chi2(x.numel())
     total = float(x.square().sum())
     return 2 * min(chi2.cdf(total), chi2.sf(total))
@@ -54,18 +60,25 @@ PLANS = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("changes", PLANS.values(), ids=PLANS)
-def test_the_noise_has_the_scale_of_the_plan_and_no_other(changes):
+def test_the_noise_has_the_scale_of_the_plan_and_no_other(changes, dtype):
+    """More than a million numbers, which is more than one chunk of the stream: 2 % are 28 standard errors."""
     plan = make_plan(**changes)
     expected = 1.3 * {"normalised": 1.0}.get(plan.clipping, 2.0) * (2.0 if plan.config.sampler == "fixed" else 1.0)
     assert plan.stddev == pytest.approx(expected)
-    released = released_zeros(plan)
-    assert scale_p_value(released, plan, expected) > 1e-6
-    assert scale_p_value(released, plan, expected * 2 / 3) < 1e-6
-    assert scale_p_value(released, plan, expected * 3 / 2) < 1e-6
+    tensors = {name: torch.zeros(size, dtype=dtype) for name, size in SIZES.items()}
+    released = release(zeros(plan, **tensors), plan, plan.noise_stream(), make_ledger(plan), 0)
+    assert scale_p_value(released, plan, expected) > 1e-9
+    for wrong in (2 / 3, 0.98, 1.02, 3 / 2):
+        assert scale_p_value(released, plan, expected * wrong) < 1e-9, wrong
     assert released.noise_variance == pytest.approx((expected / B) ** 2)
-    z = torch.cat([g.flatten() for g in released.gradients.values()]).double().numpy() * B / expected
-    assert stats.kstest(z, "norm").pvalue > 1e-6
+    z = in_units(released, plan, expected)
+    assert float(z[:CHUNK].std()) == pytest.approx(1, abs=0.007)
+    assert float(z[CHUNK:].std()) == pytest.approx(1, abs=0.02)
+    assert stats.kstest(z[::10].numpy(), "norm").pvalue > 1e-9
+    for name, g in released.gradients.items():
+        assert float(g.double().std()) * B / expected == pytest.approx(1, abs=5 / g.numel() ** 0.5), name
 
 
 def test_noise_never_repeats_across_steps_releases_or_runs():
@@ -75,7 +88,7 @@ def test_noise_never_repeats_across_steps_releases_or_runs():
     draws.append(release(zeros(plan), plan, plan.noise_stream(), make_ledger(plan), 0))
     flat = [torch.cat([g.flatten() for g in d.gradients.values()]).numpy() for d in draws]
     for i, a in enumerate(flat):
-        assert abs(np.corrcoef(a[:5000], a[15000:])[0, 1]) < 0.1
+        assert abs(np.corrcoef(a[:5000], a[15000:])[0, 1]) < 0.1  # the two tensors
         for b in flat[:i]:
             assert abs(np.corrcoef(a, b)[0, 1]) < 0.05
 
@@ -225,10 +238,14 @@ def test_gaussian_release_refuses_a_bad_divisor(divisor):
 @pytest.mark.gpu
 def test_noise_on_a_device_has_the_same_law_and_never_repeats():
     plan = make_plan()
-    sums = zeros(plan, a=torch.zeros(30_000, device="cuda"))
+    sums = zeros(plan, a=torch.zeros(1_000_000, device="cuda"))
     noise, ledger = plan.noise_stream(), make_ledger(plan)
     first, second = (release(sums, plan, noise, ledger, 0) for _ in range(2))
     assert first.gradients["a"].device.type == "cuda"
     assert not torch.equal(first.gradients["a"], second.gradients["a"])
-    assert scale_p_value(first, plan, plan.stddev) > 1e-6
-    assert scale_p_value(first, plan, plan.stddev * 2 / 3) < 1e-6
+    for release_of_noise in (first, second):
+        assert scale_p_value(release_of_noise, plan, plan.stddev) > 1e-9
+        for wrong in (2 / 3, 0.98, 1.02):
+            assert scale_p_value(release_of_noise, plan, plan.stddev * wrong) < 1e-9
+    both = torch.stack([first.gradients["a"], second.gradients["a"]])
+    assert abs(float(torch.corrcoef(both)[0, 1])) < 0.007

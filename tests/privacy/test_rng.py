@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
+from dpkfc.privacy import rng
 from dpkfc.privacy.rng import CHUNK, NoiseStream, SamplingStream
 
 STREAMS = [NoiseStream, SamplingStream]
@@ -23,6 +24,53 @@ def test_noise_is_standard_normal():
     assert 2 * min(stats.chi2.cdf(s := float(np.square(z, dtype=float).sum()), z.size), stats.chi2.sf(s, z.size)) > 1e-4
     tail = int((np.abs(z) > 4).sum())
     assert stats.binomtest(tail, z.size, 2 * stats.norm.sf(4)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("stream", [NoiseStream.secure(), NoiseStream.repeatable(9)], ids=["secure", "repeatable"])
+def test_the_scale_is_one_in_every_chunk_and_type(stream, dtype):
+    z = stream.normal(CHUNK + CHUNK // 2, 0, dtype=dtype).astype(float)
+    for part in (z[:CHUNK], z[CHUNK:]):
+        law, total = stats.chi2(part.size), float(np.square(part).sum())
+        assert 2 * min(law.cdf(total), law.sf(total)) > 1e-9
+        assert law.cdf(total / 0.98**2) > 1 - 1e-9 and law.cdf(total / 1.02**2) < 1e-9
+
+
+def test_the_tail_has_more_bits_than_the_rest(monkeypatch):
+    """Words of zeros are the farthest radius; without further bits it would end at 6.8 and take few values."""
+    last = {"<u4": np.zeros(8, "<u4"), "<u8": np.zeros(4, "<u8")}
+    out = np.empty(8, np.float32)
+    rng._fill_normal(out, lambda count, dtype: last[dtype][:count])
+    assert 10.9 < out.max() < 10.95  # sqrt(2 · 86 · ln 2)
+    fine = {"<u4": np.zeros(8, "<u4"), "<u8": np.arange(4, dtype="<u8") << np.uint64(62)}
+    rng._fill_normal(out, lambda count, dtype: fine[dtype][:count])
+    assert len(np.unique(out[:4])) == 4
+
+
+def test_far_tails_have_the_mass_they_should():
+    z = np.abs(NoiseStream.repeatable(11).normal(20_000_000, 0))
+    for bound in (4.5, 5.0, 5.3):
+        found = int((z > bound).sum())
+        assert stats.binomtest(found, z.size, 2 * stats.norm.sf(bound)).pvalue > 1e-4
+
+
+def test_the_two_numbers_of_a_pair_are_independent():
+    z = NoiseStream.repeatable(12).normal(CHUNK, 0).astype(float)
+    first, second = z[: CHUNK // 2], z[CHUNK // 2 :]
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / CHUNK**0.5 * 2**0.5
+    assert abs(np.corrcoef(first**2, second**2)[0, 1]) < 5 / CHUNK**0.5 * 2**0.5
+
+
+def test_draws_and_chunks_use_counters_that_never_overlap():
+    """A chunk of the largest size takes far fewer blocks of the cipher than its counter has room for."""
+    assert 16 * CHUNK / 16 + 2 * CHUNK < 2**32
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, CHUNK + 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_odd_sizes(size: int, dtype):
+    z = NoiseStream.secure().normal(size, 0, dtype=dtype)
+    assert z.shape == (size,) and np.isfinite(z).all() and z.dtype == dtype
 
 
 def test_float64_is_generated_not_widened():

@@ -1,8 +1,12 @@
 """Random streams of the mechanism and of the sampler, apart from each other and from every other seed.
 
-Both are counter-based (Philox, Salmon et al. 2011): a stream is a 128-bit key and a 256-bit counter. The upper half of
-the counter numbers the draw and the chunk within it, so that no two draws of one key can overlap. Philox is a good
-generator but not a cipher: the guarantee is stated for ideal Gaussian noise, as in most implementations.
+Noise comes from a cipher: AES-256 in counter mode under a key of the operating system. The counter block holds the number
+of the draw and of the chunk within it, so that no two draws of one key overlap, and who sees any number of releases can
+predict no other without breaking the cipher. Batches are drawn from Philox (Salmon et al. 2011) under a key of their own.
+
+Normal numbers are made by the transform of Box and Muller (1958): 32 bits decide the angle, 32 bits the radius, and 53 more
+where the radius exceeds 5.5, so that the tail ends beyond nine standard deviations. The guarantee is stated for ideal
+Gaussian noise, as in most implementations: no rounding of floating-point numbers is accounted for.
 """
 
 from __future__ import annotations
@@ -14,18 +18,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["NoiseStream", "SamplingStream"]
 
 CHUNK = 1 << 20  # numbers drawn from one counter; a constant, so that a repeatable draw does not depend on threads
 _DOMAINS = {"noise": 1, "sampling": 2, "device": 3}
+_RARE = 1 << 10  # radii whose 32 bits fall below this are given more bits: about one in four million
 
 
-def _test_key(seed: int, domain: str) -> int:
-    """A 128-bit key of the test mode; every domain has its own."""
-    words = np.random.SeedSequence(entropy=seed, spawn_key=(_DOMAINS[domain],)).generate_state(2, np.uint64)
-    return (int(words[0]) << 64) | int(words[1])
+def _test_key(seed: int, domain: str) -> bytes:
+    """A 256-bit key of the test mode; every domain has its own."""
+    words = np.random.SeedSequence(entropy=seed, spawn_key=(_DOMAINS[domain],)).generate_state(4, np.uint64)
+    return words.astype("<u8").tobytes()
 
 
 class _Keyed:
@@ -42,7 +48,7 @@ class _Keyed:
     def _rekey(self) -> None:
         self._pid = os.getpid()
         self._draws = 0
-        self._key = secrets.randbits(128) if self._seed is None else _test_key(self._seed, self._domain)
+        self._key = secrets.token_bytes(32) if self._seed is None else _test_key(self._seed, self._domain)
 
     def _fresh(self) -> None:
         """A forked child must not repeat its parent: it takes a key of its own."""
@@ -53,9 +59,6 @@ class _Keyed:
     def is_secure(self) -> bool:
         """Whether the key came from the operating system; False in test mode, which is not private."""
         return self._seed is None
-
-    def _philox(self, draw: int, chunk: int = 0) -> np.random.Philox:
-        return np.random.Philox(key=self._key, counter=(draw << 192) | (chunk << 128))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -113,10 +116,13 @@ class NoiseStream(_Keyed):
         return out
 
     def _filler(self, out: NDArray[Any], draw: int, chunk: int) -> Callable[[], None]:
-        def fill() -> None:
-            np.random.Generator(self._philox(draw, chunk)).standard_normal(dtype=out.dtype, out=out)
+        start = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
+        keystream = Cipher(algorithms.AES(self._key), modes.CTR(start)).encryptor()
 
-        return fill
+        def words(count: int, dtype: str) -> NDArray[Any]:
+            return np.frombuffer(keystream.update(bytes(count * np.dtype(dtype).itemsize)), dtype)
+
+        return lambda: _fill_normal(out, words)
 
     def device_seed(self, step: int) -> int:
         """63 bits that seed the generator of an accelerator for one release: fresh, or a function of (seed, step)."""
@@ -124,6 +130,29 @@ class NoiseStream(_Keyed):
             return secrets.randbits(63)
         state = np.random.SeedSequence(entropy=self._seed, spawn_key=(_DOMAINS["device"], step))
         return int(state.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -> None:
+    """Fill out with independent N(0, 1) numbers made of uniform words (count, dtype) of a keystream."""
+    half = -(-out.size // 2)
+    if out.dtype == np.float32:
+        bits = words(2 * half, "<u4")
+        radius: NDArray[Any] = bits[:half].astype(np.float64)
+        angle: NDArray[Any] = bits[half:].astype(np.float32)
+        rare = np.flatnonzero(bits[:half] < _RARE)
+        radius += 0.5
+        radius[rare] += (words(rare.size, "<u8") >> np.uint64(11)) * 2.0**-53 + 2.0**-54 - 0.5
+        radius *= 2.0**-32
+        angle *= np.float32(2 * np.pi * 2.0**-32)
+    else:
+        fine = words(2 * half, "<u8") >> np.uint64(11)
+        radius, angle = (fine[:half] + 0.5) * 2.0**-53, fine[half:] * (2 * np.pi * 2.0**-53)
+    np.log(radius, out=radius)
+    radius *= -2.0
+    np.sqrt(radius, out=radius)
+    scale = radius.astype(out.dtype, copy=False)
+    np.multiply(np.cos(angle), scale, out=out[:half])
+    np.multiply(np.sin(angle[: out.size - half]), scale[: out.size - half], out=out[half:])
 
 
 class SamplingStream(_Keyed):
@@ -161,4 +190,5 @@ class SamplingStream(_Keyed):
         self._fresh()
         if self.is_secure and steps_per_draw == 1:
             return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
-        return np.random.Generator(self._philox(step // steps_per_draw))
+        key = int.from_bytes(self._key[:16], "little")
+        return np.random.Generator(np.random.Philox(key=key, counter=(step // steps_per_draw) << 192))
