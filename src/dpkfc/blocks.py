@@ -1,6 +1,6 @@
 """Normal forms: what one layer contributes to the per-example gradients of a batch.
 
-Every covered layer is reduced to one of three values, so that norms, clipped sums and curvature factors are written
+Every covered layer is reduced to one of four values, so that norms, clipped sums and curvature factors are written
 once. With inputs `a_t` and output gradients `b_t` at position t the gradient of example n is `g_n = Σ_t b_nt a_ntᵀ`.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "Lookup", "Outer", "PerExample"]
+__all__ = ["Block", "Lookup", "Outer", "PerExample", "Tied"]
 
 
 @dataclass(frozen=True)
@@ -94,4 +94,27 @@ class PerExample:
         return next(iter(self.grads.values())).shape[0]
 
 
-Block = Outer | Lookup | PerExample
+@dataclass(frozen=True)
+class Tied:
+    """The gradient `[V, d]` of one weight that is an embedding table and the weight of a linear layer.
+
+    Attributes:
+        lookup: its uses as a table, `b` being the gradients at the embedding's output `[N, S, d]`; S may be 0.
+        outer: its uses as a linear layer, a `[N, T, d]` and b `[N, T, V]`; T may be 0.
+    """
+
+    lookup: Lookup
+    outer: Outer
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples N."""
+        return self.outer.batch_size
+
+    def per_example(self) -> Tensor:
+        """Materialised gradients of the sum of uses `[N, V, d]`."""
+        ids = self.lookup.ids.unsqueeze(-1).expand_as(self.lookup.b)
+        return self.outer.per_example().scatter_add_(1, ids, self.lookup.b)
+
+
+Block = Outer | Lookup | PerExample | Tied

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.gradients.clipping import clip_factors
+from dpkfc.gradients.groups import Groups, grouped
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.norms import Formed, per_example_norms
 from dpkfc.gradients.rules import AnyBlock, Call, blocks_of
@@ -76,12 +77,13 @@ class ClippedSummer:
         self._clip = clip
         self._sums: dict[tuple[str, bool], Tensor | dict[str, Tensor]] = {}  # (layer, whitened already)
 
-    def add(self, calls: dict[str, list[Call]], batch_size: int) -> MicroBatch:
+    def add(self, calls: dict[str, list[Call]], batch_size: int, groups: Groups | None = None) -> MicroBatch:
         """Clip and add one micro-batch; the recorded calls are consumed.
 
         Args:
             calls: from `Tape.backward`.
-            batch_size: examples in the micro-batch.
+            batch_size: rows in the micro-batch.
+            groups: rows that are clipped together as one example, and rows that are left out; None: each row is one.
 
         Returns:
             Norms and factors, private.
@@ -90,15 +92,15 @@ class ClippedSummer:
             ValueError: a layer whose inputs do not lead with the batch, or a metric of the wrong kind.
         """
         with full_precision():
-            return self._add_micro_batch(calls, batch_size)
+            return self._add_micro_batch(calls, batch_size, groups or Groups(batch_size))
 
-    def _add_micro_batch(self, calls: dict[str, list[Call]], batch_size: int) -> MicroBatch:
+    def _add_micro_batch(self, calls: dict[str, list[Call]], batch_size: int, groups: Groups) -> MicroBatch:
         blocks: dict[tuple[str, bool], AnyBlock | Formed] = {}
         square: Tensor | None = None
         for layer in self._layers:
             if layer.name not in calls:
                 continue
-            block = blocks_of(layer, calls.pop(layer.name), batch_size)
+            block = grouped(blocks_of(layer, calls.pop(layer.name), batch_size), groups)
             result = per_example_norms(block, self._metric.get(layer.name))
             blocks[layer.name, result.whitened] = result.block
             own = result.norms.double().square()
@@ -167,7 +169,7 @@ def split_sum(layer: Layer, value: Tensor | dict[str, Tensor]) -> Mapping[str, T
     if "weight" in layer.parameters:
         shape = layer.tensor("weight").shape
         columns = matrix[:, :-1] if "bias" in layer.parameters else matrix
-        result[layer.parameters["weight"]] = columns.reshape(shape)
+        result[layer.parameters["weight"]] = (columns.T if layer.transposed else columns).reshape(shape)
     if "bias" in layer.parameters:
         result[layer.parameters["bias"]] = matrix[:, -1].contiguous()
     return result

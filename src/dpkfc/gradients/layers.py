@@ -6,18 +6,22 @@ autograd; any other module that owns parameters directly is covered by the per-m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["Layer", "find_layers"]
+from dpkfc.gradients.broadcast import LeadingAxis
+from dpkfc.gradients.ownership import is_called, owned_parameters, refuse_power_iteration, weights_are_computed
+
+__all__ = ["Layer", "check_covered", "find_layers"]
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# Modules whose children are used without being called: the module answers for all parameters below it.
-_OPAQUE = (nn.MultiheadAttention,)
+_RECURRENT = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,11 @@ class Layer:
     Attributes:
         name: path of the (first) module in the model; "" is the model itself.
         modules: the module objects that use these parameters.
-        rule: linear, conv, embedding, norm or fallback.
+        rule: linear, conv, embedding, tied (one weight of embeddings and linear layers), norm, recurrent or fallback.
         parameters: role inside the module to the parameter's name in the model, trainable ones only.
         frozen: roles that are present but not trained.
+        transposed: the weight of a linear layer is stored as `[d_in, d_out]`.
+        axis: what has been seen of inputs without a batch axis.
     """
 
     name: str
@@ -37,6 +43,8 @@ class Layer:
     rule: str
     parameters: dict[str, str]
     frozen: tuple[str, ...] = ()
+    transposed: bool = False
+    axis: LeadingAxis = field(default_factory=LeadingAxis, compare=False, repr=False)
 
     @property
     def module(self) -> nn.Module:
@@ -67,44 +75,116 @@ def find_layers(model: nn.Module) -> list[Layer]:
         ValueError: nothing is trainable; a BatchNorm in training mode; a module whose forward pass mixes examples or
             writes private statistics into a buffer; a parameter shared by modules of different kinds.
     """
-    layers: list[Layer] = []
-    covered: dict[Tensor, int] = {}
-    below_opaque: set[nn.Module] = set()
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    owners = list(_owners(model))
+    users: dict[Tensor, list[tuple[_Owner, str]]] = {}
+    for owner in owners:
+        for role, p in owner.trainable.items():
+            users.setdefault(p, []).append((owner, role))
+    layers: dict[str, Layer] = {}
+    done: set[Tensor] = set()
+    for owner in owners:
+        groups: dict[tuple[_Owner, ...], list[str]] = {}
+        for role, p in owner.trainable.items():
+            if p not in done:
+                groups.setdefault(_sharers(role, users[p]), []).append(role)
+        for sharers, roles in groups.items():
+            if owner in sharers:  # otherwise it only holds what one of its children uses
+                layer = _layer(sharers, roles, names, taken=layers)
+                layers[layer.name] = layer
+                done.update(owner.trainable[role] for role in roles)
+    _check_partition(model, layers.values())
+    return list(layers.values())
+
+
+@dataclass(frozen=True, eq=False)
+class _Owner:
+    """A module that answers for trainable parameters, its own or those of modules below it that are never called."""
+
+    name: str
+    module: nn.Module
+    rule: str
+    parameters: dict[str, Tensor]
+
+    @property
+    def trainable(self) -> dict[str, Tensor]:
+        return {role: p for role, p in self.parameters.items() if p.requires_grad}
+
+    @property
+    def described(self) -> str:
+        return f"'{self.name}' ({type(self.module).__name__})"
+
+
+def _owners(model: nn.Module) -> Iterator[_Owner]:
+    """Every module with trainable parameters, each parameter object perhaps in several of them."""
+    answered: set[nn.Module] = set()
     for name, module in model.named_modules(remove_duplicate=True):
         refuse_mixing(name, module)
-        if module in below_opaque:
+        refuse_power_iteration(name, module)
+        if module in answered:
             continue
-        opaque = isinstance(module, _OPAQUE)
-        if opaque:
-            below_opaque.update(m for m in module.modules() if m is not module)
-        own = dict(module.named_parameters(recurse=opaque))
-        trainable = {role: p for role, p in own.items() if p.requires_grad}
-        if not trainable:
-            continue
-        shared = {covered[p] for p in trainable.values() if p in covered}
-        if shared:
-            layers[_tie_target(layers, shared, name, module, trainable)] = _tied(layers, shared, module, trainable)
-            continue
-        for p in trainable.values():
-            covered[p] = len(layers)
-        prefix = f"{name}." if name else ""
-        layers.append(
-            Layer(
-                name=name,
-                modules=(module,),
-                rule=_rule(module),
-                parameters={role: prefix + role for role in trainable},
-                frozen=tuple(role for role in own if role not in trainable),
+        parameters, below = owned_parameters(module)
+        answered |= below
+        roles = [role for role, p in parameters.items() if p.requires_grad]
+        if roles and not is_called(module):
+            raise ValueError(
+                f"parameter '{name + '.' if name else ''}{roles[0]}' is held by {type(module).__name__}, which has no forward "
+                "function, in a model that has none either: nothing shows which examples it is used for. Give the model a "
+                "forward function that uses it, or freeze it"
             )
-        )
-    _check_partition(model, layers)
-    return layers
+        if roles:
+            rule = "fallback" if weights_are_computed(module, roles) else _rule(module)
+            yield _Owner(name, module, rule, parameters)
+
+
+def _sharers(role: str, users: list[tuple[_Owner, str]]) -> tuple[_Owner, ...]:
+    """The modules that use one parameter, embeddings first, or raise where their gradients cannot be added."""
+    ruled = [(owner, as_role) for owner, as_role in users if owner.rule != "fallback"]
+    # A module without a rule that holds the parameter of a child (the bias of a BERT or RoBERTa head) does not use it.
+    held = [o for o, _ in users if o.rule == "fallback" and any(r.module in set(o.module.modules()) for r, _ in ruled)]
+    using = [(owner, as_role) for owner, as_role in users if owner not in held]
+    first = using[0][0]
+    rules = {owner.rule for owner, _ in using}
+    for owner, as_role in using[1:]:
+        alike = len(rules) == 1 and owner.rule != "fallback" or rules == {"embedding", "linear"} and as_role == "weight"
+        if not alike or as_role != using[0][1] or _is_transposed(owner.module) != _is_transposed(first.module):
+            raise _untie(owner, first)
+        if owner.rule in ("conv", "recurrent") and {r: id(p) for r, p in owner.trainable.items()} != {
+            r: id(p) for r, p in first.trainable.items()
+        }:
+            raise _untie(owner, first)
+    return tuple(sorted((owner for owner, _ in using), key=lambda owner: owner.rule != "embedding"))
+
+
+def _untie(owner: _Owner, first: _Owner) -> ValueError:
+    return ValueError(
+        f"module {owner.described} shares a parameter with {first.described}, but not as a layer of the same kind with the "
+        "same parameters, and not as the head of an embedding. Untie them (give each its own parameter) or freeze the "
+        "shared one with requires_grad_(False)."
+    )
+
+
+def _layer(sharers: Sequence[_Owner], roles: Sequence[str], names: dict[Tensor, str], taken: Iterable[str]) -> Layer:
+    first = sharers[0]
+    name = first.name
+    if name in taken:  # a module whose weight is shared and whose bias is its own belongs to two layers
+        name = ".".join([*([name] if name else []), *roles])
+    return Layer(
+        name=name,
+        modules=tuple(owner.module for owner in sharers),
+        rule="tied" if len({owner.rule for owner in sharers}) > 1 else first.rule,
+        parameters={role: names[first.parameters[role]] for role in roles},
+        frozen=tuple(role for role, p in first.parameters.items() if not p.requires_grad),
+        transposed=_is_transposed(first.module),
+    )
 
 
 def _rule(module: nn.Module) -> str:
     """The rule of a module by its forward function, so that a subclass with its own forward takes the fallback."""
     forward = type(module).forward
-    if forward is nn.Linear.forward:
+    if "forward" in vars(module):  # replaced on this one object
+        return "fallback"
+    if forward is nn.Linear.forward or forward is _transposed_linear():
         return "linear"
     if any(
         forward is c.forward and type(module)._conv_forward is c._conv_forward for c in _CONVS if isinstance(module, c)
@@ -114,7 +194,16 @@ def _rule(module: nn.Module) -> str:
         return "embedding"
     if any(forward is c.forward for c in _NORMS + _BATCH_NORMS if isinstance(module, c)):
         return "norm"
-    return "fallback"
+    return "recurrent" if any(forward is c.forward for c in _RECURRENT if isinstance(module, c)) else "fallback"
+
+
+def _transposed_linear() -> Callable[..., Any] | None:
+    """The forward function of transformers' Conv1D, `x W + b` with W `[d_in, d_out]`; None where it is not loaded."""
+    return getattr(getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None), "forward", None)
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    return type(module).forward is _transposed_linear()
 
 
 def refuse_mixing(name: str, module: nn.Module) -> None:
@@ -145,31 +234,6 @@ def refuse_mixing(name: str, module: nn.Module) -> None:
             )
 
 
-def _tie_target(
-    layers: list[Layer], shared: set[int], name: str, module: nn.Module, trainable: dict[str, Tensor]
-) -> int:
-    """Index of the layer that a module with shared parameters joins.
-
-    Raises:
-        ValueError: the sharing modules differ in rule or share only some of their parameters.
-    """
-    first = layers[min(shared)]
-    same = len(shared) == 1 and _rule(module) == first.rule and first.rule != "fallback"
-    same = same and {r: id(p) for r, p in trainable.items()} == {r: id(first.tensor(r)) for r in first.parameters}
-    if not same:
-        raise ValueError(
-            f"module '{name}' ({type(module).__name__}) shares a parameter with '{first.display_name}' "
-            f"({type(first.module).__name__}), but not as a layer of the same kind with the same parameters. "
-            "Untie them (give each its own parameter) or freeze the shared one with requires_grad_(False)."
-        )
-    return min(shared)
-
-
-def _tied(layers: list[Layer], shared: set[int], module: nn.Module, trainable: dict[str, Tensor]) -> Layer:
-    first = layers[min(shared)]
-    return Layer(first.name, (*first.modules, module), first.rule, first.parameters, first.frozen)
-
-
 def _check_partition(model: nn.Module, layers: Iterable[Layer]) -> None:
     """Raise unless the layers' parameters are exactly the trainable parameters of the model."""
     wanted = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -180,3 +244,37 @@ def _check_partition(model: nn.Module, layers: Iterable[Layer]) -> None:
     if missing or extra or len(found) != len(set(found)):
         names = ", ".join(sorted(missing | extra)) or "a parameter counted twice"
         raise ValueError(f"not covered by any rule: {names}; freeze them or move them into a module of their own")
+
+
+def check_covered(model: nn.Module, layers: Iterable[Layer]) -> None:
+    """Raise unless the trainable parameters of a model are still exactly those of its layers; cheap enough for a step.
+
+    It notices an adapter that was added, a layer that was unfrozen, frozen or replaced after `find_layers`.
+
+    Raises:
+        RuntimeError: naming the first parameter that no layer covers, or that has left the model or was frozen.
+    """
+    covered = {id(p): full for layer in layers for full, p in _present(layer)}
+    trainable = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    for key, name in trainable.items():
+        if key not in covered:
+            raise RuntimeError(
+                f"parameter '{name}' is trainable but belongs to no covered layer: it was added, replaced or unfrozen after "
+                "the model was made private; add adapters, move, cast or unfreeze before that, or freeze it"
+            )
+    for key, full in covered.items():
+        if key not in trainable:
+            raise RuntimeError(
+                f"parameter '{full}' was frozen or taken out of the model after it was made private; do so before"
+            )
+
+
+def _present(layer: Layer) -> Iterator[tuple[str, Tensor]]:
+    for role, full in layer.parameters.items():
+        try:
+            yield full, layer.tensor(role)
+        except AttributeError as error:
+            raise RuntimeError(
+                f"parameter '{full}' was taken out of its module after the model was made private (a parametrization, a "
+                "quantised or replaced layer?); do so before"
+            ) from error

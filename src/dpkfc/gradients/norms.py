@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Lookup, Outer, PerExample
+from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.rules import AnyBlock
+from dpkfc.gradients.tied import tied_costs, tied_norms
 from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Side
 
 __all__ = ["Choice", "Formed", "LayerNorms", "choice_for", "choose_method", "per_example_norms"]
@@ -112,8 +113,10 @@ def choose_method(
     return Choice("gram" if gram <= formed else "materialised", gram, formed)
 
 
-def choice_for(block: Outer | ConvBlock, metric: Kronecker) -> Choice:
+def choice_for(block: Outer | Tied | ConvBlock, metric: Kronecker) -> Choice:
     """The norm method that `per_example_norms` takes for a block."""
+    if isinstance(block, Tied):
+        return Choice(*tied_costs(block, metric))
     t, d_in, d_out, keeps = _shape(block)
     return choose_method(t, d_in, d_out, metric, keeps=keeps, patches=isinstance(block, ConvBlock))
 
@@ -137,6 +140,8 @@ def per_example_norms(block: AnyBlock, metric: Kronecker | Elementwise | None, m
             return LayerNorms(_elementwise_norms(block, metric), block, False)
         case Lookup():
             return LayerNorms(_lookup_norms(block, _kronecker(metric)), block, False)
+        case Tied():
+            return LayerNorms(*tied_norms(block, _kronecker(metric), method))
     metric = _kronecker(metric)
     method = method or choice_for(block, metric).method
     if method == "materialised":
@@ -254,9 +259,8 @@ def _rounding_of_second_pass(block: Outer | ConvBlock, metric: Kronecker, plain:
     """How far the norm of the whitened sum's share can be from the norm taken here; `plain` is ‖g‖ `[N]`."""
     t, d_in, d_out, _ = _shape(block)
     whitening = 0.0 if metric.is_identity else 4 * (math.sqrt(d_in) + math.sqrt(d_out))
-    return (
-        _roundoff(plain) * _gain(metric) * (t * _magnitudes(block) + (whitening + 2 * math.sqrt(d_in * d_out)) * plain)
-    )
+    share = t * _magnitudes(block) + (whitening + 2 * math.sqrt(d_in * d_out)) * plain
+    return _roundoff(block.b) * _gain(metric) * share  # `plain` is float64 whatever the sum is computed in
 
 
 def _magnitudes(block: Outer | ConvBlock) -> Tensor:
@@ -311,7 +315,7 @@ def _elementwise_norms(block: PerExample, metric: Kronecker | Elementwise | None
     size = 0
     for role, g in block.grads.items():
         z = g * scale[role] if role in scale else g
-        square = _lengths(z.flatten(1)).square()
+        square = _lengths(z.flatten(1) if z.dim() > 1 else z.unsqueeze(1)).square()
         total = square if total is None else total + square
         size += z[0].numel() if z.shape[0] else 0
     assert total is not None

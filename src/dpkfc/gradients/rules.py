@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.blocks import Lookup, Outer, PerExample
+from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.conv import ConvBlock, conv_block
 from dpkfc.gradients.fallback import fallback_gradients
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.recurrent import recurrent_gradients
 
 __all__ = ["AnyBlock", "Call", "blocks_of"]
 
-AnyBlock = Outer | Lookup | PerExample | ConvBlock
+AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,19 @@ def blocks_of(layer: Layer, calls: Sequence[Call], batch_size: int) -> AnyBlock:
     Raises:
         ValueError: an input or output whose leading axis is not the batch, naming the layer.
     """
-    blocks: list[AnyBlock] = [
-        _RULES[layer.rule](layer, _checked(layer, call, batch_size), batch_size) for call in calls
-    ]
-    return blocks[0] if len(blocks) == 1 else _joined(blocks)
+    if layer.rule == "recurrent":
+        return PerExample(recurrent_gradients(layer, calls, batch_size))
+    checked = [_checked(layer, call, batch_size) for call in calls]
+    if layer.rule == "tied":
+        return _tied(layer, checked, batch_size)
+    return _joined([_RULES[layer.rule](layer, call, batch_size) for call in checked])
 
 
 def _checked(layer: Layer, call: Call, batch_size: int) -> Call:
     gradient = call.outputs[0] if call.outputs else None
     if layer.rule == "fallback":
         return call
+    call = _spread_input(call, gradient)
     for what, x in (("input", call.input), ("output", gradient)):
         if x is None or x.dim() < 1 or x.shape[0] != batch_size:
             shape = None if x is None else tuple(x.shape)
@@ -70,6 +74,18 @@ def _checked(layer: Layer, call: Call, batch_size: int) -> Call:
                 f"axis must be the batch of {batch_size} examples; use batch-first layouts and expand broadcast inputs"
             )
     return replace(call, outputs=[_accumulation_dtype(gradient)] if gradient is not None else call.outputs)
+
+
+def _spread_input(call: Call, gradient: Tensor | None) -> Call:
+    """The call with an input row an example where the tape has spread the output of an input that all examples share."""
+    x = call.input
+    if not isinstance(x, Tensor) or gradient is None or gradient.dim() < 2:
+        return call
+    if isinstance(call.module, nn.Embedding) and gradient.dim() == x.dim() + 2:
+        x = x.unsqueeze(0)
+    if x.dim() < 1 or x.shape[0] != 1:
+        return call
+    return replace(call, args=(x.expand(gradient.shape[0], *x.shape[1:]),), kwargs={})
 
 
 def _accumulation_dtype(x: Tensor) -> Tensor:
@@ -96,11 +112,24 @@ def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
 
 
 def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
-    ids = call.input.reshape(batch_size, -1)
+    ids = call.input.reshape(batch_size, -1).long()
     b = call.outputs[0].reshape(batch_size, ids.shape[1], -1)
     if call.module.padding_idx is not None:
         b = b.masked_fill(torch.eq(ids, call.module.padding_idx).unsqueeze(-1), 0.0)
     return Lookup(ids, b, call.module.num_embeddings)
+
+
+def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
+    """The uses of one weight `[V, d]` as an embedding and as a linear layer; either may be missing in a forward pass."""
+    lookups = [_embedding(layer, call, batch_size) for call in calls if isinstance(call.module, nn.Embedding)]
+    outers = [_linear(layer, call, batch_size) for call in calls if not isinstance(call.module, nn.Embedding)]
+    v, d = layer.tensor("weight").shape
+    like = (lookups + outers)[0].b
+    none = like.new_zeros(batch_size, 0, dtype=torch.long)
+    lookup = _joined(lookups) if lookups else Lookup(none, like.new_zeros(batch_size, 0, d), v)
+    outer = _joined(outers) if outers else Outer(like.new_zeros(batch_size, 0, d), like.new_zeros(batch_size, 0, v))
+    assert isinstance(lookup, Lookup) and isinstance(outer, Outer)
+    return Tied(lookup, outer)
 
 
 def _norm(layer: Layer, call: Call, batch_size: int) -> PerExample:
@@ -149,8 +178,10 @@ _RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
 }
 
 
-def _joined(blocks: list[AnyBlock]) -> AnyBlock:
+def _joined(blocks: Sequence[AnyBlock]) -> AnyBlock:
     """Several uses of one layer as one block: positions are concatenated, materialised gradients are added."""
+    if len(blocks) == 1:
+        return blocks[0]
     outers = [block.outer() if isinstance(block, ConvBlock) else block for block in blocks]
     first = outers[0]
     if isinstance(first, Outer):

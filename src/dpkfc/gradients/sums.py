@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Lookup, Outer, PerExample
+from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.norms import Formed
 from dpkfc.gradients.rules import AnyBlock
@@ -41,6 +41,10 @@ def weighted_sum(block: AnyBlock | Formed, weights: Tensor, broken: Tensor | Non
             rows = _without(block.b, broken) * weights.to(block.b.dtype).view(-1, 1, 1)
             total = rows.new_zeros(block.num_rows, rows.shape[-1])
             return total.index_add_(0, block.ids.flatten(), rows.flatten(0, 1))
+        case Tied():
+            total = _outer_sum(block.outer, weights.to(block.outer.b.dtype), broken)
+            rows = _without(block.lookup.b, broken) * weights.to(block.lookup.b.dtype).view(-1, 1, 1)
+            return total.index_add_(0, block.lookup.ids.flatten(), rows.flatten(0, 1))
         case ConvBlock():
             clean = replace(block, x=_without(block.x, broken), b=_without(block.b, broken))
             return clean.weighted_sum(weights.to(block.b.dtype))

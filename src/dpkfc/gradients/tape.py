@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpkfc.blocks import Block, Outer
+from dpkfc.gradients.broadcast import Doubt, ambiguous, leading_size, marked_gradients, settle, spread
+from dpkfc.gradients.checkpointing import clear_checkpoint_errors, in_backward, refuse_hidden
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import Call, blocks_of
@@ -43,13 +45,26 @@ class _Anchor(torch.autograd.Function):
 class _Record:
     """One call of one module, before its output gradients are known (or, listening, with those that have arrived)."""
 
+    layers: tuple[Layer, ...]
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     edges: list[GradientEdge | None]
     outputs: list[tuple[torch.Size, torch.dtype, torch.device]]
     versions: list[tuple[Tensor, int]]
+    doubts: list[Doubt | None]
     arrived: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def add_to(self, calls: dict[str, list[Call]], outputs: list[Tensor | None]) -> None:
+        """Append this call, with its output gradients, to those of every layer of the module."""
+        for layer in self.layers:
+            calls.setdefault(layer.name, []).append(Call(self.module, self.args, self.kwargs, outputs))
+
+    @property
+    def added_an_axis(self) -> bool:
+        """Whether the output of one-dimensional ids was spread over the examples."""
+        ids = [x.shape for x, _ in self.versions] if isinstance(self.module, nn.Embedding) else []
+        return bool(ids) and len(ids[0]) == 1 and self.outputs[0][0][:-1] != ids[0]
 
 
 @dataclass
@@ -67,38 +82,62 @@ class Tape:
         on_gradient: called with the tape whenever an output receives a gradient.
         scale: what a listening tape multiplies gradients by, so that the caller's loss counts as a sum of per-example
             losses: N for a mean over N examples.
+        batch_size: examples N, by which inputs that all examples share are told from a batch; None takes the leading axis
+            of the first tensor that the model is called with.
     """
 
     model: nn.Module
     layers: Sequence[Layer]
     on_gradient: Callable[[Tape], None] | None = None
     scale: float = 1.0
-    _records: dict[str, list[_Record]] = field(default_factory=dict)
+    batch_size: int | None = None
+    _records: list[_Record] = field(default_factory=list)
     _handles: list[Any] = field(default_factory=list)
     _frozen: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
+    _hidden: dict[str, Layer] = field(default_factory=dict)
 
     def __enter__(self) -> Tape:
         """Start recording; records of an earlier use are dropped."""
         self.close()
         self._anchor = torch.zeros((), requires_grad=True)
+        self._size = self.batch_size
+        self._hidden = {}
+        if self.batch_size is None:
+            self._handles.append(self.model.register_forward_pre_hook(self._measure, with_kwargs=True))
+        self._watch(repeating=False)
+        return self
+
+    def _watch(self, *, repeating: bool) -> None:
+        """Put hooks on every covered module; repeating, they do what they did before and record nothing."""
+        members: dict[nn.Module, list[Layer]] = {}
         for layer in self.layers:
             for module in layer.modules:
-                self._handles.append(module.register_forward_pre_hook(self._freeze(layer), with_kwargs=True))
-                self._handles.append(
-                    module.register_forward_hook(self._note(layer), with_kwargs=True, prepend=True, always_call=True)
-                )
-        return self
+                members.setdefault(module, []).append(layer)
+        for module, layers in members.items():
+            before, after = self._freeze(layers, repeating), self._note(tuple(layers), repeating)
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(after, with_kwargs=True, prepend=True, always_call=True))
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Stop recording and remove every hook; after an error nothing recorded is kept."""
         self._remove_hooks()
-        if kind is not None:
-            self._records = {}
+        if error is None:
+            return
+        flat = [r.layers[0] for r in self._records if r.added_an_axis]
+        if flat and hasattr(error, "add_note"):
+            error.add_note(
+                f"dpkfc: layer '{flat[0].display_name}' was called with ids of shape [T] that all examples share, and its "
+                "output was handed on with the batch in front; where the model adds an axis itself, use ids of shape [1, T]"
+            )
+        self._records = []
 
     def close(self) -> None:
         """Drop all hooks and records."""
         self._remove_hooks()
-        self._records = {}
+        self._records = []
+
+    def _measure(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._size = leading_size((args, kwargs))
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:
@@ -111,53 +150,71 @@ class Tape:
         for parameter in self._frozen.pop(module, []):
             parameter.requires_grad_(True)
 
-    def _freeze(self, layer: Layer) -> Callable[..., None]:
-        """A pre-hook that marks the layer's trainable parameters as constants for the length of one call."""
+    def _freeze(self, layers: Sequence[Layer], repeating: bool) -> Callable[..., None]:
+        """A pre-hook that marks the layers' trainable parameters as constants for the length of one call."""
+        roles = [role for layer in layers if layer.rule != "fallback" for role in layer.parameters]
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if torch.is_grad_enabled() and layer.rule != "fallback" and module not in self._frozen:
-                self._frozen[module] = [module.get_parameter(role) for role in layer.parameters]
+            if torch.is_grad_enabled() and roles and module not in self._frozen and repeating == in_backward():
+                self._frozen[module] = [module.get_parameter(role) for role in roles]
                 for parameter in self._frozen[module]:
                     parameter.requires_grad_(False)
 
         return hook
 
-    def _note(self, layer: Layer) -> Callable[..., Any]:
+    def _note(self, layers: tuple[Layer, ...], repeating: bool) -> Callable[..., Any]:
         """A hook that thaws the parameters and notes inputs and output edges of one call."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:  # noqa: ANN401
             self._thaw(module)
-            if output is None or not torch.is_grad_enabled():
+            if output is None or repeating != in_backward():
                 return None
-            return self._record(layer, module, args, kwargs, output)
+            if not torch.is_grad_enabled():
+                self._hidden.update({layer.name: layer for layer in layers})
+                return None
+            return self._record(layers, module, args, kwargs, output, keep=not repeating)
 
         return hook
 
     def _record(
         self,
-        layer: Layer,
+        layers: tuple[Layer, ...],
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         output: Any,  # noqa: ANN401
+        *,
+        keep: bool,
     ) -> Any:  # noqa: ANN401
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        anchored = tree_map(self._attach, output)
-        leaves = [x for x in tree_flatten(anchored)[0] if isinstance(x, Tensor)]
+        leaves, structure = tree_flatten(tree_map(self._attach, output))
+        if sum(isinstance(x, Tensor) and x.is_floating_point() for x in leaves) > 1:
+            leaves = [_apart(x) for x in leaves]
+        doubts: list[Doubt | None] = []
+        for i, x in enumerate(leaves):
+            if isinstance(x, Tensor):
+                known = x.is_floating_point()
+                leaves[i], doubt = spread(layers[0], module, inputs, x, self._size) if known else (x, None)
+                doubts.append(doubt)
+        if not keep:
+            return tree_unflatten(leaves, structure)
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
         listening = self.on_gradient is not None
         record = _Record(
+            layers=layers,
             module=module,
             args=tree_map(_detached, args),
             kwargs=tree_map(_detached, kwargs),
-            edges=[] if listening else [get_gradient_edge(x) if x.is_floating_point() else None for x in leaves],
-            outputs=[(x.shape, x.dtype, x.device) for x in leaves],
+            edges=[] if listening else [get_gradient_edge(x) if x.is_floating_point() else None for x in tensors],
+            outputs=[(x.shape, x.dtype, x.device) for x in tensors],
             versions=[(x.detach(), x._version) for x in inputs],
+            doubts=doubts,
         )
-        for i, x in enumerate(leaves):
+        for i, x in enumerate(tensors):
             if listening and x.is_floating_point():
                 x.register_hook(partial(self._arrive, record, i))
-        self._records.setdefault(layer.name, []).append(record)
-        return anchored
+        self._records.append(record)
+        return tree_unflatten(leaves, structure)
 
     def _attach(self, x: Any) -> Any:  # noqa: ANN401
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -179,33 +236,51 @@ class Tape:
             ValueError: losses of the wrong shape or without a path to any layer; an input overwritten in place.
         """
         check_losses(losses)
-        flat = self._take()
-        edges = [edge for _, record in flat for edge in record.edges if edge is not None]
+        records = self._take()
+        edges = [edge for record in records for edge in record.edges if edge is not None]
         if not edges or losses.grad_fn is None:
             raise ValueError("the losses do not depend on any trainable layer of the model that the session was given")
-        gradients = iter(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
+        doubtful = [
+            (edge, doubt)
+            for record in records
+            for edge, doubt in zip(record.edges, record.doubts, strict=True)
+            if edge is not None and doubt is not None
+        ]
+        self._watch(repeating=True)
+        try:
+            with clear_checkpoint_errors():
+                marked = marked_gradients(losses, [edge for edge, _ in doubtful])
+                found = dict(zip(edges, torch.autograd.grad(losses.sum(), edges, allow_unused=True), strict=True))
+        finally:
+            self._remove_hooks()
+        for (edge, doubt), other in zip(doubtful, marked, strict=True):
+            settle(doubt, found[edge], other, losses)
         calls: dict[str, list[Call]] = {}
-        for name, record in flat:
+        for record in records:
             outputs = [
-                None if edge is None else _or_zeros(next(gradients), *spec)
+                None if edge is None else _or_zeros(found[edge], *spec)
                 for edge, spec in zip(record.edges, record.outputs, strict=True)
             ]
-            calls.setdefault(name, []).append(Call(record.module, record.args, record.kwargs, outputs))
+            record.add_to(calls, outputs)
         return calls
 
-    def _take(self) -> list[tuple[str, _Record]]:
+    def _take(self) -> list[_Record]:
         """The records, which are used up; raise if an input is not what the layer has read."""
-        records, self._records = self._records, {}
-        flat = [(name, record) for name, calls in records.items() for record in calls]
-        for name, record in flat:
+        records, self._records = self._records, []
+        self._remove_hooks()
+        refuse_hidden(self._hidden, {layer.name for record in records for layer in record.layers})
+        for record in records:
             if any(x._version != version for x, version in record.versions):
                 raise ValueError(
-                    f"the input of layer '{name}' was changed in place after the layer had read it; "
+                    f"the input of layer '{record.layers[0].name}' was changed in place after the layer had read it; "
                     "use the out-of-place form of that operation (for example x = x + y instead of x += y)"
                 )
-        return flat
+        return records
 
     def _arrive(self, record: _Record, i: int, gradient: Tensor) -> None:
+        if not self._handles and in_backward():  # until the end of this backward pass
+            self._watch(repeating=True)
+            torch.autograd.Variable._execution_engine.queue_callback(self._remove_hooks)
         record.arrived.setdefault(i, []).append(gradient.detach() * self.scale)  # a copy: autograd may reuse its own
         if self.on_gradient is not None:
             self.on_gradient(self)
@@ -220,18 +295,26 @@ class Tape:
             ValueError: an output was differentiated twice; an input overwritten in place.
         """
         calls: dict[str, list[Call]] = {}
-        for name, record in self._take():
+        for record in self._take():
             if any(len(gradients) > 1 for gradients in record.arrived.values()):
                 raise ValueError(
                     "one forward pass was differentiated twice; add the losses and call backward() once (a penalty on "
                     "gradients has no per-example form here)"
                 )
+            for doubt, spec in zip(record.doubts, record.outputs, strict=True):
+                if doubt is not None and doubt.ids:
+                    raise ValueError(ambiguous(doubt.layer, spec[0][0]))
             outputs = [
                 _or_zeros(record.arrived.get(i, [None])[0], *spec) if spec[1].is_floating_point else None
                 for i, spec in enumerate(record.outputs)
             ]
-            calls.setdefault(name, []).append(Call(record.module, record.args, record.kwargs, outputs))
+            record.add_to(calls, outputs)
         return calls
+
+
+def _apart(x: Any) -> Any:  # noqa: ANN401
+    """A node of its own for one of several outputs: what the module makes of one for another is not to arrive there too."""
+    return x.clone() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def _detached(x: Any) -> Any:  # noqa: ANN401
@@ -262,13 +345,19 @@ def check_losses(losses: Tensor, batch_size: int | None = None) -> None:
         )
 
 
-def capture(model: nn.Module, layers: Sequence[Layer], loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Block]:
+def capture(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    loss: Callable[[nn.Module], Tensor],
+    batch_size: int | None = None,
+) -> Mapping[str, Block]:
     """Run a loss on a model and return every called layer's contribution in the normal form.
 
     Args:
         model: the model; its parameters and their `.grad` are left as they are.
         layers: from `find_layers`.
         loss: maps the model to per-example losses `[N]`.
+        batch_size: examples N, as for `Tape`.
 
     Returns:
         Layer name to block, formed on access; `b` is the gradient of each example's own loss, whatever N is.
@@ -276,7 +365,7 @@ def capture(model: nn.Module, layers: Sequence[Layer], loss: Callable[[nn.Module
     Raises:
         ValueError: as `Tape.backward`.
     """
-    tape = Tape(model, layers)
+    tape = Tape(model, layers, batch_size=batch_size)
     with torch.enable_grad(), tape:
         losses = loss(model)
     return _Contributions(layers, tape.backward(losses), losses.shape[0])

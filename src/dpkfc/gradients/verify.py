@@ -6,30 +6,41 @@ a parameter used outside its own module, a forward pass that writes buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
 
-from dpkfc.gradients.accumulate import split_sum
+from dpkfc.gradients.accumulate import full_precision, split_sum
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape, check_losses
 
-__all__ = ["check_mode", "check_per_example_gradients", "evaluation_mode", "restored_buffers"]
+__all__ = ["check_mode", "check_per_example_gradients", "check_whole_batch", "evaluation_mode", "restored_buffers"]
 
 _RELATIVE = {torch.float64: 1e-8, torch.float32: 2e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+# A gradient that cancels to nothing (the bias of attention keys) is rounding of so many times the whole gradient.
+_CANCELLED = 4
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode, each put back to its own mode afterwards (dropout would differ between two passes)."""
+    """Every module in eval mode, each put back to its own mode afterwards (dropout would differ between two passes).
+
+    Recurrent layers without dropout, which compute the same in both modes, are in training mode: cuDNN differentiates them
+    in no other.
+    """
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
+        for module, _ in modes:
+            module.training = isinstance(module, nn.RNNBase) and not module.dropout
         yield
     finally:
         for module, mode in modes:
@@ -78,7 +89,7 @@ def check_per_example_gradients(
     loss_fn: Callable[[nn.Module, Any], Tensor],
     pair: Any,
     singles: Sequence[Any],
-) -> None:
+) -> bool:
     """Compare the tape with plain autograd on single examples.
 
     Args:
@@ -88,21 +99,28 @@ def check_per_example_gradients(
         pair: a batch of the examples in `singles` together.
         singles: each example as a batch of its own.
 
+    Returns:
+        Whether every example had a gradient; zeros agree with anything.
+
     Raises:
         ValueError: naming the parameter whose gradient differs, and the likely causes.
     """
+    shown = True
     with evaluation_mode(model):
-        tape = Tape(model, layers)
+        tape = Tape(model, layers, batch_size=len(singles))
         with tape:
             losses = loss_fn(model, pair)
         check_losses(losses, len(singles))
         calls = tape.backward(losses)
+        precision = _precision(calls)
         found = _per_example(layers, calls, len(singles))
         for i, single in enumerate(singles):
             expected = _autograd(model, loss_fn, single)
             for name, gradient in expected.items():
-                _compare(name, gradient, found[i].get(name), len(singles))
+                _compare(name, gradient, found[i].get(name), len(singles), _Tolerance.of(expected, precision))
+            shown = shown and any(g is not None and bool(g.any()) for g in expected.values())
     _check_coverage(layers, found)
+    return shown
 
 
 def check_mode(
@@ -117,33 +135,105 @@ def check_mode(
         layers: its layers.
         loss_fn: maps model and batch to per-example losses.
         pair: a batch of two examples.
-        twins: a batch of the first of them twice.
+        twins: a batch of the first of them twice; where it was padded to another length than the pair, dropout would
+            draw other numbers, and rows of the pair are taken instead.
 
     Raises:
         ValueError: naming the parameter whose gradient differs.
     """
-    found = []
-    state = torch.get_rng_state()
-    for batch in (pair, twins):
-        torch.set_rng_state(state)
-        tape = Tape(model, layers)
+    found, precision = [], torch.float64
+    restart = _random_state(layers)
+    for batch in (pair, _as_long_as(pair, twins)):
+        restart()
+        tape = Tape(model, layers, batch_size=2)
         with tape:
             losses = loss_fn(model, batch)
-        found.append(_per_example(layers, tape.backward(losses), 2)[0])
+        calls = tape.backward(losses)
+        precision = _coarser(precision, _precision(calls))
+        found.append(_per_example(layers, calls, 2)[0])
     for name, expected in found[1].items():
-        _compare(name, expected, found[0].get(name), 2)
+        _compare(name, expected, found[0].get(name), 2, _Tolerance.of(found[1], precision))
+
+
+def check_whole_batch(
+    model: nn.Module, layers: Sequence[Layer], loss_fn: Callable[[nn.Module, Any], Tensor], batch: Any, batch_size: int
+) -> None:
+    """In a whole batch, each loss is the loss of one example, and the tape has seen every use of every parameter.
+
+    What the tape makes of Σ_n w_n g_n must be autograd's gradient of Σ_n w_n ℓ_n, for weights w that tell examples apart.
+    It finds what a pair of examples cannot show: triplets mined in the batch, groups of four. Both passes run under one
+    random state, in the model's own mode. What it cannot find is an influence that no gradient carries (a detached
+    statistic of the batch); `check_mode` does.
+
+    Args:
+        model: in the mode it is trained in.
+        layers: its layers.
+        loss_fn: maps model and batch to per-example losses.
+        batch: any batch.
+        batch_size: its examples N.
+
+    Raises:
+        ValueError: naming the parameter whose gradient differs.
+    """
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    weights = 0.5 + torch.frac(0.618 * torch.arange(1, batch_size + 1, dtype=torch.float64))
+    restart = _random_state(layers)
+    losses = loss_fn(model, batch)
+    check_losses(losses, batch_size)
+    total = (losses * weights.to(losses)).sum()
+    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    expected = dict(zip(parameters, gradients, strict=True))
+    restart()
+    tape = Tape(model, layers, batch_size=batch_size)
+    with tape:
+        losses = loss_fn(model, batch)
+    calls = tape.backward(losses)
+    tolerance = _Tolerance.of(expected, _precision(calls))
+    found: dict[str, Tensor] = {}
+    for layer in layers:
+        if layer.name in calls:
+            block = blocks_of(layer, calls.pop(layer.name), batch_size)
+            own = weights.to(layer.tensor(next(iter(layer.parameters))).device)
+            found.update(split_sum(layer, weighted_sum(block, own)))
+    what = f"of {batch_size} examples do not add up to the gradient of their losses"
+    wide = replace(tolerance, relative=5 * tolerance.relative)
+    for name, gradient in expected.items():
+        _compare(name, gradient, found.get(name), batch_size, wide, what=what)
+
+
+def _random_state(layers: Sequence[Layer]) -> Callable[[], None]:
+    """A function that puts the generators of the CPU and of the model's device back to where they are now."""
+    device = layers[0].tensor(next(iter(layers[0].parameters))).device
+    state = torch.get_rng_state()
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restart() -> None:
+        torch.set_rng_state(state)
+        if own is not None:
+            torch.cuda.set_rng_state(own, device)
+
+    return restart
+
+
+def _as_long_as(pair: Any, twins: Any) -> Any:
+    """The twins, or the first row of the pair twice where the two were padded to different lengths."""
+    shapes = [[x.shape for x in tree_flatten(batch)[0] if isinstance(x, Tensor)] for batch in (pair, twins)]
+    if shapes[0] == shapes[1]:
+        return twins
+    return tree_map(lambda x: x[[0, 0]] if isinstance(x, Tensor) and x.dim() and x.shape[0] == 2 else x, pair)
 
 
 def _per_example(layers: Sequence[Layer], calls: dict[str, list[Any]], n: int) -> list[dict[str, Tensor]]:
     rows: list[dict[str, Tensor]] = [{} for _ in range(n)]
-    for layer in layers:
-        if layer.name not in calls:
-            continue
-        block = blocks_of(layer, calls[layer.name], n)
-        for i in range(n):
-            weights = torch.zeros(n, device=layer.tensor(next(iter(layer.parameters))).device)
-            weights[i] = 1.0
-            rows[i].update(split_sum(layer, weighted_sum(block, weights)))
+    with full_precision():
+        for layer in layers:
+            if layer.name not in calls:
+                continue
+            block = blocks_of(layer, calls[layer.name], n)
+            for i in range(n):
+                weights = torch.zeros(n, device=layer.tensor(next(iter(layer.parameters))).device)
+                weights[i] = 1.0
+                rows[i].update(split_sum(layer, weighted_sum(block, weights)))
     return rows
 
 
@@ -155,7 +245,39 @@ def _autograd(model: nn.Module, loss_fn: Callable[[nn.Module, Any], Tensor], sin
     return dict(zip(parameters, gradients, strict=True))
 
 
-def _compare(name: str, expected: Tensor | None, found: Tensor | None, n: int) -> None:
+@dataclass(frozen=True)
+class _Tolerance:
+    """How far two gradients of one parameter may be apart: `relative` of their size, and `absolute`."""
+
+    relative: float
+    absolute: float
+
+    @classmethod
+    def of(cls, gradients: Mapping[str, Tensor | None], precision: torch.dtype) -> _Tolerance:
+        """For the gradients of one example, computed in a precision (that of an autocast region, say)."""
+        sizes = [float(torch.linalg.vector_norm(g)) for g in gradients.values() if g is not None]
+        whole = math.sqrt(sum(size * size for size in sizes if math.isfinite(size)))
+        coarse = max((precision, *(g.dtype for g in gradients.values() if g is not None)), key=_roundoff)
+        return cls(_RELATIVE.get(coarse, 0.1), 1e-6 + _CANCELLED * _roundoff(coarse) * whole)
+
+
+def _roundoff(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def _coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    return max(one, other, key=_roundoff)
+
+
+def _precision(calls: Mapping[str, Sequence[Any]]) -> torch.dtype:
+    """The coarsest type in which the layers' outputs were computed."""
+    outputs = [g for several in calls.values() for call in several for g in call.outputs if g is not None]
+    return max((g.dtype for g in outputs), key=_roundoff, default=torch.float64)
+
+
+def _compare(
+    name: str, expected: Tensor | None, found: Tensor | None, n: int, tolerance: _Tolerance, *, what: str | None = None
+) -> None:
     if expected is None and found is None:
         return
     zero = torch.zeros(())
@@ -165,12 +287,15 @@ def _compare(name: str, expected: Tensor | None, found: Tensor | None, n: int) -
     if not torch.isfinite(torch.as_tensor(scale)):
         return  # a broken example is clipped to zero later
     difference = float(torch.linalg.vector_norm(found - expected))
-    if difference > _RELATIVE.get(expected.dtype, 0.1) * scale + 1e-6:
+    if difference > tolerance.relative * scale + tolerance.absolute:
         raise ValueError(
-            f"the per-example gradient of '{name}' in a batch of {n} differs from that of the example alone "
+            f"the per-example gradient{'s' if what else ''} of '{name}' "
+            f"{what or f'in a batch of {n} differs from that of the example alone'} "
             f"(relative difference {difference / max(scale, 1e-30):.2g}). Either the model or loss_fn mixes examples (a mean "
-            "over the batch, a batch statistic), or the leading axis is not the batch, or the parameter is used outside the "
-            "module that owns it (for example through F.linear with another module's weight)."
+            "over the batch, a batch statistic, padding to the longest example without an attention mask), or the leading "
+            "axis is not the batch, or the parameter is used outside the module that owns it (for example through F.linear "
+            "with another module's weight, in loss_fn, or in a method other than forward): call that module itself, or give "
+            "the parameter to the module whose forward uses it."
         )
 
 

@@ -1,0 +1,154 @@
+"""The pass over one logical batch: every micro-batch forward, backward, clipped and summed.
+
+Nothing of a pass outlives it: the sum is built in local values, so an exception in its middle leaves no private tensor
+behind and the whole batch can be done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.groups import Groups
+from dpkfc.gradients.ids import unknown_row
+from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.memory import is_out_of_memory
+from dpkfc.gradients.tape import Tape, check_losses
+from dpkfc.gradients.verify import check_mode, check_per_example_gradients, check_whole_batch, restored_buffers
+from dpkfc.metric import Metric
+
+__all__ = ["LossFn", "Rows", "check_examples", "clipped_sum"]
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+
+class Rows(Protocol):
+    """Which rows of a micro-batch belong together and what each counts: `data.layout.Part`."""
+
+    @property
+    def records(self) -> NDArray[np.int64]: ...  # noqa: D102
+    @property
+    def weights(self) -> NDArray[np.float64] | None: ...  # noqa: D102
+    @property
+    def units(self) -> int: ...  # noqa: D102
+    @property
+    def group(self) -> int: ...  # noqa: D102
+
+
+def clipped_sum(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    metric: Metric,
+    clip: Clip,
+    *,
+    loss_fn: LossFn,
+    micro_batches: Iterable[tuple[Any, Rows]],
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The clipped sum of one logical batch; PRIVATE until noise has been added.
+
+    Args:
+        model: what is differentiated.
+        layers: its layers.
+        metric: the coordinates in which units are clipped and summed.
+        clip: how.
+        loss_fn: maps model and micro-batch to one loss a row `[n]`.
+        micro_batches: batches with their rows, in any order; none for an empty logical batch.
+
+    Returns:
+        (parameter name to whitened clipped sum in float32 or float64, norms of all units `[U]`).
+
+    Raises:
+        ValueError: bad losses, layers or data.
+    """
+    torch.clear_autocast_cache()  # weights cast for an earlier step would be stale under an autocast around the loop
+    device = _device(layers)
+    summer = ClippedSummer(layers, metric, clip)
+    norms = [torch.zeros(0)]
+    for batch, rows in micro_batches:
+        n = len(rows.records)
+        tape = Tape(model, layers, batch_size=n)
+        with torch.enable_grad(), restored_buffers(model), tape:
+            losses = _losses(loss_fn, model, _to(batch, device))
+        check_losses(losses, n)
+        weights = rows.weights
+        if weights is not None:
+            losses = losses * torch.from_numpy(weights).to(losses)
+        with torch.autocast(device.type, enabled=False):
+            calls = tape.backward(losses)
+        norms.append(summer.add(calls, n, Groups(rows.units, rows.group)).norms.detach())
+    return summer.result(), torch.cat([x.to(norms[-1]) for x in norms])
+
+
+def check_examples(
+    model: nn.Module, layers: Sequence[Layer], loss_fn: LossFn, batch_of: Callable[..., Any], count: int
+) -> bool:
+    """Does the tape agree with plain autograd, does a row not depend on those beside it, and do all rows add up?
+
+    Args:
+        model: in the mode it is trained in.
+        layers: its layers.
+        loss_fn: maps model and batch to one loss a row.
+        batch_of: numbers of rows to the batch of them.
+        count: rows there are. The first two are compared one by one; three or more also together, which finds what a pair
+            cannot show (triplets, groups of four).
+
+    Returns:
+        Whether these rows could show a fault: two or more, and not all of their gradients zero.
+
+    Raises:
+        ValueError: naming the parameter whose gradient differs.
+        RuntimeError: not even two rows fit into memory.
+    """
+    device = _device(layers)
+
+    def moved(*chosen: int) -> Any:
+        return _to(batch_of(*chosen), device)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return _losses(loss_fn, model, batch)
+
+    pair = tuple(range(min(count, 2)))
+    with torch.enable_grad(), restored_buffers(model), torch.random.fork_rng(devices=[]):
+        try:
+            shown = check_per_example_gradients(model, layers, loss, moved(*pair), [moved(i) for i in pair])
+            if len(pair) == 2:
+                check_mode(model, layers, loss, moved(0, 1), moved(0, 0))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise RuntimeError(
+                "the check of per-example gradients needs two examples in memory at once, and they do not fit; "
+                "verify=False leaves it out"
+            ) from error
+        try:
+            if count > 2:
+                check_whole_batch(model, layers, loss, moved(*range(count)), count)
+        except Exception as error:
+            if not is_out_of_memory(error):  # the pair was found right, and more do not fit
+                raise
+    return shown and len(pair) == 2
+
+
+def _device(layers: Sequence[Layer]) -> torch.device:
+    return layers[0].tensor(next(iter(layers[0].parameters))).device
+
+
+def _losses(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
+    try:
+        return loss_fn(model, batch)
+    except IndexError as error:
+        raise ValueError(
+            unknown_row(model, error)
+            or f"loss_fn failed on a batch: {error}. A label or token id is outside the range the model was built for."
+        ) from error
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, batch)

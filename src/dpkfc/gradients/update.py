@@ -1,0 +1,100 @@
+"""Checks around the hand-over of a release to a torch optimizer: it holds the model's parameters, and they move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpkfc.gradients.layers import Layer, check_covered
+
+__all__ = ["check_moved", "check_optimizer", "check_unchanged", "traces"]
+
+Trace = tuple[int, Tensor]
+
+
+def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
+    """Raise unless an optimizer holds exactly the trainable parameters of the model (frozen ones may be in it too).
+
+    Raises:
+        ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows private gradients.
+    """
+    scaler = getattr(optimizer, "scaler", None)  # that of accelerate's optimizer under float16
+    if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
+        raise ValueError(
+            "a GradScaler cannot step a private run: its scale, and whether it skips a step, follow the size of un-noised "
+            "private gradients. Norms, sums and noise are float32 whatever the model computes in: use bfloat16, which needs "
+            "no scale, and pass the torch optimizer itself"
+        )
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in parameters.items() if p not in held]
+    if missing:
+        raise ValueError(
+            f"the optimizer does not hold trainable parameter '{missing[0]}'; pass it to the optimizer or freeze it with "
+            "requires_grad_(False)"
+        )
+    own = set(parameters.values())
+    foreign = [p for p in held if p.requires_grad and p not in own]
+    if foreign:
+        raise ValueError(
+            f"the optimizer holds a trainable parameter of shape {tuple(foreign[0].shape)} that is not in the model; the "
+            "session would never give it a private gradient"
+        )
+
+
+def check_unchanged(model: nn.Module, layers: Sequence[Layer], parameters: Mapping[str, Tensor]) -> None:
+    """Raise if the model trains other parameters than when its layers were found.
+
+    Args:
+        model: as it is now.
+        layers: found before.
+        parameters: trainable ones, by name, at that time.
+
+    Raises:
+        RuntimeError: a parameter that was replaced, frozen, unfrozen or added, by name.
+    """
+    check_covered(model, layers)
+    now = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if now.get(name) is not parameter:
+            raise RuntimeError(
+                f"parameter '{name}' was replaced after the session was built; move, cast or adapt the model before "
+                "creating the optimizer and the session"
+            )
+
+
+def traces(parameters: Mapping[str, Tensor]) -> dict[str, Trace]:
+    """What tells whether each parameter has been written to: its version and its first entries."""
+    return {name: _trace(p) for name, p in parameters.items()}
+
+
+def _trace(parameter: Tensor) -> Trace:
+    return parameter._version, parameter.detach().flatten()[:16].clone()
+
+
+def check_moved(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], before: Mapping[str, Trace]
+) -> None:
+    """Raise unless every parameter was written to, or at least changed (some optimizers bypass the version counter).
+
+    Args:
+        optimizer: has just made a step with noise in every gradient.
+        parameters: trainable ones, by name.
+        before: their `traces` before the step.
+
+    Raises:
+        RuntimeError: naming a parameter that did not move although its learning rate is positive.
+    """
+    rates = {p: g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
+    for name, parameter in parameters.items():
+        version, values = before[name]
+        still = parameter._version == version and torch.equal(values, _trace(parameter)[1])
+        if still and rates[parameter] > 0:
+            raise RuntimeError(
+                f"parameter '{name}' did not move in the first step although its learning rate is {rates[parameter]}: "
+                "the optimizer holds another tensor than the model"
+            )

@@ -1,0 +1,81 @@
+"""Per-example gradients as the tape finds them, beside a plain loop of autograd over single examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpkfc.gradients.accumulate import Clip, ClippedSummer, split_sum
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.rules import blocks_of
+from dpkfc.gradients.sums import weighted_sum
+from dpkfc.gradients.tape import Tape
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+def taped(model: nn.Module, loss: Loss, batch: Any, n: int) -> list[dict[str, Tensor]]:
+    """Name to gradient of every example of one batch, from one backward pass."""
+    layers = find_layers(model)
+    tape = Tape(model, layers)
+    with tape:
+        losses = loss(model, batch)
+    calls = tape.backward(losses)
+    rows: list[dict[str, Tensor]] = [{} for _ in range(n)]
+    for layer in layers:
+        if layer.name in calls:
+            block = blocks_of(layer, calls[layer.name], n)
+            for i, one in enumerate(torch.eye(n, dtype=torch.float64)):
+                rows[i].update(split_sum(layer, weighted_sum(block, one)))
+    return rows
+
+
+def looped(model: nn.Module, loss: Loss, singles: Sequence[Any]) -> list[dict[str, Tensor]]:
+    """The same by plain autograd, one example after the other."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    rows = []
+    for single in singles:
+        grads = torch.autograd.grad(loss(model, single).sum(), list(parameters.values()), allow_unused=True)
+        rows.append(
+            {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), grads, strict=True)}
+        )
+    return rows
+
+
+def assert_equals_a_loop(model: nn.Module, loss: Loss, batch: Any, singles: Sequence[Any]) -> None:
+    """Every parameter's gradient of every example, their norms and their clipped sum, to the last bits of float64."""
+    expected = looped(model, loss, singles)
+    _assert_clipped(model, loss, batch, expected)
+    found = taped(model, loss, batch, len(singles))
+    for one, other in zip(found, expected, strict=True):
+        assert set(one) == set(other)
+        for name, gradient in other.items():
+            torch.testing.assert_close(one[name], gradient, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+    assert any(float(g.abs().max()) > 0 for row in expected for g in row.values())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters() if p.requires_grad)
+
+
+def examples(batch: tuple[Any, ...], n: int) -> list[tuple[Any, ...]]:
+    """Each example as a batch of its own: tensors led by the batch are sliced, the rest is shared."""
+    return [
+        tuple(x[i : i + 1] if isinstance(x, Tensor) and x.dim() and x.shape[0] == n else x for x in batch)
+        for i in range(n)
+    ]
+
+
+def _assert_clipped(model: nn.Module, loss: Loss, batch: Any, expected: list[dict[str, Tensor]]) -> None:
+    layers = find_layers(model)
+    norms = torch.stack([torch.stack([g.square().sum() for g in row.values()]).sum().sqrt() for row in expected])
+    bound = float(norms.median()) + 1e-9
+    tape, summer = Tape(model, layers), ClippedSummer(layers, {}, Clip(bound))
+    with tape:
+        losses = loss(model, batch)
+    found = summer.add(tape.backward(losses), len(expected)).norms
+    torch.testing.assert_close(found, norms, rtol=1e-9, atol=1e-10)
+    total = summer.result()
+    for name in expected[0]:
+        clipped = sum(min(1.0, bound / float(n)) * row[name] for n, row in zip(norms, expected, strict=True))
+        torch.testing.assert_close(total[name], clipped, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")

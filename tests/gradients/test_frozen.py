@@ -1,0 +1,100 @@
+"""Frozen parts cost nothing: no hook, no record, no backward pass below the lowest layer that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.rules import blocks_of
+from dpkfc.gradients.tape import Tape
+
+DEPTH = 6
+
+
+def visited(losses: Tensor, differentiate: Callable[[], object]) -> int:
+    """Autograd nodes that run while something is differentiated."""
+    nodes, stack, ran = set(), [losses.grad_fn], []
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            stack.extend(parent for parent, _ in node.next_functions)
+    handles = [node.register_prehook(lambda _: ran.append(1)) for node in nodes]
+    differentiate()
+    for handle in handles:
+        handle.remove()
+    return len(ran)
+
+
+def stack(trained: set[int]) -> nn.Module:
+    model = nn.Sequential(nn.Embedding(5, 4), *[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(DEPTH)])
+    model.requires_grad_(False)
+    for i in trained:
+        model[i].requires_grad_(True)
+    return model
+
+
+def run(model: nn.Module, ids: Tensor, listening: bool = False) -> tuple[int, set[str]]:
+    tape = Tape(model, find_layers(model), (lambda tape: None) if listening else None)
+    with tape:
+        losses = model(ids).square().flatten(1).sum(1)
+    calls: dict = {}
+    if listening:
+        count = visited(losses, lambda: losses.sum().backward())
+        calls = tape.collect()
+    else:
+        count = visited(losses, lambda: calls.update(tape.backward(losses)))
+    return count, set(calls)
+
+
+@pytest.mark.parametrize("listening", [False, True])
+def test_no_backward_runs_below_the_lowest_trained_layer(listening: bool) -> None:
+    ids = torch.randint(0, 5, (3, 4))
+    counts = [run(stack({i}), ids, listening)[0] for i in range(DEPTH + 1)]
+    assert all(low > high for low, high in zip(counts, counts[1:], strict=False))
+    assert counts[-1] <= 6
+
+
+def test_frozen_layers_above_pass_gradients_on_and_record_nothing() -> None:
+    model, ids = stack({1}), torch.randint(0, 5, (3, 4))
+    assert run(model, ids)[1] == {"1.0"}
+    with Tape(model, find_layers(model)):
+        hooked = [name for name, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks]
+    assert hooked == ["", "1.0"]  # the model's own hook reads how many examples there are
+
+
+def test_an_input_that_requires_a_gradient_is_not_differentiated() -> None:
+    """As gradient checkpointing of frozen models asks for it."""
+    model = stack({3})
+    x = torch.randn(3, 4, 4, requires_grad=True)
+    plain = nn.Sequential(*list(model)[1:])
+    tape = Tape(plain, find_layers(plain))
+    with tape:
+        losses = plain(x).square().flatten(1).sum(1)
+    everything = visited(losses, lambda: torch.autograd.grad(losses.sum(), [x], retain_graph=True))
+    needed = visited(losses, lambda: tape.backward(losses))
+    assert needed < everything - 3
+    assert x.grad is None
+
+
+def test_no_weight_gradient_is_ever_computed() -> None:
+    """The layers' own parameters are constants while the tape is open."""
+    model, ids = stack(set(range(DEPTH + 1))), torch.randint(0, 5, (3, 4))
+    layers = find_layers(model)
+    tape = Tape(model, layers)
+    with tape:
+        losses = model(ids).square().flatten(1).sum(1)
+    seen, todo = set(), [losses.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo.extend(parent for parent, _ in node.next_functions)
+    leaves = [node.variable for node in seen if hasattr(node, "variable")]
+    assert not [p for p in model.parameters() if any(p is leaf for leaf in leaves)]
+    calls = tape.backward(losses)
+    assert blocks_of(layers[0], calls["0"], 3).batch_size == 3

@@ -1,0 +1,92 @@
+"""Groups of rows as one example, for every kind of layer, against a loop over groups in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.data.layout import layout
+from dpkfc.gradients.accumulate import Clip
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.micro import clipped_sum
+from tests.gradients.cases import CASES, Case, build, loss_fn
+
+SIZES = (3, 1, 2, 3)
+
+
+def table() -> Tensor:
+    """Four units of these sizes over rows 0..8, which do not lie in order."""
+    order = torch.tensor([4, 0, 8, 2, 6, 1, 3, 5, 7])
+    rows, start = [], 0
+    for size in SIZES:
+        rows.append([*order[start : start + size].tolist(), *[-1] * (3 - size)])
+        start += size
+    return torch.tensor(rows)
+
+
+def brute_force(
+    model: nn.Module, batch: tuple[Tensor, Tensor], reduction: str, bound: float
+) -> tuple[dict[str, Tensor], Tensor]:
+    """One unit at a time: the gradient of the mean (sum) of its losses, clipped."""
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    total, norms = {n: torch.zeros_like(p) for n, p in parameters.items()}, []
+    for row in table():
+        own = row[row >= 0]
+        losses = torch.stack([loss_fn(model, (batch[0][i : i + 1], batch[1][i : i + 1]))[0] for i in own])
+        grads = torch.autograd.grad(getattr(losses, reduction)(), list(parameters.values()), allow_unused=True)
+        found = {
+            n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), grads, strict=True)
+        }
+        norm = torch.sqrt(sum(g.square().sum() for g in found.values()))
+        norms.append(norm)
+        for name, g in found.items():
+            total[name] += g * min(1.0, bound / float(norm))
+    return total, torch.stack(norms)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_unit_is_clipped_once(case: Case) -> None:
+    model, (x, y) = build(case, n=9)
+    layers = find_layers(model)
+    for reduction, bound, multiple in (("mean", None, None), ("sum", 3, None), ("mean", 8, 4)):
+        raw = brute_force(model, (x, y), reduction, 1e9)[1]
+        c = float(raw.median())  # some are clipped, some are not
+        expected, norms = brute_force(model, (x, y), reduction, c)
+        parts = layout(table().numpy(), bound, multiple, reduction)
+        batches = [((x[part.records], y[part.records]), part) for part in parts]
+        found, upper = clipped_sum(model, layers, {}, Clip(c), loss_fn=loss_fn, micro_batches=batches)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(upper.sort().values, norms.sort().values, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_padding_changes_nothing(case: Case) -> None:
+    model, (x, y) = build(case, n=7)
+    layers, sums = find_layers(model), []
+    for multiple in (None, 4, 16):
+        parts = layout(range(7), None if multiple is None else 16, multiple)
+        batches = [((x[part.records], y[part.records]), part) for part in parts]
+        sums.append(clipped_sum(model, layers, {}, Clip(0.5), loss_fn=loss_fn, micro_batches=batches))
+    for found, norms in sums[1:]:
+        for name, value in sums[0][0].items():
+            torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(norms, sums[0][1], rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("padding", [None, 8])
+def test_a_broken_record_voids_its_unit_alone(padding: int | None) -> None:
+    model, (x, y) = build(CASES[1], n=9)
+    layers = find_layers(model)
+
+    def summed(inputs: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        parts = layout(rows.numpy(), None, padding)
+        batches = [((inputs[p.records], y[p.records]), p) for p in parts]
+        return clipped_sum(model, layers, {}, Clip(0.5), loss_fn=loss_fn, micro_batches=batches)[0]
+
+    broken = x.clone()
+    broken[int(table()[0, 0])] = float("nan")  # the record that also fills up and pads
+    without = summed(x, table()[1:])
+    for name, found in summed(broken, table()).items():
+        torch.testing.assert_close(found, without[name], rtol=1e-10, atol=1e-12)

@@ -1,0 +1,265 @@
+"""Recurrent layers against a loop of autograd over single examples, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.tape import Tape
+from dpkfc.gradients.verify import check_per_example_gradients, evaluation_mode
+from tests.gradients.loop import assert_equals_a_loop, examples, taped
+
+KINDS = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "rnn tanh": lambda *a, **k: nn.RNN(*a, **k, nonlinearity="tanh"),
+    "rnn relu": lambda *a, **k: nn.RNN(*a, **k, nonlinearity="relu"),
+}
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return model(*batch).flatten(1).sin().sum(1)
+
+
+class Reader(nn.Module):
+    """A recurrent layer behind a linear one, read at every step and at the end."""
+
+    def __init__(self, inner: nn.Module, states: str = "") -> None:
+        super().__init__()
+        self.first, self.inner, self.states = nn.Linear(2, 3), inner, states
+
+    def forward(self, x: Tensor, *state: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x if self.inner.batch_first else x.transpose(0, 1)
+        hx = tuple(s.transpose(0, 1).contiguous() for s in state)  # [N, layers, width] in the batch
+        hx = () if not hx else (hx,) if len(hx) > 1 else hx
+        out, last = self.inner(x, *hx)
+        out = out if self.inner.batch_first else out.transpose(0, 1)
+        last = last if isinstance(last, tuple) else (last,)
+        ends = [s.transpose(0, 1).flatten(1) * (k + 2) for k, s in enumerate(last)]
+        return {"": torch.cat([out.flatten(1), *ends], 1), "out": out, "ends": torch.cat(ends, 1)}[self.states]
+
+
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    n=st.integers(1, 4),
+    t=st.integers(1, 5),
+    width=st.integers(1, 4),
+    layers=st.integers(1, 3),
+    bidirectional=st.booleans(),
+    bias=st.booleans(),
+    batch_first=st.booleans(),
+    initial=st.booleans(),
+    read=st.sampled_from(["", "out", "ends"]),
+)
+def test_any_shape_equals_a_loop(kind, n, t, width, layers, bidirectional, bias, batch_first, initial, read) -> None:
+    inner = KINDS[kind](3, width, layers, bias=bias, batch_first=batch_first, bidirectional=bidirectional)
+    model = Reader(inner, read).double()
+    batch = [torch.randn(n, t, 2, dtype=torch.float64)]
+    if initial:
+        states = 2 if kind == "lstm" else 1
+        batch += [torch.randn(n, layers * (1 + bidirectional), width, dtype=torch.float64) for _ in range(states)]
+    singles = [tuple(x[i : i + 1] for x in batch) for i in range(n)]
+    assert_equals_a_loop(model, loss_fn, tuple(batch), singles)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_projected_states(bidirectional: bool) -> None:
+    model = Reader(nn.LSTM(3, 5, 2, proj_size=2, batch_first=True, bidirectional=bidirectional)).double()
+    batch = (torch.randn(3, 4, 2, dtype=torch.float64),)
+    assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
+
+
+class Packed(nn.Module):
+    """Sequences of different lengths, as texts are read."""
+
+    def __init__(self, inner: nn.Module, ordered: bool) -> None:
+        super().__init__()
+        self.table, self.inner, self.head, self.ordered = nn.Embedding(7, 3), inner, nn.Linear(4, 2), ordered
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(self.table(ids), lengths, batch_first=True, enforce_sorted=self.ordered)
+        out, last = self.inner(packed)
+        out = pad_packed_sequence(out, batch_first=True, total_length=ids.shape[1])[0]
+        last = last[0] if isinstance(last, tuple) else last
+        return torch.cat([self.head(out).flatten(1), last.transpose(0, 1).flatten(1)], 1)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_packed_sequences(kind: str, ordered: bool) -> None:
+    model = Packed(KINDS[kind](3, 2, 2, bidirectional=True, batch_first=True), ordered).double()
+    lengths = torch.tensor([5, 4, 2, 1] if ordered else [2, 5, 1, 4])
+    batch = (torch.randint(0, 7, (4, 5)), lengths)
+    assert_equals_a_loop(model, loss_fn, batch, [(batch[0][i : i + 1], lengths[i : i + 1]) for i in range(4)])
+
+
+def test_what_follows_a_packed_sequence_does_not_matter() -> None:
+    model = Packed(nn.LSTM(3, 2, 2, bidirectional=True), False).double()
+    ids, lengths = torch.randint(0, 7, (3, 5)), torch.tensor([2, 5, 3])
+    other = torch.where(torch.arange(5) < lengths.unsqueeze(1), ids, (ids + 3) % 7)
+    first, second = taped(model, loss_fn, (ids, lengths), 3), taped(model, loss_fn, (other, lengths), 3)
+    assert all(torch.equal(a[name], b[name]) for a, b in zip(first, second, strict=True) for name in a)
+
+
+class Stepped(nn.Module):
+    """A cell in a loop of the user's own."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell, self.head = cell, nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for t in range(x.shape[1]):
+            state = self.cell(x[:, t], state)
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_cells_in_a_loop(cell: type[nn.Module], bias: bool) -> None:
+    model = Stepped(cell(3, 4, bias=bias)).double()
+    batch = (torch.randn(3, 5, 3, dtype=torch.float64),)
+    assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
+    assert {layer.name: layer.rule for layer in find_layers(model)}["cell"] == "recurrent"
+
+
+def test_a_layer_called_twice_and_partly_frozen() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.GRU(3, 3, batch_first=True)
+            self.inner.weight_hh_l0.requires_grad_(False)
+            self.inner.bias_ih_l0.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.inner(x)[0])[0]
+
+    batch = (torch.randn(3, 4, 3, dtype=torch.float64),)
+    assert_equals_a_loop(Twice().double(), loss_fn, batch, examples(batch, 3))
+
+
+def test_only_biases_train_and_the_state_comes_by_keyword() -> None:
+    class Biases(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.LSTM(3, 3, batch_first=True)
+            for name, p in self.inner.named_parameters():
+                p.requires_grad_("bias" in name)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = torch.ones(1, x.shape[0], 3, dtype=x.dtype)
+            return self.inner(input=x, hx=(state, 2 * state))[0]
+
+    batch = (torch.randn(3, 4, 3, dtype=torch.float64),)
+    assert_equals_a_loop(Biases().double(), loss_fn, batch, examples(batch, 3))
+
+
+def test_a_learned_initial_state() -> None:
+    class Learned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.start = nn.GRU(3, 4, batch_first=True), nn.Parameter(torch.randn(1, 1, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x, self.start.expand(-1, len(x), -1).contiguous())[0]
+
+    batch = (torch.randn(3, 5, 3, dtype=torch.float64),)
+    assert_equals_a_loop(Learned().double(), loss_fn, batch, examples(batch, 3))
+
+
+def test_norms_and_sums_of_any_split() -> None:
+    model = Reader(nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True)).double()
+    x, layers, totals = torch.randn(5, 4, 2, dtype=torch.float64), find_layers(model), []
+    for sizes in ([5], [2, 3], [1, 4]):
+        summer = ClippedSummer(layers, {}, Clip(0.7))
+        for part in x.split(sizes):
+            tape = Tape(model, layers)
+            with tape:
+                losses = loss_fn(model, (part,))
+            summer.add(tape.backward(losses), len(part))
+        totals.append(summer.result())
+    for other in totals[1:]:
+        for name, total in totals[0].items():
+            torch.testing.assert_close(other[name], total, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_broken_example_stays_alone(kind: str, bad: float) -> None:
+    model = Reader(KINDS[kind](3, 4, 2, batch_first=True)).double()
+    layers, x = find_layers(model), torch.randn(3, 4, 2, dtype=torch.float64)
+    sums = []
+    for rows in ([0, 1, 2], [0, 2]):
+        part = x.clone()
+        part[1, 2, 0] = bad
+        tape, summer = Tape(model, layers), ClippedSummer(layers, {}, Clip(0.5))
+        with tape:
+            losses = loss_fn(model, (part[rows],))
+        summer.add(tape.backward(losses), len(rows))
+        sums.append(summer.result())
+    for name, total in sums[0].items():
+        torch.testing.assert_close(total, sums[1][name], rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_low_precision_is_summed_in_float32(dtype: torch.dtype, tolerance: float) -> None:
+    model = Reader(nn.LSTM(3, 4, batch_first=True)).double()
+    x = torch.randn(3, 6, 2, dtype=torch.float64)
+    expected = taped(model, loss_fn, (x,), 3)
+    found = taped(model.to(dtype), loss_fn, (x.to(dtype),), 3)
+    for one, other in zip(found, expected, strict=True):
+        for name, gradient in one.items():
+            assert gradient.dtype == torch.float32
+            assert float((gradient - other[name]).norm()) <= tolerance * float(other[name].norm())
+
+
+def test_verification_passes_in_the_model_s_own_modes() -> None:
+    model = Reader(nn.LSTM(3, 4, 2, dropout=0.5)).double()  # dropout is off in the eval mode of the check
+    x = torch.randn(2, 4, 2, dtype=torch.float64)
+    check_per_example_gradients(model, find_layers(model), loss_fn, (x,), [(x[:1],), (x[1:],)])
+    assert model.inner.training
+    model = nn.Sequential(nn.LSTM(2, 3), nn.LSTM(2, 3, 2, dropout=0.5), nn.Dropout()).eval()
+    with evaluation_mode(model):  # cuDNN differentiates a recurrent layer in training mode only
+        assert [module.training for module in model] == [True, False, False]
+    assert not any(module.training for module in model)
+
+
+def test_dropout_between_layers_is_refused_by_name() -> None:
+    model = Reader(nn.LSTM(3, 4, 2, dropout=0.5)).double()
+    batch = (torch.randn(3, 4, 2, dtype=torch.float64),)
+    with pytest.raises(ValueError, match=r"layer 'inner' \(LSTM\) draws dropout \(p=0.5\) between.*num_layers=1"):
+        taped(model, loss_fn, batch, 3)
+    model.eval()
+    assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
+
+
+def test_the_wrong_batch_axis_is_refused_by_name() -> None:
+    model = nn.LSTM(2, 3)
+    with pytest.raises(ValueError, match=r"LSTM.*\(5, 4, 2\) \(it has batch_first=False\).*batch_first=True"):
+        taped(model, lambda m, b: m(b)[0].sum((1, 2)), torch.randn(5, 4, 2), 5)
+    with pytest.raises(ValueError, match=r"was given \(5, 2\).*build it with batch_first=True"):
+        taped(nn.LSTM(2, 3, batch_first=True), lambda m, b: m(b)[0].sum(1), torch.randn(5, 2), 5)
+    with pytest.raises(ValueError, match=r"was given \(2,\)"):
+        taped(nn.GRUCell(2, 3), lambda m, b: m(b), torch.randn(2), 3)
+
+
+def test_a_subclass_with_its_own_forward_takes_the_fallback() -> None:
+    class Doubled(nn.GRU):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(2 * x)
+
+    model = Reader(Doubled(3, 4, batch_first=True), "out").double()
+    assert {layer.name: layer.rule for layer in find_layers(model)}["inner"] == "fallback"
+    batch = (torch.randn(3, 4, 2, dtype=torch.float64),)
+    assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
+    model.states = "ends"  # [layers, N, width]: the batch is not in front
+    with pytest.raises(ValueError, match=r"'inner' \(Doubled\).*\(1, 3, 4\) does not lead with the batch of 3"):
+        taped(model, loss_fn, batch, 3)

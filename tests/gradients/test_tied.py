@@ -1,0 +1,323 @@
+"""One weight as table and head, and weights stored transposed: against a loop, as blocks, and as upper bounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dpkfc.blocks import Lookup, Outer, Tied
+from dpkfc.curvature.state import mismatch
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.norms import choice_for, per_example_norms
+from dpkfc.gradients.rules import blocks_of
+from dpkfc.gradients.sums import weighted_sum
+from dpkfc.gradients.tape import Tape
+from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
+from tests.gradients.whitened import check, metric_of, side
+
+V, D, T = 11, 5, 6
+
+
+class Language(nn.Module):
+    """A table and a head with one weight.
+
+    Args:
+        bias: of the head: "own", "none", or "held" by the parent as well (BERT).
+        head_first: the head is registered before the table.
+        tables: modules that share the table (an encoder and a decoder).
+        uses: how often the head is applied.
+    """
+
+    def __init__(self, bias: str = "own", head_first: bool = False, tables: int = 1, uses: int = 1) -> None:
+        super().__init__()
+        if head_first:
+            self.head = nn.Linear(D, V, bias=bias != "none")
+        self.tables = nn.ModuleList([nn.Embedding(V, D, padding_idx=2 if i == 0 else None) for i in range(tables)])
+        self.mix = nn.Linear(D, D)
+        if not head_first:
+            self.head = nn.Linear(D, V, bias=bias != "none")
+        self.uses = uses
+        for table in self.tables:
+            table.weight = self.head.weight
+        if bias == "held":
+            self.bias = self.head.bias
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = sum(table(ids.roll(i, 1)) for i, table in enumerate(self.tables))
+        h = torch.tanh(self.mix(h)) + h.mean(1, keepdim=True)
+        out = self.head(h)
+        for _ in range(1, self.uses):
+            out = out + self.head(torch.tanh(self.tables[0](ids[:, :3]))).mean(1, keepdim=True)
+        return out
+
+
+def language(**settings) -> nn.Module:
+    torch.manual_seed(0)
+    return Language(**settings).to(torch.float64)
+
+
+def batch(n: int = 5) -> tuple[Tensor, Tensor]:
+    return torch.randint(0, V, (n, T)), torch.randint(0, V, (n, T))
+
+
+def loss_fn(model: nn.Module, examples: tuple[Tensor, Tensor]) -> Tensor:
+    ids, labels = examples
+    return F.cross_entropy(model(ids).transpose(1, 2), labels, reduction="none").mean(1)
+
+
+SHAPES = [
+    {},
+    {"bias": "none"},
+    {"bias": "held"},
+    {"head_first": True},
+    {"head_first": True, "bias": "held"},
+    {"tables": 2, "uses": 2},
+]
+
+
+@pytest.mark.parametrize("kind", [None, "identity", "diagonal", "dense", "lowrank"])
+@pytest.mark.parametrize("settings", SHAPES, ids=str)
+def test_the_sum_of_uses_equals_a_loop(settings: dict, kind: str | None) -> None:
+    check(language(**settings), batch(), loss_fn, kind)
+
+
+@pytest.mark.parametrize("settings", SHAPES, ids=str)
+def test_the_weight_is_one_layer_and_the_bias_another(settings: dict) -> None:
+    model = language(**settings)
+    layers = find_layers(model)
+    [tied] = [layer for layer in layers if layer.rule == "tied"]
+    names = dict(model.named_parameters())
+    assert list(tied.parameters) == ["weight"] and names[tied.parameters["weight"]] is model.head.weight
+    assert isinstance(tied.module, nn.Embedding)
+    biases = [layer for layer in layers if set(layer.parameters) == {"bias"}]
+    assert len(biases) == (settings.get("bias") != "none")
+    assert sorted(full for layer in layers for full in layer.parameters.values()) == sorted(names)
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+@pytest.mark.parametrize("bias", ["own", "held"])
+def test_a_frozen_half(frozen: str, bias: str) -> None:
+    model = language(bias=bias)
+    model.head.get_parameter(frozen).requires_grad_(False)
+    assert any(layer.rule == "tied" for layer in find_layers(model)) == (frozen == "bias")
+    check(model, batch(), loss_fn, "diagonal")
+
+
+def test_a_listening_tape_leaves_no_gradient_of_autograds_own() -> None:
+    model = language(bias="held")
+    layers = find_layers(model)
+    tape = Tape(model, layers, on_gradient=lambda tape: None, batch_size=5)
+    examples = batch()
+    with tape:
+        losses = loss_fn(model, examples)
+    losses.sum().backward()
+    assert all(p.grad is None for p in model.parameters())
+    heard = tape.collect()
+    quiet = Tape(model, layers)
+    with quiet:
+        losses = loss_fn(model, examples)
+    calls = quiet.backward(losses)
+    for layer in layers:
+        pair = [weighted_sum(blocks_of(layer, c[layer.name], 5), torch.rand(5)) for c in (heard, calls) if torch.manual_seed(1)]
+        torch.testing.assert_close(*pair)
+
+
+def test_only_one_kind_of_use_in_a_forward_pass() -> None:
+    for only in (lambda m, ids: m.tables[0](ids), lambda m, ids: m.head(torch.ones(len(ids), 2, D).double())):
+        model = language(bias="none")
+        layers = [layer for layer in find_layers(model) if layer.rule == "tied"]
+        ids = batch()[0]
+        tape = Tape(model, layers)
+        with tape:
+            losses = only(model, ids).square().flatten(1).sum(1)
+        block = blocks_of(layers[0], tape.backward(losses)[layers[0].name], 5)
+        expected = []
+        for i in range(5):
+            [g] = torch.autograd.grad(only(model, ids[i : i + 1]).square().sum(), [model.head.weight])
+            expected.append(g)
+        torch.testing.assert_close(block.per_example(), torch.stack(expected))
+        for method in ("gram", "materialised"):
+            norms = per_example_norms(block, None, method).norms
+            torch.testing.assert_close(norms, torch.stack(expected).flatten(1).norm(dim=1))
+
+
+def random_block(n: int, s: int, t: int, d: int, v: int, seed: int, dtype: torch.dtype = torch.float64) -> Tied:
+    g = torch.Generator().manual_seed(seed)
+    lookup = Lookup(torch.randint(0, v, (n, s), generator=g), torch.randn(n, s, d, generator=g, dtype=dtype), v)
+    outer = Outer(torch.randn(n, t, d, generator=g, dtype=dtype), torch.randn(n, t, v, generator=g, dtype=dtype))
+    return Tied(lookup, outer)
+
+
+@given(
+    n=st.integers(1, 4),
+    s=st.integers(0, 7),
+    t=st.integers(0, 7),
+    d=st.integers(1, 6),
+    v=st.integers(1, 9),
+    input_kind=st.sampled_from(["identity", "diagonal", "dense", "lowrank"]),
+    output_kind=st.sampled_from(["identity", "diagonal"]),
+    method=st.sampled_from(["gram", "materialised", None]),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape_and_metric(n, s, t, d, v, input_kind, output_kind, method, seed) -> None:
+    block = random_block(n, s, t, d, v, seed)
+    metric = Kronecker(side(input_kind, d), side(output_kind, v))
+    z = metric.whiten(block.per_example())
+    found = per_example_norms(block, metric, method)
+    torch.testing.assert_close(found.norms, z.flatten(1).norm(dim=1), rtol=1e-9, atol=1e-7)
+    assert bool((found.norms >= z.flatten(1).norm(dim=1) * (1 - 1e-12)).all())
+    weights = torch.rand(n, dtype=torch.float64)
+    total = weighted_sum(found.block, weights)
+    total = total if found.whitened else metric.whiten(total)
+    torch.testing.assert_close(total, torch.einsum("n,nvd->vd", weights, z), rtol=1e-9, atol=1e-10)
+
+
+@given(seed=st.integers(0, 10_000), method=st.sampled_from(["gram", "materialised"]), magnitude=st.sampled_from([1, 1e3]))
+def test_norms_are_upper_bounds_in_float32_also_where_uses_cancel(seed, method, magnitude) -> None:
+    g = torch.Generator().manual_seed(seed)
+    n, s, d, v = 3, 8, 6, 12
+    block = random_block(n, s, s, d, v, seed, torch.float32)
+    rows = torch.zeros(n, s, v).scatter_(2, block.lookup.ids.unsqueeze(2), 1.0)  # the head undoes what the table adds
+    outer = Outer(-block.lookup.b * magnitude + torch.randn(n, s, d, generator=g) * 1e-3, rows)
+    block = Tied(Lookup(block.lookup.ids, block.lookup.b * magnitude, v), outer)
+    metric = Kronecker(Diagonal(torch.rand(d, generator=g) + 0.1), Diagonal(torch.rand(v, generator=g) + 0.1))
+    found = per_example_norms(block, metric, method)
+    for i in range(n):
+        share = weighted_sum(found.block, torch.eye(n)[i])
+        share = share if found.whitened else metric.whiten(share)
+        assert float(found.norms[i]) >= float(share.double().norm()) * (1 - 1e-6)
+
+
+@given(seed=st.integers(0, 1000), method=st.sampled_from(["gram", "materialised"]))
+def test_norms_stay_close_in_float32(seed, method) -> None:
+    block = random_block(3, 9, 9, 16, 200, seed, torch.float32)
+    exact = Tied(
+        Lookup(block.lookup.ids, block.lookup.b.double(), 200), Outer(block.outer.a.double(), block.outer.b.double())
+    )
+    norms = per_example_norms(block, None, method).norms
+    reference = exact.per_example().flatten(1).norm(dim=1)
+    assert bool((norms >= reference * (1 - 1e-6)).all()) and bool((norms <= reference * (1 + 1e-3)).all())
+
+
+def test_a_dense_side_over_the_rows_is_refused() -> None:
+    metric = Kronecker(Identity(), Dense(torch.eye(V, dtype=torch.float64), 1.0))
+    with pytest.raises(ValueError, match="output side of a tied embedding"):
+        per_example_norms(random_block(2, 3, 3, D, V, 0), metric)
+    with pytest.raises(ValueError, match="Kronecker"):
+        per_example_norms(random_block(2, 3, 3, D, V, 0), Elementwise({}))
+
+
+def test_large_vocabularies_take_gram_matrices() -> None:
+    few, many = random_block(1, 4, 4, 8, 5000, 0), random_block(1, 64, 64, 2, 3, 0)
+    assert choice_for(few, Kronecker()).method == "gram"
+    assert choice_for(many, Kronecker()).method == "materialised"
+
+
+def test_a_broken_example_stays_alone() -> None:
+    model, (ids, labels) = language(), batch()
+    layers = find_layers(model)
+    [layer] = [layer for layer in layers if layer.rule == "tied"]
+    tape = Tape(model, layers)
+    with tape:
+        losses = loss_fn(model, (ids, labels)) * torch.tensor([1.0, torch.nan, 1.0, 1.0, 1.0])
+    block = blocks_of(layer, tape.backward(losses)[layer.name], 5)
+    for method in ("gram", "materialised"):
+        found = per_example_norms(block, metric_of(layers, "dense")[layer.name], method)
+        broken = ~torch.isfinite(found.norms)
+        assert broken.tolist() == [False, True, False, False, False]
+        assert bool(torch.isfinite(weighted_sum(found.block, (~broken).double(), broken)).all())
+
+
+# -- weights shared by linear layers, and what stays refused ---------------------------------------------------------------
+
+
+class TwoHeads(nn.Module):
+    """Two linear layers with one weight and a bias each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def test_one_weight_with_two_biases() -> None:
+    model = TwoHeads().double()
+    assert [layer.name for layer in find_layers(model)] == ["first", "first.bias", "second"]
+    data = (torch.randn(4, 3, 4).double(), torch.randint(0, 4, (4, 3)))
+    check(model, data, loss_fn, "dense")
+
+
+class OwnHead(nn.Module):
+    """A head that reads the table's weight by itself."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+def untied_in_vain() -> list[nn.Module]:
+    table, norm, convs = nn.Embedding(4, 4), nn.LayerNorm(4), [nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)]
+    linear = nn.Linear(1, 4)
+    linear.bias = norm.bias
+    convs[1].weight = convs[0].weight
+    return [nn.Sequential(table, OwnHead(table)), nn.Sequential(norm, linear), nn.Sequential(*convs)]
+
+
+@pytest.mark.parametrize("model", untied_in_vain(), ids=["own head", "norm and linear", "convolutions"])
+def test_other_sharing_is_refused_by_name(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"'1' .* shares a parameter with '0'"):
+        find_layers(model)
+
+
+# -- a weight stored as [d_in, d_out] --------------------------------------------------------------------------------------
+
+
+@given(
+    n=st.integers(1, 4),
+    t=st.integers(1, 6),
+    d_in=st.integers(1, 6),
+    d_out=st.integers(2, 6),
+    kind=st.sampled_from([None, "diagonal", "dense"]),
+    frozen=st.sampled_from([None, "weight", "bias"]),
+)
+def test_transposed_linear_layers(n, t, d_in, d_out, kind, frozen) -> None:
+    module = pytest.importorskip("transformers.pytorch_utils").Conv1D(d_out, d_in).double()
+    if frozen:
+        module.get_parameter(frozen).requires_grad_(False)
+    model = nn.Sequential(nn.Linear(3, d_in), nn.Tanh(), module).double()
+    [layer] = [layer for layer in find_layers(model) if layer.name == "2"]
+    assert (layer.rule, layer.transposed) == ("linear", True)
+    data = (torch.randn(n, t, 3).double(), torch.randint(0, d_out, (n, t)))
+    check(model, data, loss_fn, kind)
+
+
+def test_a_subclass_of_it_with_its_own_forward_takes_the_fallback() -> None:
+    base = pytest.importorskip("transformers.pytorch_utils").Conv1D
+
+    class Scaled(base):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 2
+
+    class Conv1D(nn.Linear):  # only the name is alike
+        pass
+
+    model = nn.Sequential(Scaled(4, 3), Conv1D(4, 4)).double()
+    assert [(layer.rule, layer.transposed) for layer in find_layers(model)] == [("fallback", False), ("linear", False)]
+    check(model, (torch.randn(3, 2, 3).double(), torch.randint(0, 4, (3, 2))), loss_fn)
+
+
+def test_a_preconditioner_fits_either_orientation() -> None:
+    sides = {"kind": "outer", "input": [4], "output": [7]}
+    assert mismatch(sides, {"weight": (7, 3), "bias": (7,)}) is None
+    assert mismatch(sides, {"weight": (3, 7), "bias": (7,)}) is None
+    assert mismatch(sides, {"weight": (5, 7), "bias": (7,)}) is not None

@@ -1,0 +1,140 @@
+"""The definition of a whitened gradient with explicit matrices, for every rule, and brute force over single examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.tape import Tape
+from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Metric, Side
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+def side(kind: str, d: int) -> Side:
+    if kind == "identity":
+        return Identity(1.7)
+    if kind == "diagonal":
+        return Diagonal(torch.rand(d, dtype=torch.float64) + 0.2)
+    q, _ = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))
+    values = torch.rand(d, dtype=torch.float64) + 0.2
+    if kind == "dense":
+        return Dense((q * values) @ q.T, float(values.max()))
+    return LowRank(q[:, : max(1, d // 3)], values[: max(1, d // 3)], 0.9)
+
+
+def metric_of(layers: Sequence[Layer], kind: str) -> Metric:
+    """A random metric of one kind; sides over the rows of a table are diagonal where that kind is not allowed."""
+    metric: dict[str, Kronecker | Elementwise] = {}
+    rows = kind if kind in ("identity", "diagonal") else "diagonal"
+    for layer in layers:
+        if layer.rule in ("norm", "fallback", "recurrent"):
+            scale = {r: torch.rand(layer.tensor(r).shape, dtype=torch.float64) + 0.2 for r in layer.parameters}
+            metric[layer.name] = Elementwise(scale)
+        elif layer.rule == "embedding":
+            v, d = layer.tensor("weight").shape
+            metric[layer.name] = Kronecker(side(rows, v), side(kind, d))
+        else:
+            d_out, d_in = matrix(layer, {r: layer.tensor(r) for r in layer.parameters}).shape
+            metric[layer.name] = Kronecker(side(kind, d_in), side(rows if layer.rule == "tied" else kind, d_out))
+    return metric
+
+
+def matrix(layer: Layer, own: Mapping[str, Tensor]) -> Tensor:
+    """The gradient of a matrix-shaped layer `[d_out, d_in (+ 1)]`, ungrouped."""
+    columns = []
+    if "weight" in own:
+        columns.append(own["weight"].T if layer.transposed else own["weight"].flatten(1))
+    if "bias" in own:
+        columns.append(own["bias"].unsqueeze(1))
+    return torch.cat(columns, 1)
+
+
+def whiten(layer: Layer, entry: Kronecker | Elementwise | None, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameter name to the part of z = U_out g U_in that belongs to it."""
+    own = {role: grads[full] for role, full in layer.parameters.items()}
+    if isinstance(entry, Elementwise):
+        return {layer.parameters[r]: entry.scale[r] * g for r, g in own.items()}
+    if entry is None:
+        return {layer.parameters[r]: g for r, g in own.items()}
+    g = own["weight"].T if layer.rule == "embedding" else matrix(layer, own)
+    z = explicit(entry.output, g.shape[0]) @ g @ explicit(entry.input, g.shape[1])
+    if layer.rule == "embedding":
+        return {layer.parameters["weight"]: z.T}
+    result = {}
+    if "weight" in own:
+        z_weight = z[:, :-1] if "bias" in own else z
+        result[layer.parameters["weight"]] = (z_weight.T if layer.transposed else z_weight).reshape(own["weight"].shape)
+    if "bias" in own:
+        result[layer.parameters["bias"]] = z[:, -1]
+    return result
+
+
+def explicit(of: Side, d: int) -> Tensor:
+    return of.apply(torch.eye(d, dtype=torch.float64))
+
+
+def example_rows(batch: Any, chosen: Sequence[int]) -> Any:
+    """Some examples of a batch, a dict or a tuple of tensors."""
+    if isinstance(batch, Mapping):
+        return {name: x[list(chosen)] for name, x in batch.items()}
+    return tuple(x[list(chosen)] for x in batch)
+
+
+def size_of(batch: Any) -> int:
+    return len(next(iter(batch.values()) if isinstance(batch, Mapping) else iter(batch)))
+
+
+def looped(model: nn.Module, batch: Any, loss_fn: Loss) -> list[dict[str, Tensor]]:
+    """The gradient of every single example by plain autograd."""
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    result = []
+    for i in range(size_of(batch)):
+        losses = loss_fn(model, example_rows(batch, [i]))
+        grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+        result.append(
+            {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), grads, strict=True)}
+        )
+    return result
+
+
+def clipped(
+    model: nn.Module, layers: Sequence[Layer], batch: Any, loss_fn: Loss, clip: float, metric: Metric | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(norms, clipped sum) by the library."""
+    n = size_of(batch)
+    tape, summer = Tape(model, layers, batch_size=n), ClippedSummer(layers, metric or {}, Clip(clip))
+    with tape:
+        losses = loss_fn(model, batch)
+    return summer.add(tape.backward(losses), n).norms, summer.result()
+
+
+def check(model: nn.Module, batch: Any, loss_fn: Loss, kind: str | None = None, tolerance: float = 1e-9) -> None:
+    """Norms and clipped sum against the loop, and a split into micro-batches of one against the whole."""
+    layers = find_layers(model)
+    metric = metric_of(layers, kind) if kind else {}
+    rows = []
+    for grads in looped(model, batch, loss_fn):
+        row: dict[str, Tensor] = {}
+        for layer in layers:
+            row.update(whiten(layer, metric.get(layer.name), grads))
+        rows.append(row)
+    exact = torch.stack([torch.sqrt(sum(g.square().sum() for g in row.values())) for row in rows])
+    c = float(exact.median())
+    norms, total = clipped(model, layers, batch, loss_fn, c, metric)
+    torch.testing.assert_close(norms, exact, rtol=tolerance, atol=1e-12)
+    assert set(total) == {name for name, p in model.named_parameters() if p.requires_grad}
+    size = float(torch.sqrt(sum(g.square().sum() for g in total.values())))
+    parts = [clipped(model, layers, example_rows(batch, [i]), loss_fn, c, metric)[1] for i in range(len(rows))]
+    for name in total:
+        expected = sum(min(1.0, c / float(n)) * row[name] for n, row in zip(exact, rows, strict=True))
+        for found in (total[name], sum(part[name] for part in parts)):
+            assert found.shape == expected.shape
+            torch.testing.assert_close(
+                found, expected, rtol=tolerance, atol=tolerance * size, msg=lambda m, name=name: f"{name}: {m}"
+            )

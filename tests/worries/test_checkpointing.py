@@ -1,0 +1,208 @@
+"""Activation checkpointing: parts of the model run twice, gradients stay those of single examples, or a refusal says why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.rules import blocks_of
+from dpkfc.gradients.sums import weighted_sum
+from dpkfc.gradients.tape import Tape
+from dpkfc.session import Session
+from tests.gradients.loop import assert_equals_a_loop, examples, taped
+
+N, D = 3, 4
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return model(*batch).flatten(1).sin().sum(1)
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+class Block(nn.Module):
+    """Every kind of rule in one residual block."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(D, 6), nn.LayerNorm(6), nn.Linear(6, D)
+        self.attention, self.reader = nn.MultiheadAttention(D, 2, batch_first=True), nn.GRU(D, D, batch_first=True)
+        self.gain, self.dropout = nn.Parameter(torch.ones(D)), nn.Dropout(dropout)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.down(torch.relu_(self.norm(self.up(x)))))
+        return self.reader(x + self.attention(x, x, x, need_weights=False)[0])[0]
+
+
+class Called(Block):
+    def __init__(self, dropout: float) -> None:
+        super().__init__(dropout)
+        self.gain.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixed(x)
+
+
+class Owning(Block):
+    """The block owns a parameter itself, so that the whole block is also a module of the fallback."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixed(x) * self.gain
+
+
+class Deep(nn.Module):
+    def __init__(self, block: type[Block], reentrant: bool | None, *, dropout: float = 0.0, first: bool = True) -> None:
+        super().__init__()
+        self.table, self.head = nn.Linear(3, D).requires_grad_(first), nn.Linear(D, 2)
+        self.blocks, self.reentrant = nn.ModuleList([block(dropout), block(dropout)]), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x)
+        for block in self.blocks:
+            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.head(x).mean(1)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["inputs in the graph", "inputs outside the graph"])
+@pytest.mark.parametrize("block", [Called, Owning])
+@pytest.mark.parametrize("reentrant", [None, False])
+def test_checkpointed_blocks_equal_a_loop(block: type[Block], reentrant: bool | None, first: bool) -> None:
+    model = Deep(block, reentrant, first=first).double()
+    batch = (randn(N, 5, 3),)
+    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+
+
+def test_dropout_inside_a_checkpoint_draws_the_same_numbers() -> None:
+    found = []
+    for reentrant in (None, False):
+        torch.manual_seed(0)
+        model, batch = Deep(Called, reentrant, dropout=0.5).double(), (randn(N, 5, 3),)
+        torch.manual_seed(1)
+        found.append(taped(model, loss_fn, batch, N))
+    for one, other in zip(*found, strict=True):
+        for name, gradient in one.items():
+            torch.testing.assert_close(other[name], gradient, rtol=1e-10, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_reentrant_checkpoints_are_refused_with_the_fix(first: bool) -> None:
+    model = Deep(Called, True, first=first).double()
+    with pytest.raises(ValueError, match=r"layer 'blocks.0.up'.*use_reentrant=False.*gradient_checkpointing_kwargs"):
+        taped(model, loss_fn, (randn(N, 5, 3),), N)
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    assert all(p.requires_grad for p in model.blocks[0].up.parameters())
+
+
+class TrainingOnly(Deep):
+    """Checkpointed in training mode only, as the models of transformers are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept, self.reentrant = self.reentrant, self.reentrant if self.training else None
+        try:
+            return super().forward(x)
+        finally:
+            self.reentrant = kept
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_a_session_with_checkpoints(reentrant: bool | None) -> None:
+    """Verification runs in eval mode, where these checkpoints are off; a reentrant one is refused before a release."""
+    weights = []
+    for kind in (None, reentrant):
+        torch.manual_seed(0)
+        model = TrainingOnly(Called, kind, first=False).double()
+        x = torch.randn(20, 5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        plan = PrivacyConfig(expected_batch_size=6, steps=2, test_mode_seed=5).with_noise(1.0, 1e-3, 20)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+        with Session(plan, model, optimizer, (x,)) as session:
+            if kind:
+                with pytest.raises(ValueError, match=r"'blocks.0.up'.*use_reentrant=False"):
+                    session.step(next(session.batches()), loss_fn)
+                assert session.ledger.count == 0
+                return
+            for batch in session.batches():
+                session.step(batch, loss_fn)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-10, atol=1e-12)
+
+
+def listened(model: nn.Module, x: Tensor) -> dict[str, Tensor | dict[str, Tensor]]:
+    """Sums over the examples, from a loss that the caller differentiates."""
+    layers, heard = find_layers(model), []
+    tape = Tape(model, layers, heard.append)
+    with tape:
+        loss = loss_fn(model, (x,)).sum()
+    loss.backward()
+    assert heard
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    calls = tape.collect()
+    ones = torch.ones(N, dtype=torch.float64)
+    return {layer.name: weighted_sum(blocks_of(layer, calls[layer.name], N), ones) for layer in layers}
+
+
+def test_checkpoints_in_a_loop_of_the_user_s_own() -> None:
+    found, x = [], randn(N, 5, 3)
+    for reentrant in (None, False):
+        torch.manual_seed(0)
+        found.append(listened(Deep(Owning, reentrant).double(), x))
+    for name, total in found[0].items():
+        torch.testing.assert_close(found[1][name], total, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_hooks_of_a_backward_pass_that_failed_do_nothing_afterwards() -> None:
+    model, x = Deep(Called, None).double(), randn(N, 5, 3)
+
+    def fail(gradient: Tensor) -> None:
+        raise RuntimeError("boom")
+
+    tape = Tape(model, find_layers(model), lambda tape: None)
+    with tape:
+        hidden = model.table(x)
+        hidden.register_hook(fail)
+        loss = model.head(hidden).sum()
+    with pytest.raises(RuntimeError, match="boom"):
+        loss.backward()
+    loss_fn(model, (x,)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    tape.close()
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_layer_called_both_with_and_without_gradients_is_no_error() -> None:
+    model = nn.Sequential(nn.Linear(3, D), nn.Linear(D, 2)).double()
+
+    def distilled(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        with torch.no_grad():
+            target = m(*batch).softmax(1)
+        return (m(*batch).softmax(1) - target * 0.5).square().sum(1)
+
+    batch = (randn(N, 3),)
+    assert_equals_a_loop(model, distilled, batch, examples(batch, N))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_of_transformers(reentrant: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=9, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6,
+        max_position_embeddings=6, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config).double().train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+
+    def logits(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return m(input_ids=batch[0]).logits.sin().sum(1)
+
+    batch = (torch.randint(0, 9, (N, 5)),)
+    if reentrant:
+        with pytest.raises(ValueError, match="use_reentrant"):
+            taped(model, logits, batch, N)
+    else:
+        assert_equals_a_loop(model, logits, batch, examples(batch, N))
