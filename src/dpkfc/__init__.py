@@ -9,6 +9,7 @@ from __future__ import annotations
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise, PinkNoise, PublicData, WhiteNoise
+from dpkfc.curvature.tokens import TokenNoise
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
@@ -24,5 +25,6 @@ __all__ = [
     "PrivacyConfig",
     "PublicData",
     "Session",
+    "TokenNoise",
     "WhiteNoise",
 ]

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.blocks import Lookup, Outer, PerExample
+from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, WhiteNoise
 from dpkfc.curvature.diagnostics import (
     compare_factors,
@@ -15,7 +15,7 @@ from dpkfc.curvature.diagnostics import (
     signal_to_noise,
 )
 from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
-from dpkfc.curvature.linalg import eigen_of_rows
+from dpkfc.curvature.linalg import Eigen, eigen_of_rows
 from dpkfc.curvature.norms import layer_squares, probe_norms
 from dpkfc.curvature.probing import blocks_on_probe
 from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
@@ -64,7 +64,7 @@ def test_signal_to_noise_is_the_ratio_written_out():
     kfac = KFAC(probe=FeatureNoise(12), probe_size=10, chunk=4)
     built = kfac.build(model, capture, 0)
     ratios = signal_to_noise(kfac, model, capture, built, max_grad_norm=0.5, noise_multiplier=2.0)
-    blocks = list(blocks_on_probe(model, capture, kfac.run_at(0)))
+    blocks = [piece.blocks for piece in blocks_on_probe(model, capture, kfac.run_at(0))]
     for metric, attribute in (({}, "plain"), (built.metric, "preconditioned")):
         energy = {"0": 0.0, "2": 0.0}
         for chunk in blocks:
@@ -124,3 +124,49 @@ def test_similarity_of_factor_sets():
     assert similarity.relative_error == pytest.approx(float((a - b).norm() / a.norm()), rel=1e-6)
     with pytest.raises(ValueError, match="differ in the layers"):
         compare_factors(pink, {k: v for k, v in white.items() if k != "0"})
+
+
+def test_inner_products_of_truncated_factors_are_those_of_their_matrices():
+    basis = [torch.linalg.qr(torch.randn(7, 7, dtype=F64)).Q for _ in range(2)]
+    values = torch.tensor([5.0, 3.0, 1.0], dtype=F64)
+    first, second = (Eigen(q[:, :3], values + i, rest=2.0 + i) for i, q in enumerate(basis))
+    diagonal = DiagonalFactor(torch.rand(7, dtype=F64))
+    pairs = [(first, second.dense(), second), (first, torch.diag(diagonal.values), diagonal)]
+    for one, matrix, other in pairs:
+        exact = float((one.dense() @ matrix).trace())
+        assert inner_product(one, other) == pytest.approx(exact) == inner_product(other, one)
+
+
+@given(n=st.integers(1, 3), t=st.integers(0, 4), s=st.integers(0, 4), d=st.integers(1, 4))
+def test_norms_of_a_tied_weight_are_those_of_the_sum_of_its_uses(n, t, s, d):
+    torch.manual_seed(n + t + 10 * s)
+    lookup = Lookup(torch.randint(5, (n, s)), torch.randn(n, s, d, dtype=F64), 5)
+    block = Tied(lookup, Outer(torch.randn(n, t, d, dtype=F64), torch.randn(n, t, 5, dtype=F64)))
+    for entry in (Kronecker(), Kronecker(_root(d), Identity(0.7))):
+        formed = entry.whiten(block.per_example()).flatten(1).square().sum(1)
+        assert torch.allclose(layer_squares(block, entry), formed, rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match="must be the identity"):
+        layer_squares(block, Kronecker(Identity(), Diagonal(torch.ones(5))))
+
+
+def test_layers_of_an_unknown_kind_count_in_no_norm_and_have_no_ratio():
+    class Odd:
+        batch_size = 3
+
+    block = PerExample({"weight": torch.randn(3, 2)})
+    plain, other = probe_norms({"a": block, "odd": Odd()}, {}, {})
+    assert torch.equal(plain, probe_norms({"a": block}, {})[0]) and torch.equal(plain, other)
+    with pytest.raises(ValueError, match="Odd are not known"):
+        layer_squares(Odd(), None)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_norms_of_the_last_examples(count):
+    tied = Tied(Lookup(torch.tensor([[0], [1], [1]]), torch.randn(3, 1, 2), 4), Outer(torch.randn(3, 2, 2), torch.randn(3, 2, 4)))
+    blocks = {
+        "outer": Outer(torch.randn(6, 2, 3), torch.randn(6, 2, 2), 2),
+        "lookup": Lookup(torch.randint(5, (3, 4)), torch.randn(3, 4, 2), 5),
+        "small": PerExample({"weight": torch.randn(3, 2)}),
+        "tied": tied,
+    }
+    assert torch.allclose(probe_norms(blocks, {}, last=count)[0], probe_norms(blocks, {})[0][-count:])

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dpkfc.curvature import likelihood
 from dpkfc.curvature.likelihood import Draws, likelihood_loss, logits_of
 
 
@@ -120,3 +121,107 @@ def test_what_does_not_fit_is_named(likelihood, output, labels, given, message):
 def test_an_output_of_another_batch_is_named():
     with pytest.raises(ValueError, match="the leading axis must be the batch"):
         likelihood_loss("categorical", torch.randn(4, 3), labels="model", given=None, draws=_draws(3), rows=slice(0, 3))
+
+
+# -- sequences
+
+
+def test_the_loss_of_a_text_is_the_mean_over_its_own_positions():
+    """Labels that the model draws, at three texts of length 4, 1 and 0, against a loop over positions."""
+    logits = torch.randn(3, 4, 5, dtype=torch.float64).requires_grad_()
+    lengths = (4, 1, 0)
+    mask = torch.arange(4) < torch.tensor(lengths).unsqueeze(1)
+    losses = likelihood_loss(
+        "categorical", logits, labels="model", given=None, draws=_draws(3, 7), rows=slice(0, 3), mask=mask
+    )
+    (b,) = torch.autograd.grad(losses.sum(), logits)
+    uniform = torch.rand(3, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    for n, length in enumerate(lengths):
+        for t in range(4):
+            p = torch.softmax(logits[n, t].detach(), -1)
+            drawn = int((p.cumsum(0) < uniform[n, t]).sum())
+            onehot = F.one_hot(torch.tensor(drawn), 5)
+            exact = (p - onehot) / length if t < length else torch.zeros(5, dtype=torch.float64)
+            assert torch.allclose(b[n, t], exact, atol=1e-12)
+    assert float(losses[2].detach()) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["categorical", "gaussian", "bernoulli"])
+def test_padding_has_no_gradient_and_no_weight(kind):
+    long = torch.randn(2, 6, 3, dtype=torch.float64).requires_grad_()
+    mask = torch.arange(6) < torch.tensor([[4], [2]])
+    given = torch.randint(3, (2, 6)) if kind == "categorical" else torch.rand(2, 6, 3)
+    losses = likelihood_loss(
+        kind, long, labels="given", given=given, draws=_draws(2), rows=slice(0, 2), mask=mask
+    )
+    (b,) = torch.autograd.grad(losses.sum(), long)
+    assert bool((b[~mask] == 0).all()) and bool((b[mask] != 0).any())
+    for n, length in enumerate((4, 2)):
+        short = _loss(kind, long[n : n + 1, :length].detach(), "given", given[n : n + 1, :length])
+        assert float(losses[n].detach()) == pytest.approx(float(short), rel=1e-12)
+
+
+def test_a_mask_is_read_for_sequences_alone_and_must_fit_them():
+    logits, mask = torch.randn(2, 3), torch.tensor([[True, False, False]] * 2)
+    pooled = likelihood_loss(
+        "categorical", logits, labels="model", given=None, draws=_draws(2), rows=slice(0, 2), mask=mask
+    )
+    assert torch.equal(pooled, _loss("categorical", logits))
+    with pytest.raises(ValueError, match=r"mask of shape \(2, 3\).*a loss\(output, generator\) of your own"):
+        likelihood_loss(
+            "categorical", torch.randn(2, 5, 4), labels="model", given=None, draws=_draws(2), rows=slice(0, 2), mask=mask
+        )
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (7, 5), (40, 3)])
+def test_cross_entropy_in_pieces_is_that_of_torch(shape, monkeypatch):
+    """Losses, gradients (of any upstream gradient) and draws, whatever the size of a piece."""
+    logits = torch.randn(shape, dtype=torch.float64).requires_grad_()
+    target = torch.randint(shape[1], shape[:1])
+    target[::3] = -100
+    counted, upstream = target != -100, torch.randn(shape[0], dtype=torch.float64)
+    exact = F.cross_entropy(logits, target, reduction="none")
+    (gradient,) = torch.autograd.grad(exact, logits, upstream)
+    for piece in (1, 11, 1 << 20):
+        monkeypatch.setattr(likelihood, "_PIECE", piece)
+        losses = likelihood._CrossEntropy.apply(logits, target, counted)
+        assert torch.allclose(losses, exact, atol=1e-14)
+        assert torch.allclose(torch.autograd.grad(losses, logits, upstream)[0], gradient, atol=1e-14)
+    whole, uniform = logits.detach(), torch.rand(shape[0], dtype=torch.float64)
+    drawn = likelihood._drawn_classes(whole, uniform, "model")
+    monkeypatch.setattr(likelihood, "_PIECE", 4)
+    assert torch.equal(drawn, likelihood._drawn_classes(whole, uniform, "model"))
+
+
+def test_half_precision_logits_have_losses_in_float32():
+    logits = torch.randn(4, 6).bfloat16().requires_grad_()
+    losses = _loss("categorical", logits)
+    (b,) = torch.autograd.grad(losses.sum(), logits)
+    assert losses.dtype == torch.float32 and b.dtype == torch.bfloat16
+    assert float(b.float().sum(1).abs().max()) < 2e-2
+
+
+def test_a_large_vocabulary_costs_one_copy_of_its_logits():
+    """Of all storages that any operation returns one is as large as the logits: their gradient."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Storages(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.held = {}
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            for x in out if isinstance(out, (tuple, list)) else [out]:
+                if isinstance(x, torch.Tensor):
+                    storage = x.untyped_storage()
+                    self.held[storage.data_ptr()] = (storage.nbytes(), x)  # held, so that no address comes twice
+            return out
+
+    logits = torch.randn(4, 8, 100_000).requires_grad_()
+    with Storages() as seen:
+        losses = _loss("categorical", logits)
+        torch.autograd.grad(losses.sum(), logits)
+    seen.held.pop(logits.untyped_storage().data_ptr(), None)
+    sizes = sorted(size for size, _ in seen.held.values())
+    assert sizes[-1] == logits.numel() * 4 and sizes[-2] <= 8 * (1 << 20)

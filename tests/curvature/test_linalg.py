@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import linalg
-from dpkfc.curvature.linalg import Eigen, eigen_of_rows, eigh
+from dpkfc.curvature.linalg import Eigen, eigen_of_covariance, eigen_of_rows, eigh, leading
 
 
 def _psd(d: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -145,3 +145,73 @@ def test_eigen_counts_and_scales():
 def test_a_divisor_that_is_not_positive_is_an_error(divisor):
     with pytest.raises(ValueError, match="must be positive"):
         eigen_of_rows(torch.ones(2, 2), divisor)
+
+
+# -- the first eigenpairs of wide matrices
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spectrum", ["decaying", "few", "flat"])
+def test_the_leading_pairs_act_as_those_of_the_whole_decomposition(dtype, spectrum):
+    """(C + shift)^(−1/2) with the first 16 of 400 pairs and the mean of the rest, against the exact pairs."""
+    d, k = 400, 16
+    basis = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q
+    values = {
+        "decaying": torch.arange(1, d + 1).double().pow(-1.0),
+        "few": torch.cat([torch.arange(5.0, 1.0, -1.0), torch.zeros(d - 4)]).double(),
+        "flat": torch.ones(d).double(),
+    }[spectrum]
+    matrix = ((basis * values) @ basis.T).to(dtype)
+    found = leading((matrix + matrix.T) / 2, k)
+    assert _orthonormal_error(found.vectors) < 1e-5 and found.values.numel() == k
+    assert found.trace == pytest.approx(float(values.sum()), rel=1e-5) and (found.values.diff() <= 1e-12).all()
+    shift = 0.1 * float(values.mean())
+    exact = Eigen(basis[:, :k], values[:k], float(values[k:].sum()))
+    roots = []
+    for eigen in (found, exact):
+        scale, tail = (eigen.values + shift).pow(-0.5), (eigen.floor + shift) ** -0.5
+        v = eigen.vectors.double()
+        roots.append((v * (scale - tail)) @ v.T + tail * torch.eye(d, dtype=torch.float64))
+    if spectrum == "flat":  # any sixteen directions are as good: the root is the same multiple of the identity
+        assert torch.allclose(roots[0], roots[1], atol=1e-3 * float(roots[1].max()))
+    assert float(torch.linalg.matrix_norm(roots[0] - roots[1], 2) / torch.linalg.matrix_norm(roots[1], 2)) < 1e-2
+
+
+def test_wide_covariances_and_many_rows_keep_the_first_pairs_alone(monkeypatch):
+    sizes = []
+    real = torch.linalg.eigh
+    monkeypatch.setattr(linalg.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1])
+    rows = torch.randn(450, 900) * torch.arange(1, 901).pow(-0.5)
+    few = eigen_of_rows(rows, 450, keep=20)
+    tall = eigen_of_rows(rows.T.contiguous(), 900, keep=20)
+    assert max(sizes) < 50 and few.values.numel() == tall.values.numel() == 20
+    for eigen, x, n in ((few, rows, 450), (tall, rows.T, 900)):
+        exact = torch.linalg.svdvals(x.double())[:20].square() / n
+        assert torch.allclose(eigen.values, exact, rtol=2e-2)
+        assert eigen.trace == pytest.approx(float(x.double().square().sum()) / n, rel=1e-5)
+    small = eigen_of_rows(torch.randn(500, 60), 500, keep=15)
+    assert small.values.numel() == 60 and small.rest == 0.0  # all pairs cost as little there
+    zero = eigen_of_covariance(torch.zeros(400, 400), 1.0, keep=10)
+    assert zero.trace == 0.0 and torch.isfinite(zero.vectors).all()
+
+
+def test_leading_pairs_are_the_same_every_time_and_leave_the_global_stream_alone():
+    matrix = _psd(400, 500)
+    before = torch.random.get_rng_state()
+    first, second = leading(matrix, 10), leading(matrix, 10)
+    assert torch.equal(first.vectors, second.vectors) and torch.equal(before, torch.random.get_rng_state())
+
+
+def test_what_is_left_out_counts_in_trace_matrix_and_spectrum():
+    eigen = Eigen(torch.eye(5, dtype=torch.float64)[:, :2], torch.tensor([3.0, 2.0], dtype=torch.float64), rest=1.5)
+    assert (eigen.trace, eigen.mean, eigen.floor, eigen.rank) == (6.5, 1.3, 0.5, 2)
+    assert torch.equal(eigen.scaled(2.0).dense(), torch.diag(torch.tensor([6.0, 4, 1, 1, 1], dtype=torch.float64)))
+    assert eigen.spectrum.tolist() == [3.0, 2.0, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
+def test_leading_pairs_of_any_scale(scale):
+    matrix = _psd(400, 30)
+    one, other = leading(matrix, 40), leading(matrix * scale, 40)
+    assert torch.allclose(other.values[:30] / scale, one.values[:30], rtol=1e-4)
+    assert torch.isfinite(other.vectors).all() and other.rest >= 0

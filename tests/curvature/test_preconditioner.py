@@ -24,7 +24,7 @@ def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
 
 def _norms(kfac: KFAC, model: nn.Module, metric) -> torch.Tensor:
     with undisturbed(model):
-        return torch.cat([probe_norms(b, metric)[0] for b in blocks_on_probe(model, capture, kfac.run_at(0))])
+        return torch.cat([probe_norms(b.blocks, metric)[0] for b in blocks_on_probe(model, capture, kfac.run_at(0))])
 
 
 def _power(matrix: torch.Tensor, p: float) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_the_metric_is_the_product_of_damped_roots():
     kfac = _kfac(scale="raw", rank_tolerance=0.0, damping=0.2)
     built = kfac.build(model, capture, 0)
     with undisturbed(model):
-        blocks = list(blocks_on_probe(model, capture, kfac.run_at(0)))
+        blocks = [piece.blocks for piece in blocks_on_probe(model, capture, kfac.run_at(0))]
     for name in ("0", "2"):
         a = torch.cat([b[name].a[:, 0] for b in blocks])
         b = torch.cat([b[name].b[:, 0] for b in blocks])
@@ -152,7 +152,8 @@ def test_a_layer_without_signal_is_the_identity_and_said_so():
     with torch.no_grad():
         model[2].weight.zero_()
     built = _kfac(scale="raw").build(model, capture, 0)
-    assert built.metric["0"].output == Identity()
+    mean = float(built.spectra["2"]["G"].mean())
+    assert built.metric["0"].output == Identity(pytest.approx((1.1 * mean) ** -0.5))  # in the units of the other layer
     notes = {(r["layer"], r["side"]): r["note"] for r in built.report}
     assert "no signal" in notes["0", "output"] and notes["0", "input"] == ""
     assert all(torch.isfinite(t).all() for t in built.state_dict().values() if t.is_floating_point())
@@ -343,7 +344,7 @@ def test_blocks_that_do_not_fit_the_probe_are_an_error():
     with pytest.raises(ValueError, match="returned no layer"):
         _kfac().build(mlp(), lambda model, loss: {}, 0)
     short = lambda model, loss: {n: Outer(b.a[:1], b.b[:1]) for n, b in capture(model, loss).items()}  # noqa: E731
-    with pytest.raises(ValueError, match="layer '0': capture returned 1 examples instead of 16"):
+    with pytest.raises(ValueError, match="layer '0': capture returned 1 examples instead of 8"):
         _kfac().build(mlp(), short, 0)
 
 

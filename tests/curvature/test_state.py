@@ -10,6 +10,7 @@ import torch
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Preconditioner, PublicData
 from dpkfc.curvature.preconditioner import RULES
 from dpkfc.curvature.probing import public_generator
+from dpkfc.curvature.state import mismatch
 from dpkfc.metric import Dense, Diagonal, Identity, Kronecker, LowRank
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
 
@@ -154,4 +155,115 @@ def test_bad_values_are_named_with_what_is_allowed(fields, message):
 
 
 def test_the_rules_are_those_of_the_layers():
-    assert RULES == ("linear", "conv", "embedding", "norm", "fallback")
+    assert RULES == ("linear", "conv", "embedding", "tied", "norm", "recurrent", "fallback")
+
+
+# -- layers that read one tensor, and weights stored the other way round
+
+
+class _Attention(torch.nn.Module):
+    def __init__(self, d: int = 6, second: int | None = None) -> None:
+        super().__init__()
+        self.query, self.key = torch.nn.Linear(d, d), torch.nn.Linear(d, second or d)
+        self.value = torch.nn.Linear(d, d, bias=False)
+
+    def forward(self, x):
+        return self.query(x) + self.key(x) + self.value(x.tanh())
+
+
+def test_layers_that_read_the_same_tensor_share_their_side():
+    model = _Attention()
+    for size in (4, 40):  # kept as rows, and folded into a covariance
+        built = _kfac(probe=FeatureNoise(6), probe_size=size, chunk=2 + size // 4).build(model, capture, 0)
+        query, key, value = (built.metric[name].input for name in ("query", "key", "value"))
+        assert query is key and query is not value
+        state = built.state_dict()
+        held = [t.data_ptr() for t in state.values() if t.numel()]
+        assert len(held) == len(set(held))  # safetensors refuses a tensor that stands in it twice
+        again = Preconditioner.from_state_dict(state)
+        assert again.digest == built.digest and again.metric["key"].input is not None
+        x = torch.randn(3, 7)
+        assert torch.equal(again.metric["key"].input.apply(x), query.apply(x))
+
+
+def test_sharing_changes_no_bit(monkeypatch):
+    from dpkfc.curvature import refresh
+
+    model = _Attention()
+    shared = _kfac(probe=FeatureNoise(6)).build(model, capture, 0)
+    real = refresh.Shared
+    monkeypatch.setattr(refresh, "Shared", lambda: _Forgetful())
+
+    class _Forgetful(real):
+        def rows(self, rows):
+            return rows
+
+        def eigen(self, matrix, key, make):
+            return make()
+
+    alone = _kfac(probe=FeatureNoise(6)).build(model, capture, 0)
+    assert alone.metric["query"].input is not alone.metric["key"].input
+    for name in ("query", "key", "value"):
+        for side in ("input", "output"):
+            assert torch.equal(getattr(alone.metric[name], side).root, getattr(shared.metric[name], side).root)
+
+
+def test_inputs_that_differ_in_a_later_micro_batch_are_told_apart():
+    """Two layers that read the same tensor at first, and different ones for the last examples of the probe."""
+
+    class Sometimes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            other = torch.where(x[:, :1] > 1.0, -2 * x, x)
+            return self.first(x) + self.second(other)
+
+    class Probe(FeatureNoise):
+        def sample(self, n, generator):
+            x, _ = super().sample(n, generator)
+            x[:, 0] = torch.arange(n) >= n // 2
+            x[:, 0] *= 3
+            return x, None
+
+    model = Sometimes().double()
+    kfac = _kfac(probe=Probe(4), probe_size=40, chunk=10)
+    factors = kfac.factors(model, capture)
+    x, _ = kfac.probe.sample(40, public_generator(0, 0))
+    x = torch.cat([x.double(), torch.ones(40, 1)], 1)
+    y = torch.cat([torch.where(x[:, :1] > 1.0, -2 * x[:, :4], x[:, :4]), torch.ones(40, 1)], 1)
+    for name, rows in (("first", x), ("second", y)):
+        assert torch.allclose(factors[name].sides["input"].dense(), (rows.T @ rows / 40).double(), atol=1e-9)
+
+
+def test_a_weight_may_be_stored_either_way_but_not_change_its_way():
+    """Vector: (d_in, d_out) = (5, 3) stored as [3, 5], as [5, 3] (transposed), and a model with the two sizes swapped."""
+    plain = {"kind": "outer", "input": [5], "output": [3], "stored": [3, 5]}
+    transposed = {"kind": "outer", "input": [5], "output": [3], "stored": [5, 3]}
+    unknown = {"kind": "outer", "input": [5], "output": [3]}
+    assert mismatch(plain, {"weight": (3, 5)}) is None and mismatch(transposed, {"weight": (5, 3)}) is None
+    assert "built for (3, 5)" in mismatch(plain, {"weight": (5, 3)})
+    assert "built for (5, 3)" in mismatch(transposed, {"weight": (3, 5)})
+    assert mismatch(unknown, {"weight": (3, 5)}) is None and mismatch(unknown, {"weight": (5, 3)}) is None
+    assert mismatch(unknown, {"weight": (4, 5)}) is not None
+    biased = {"kind": "outer", "input": [5], "output": [3], "stored": [4, 3]}
+    assert mismatch(biased, {"weight": (4, 3), "bias": (3,)}) is None
+    assert mismatch(biased, {"weight": (4, 3)}) is not None
+    grouped = {"kind": "outer", "input": [18], "output": [2], "stored": [6, 2, 3, 3]}
+    assert mismatch(grouped, {"weight": (6, 2, 3, 3)}) is None
+    assert mismatch({"kind": "outer", "input": [1], "output": [3], "stored": [3, 5]}, {"bias": (3,)}) is None
+
+
+def test_the_shape_of_a_weight_is_part_of_the_preconditioner():
+    built = _kfac(probe=FeatureNoise(5)).build(torch.nn.Sequential(torch.nn.Linear(5, 3)), capture, 0)
+    built.check({"0": {"weight": (3, 5), "bias": (3,)}})
+    with pytest.raises(ValueError, match="layer '0' has a weight"):
+        built.check({"0": {"weight": (5, 3), "bias": (3,)}})
+
+
+@pytest.mark.parametrize("value", [0, 0.5, -1, float("inf"), float("nan")])
+def test_too_few_rows_are_named(value):
+    with pytest.raises(ValueError, match="rows_per_dim must be at least 1, or None for every position"):
+        _kfac(rows_per_dim=value)
+    assert _kfac(rows_per_dim=None).describe()["rows_per_dim"] is None and _kfac().describe()["rows_per_dim"] == 4.0

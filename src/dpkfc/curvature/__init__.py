@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.curvature.probes import FeatureNoise, PinkNoise, PublicData, WhiteNoise
+from dpkfc.curvature.tokens import TokenNoise
 
-__all__ = ["KFAC", "FeatureNoise", "PinkNoise", "Preconditioner", "PublicData", "WhiteNoise"]
+__all__ = ["KFAC", "FeatureNoise", "PinkNoise", "Preconditioner", "PublicData", "TokenNoise", "WhiteNoise"]

@@ -111,14 +111,14 @@ def _eigen_side(factor: Eigen, damping: Damping, shift: float, dtype: torch.dtyp
     kept = int((factor.values >= damping.rank_tolerance * shift).sum()) if damping.rank_tolerance else factor.rank
     if damping.max_rank is not None and factor.dim >= 4 * damping.max_rank:
         kept = min(kept, damping.max_rank)
-    dropped = float(factor.values[kept:].sum()) / max(1, factor.dim - kept)
+    dropped = (float(factor.values[kept:].sum()) + factor.rest) / max(1, factor.dim - kept)
     tail = (dropped + shift) ** -damping.exponent
     if kept == 0:
         return Identity(tail)
     if 2 * kept <= factor.dim or factor.dim > widest_dense:
         scale = damping.root(factor.values[:kept], shift).to(dtype)
         return LowRank(factor.vectors[:, :kept].to(dtype).contiguous(), scale, tail)
-    tail = shift**-damping.exponent  # nothing is dropped below: what the vectors leave out has eigenvalue zero
+    tail = (factor.floor + shift) ** -damping.exponent  # all pairs that are held are used below
     scale = damping.root(factor.values, shift)
     vectors = factor.vectors
     root = (vectors * (scale - tail).to(vectors.dtype)) @ vectors.T
@@ -138,11 +138,16 @@ def elementwise_scale(factor: Factor, damping: Damping, shape: tuple[int, ...], 
 
 
 def condition_numbers(factor: Factor, damping: Damping) -> tuple[float, float]:
-    """(largest ÷ smallest eigenvalue) of a factor before and after damping; infinite for a singular one."""
+    """(largest ÷ smallest eigenvalue) of a factor before and after damping; infinite for a singular one.
+
+    Where eigenpairs are left out their mean counts as the smallest, as it does in the side.
+    """
     values = factor.values
     largest = float(values.max()) if values.numel() else 0.0
-    omitted = isinstance(factor, Eigen) and values.numel() < factor.dim
-    smallest = 0.0 if omitted or not values.numel() else float(values.min())
+    if isinstance(factor, Eigen) and values.numel() < factor.dim:
+        smallest = factor.floor
+    else:
+        smallest = float(values.min()) if values.numel() else 0.0
     shift = damping.shift(factor)
     before = largest / smallest if smallest > 0 else math.inf
     return before, (largest + shift) / (smallest + shift) if shift > 0 else 1.0

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Block, Lookup, Outer, PerExample
-from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor, LayerFactors
+from dpkfc.blocks import Block, Lookup, Outer, PerExample, Tied
+from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor
+from dpkfc.curvature.layers import LayerFactors, is_known
 from dpkfc.curvature.linalg import Eigen
 from dpkfc.curvature.norms import layer_squares
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
@@ -79,8 +80,8 @@ def signal_to_noise(
     energies: dict[str, list[float]] = {}
     sizes: dict[str, int] = {}
     with undisturbed(model), torch.no_grad():
-        for blocks in blocks_on_probe(model, capture, kfac.run_at(preconditioner.step)):
-            held = dict(blocks)
+        for piece in blocks_on_probe(model, capture, kfac.run_at(preconditioner.step)):
+            held = {name: block for name, block in piece.blocks.items() if is_known(block)}
             for column, metric in enumerate(({}, preconditioner.metric)):
                 for name, energy in _clipped_energies(held, metric, max_grad_norm).items():
                     energies.setdefault(name, [0.0, 0.0])[column] += energy
@@ -108,9 +109,11 @@ def _entries(block: Block) -> int:
     """Entries of one per-example gradient."""
     match block:
         case Outer():
-            return block.groups * block.a.shape[-1] * block.b.shape[-1]
+            return block.groups * block.d_in * block.b.shape[-1]
         case Lookup():
             return block.num_rows * block.b.shape[-1]
+        case Tied():
+            return _entries(block.lookup)
         case PerExample():
             return sum(g[0].numel() for g in block.grads.values())
 
@@ -197,8 +200,16 @@ def inner_product(first: Factor, second: Factor) -> float:
             return float(first.values @ second.values)
         case Eigen(), Eigen():
             overlap = (first.vectors.double().T @ second.vectors.double()).square()
-            return float(first.values @ overlap @ second.values)
+            above = (first.values - first.floor) @ overlap @ (second.values - second.floor)
+            return float(above) + _isotropic_part(first, second)
         case Eigen(), DiagonalFactor():
-            return float(second.values @ first.vectors.double().square() @ first.values)
+            above = second.values @ first.vectors.double().square() @ (first.values - first.floor)
+            return float(above) + first.floor * second.trace
         case _:
             return inner_product(second, first)
+
+
+def _isotropic_part(first: Eigen, second: Eigen) -> float:
+    """tr(F S) − tr(F' S') for F = F' + f I and S = S' + s I, where f and s are what eigenpairs left out average to."""
+    f, s, dim = first.floor, second.floor, first.dim
+    return f * (second.trace - s * dim) + s * (first.trace - f * dim) + f * s * dim

@@ -1,4 +1,4 @@
-"""Undamped curvature factors, accumulated over probe micro-batches in the per-example scale.
+"""Undamped curvature factors in the per-example scale, and their accumulation from rows that arrive in pieces.
 
 For a layer with inputs a and output gradients b at T positions:
 
@@ -7,7 +7,16 @@ For a layer with inputs a and output gradients b at T positions:
 
 so that tr(A)·tr(G) is E‖g‖² of a per-example gradient if a and b were independent. `b` is the gradient of each
 example's own loss, so neither factor depends on the probe's size or on a loss reduction. Groups of a convolution are
-averaged.
+averaged. Padded positions, where the probe says which ones they are, count neither in a sum nor in T.
+
+An embedding has the diagonal factor of how often its rows are read. A weight that is an embedding table and a head at once
+has a gradient `[V, d]` from both uses; its factor is the sum of both contributions to E gᵀg over the d columns,
+
+    1/N Σ_n ( Σ_t ‖b_t‖² a_t a_tᵀ  +  Σ_s c_s c_sᵀ )
+
+with the head's inputs a and output gradients b and the gradients c at the embedding's output; the rows V stay isotropic.
+
+`layers` forms the rows of each kind of layer.
 
 Source: Martens and Grosse (2015); Eschenhagen et al. (2023) for expand and reduce.
 """
@@ -15,26 +24,17 @@ Source: Martens and Grosse (2015); Eschenhagen et al. (2023) for expand and redu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Block, Lookup, Outer, PerExample
+from dpkfc.blocks import Outer
 from dpkfc.curvature.linalg import Eigen, eigen_of_covariance, eigen_of_rows
+from dpkfc.curvature.shared import Shared
 
-__all__ = [
-    "DiagonalFactor",
-    "Factor",
-    "FactorAccumulator",
-    "IsotropicFactor",
-    "LayerAccumulator",
-    "LayerFactors",
-    "Structure",
-    "is_empty",
-    "kronecker_factors",
-]
+__all__ = ["DiagonalFactor", "Factor", "FactorAccumulator", "IsotropicFactor", "is_empty", "kronecker_factors"]
 
 # Below this a mean eigenvalue belongs to a side without a gradient: its root would only magnify rounding.
 _NEGLIGIBLE = 1e-30
@@ -50,6 +50,11 @@ class DiagonalFactor:
     def dim(self) -> int:
         """Size d."""
         return self.values.numel()
+
+    @property
+    def spectrum(self) -> Tensor:
+        """The entries."""
+        return self.values
 
     @property
     def rank(self) -> int:
@@ -93,6 +98,11 @@ class IsotropicFactor:
         """The one distinct eigenvalue, float64 `[1]`."""
         return torch.tensor([self.mean], dtype=torch.float64)
 
+    @property
+    def spectrum(self) -> Tensor:
+        """The one distinct eigenvalue."""
+        return self.values
+
     def scaled(self, factor: float) -> IsotropicFactor:
         """The factor times a number that is not negative."""
         return IsotropicFactor(self.dim, self.mean * factor)
@@ -104,31 +114,6 @@ Factor = Eigen | DiagonalFactor | IsotropicFactor
 def is_empty(factor: Factor) -> bool:
     """Whether a factor is zero for all purposes: a dead layer, or a LoRA adapter before its first step."""
     return not factor.mean > _NEGLIGIBLE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Structure:
-    """How factors are formed.
-
-    Attributes:
-        sharing: expand or reduce, for layers with several positions.
-        sides: both, input or output; the other side becomes isotropic.
-        max_factor_size: largest matrix that is decomposed.
-        oversize: what a wider side with more rows than that becomes, diagonal or identity (isotropic).
-        rules: kinds of layers that are preconditioned, None for all; the others become isotropic.
-    """
-
-    sharing: str = "expand"
-    sides: str = "both"
-    max_factor_size: int = 4096
-    oversize: str = "diagonal"
-    rules: tuple[str, ...] | None = None
-
-    def shape_of(self, side: str, rule: str | None) -> str:
-        """full or isotropic, for the `input` or `output` side or the elementwise scale of a layer."""
-        left_out = self.rules is not None and rule not in self.rules
-        other = self.sides != "both" and side in ("input", "output") and side != self.sides
-        return "isotropic" if left_out or other else "full"
 
 
 class FactorAccumulator:
@@ -143,13 +128,23 @@ class FactorAccumulator:
         shape: full, diagonal or isotropic.
         max_size: largest matrix to decompose.
         oversize: diagonal or identity.
+        shared: what is formed once for several layers; None shares nothing.
     """
 
-    def __init__(self, dim: int, *, shape: str = "full", max_size: int = 4096, oversize: str = "diagonal") -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        shape: str = "full",
+        max_size: int = 4096,
+        oversize: str = "diagonal",
+        shared: Shared | None = None,
+    ) -> None:
         self.dim = dim
         self._shape = shape
         self._max_size = max_size
         self._oversize = "isotropic" if oversize == "identity" else oversize
+        self._shared = shared
         self._scale = 0.0
         self._count = 0.0
         self._rows: list[Tensor] = []
@@ -166,11 +161,14 @@ class FactorAccumulator:
         if rows.dim() != 2 or rows.shape[1] != self.dim:
             raise ValueError(f"a factor of size {self.dim} was given rows of shape {tuple(rows.shape)}")
         self._count += count
-        largest = float(rows.abs().max()) if rows.numel() else 0.0
+        rows = rows.detach()
+        if self._shared is not None and self._shape == "full":
+            rows = self._shared.rows(rows)
+        largest = _largest(rows)
         if not math.isfinite(largest):
             raise ValueError("NaN or infinity in the layer's inputs or output gradients on the probe")
         if self._shape == "full" and self._sum is None:
-            self._rows.append(rows.detach())
+            self._rows.append(rows)
             self._kept += rows.shape[0]
             self._fold_when_many()
         else:
@@ -194,7 +192,7 @@ class FactorAccumulator:
             self.note = f"{self.dim} > max_factor_size = {self._max_size}: {self._shape}"
         rows, self._rows = self._rows, []
         for piece in rows:
-            self._accumulate(piece, float(piece.abs().max()) if piece.numel() else 0.0)
+            self._accumulate(piece, _largest(piece))
 
     def _accumulate(self, rows: Tensor, largest: float) -> None:
         if largest > self._scale:
@@ -202,20 +200,29 @@ class FactorAccumulator:
             if self._sum is not None:
                 self._sum = self._sum * (self._scale / scale) ** 2
             self._scale = scale
-        # The scale is a power of two, so this rounds nothing; denormals are divided where they are normal numbers.
-        unit = (rows if self._scale > 1e-30 else rows.double()) / (self._scale or 1.0)
-        unit = unit.to(rows.dtype)
-        match self._shape:
-            case "full":
-                piece = unit.T @ unit
-            case "diagonal":
-                piece = unit.square().sum(0).double()
-            case _:
-                piece = unit.square().sum().double()
+        if self._shared is not None and self._shape == "full":
+            piece = self._shared.product(rows, self._scale, lambda: self._piece(rows))
+        else:
+            piece = self._piece(rows)
         self._sum = piece if self._sum is None else self._sum + piece
 
-    def result(self) -> Factor:
+    def _piece(self, rows: Tensor) -> Tensor:
+        """What rows add to the sum, in units of the scale; the scale is a power of two, so this rounds nothing."""
+        wide = rows if self._scale > 1e-30 else rows.double()  # denormals are divided where they are normal numbers
+        unit = (wide / (self._scale or 1.0)).to(rows.dtype)
+        match self._shape:
+            case "full":
+                return unit.T @ unit
+            case "diagonal":
+                return unit.square().sum(0).double()
+            case _:
+                return unit.square().sum().double()
+
+    def result(self, keep: int | None = None) -> Factor:
         """The factor.
+
+        Args:
+            keep: of a wide side only so many eigenpairs, and the trace of the rest; None for all.
 
         Raises:
             ValueError: nothing was added.
@@ -223,140 +230,29 @@ class FactorAccumulator:
         if self._count <= 0:
             raise ValueError("a factor was asked for before any probe example was added")
         if self._sum is None:
-            return eigen_of_rows(torch.cat(self._rows), self._count)
-        factor = self._scale**2 / self._count
+            rows = torch.cat(self._rows)
+            return self._eigen(rows, keep, lambda: eigen_of_rows(rows, 1.0, keep)).scaled(1.0 / self._count)
+        total, factor = self._sum, self._scale**2 / self._count
         if self._shape == "full":
-            return eigen_of_covariance(self._sum, factor)
+            return self._eigen(total, keep, lambda: eigen_of_covariance(total, 1.0, keep)).scaled(factor)
         if self._shape == "diagonal":
-            return DiagonalFactor(self._sum * factor)
-        return IsotropicFactor(self.dim, float(self._sum) * factor / self.dim)
+            return DiagonalFactor(total * factor)
+        return IsotropicFactor(self.dim, float(total) * factor / self.dim)
+
+    def _eigen(self, matrix: Tensor, keep: int | None, make: Callable[[], Eigen]) -> Eigen:
+        return make() if self._shared is None else self._shared.eigen(matrix, keep, make)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerFactors:
-    """The undamped factors of one layer.
-
-    Attributes:
-        kind: outer (matrix-shaped), lookup (embedding) or elementwise.
-        sides: `input` and `output`, or one diagonal factor per role of an elementwise layer.
-        shapes: size of each side, or shape of the parameter of each role.
-        dtype, device: of the layer's gradients.
-        notes: side to what became of it, where that needs saying.
-    """
-
-    kind: str
-    sides: Mapping[str, Factor]
-    shapes: Mapping[str, tuple[int, ...]]
-    dtype: torch.dtype
-    device: torch.device = torch.device("cpu")
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-    def normalised(self) -> LayerFactors:
-        """Every factor divided by its mean eigenvalue; an empty factor stays as it is."""
-        sides = {name: f if is_empty(f) else f.scaled(1 / f.mean) for name, f in self.sides.items()}
-        return replace(self, sides=sides)
-
-
-class LayerAccumulator:
-    """The factors of one layer from blocks that arrive in pieces.
-
-    Args:
-        block: the first block; it is not added yet.
-        structure: how factors are formed.
-        rule: the layer's rule, None where it does not matter.
-    """
-
-    def __init__(self, block: Block, structure: Structure, rule: str | None = None) -> None:
-        self._structure = structure
-        self._dtype, self._device = torch.float32, torch.device("cpu")
-        match block:
-            case PerExample():
-                self.kind = "elementwise"
-                shapes = {role: tuple(g.shape[1:]) for role, g in block.grads.items()}
-            case Lookup():
-                self.kind = "lookup"
-                shapes = {"input": (block.num_rows,), "output": (block.b.shape[-1],)}
-            case Outer():
-                self.kind = "outer"
-                shapes = {"input": (block.a.shape[-1],), "output": (block.b.shape[-1],)}
-        self._shapes: dict[str, tuple[int, ...]] = shapes
-        self._sides = {name: self._side(name, math.prod(shape), rule) for name, shape in shapes.items()}
-
-    def _side(self, name: str, dim: int, rule: str | None) -> FactorAccumulator:
-        shape = self._structure.shape_of(name if self.kind != "elementwise" else "elementwise", rule)
-        diagonal = self.kind == "elementwise" or (self.kind == "lookup" and name == "input")
-        return FactorAccumulator(
-            dim,
-            shape="diagonal" if diagonal and shape == "full" else shape,
-            max_size=self._structure.max_factor_size,
-            oversize=self._structure.oversize,
-        )
-
-    def add(self, block: Block) -> None:
-        """Add one probe micro-batch.
-
-        Raises:
-            ValueError: values that are not finite, or a block of another size.
-        """
-        match block:
-            case PerExample():
-                for role, g in block.grads.items():
-                    self._note_kind(g)
-                    self._sides[role].add(_at_least_float32(g).flatten(1), block.batch_size)
-            case Lookup():
-                self._note_kind(block.b)
-                self._sides["input"].add_diagonal(_row_counts(block, self._structure.sharing), block.batch_size)
-                self._sides["output"].add(*_output_rows(block.b, self._structure.sharing))
-            case Outer():
-                self._note_kind(block.b)
-                self._sides["input"].add(*_input_rows(block.a, self._structure.sharing))
-                self._sides["output"].add(*_output_rows(block.b, self._structure.sharing))
-
-    def _note_kind(self, gradient: Tensor) -> None:
-        self._dtype, self._device = _at_least_float32(gradient).dtype, gradient.device
-
-    def result(self) -> LayerFactors:
-        """The layer's factors."""
-        return LayerFactors(
-            kind=self.kind,
-            sides={name: side.result() for name, side in self._sides.items()},
-            shapes=self._shapes,
-            dtype=self._dtype,
-            device=self._device,
-            notes={name: side.note for name, side in self._sides.items() if side.note},
-        )
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.detach() if x.dtype in (torch.float32, torch.float64) else x.detach().float()
-
-
-def _input_rows(a: Tensor, sharing: str) -> tuple[Tensor, int]:
-    """(rows, divisor) of A from `[N * groups, T, d_in]`."""
-    a = _at_least_float32(a)
-    rows = a.flatten(0, 1) if sharing == "expand" else a.mean(1)
-    return rows, a.shape[0]
-
-
-def _output_rows(b: Tensor, sharing: str) -> tuple[Tensor, int]:
-    """(rows, divisor) of G from `[N * groups, T, d_out]`."""
-    b = _at_least_float32(b)
-    rows = b.flatten(0, 1) if sharing == "expand" else b.sum(1)
-    return rows, rows.shape[0]
-
-
-def _row_counts(block: Lookup, sharing: str) -> Tensor:
-    """Diagonal of Σ_n a aᵀ for one-hot inputs, `[num_rows]`: how often each row is read."""
-    if sharing == "expand":
-        return torch.bincount(block.ids.flatten(), minlength=block.num_rows)
-    total = torch.zeros(block.num_rows, dtype=torch.float64, device=block.ids.device)
-    for ids in block.ids:
-        total += (torch.bincount(ids, minlength=block.num_rows) / ids.numel()).square()
-    return total
+def _largest(rows: Tensor) -> float:
+    """Largest absolute entry, without a copy; NaN where there is one."""
+    if not rows.numel():
+        return 0.0
+    low, high = torch.aminmax(rows)
+    return float(torch.maximum(-low, high))
 
 
 def kronecker_factors(block: Outer, sharing: str = "expand") -> tuple[Tensor, Tensor]:
-    """The factors of a matrix-shaped layer as dense matrices.
+    """The factors of a matrix-shaped layer as dense matrices, all positions of the block counted.
 
     Args:
         block: inputs and output gradients of N examples.
@@ -365,6 +261,8 @@ def kronecker_factors(block: Outer, sharing: str = "expand") -> tuple[Tensor, Te
     Returns:
         (A `[d_in, d_in]`, G `[d_out, d_out]`), undamped.
     """
-    a, n_a = _input_rows(block.a, sharing)
-    b, n_b = _output_rows(block.b, sharing)
-    return a.T @ a / n_a, b.T @ b / n_b
+    a, b = block.explicit().a, block.b
+    if sharing == "reduce":
+        a, b = a.mean(1, keepdim=True), b.sum(1, keepdim=True)
+    rows, columns = a.flatten(0, 1), b.flatten(0, 1)
+    return rows.T @ rows / a.shape[0], columns.T @ columns / columns.shape[0]

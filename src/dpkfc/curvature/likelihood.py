@@ -4,12 +4,17 @@ With labels drawn from the model's own predictive distribution the output gradie
 (one Monte-Carlo draw); no label of a private example is involved.
 
 Outputs `[N, K]` and `[N, T, K]` carry the classes on the last axis, `[N, K, *spatial]` with two spatial axes or more on
-the second one. The loss of an example is the mean over its positions, as a training loss should be.
+the second one. The loss of an example is the mean over its positions, as a training loss should be; with a padding mask
+that is the mean over its own positions, and the others have no gradient.
+
+Logits of a language model are large, `[N, T, 50 000]`. Draws and cross-entropy work through them a few rows at a time,
+and the only copy of their size is their gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +26,7 @@ __all__ = ["LABELS", "LIKELIHOODS", "Draws", "likelihood_loss", "logits_of"]
 LABELS = ("model", "uniform", "given")
 LIKELIHOODS = ("categorical", "gaussian", "bernoulli")
 _IGNORED = -100
+_PIECE = 1 << 20  # logits worked on at a time
 
 
 class Draws:
@@ -49,6 +55,20 @@ class Draws:
         return drawn[rows].to(device)
 
 
+@dataclass(frozen=True)
+class _Labels:
+    """Where labels come from: `model` or `uniform` with the draws of these rows, or given ones."""
+
+    kind: str
+    given: Tensor | None
+    draws: Draws
+    rows: slice
+
+    def numbers(self, distribution: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Random numbers of these rows."""
+        return self.draws.rows(distribution, shape, self.rows, device)
+
+
 def logits_of(output: Any) -> Tensor:
     """The tensor in a model's output: itself, its `.logits` or its item `logits`.
 
@@ -63,7 +83,7 @@ def logits_of(output: Any) -> Tensor:
                 "loss(output, generator) that returns one loss an example"
             )
         output = found
-    if not torch.isfinite(output).all():
+    if output.numel() and not all(torch.isfinite(x) for x in torch.aminmax(output)):
         raise ValueError(
             f"the model's output on the probe (shape {tuple(output.shape)}) contains NaN or infinity; "
             "check the probe's scale and the model's parameters"
@@ -72,7 +92,14 @@ def logits_of(output: Any) -> Tensor:
 
 
 def likelihood_loss(
-    likelihood: str, output: Any, *, labels: str, given: Tensor | None, draws: Draws, rows: slice
+    likelihood: str,
+    output: Any,
+    *,
+    labels: str,
+    given: Tensor | None,
+    draws: Draws,
+    rows: slice,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Negative log-likelihood of each probe example.
 
@@ -83,12 +110,13 @@ def likelihood_loss(
         given: the probe's own labels of these rows, or None.
         draws: random numbers of the whole probe.
         rows: which examples these are.
+        mask: True `[N, T]` at the positions that are text; read for outputs `[N, T, K]` alone.
 
     Returns:
         Losses `[N]`.
 
     Raises:
-        ValueError: labels that are missing or out of range, or an output that does not fit the likelihood.
+        ValueError: labels that are missing or out of range, or an output that does not fit the likelihood or the mask.
     """
     logits = logits_of(output)
     if labels == "given" and given is None:
@@ -100,10 +128,17 @@ def likelihood_loss(
             f"the model returned shape {tuple(logits.shape)} for {rows.stop - rows.start} probe examples; "
             "the leading axis must be the batch"
         )
-    return _LOSSES[likelihood](logits, labels, given, draws, rows)
+    if logits.dim() != 3:
+        mask = None
+    elif mask is not None and mask.shape != logits.shape[:2]:
+        raise ValueError(
+            f"the model returned shape {tuple(logits.shape)} for an attention mask of shape {tuple(mask.shape)}, so the "
+            "positions of the output are not those of the text; give KFAC a loss(output, generator) of your own"
+        )
+    return _LOSSES[likelihood](logits, _Labels(labels, given, draws, rows), mask)
 
 
-def _categorical(logits: Tensor, labels: str, given: Tensor | None, draws: Draws, rows: slice) -> Tensor:
+def _categorical(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
     if logits.dim() < 2 or (logits.dim() < 4 and logits.shape[-1] < 2):
         raise ValueError(
             f"a categorical likelihood needs logits [batch, ..., classes], got {tuple(logits.shape)}; "
@@ -112,16 +147,57 @@ def _categorical(logits: Tensor, labels: str, given: Tensor | None, draws: Draws
     if logits.dim() >= 4:
         logits = logits.movedim(1, -1)
     classes = logits.shape[-1]
-    if given is not None:
-        target = _checked_labels(given.to(logits.device), logits, classes)
+    if source.given is not None:
+        target = _checked_labels(source.given.to(logits.device), logits, classes)
     else:
-        uniform = draws.rows("uniform", tuple(logits.shape[1:-1]), rows, logits.device)
-        target = _drawn_classes(logits.detach(), uniform, labels)
-    losses = F.cross_entropy(
-        logits.reshape(-1, classes), target.reshape(-1), reduction="none", ignore_index=_IGNORED
-    ).view(target.shape)
-    counted = (target != _IGNORED).flatten(1).sum(1) if target.dim() > 1 else torch.ones_like(target)
-    return losses.flatten(1).sum(1) / counted.clamp(min=1) if target.dim() > 1 else losses
+        uniform = source.numbers("uniform", tuple(logits.shape[1:-1]), logits.device)
+        target = _drawn_classes(logits.detach(), uniform, source.kind)
+    counted = target != _IGNORED if mask is None else (target != _IGNORED) & mask.to(target.device)
+    losses: Tensor = _CrossEntropy.apply(logits.reshape(-1, classes), target.reshape(-1), counted.reshape(-1))
+    losses = losses.view(target.shape)
+    return losses.flatten(1).sum(1) / counted.flatten(1).sum(1).clamp(min=1) if target.dim() > 1 else losses
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """−log softmax(logits) at the target `[M]`, zero where a row does not count.
+
+    Keeps the logits alone for the backward pass, which writes one tensor of their size. Torch's own cross-entropy
+    keeps and makes three.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, counted: Tensor) -> Tensor:
+        target = target.clamp(min=0).unsqueeze(1)
+        total = [torch.logsumexp(x.to(_wide(x)), 1) for x in _pieces(logits)]
+        normaliser = torch.cat(total) if total else logits.new_zeros(0)
+        ctx.save_for_backward(logits, target, counted, normaliser)
+        losses = normaliser - logits.gather(1, target).squeeze(1)
+        return losses.masked_fill(~counted, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        logits, target, counted, normaliser = ctx.saved_tensors
+        weight = gradient.masked_fill(~counted, 0.0).unsqueeze(1)
+        out = torch.empty_like(logits)
+        start = 0
+        for x in _pieces(logits):
+            rows = slice(start, start + x.shape[0])
+            p = torch.exp(x.to(normaliser.dtype) - normaliser[rows].unsqueeze(1))
+            p.scatter_add_(1, target[rows], p.new_full(target[rows].shape, -1.0))
+            out[rows] = p.mul_(weight[rows])
+            start = rows.stop
+        return out, None, None
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def _pieces(rows: Tensor) -> Iterator[Tensor]:
+    """Rows `[M, K]` a few at a time."""
+    step = max(1, _PIECE // max(1, rows.shape[1]))
+    for start in range(0, rows.shape[0], step):
+        yield rows[start : start + step]
 
 
 def _drawn_classes(logits: Tensor, uniform: Tensor, labels: str) -> Tensor:
@@ -129,8 +205,13 @@ def _drawn_classes(logits: Tensor, uniform: Tensor, labels: str) -> Tensor:
     classes = logits.shape[-1]
     if labels == "uniform":
         return (uniform * classes).long().clamp(max=classes - 1)
-    cumulative = torch.softmax(logits.double(), -1).cumsum(-1)
-    return torch.searchsorted(cumulative, uniform.unsqueeze(-1)).squeeze(-1).clamp(max=classes - 1)
+    step = max(1, _PIECE // classes)
+    numbers = uniform.reshape(-1, 1).split(step)
+    drawn = [
+        torch.searchsorted(torch.softmax(x.double(), -1).cumsum(-1), u)
+        for x, u in zip(_pieces(logits.reshape(-1, classes)), numbers, strict=True)
+    ]
+    return torch.cat(drawn).view(uniform.shape).clamp(max=classes - 1) if drawn else uniform.long()
 
 
 def _checked_labels(given: Tensor, logits: Tensor, classes: int) -> Tensor:
@@ -148,23 +229,23 @@ def _checked_labels(given: Tensor, logits: Tensor, classes: int) -> Tensor:
     return given.long()
 
 
-def _gaussian(logits: Tensor, labels: str, given: Tensor | None, draws: Draws, rows: slice) -> Tensor:
-    if given is not None:
-        target = _matching(given, logits)
+def _gaussian(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
+    if source.given is not None:
+        target = _matching(source.given, logits)
     else:
-        noise = draws.rows("normal", tuple(logits.shape[1:]), rows, logits.device).to(logits.dtype)
+        noise = source.numbers("normal", tuple(logits.shape[1:]), logits.device).to(logits.dtype)
         target = logits.detach() + noise
-    return _mean_over_outputs(0.5 * (logits - target).square())
+    return _mean_over_outputs(0.5 * (logits - target).square(), mask)
 
 
-def _bernoulli(logits: Tensor, labels: str, given: Tensor | None, draws: Draws, rows: slice) -> Tensor:
-    if given is not None:
-        target = _matching(given, logits)
+def _bernoulli(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
+    if source.given is not None:
+        target = _matching(source.given, logits)
     else:
-        uniform = draws.rows("uniform", tuple(logits.shape[1:]), rows, logits.device)
-        one = torch.sigmoid(logits.detach().double()) if labels == "model" else 0.5
+        uniform = source.numbers("uniform", tuple(logits.shape[1:]), logits.device)
+        one = torch.sigmoid(logits.detach().double()) if source.kind == "model" else 0.5
         target = (uniform < one).to(logits.dtype)
-    return _mean_over_outputs(F.binary_cross_entropy_with_logits(logits, target, reduction="none"))
+    return _mean_over_outputs(F.binary_cross_entropy_with_logits(logits, target, reduction="none"), mask)
 
 
 def _matching(given: Tensor, logits: Tensor) -> Tensor:
@@ -174,11 +255,14 @@ def _matching(given: Tensor, logits: Tensor) -> Tensor:
     return given.to(logits).view_as(logits)
 
 
-def _mean_over_outputs(losses: Tensor) -> Tensor:
+def _mean_over_outputs(losses: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is not None:
+        counted = mask.to(losses)
+        return (losses.mean(2) * counted).sum(1) / counted.sum(1).clamp(min=1)
     return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
 
 
-_LOSSES: dict[str, Callable[[Tensor, str, Tensor | None, Draws, slice], Tensor]] = {
+_LOSSES: dict[str, Callable[[Tensor, _Labels, Tensor | None], Tensor]] = {
     "categorical": _categorical,
     "gaussian": _gaussian,
     "bernoulli": _bernoulli,

@@ -6,30 +6,56 @@ These norms choose a number and draw pictures; no sensitivity rests on them. The
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Block, Lookup, Outer, PerExample
+from dpkfc.blocks import Block, Lookup, Outer, PerExample, Tied
 from dpkfc.metric import Diagonal, Elementwise, Identity, Kronecker, Metric
 
-__all__ = ["layer_squares", "probe_norms"]
+__all__ = ["KNOWN", "layer_squares", "probe_norms"]
 
+KNOWN = (Outer, Lookup, PerExample, Tied)
 _CHUNK_ELEMENTS = 1 << 22
 
 
-def probe_norms(blocks: Mapping[str, Block], *metrics: Metric) -> list[Tensor]:
+def probe_norms(blocks: Mapping[str, Block], *metrics: Metric, last: int | None = None) -> list[Tensor]:
     """‖P g_n‖ over all layers for each of several metrics, `[N]` in float64 on the CPU.
 
     Layers without an entry in a metric count as they are. Every block is looked up once, so a mapping that forms them
     on demand holds one at a time.
+
+    Args:
+        blocks: of one micro-batch.
+        metrics: one or more.
+        last: only so many examples at the end of it; None for all.
     """
     totals: list[Tensor] = []
     for name in blocks:
         block = blocks[name]
+        if not isinstance(block, KNOWN):  # keeps the identity in every metric; its share cannot be told here
+            continue
+        block = block if last is None else _tail(block, last)
         squares = [layer_squares(block, metric.get(name)).cpu() for metric in metrics]
         totals = [total + s for total, s in zip(totals, squares, strict=True)] if totals else squares
     return [total.sqrt() for total in totals]
+
+
+def _tail(block: Block, count: int) -> Block:
+    """The last examples of a block."""
+    match block:
+        case Outer():
+            rows = slice(-count * block.groups, None)
+            return replace(block, a=block.a[rows], b=block.b[rows])
+        case Lookup():
+            return replace(block, ids=block.ids[-count:], b=block.b[-count:])
+        case PerExample():
+            return PerExample({role: g[-count:] for role, g in block.grads.items()})
+        case Tied():
+            lookup = replace(block.lookup, ids=block.lookup.ids[-count:], b=block.lookup.b[-count:])
+            return Tied(lookup, replace(block.outer, a=block.outer.a[-count:], b=block.outer.b[-count:]))
+    return block
 
 
 def layer_squares(block: Block, entry: Kronecker | Elementwise | None) -> Tensor:
@@ -38,12 +64,15 @@ def layer_squares(block: Block, entry: Kronecker | Elementwise | None) -> Tensor
         case PerExample():
             scale = entry.scale if isinstance(entry, Elementwise) else {}
             mapped = [g * scale[role] if role in scale else g for role, g in block.grads.items()]
-            return torch.stack([_squares(g.flatten(1)) for g in mapped]).sum(0)
+            return torch.stack([_squares(g.reshape(len(g), -1)) for g in mapped]).sum(0)
         case Lookup():
             return _lookup_squares(block, entry if isinstance(entry, Kronecker) else Kronecker())
         case Outer():
-            squares = _outer_squares(block, entry if isinstance(entry, Kronecker) else Kronecker())
+            squares = _outer_squares(block.explicit(), entry if isinstance(entry, Kronecker) else Kronecker())
             return squares.view(-1, block.groups).sum(1)
+        case Tied():
+            return _tied_squares(block, entry if isinstance(entry, Kronecker) else Kronecker())
+    raise ValueError(f"norms of a {type(block).__name__} are not known here")
 
 
 def _squares(x: Tensor) -> Tensor:
@@ -88,3 +117,23 @@ def _lookup_squares(block: Lookup, entry: Kronecker) -> Tensor:
         same = ids.unsqueeze(2) == ids.unsqueeze(1)
         pieces.append((torch.bmm(rows, rows.mT) * same).sum((1, 2)).clamp(min=0))
     return torch.cat(pieces)
+
+
+def _tied_squares(block: Tied, entry: Kronecker) -> Tensor:
+    """‖z‖² of the sum of both uses: that of the lookup, that of the head, and twice their inner product."""
+    if not isinstance(entry.output, Identity):
+        raise ValueError("the output side of a tied embedding must be the identity")
+    lookup, outer = block.lookup, block.outer
+    squares = _lookup_squares(lookup, Kronecker(entry.output, entry.input))
+    if outer.a.shape[1] == 0:
+        return squares
+    squares = squares + _outer_squares(outer, entry)
+    positions, rows = outer.a.shape[1], max(1, lookup.ids.shape[1])
+    step = max(1, _CHUNK_ELEMENTS // (positions * rows))
+    cross = []
+    for start in range(0, outer.a.shape[0], step):
+        part = slice(start, start + step)
+        a, c = entry.input.apply(outer.a[part]).double(), entry.input.apply(lookup.b[part]).double()
+        ids = lookup.ids[part].unsqueeze(1).expand(-1, positions, -1)
+        cross.append((torch.bmm(a, c.mT) * outer.b[part].gather(2, ids)).sum((1, 2)))
+    return (squares + 2 * entry.output.factor**2 * torch.cat(cross)).clamp(min=0)

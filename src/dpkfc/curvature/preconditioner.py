@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -20,22 +19,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Block
 from dpkfc.curvature.damping import Damping, elementwise_scale, side_of
-from dpkfc.curvature.factors import LayerAccumulator, LayerFactors, Structure
+from dpkfc.curvature.factors import Factor
+from dpkfc.curvature.layers import LayerFactors, Structure, filled
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
-from dpkfc.curvature.norms import probe_norms
+from dpkfc.curvature.linalg import Eigen
 from dpkfc.curvature.probes import Probe
-from dpkfc.curvature.probing import Capture, ProbeRun, blocks_on_probe, undisturbed
-from dpkfc.curvature.report import UNREACHED, layer_rows, unreached_row
+from dpkfc.curvature.probing import Capture, ProbeRun, undisturbed
+from dpkfc.curvature.refresh import Measured, measure, probe_scale
+from dpkfc.curvature.report import identity_row, layer_rows
 from dpkfc.curvature.state import mismatch, moved, pack, unpack
-from dpkfc.metric import Elementwise, Kronecker, Metric, scale_metric
+from dpkfc.metric import Elementwise, Kronecker, Metric, Side, scale_metric
 
 __all__ = ["KFAC", "RULES", "Preconditioner"]
 
 _log = logging.getLogger(__name__)
 
-RULES = ("linear", "conv", "embedding", "norm", "fallback")
+RULES = ("linear", "conv", "embedding", "tied", "norm", "recurrent", "fallback")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "labels": LABELS,
     "likelihood": LIKELIHOODS,
@@ -45,7 +45,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "sharing": ("expand", "reduce"),
     "oversize": ("diagonal", "identity"),
 }
-_SCALE_SIZE = 64  # probe examples over which the two medians of `probe` and `balanced` are taken
 _POSITIVE = ("probe_size", "chunk", "every", "max_factor_size")
 _SHORT = {"input": "A", "output": "G"}
 
@@ -77,11 +76,14 @@ class KFAC:
         sharing: expand or reduce, for layers with several positions; see `factors`.
         max_factor_size: largest matrix that is decomposed; wider sides stay low-rank while the probe has few rows.
         oversize: what other wider sides become, diagonal or identity.
-        layer_rules: kinds of layers to precondition (linear, conv, embedding, norm, fallback), None for all; the others
-            are only scaled, as the other side of `sides`.
+        layer_rules: kinds of layers to precondition (linear, conv, embedding, tied, norm, recurrent, fallback), None for
+            all; the others are only scaled, as the other side of `sides`.
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in low-rank sides.
         max_rank: eigenpairs kept of a side at least four times as wide, None for all; the rest keep their mean, so that
             the trace stays. Eigenvalues far below the first few are sampling noise of the probe anyway.
+        rows_per_dim: with `sharing="expand"`, a factor of size d is formed from about this many times d positions (4096
+            or more) where the probe has more: a few of every example, chosen by a public stream and weighted so that the
+            estimate stays unbiased. None takes every position.
         seed: of the probe's own random stream, one stream a step.
     """
 
@@ -104,6 +106,7 @@ class KFAC:
     layer_rules: tuple[str, ...] | None = None
     rank_tolerance: float = 1e-2
     max_rank: int | None = 64
+    rows_per_dim: float | None = 4.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -121,6 +124,8 @@ class KFAC:
             unknown = [rule for rule in self.layer_rules if rule not in RULES]
             if unknown or not self.layer_rules:
                 raise ValueError(f"layer_rules must name some of {', '.join(RULES)}; got {list(self.layer_rules)}")
+        if self.rows_per_dim is not None and not 1 <= self.rows_per_dim < float("inf"):
+            raise ValueError(f"rows_per_dim must be at least 1, or None for every position; got {self.rows_per_dim}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
         self._damping()
@@ -170,22 +175,22 @@ class KFAC:
         Raises:
             ValueError: as `build`.
         """
+        with undisturbed(model), torch.no_grad():
+            measured = self._measure(model, capture, step, rules)
+            return {name: layer.result() for name, layer in measured.layers.items()}
+
+    def _measure(
+        self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None
+    ) -> Measured:
         if self.layer_rules is not None and rules is None:
             raise ValueError("layer_rules was set, so build() needs rules={layer name: rule}")
         structure = Structure(
             sharing=self.sharing, sides=self.sides, max_factor_size=self.max_factor_size,
             oversize=self.oversize, rules=self.layer_rules,
         )  # fmt: skip
-        layers: dict[str, LayerAccumulator] = {}
-        with undisturbed(model), torch.no_grad():
-            for index, blocks in enumerate(blocks_on_probe(model, capture, self.run_at(step))):
-                size = min(self.chunk, self.probe_size - index * self.chunk)
-                for name in blocks:
-                    block = blocks[name]
-                    if name not in layers:
-                        layers[name] = LayerAccumulator(block, structure, (rules or {}).get(name))
-                    _add_named(layers[name], name, block, size)
-        return {name: layer.result() for name, layer in layers.items()}
+        return measure(
+            model, capture, self.run_at(step), structure, rules=rules or {}, rows_per_dim=self.rows_per_dim
+        )
 
     def build(
         self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None = None
@@ -205,26 +210,24 @@ class KFAC:
         Raises:
             ValueError: the model's output, loss or a layer's contribution on the probe is not finite or does not fit.
         """
-        factors = self.factors(model, capture, step, rules)
-        damping = self._damping()
-        used = {n: f.normalised() for n, f in factors.items()} if self.scale in ("trace", "balanced") else factors
-        metric: Metric = {name: _entry(f, damping, self.max_factor_size) for name, f in used.items()}
-        scale = 1.0
-        if self.scale in ("probe", "balanced"):
-            scale = self._probe_scale(model, capture, step, metric)
-            metric = scale_metric(metric, scale)
+        with undisturbed(model), torch.no_grad():
+            measured = self._measure(model, capture, step, rules)
+            factors = {name: layer.result(self.max_rank) for name, layer in measured.layers.items()}
+            damping = self._damping()
+            used = {n: f.normalised() for n, f in factors.items()} if self.scale in ("trace", "balanced") else factors
+            used = filled(used) if self.damping_mode == "relative" else used
+            metric, scale = _metric(used, damping, self.max_factor_size), 1.0
+            if self.scale in ("probe", "balanced"):
+                scale = probe_scale(model, capture, self.run_at(step), metric, measured)
+                metric = scale_metric(metric, scale)
         rows = [row for n in metric for row in layer_rows(n, factors[n], used[n], metric[n], damping)]
-        unreached = [name for name in rules or {} if name not in metric]
-        rows += [unreached_row(name) for name in unreached]
-        if unreached:
-            _log.warning("the probe does not reach these layers, which keep the identity: %s", ", ".join(unreached))
         return Preconditioner(
             metric=metric,
             step=step,
-            report=tuple(rows),
+            report=(*rows, *_left_alone(metric, measured.unknown, rules or {})),
             scale=scale,
-            spectra={n: {_SHORT.get(s, s): x.values.cpu() for s, x in f.sides.items()} for n, f in factors.items()},
-            shapes={n: {"kind": f.kind, **{s: list(x) for s, x in f.shapes.items()}} for n, f in factors.items()},
+            spectra={n: {_SHORT.get(s, s): x.spectrum.cpu() for s, x in f.sides.items()} for n, f in factors.items()},
+            shapes={n: _shapes(model, n, f) for n, f in factors.items()},
         )
 
     def _damping(self) -> Damping:
@@ -233,28 +236,6 @@ class KFAC:
             exponent=self.exponent, rank_tolerance=self.rank_tolerance, max_rank=self.max_rank,
         )  # fmt: skip
 
-    def _probe_scale(self, model: nn.Module, capture: Capture, step: int, metric: Metric) -> float:
-        """Median ‖g‖ ÷ median ‖P g‖ over a small probe of the same stream; 1 where a median is zero."""
-        run = self.run_at(step)
-        run = replace(run, size=min(run.size, _SCALE_SIZE))
-        plain: list[Tensor] = []
-        mapped: list[Tensor] = []
-        with undisturbed(model), torch.no_grad():
-            for blocks in blocks_on_probe(model, capture, run):
-                for pieces, norms in zip((plain, mapped), probe_norms(blocks, {}, metric), strict=True):
-                    pieces.append(norms)
-        ratio = _median(plain) / max(_median(mapped), 1e-300)
-        return ratio if ratio > 0 and math.isfinite(ratio) else 1.0
-
-
-def _add_named(layer: LayerAccumulator, name: str, block: Block, size: int) -> None:
-    if block.batch_size != size:
-        raise ValueError(f"layer '{name}': capture returned {block.batch_size} examples instead of {size}")
-    try:
-        layer.add(block)
-    except ValueError as error:
-        raise ValueError(f"layer '{name}': {error}") from error
-
 
 def _function_name(function: Callable[..., Any]) -> str:
     """Where a function comes from; its contents are the caller's to keep fixed."""
@@ -262,20 +243,50 @@ def _function_name(function: Callable[..., Any]) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _median(pieces: list[Tensor]) -> float:
-    return float(torch.quantile(torch.cat(pieces), 0.5))
+def _metric(layers: Mapping[str, LayerFactors], damping: Damping, widest: int) -> Metric:
+    """The damped roots of all layers; layers that share the eigenpairs of a side share the side."""
+    known: dict[tuple[int, float], Side] = {}
 
+    def side(factor: Factor, dtype: torch.dtype) -> Side:
+        if not isinstance(factor, Eigen):
+            return side_of(factor, damping, dtype, widest_dense=widest)
+        key = (id(factor.vectors), factor.trace)
+        if key not in known:
+            known[key] = side_of(factor, damping, dtype, widest_dense=widest)
+        return known[key]
 
-def _entry(factors: LayerFactors, damping: Damping, widest: int) -> Kronecker | Elementwise:
-    if factors.kind == "elementwise":
-        return Elementwise(
-            {
+    metric: dict[str, Kronecker | Elementwise] = {}
+    for name, factors in layers.items():
+        if factors.kind == "elementwise":
+            scales = {
                 role: elementwise_scale(factor, damping, factors.shapes[role], factors.dtype).to(factors.device)
                 for role, factor in factors.sides.items()
             }
-        )
-    sides = {name: side_of(f, damping, factors.dtype, widest_dense=widest) for name, f in factors.sides.items()}
-    return Kronecker(sides["input"], sides["output"])
+            metric[name] = Elementwise(scales)
+        else:
+            metric[name] = Kronecker(*(side(factors.sides[s], factors.dtype) for s in ("input", "output")))
+    return metric
+
+
+def _left_alone(metric: Metric, unknown: Mapping[str, str], rules: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rows of the layers that keep the identity."""
+    unreached = [name for name in rules if name not in metric and name not in unknown]
+    if unreached:
+        _log.warning("the probe does not reach these layers, which keep the identity: %s", ", ".join(unreached))
+    if unknown:
+        _log.warning("no factors are known for these layers, which keep the identity: %s", ", ".join(unknown))
+    rows = [identity_row(name, f"no factors are known for a {kind}") for name, kind in unknown.items()]
+    return rows + [identity_row(name) for name in unreached]
+
+
+def _shapes(model: nn.Module, name: str, factors: LayerFactors) -> dict[str, Any]:
+    """What `Preconditioner.check` compares: kind, sizes of the sides, and the weight's own shape where it has one."""
+    shapes: dict[str, Any] = {"kind": factors.kind, **{side: list(x) for side, x in factors.shapes.items()}}
+    try:
+        weight = getattr(model.get_submodule(name), "weight", None)
+    except AttributeError:
+        weight = None
+    return shapes | {"stored": list(weight.shape)} if isinstance(weight, Tensor) else shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +299,8 @@ class Preconditioner:
         report: one row a side: layer, side, dim, kind (dense, lowrank, diagonal, identity), rank, trace,
             condition_before, condition_after, note.
         scale: the one factor of the whole metric, already in `metric`.
-        spectra: layer to `A` and `G` (or the role of an elementwise parameter) to undamped, unscaled eigenvalues.
+        spectra: layer to `A` and `G` (or the role of an elementwise parameter) to undamped, unscaled eigenvalues; those
+            beyond the first `max_rank` of a wide side by their mean.
         shapes: layer to its kind and the sizes of its sides, for `check`.
     """
 
@@ -342,7 +354,7 @@ class Preconditioner:
             ValueError: naming the first layer that is missing or of another shape.
         """
         missing = [name for name in self.metric if name not in layers]
-        extra = [name for name in layers if name not in self.metric and name not in self._unreached]
+        extra = [name for name in layers if name not in self.metric and name not in self._left_alone]
         problems = [(n, "is not in the model") for n in missing] + [(n, "has no entry in it") for n in extra]
         for name, shape in self.shapes.items() if not problems else ():
             what = mismatch(shape, {role: tuple(s) for role, s in layers[name].items()})
@@ -351,5 +363,5 @@ class Preconditioner:
             raise ValueError(f"the preconditioner belongs to another model: layer '{name}' {what}; build a new one")
 
     @property
-    def _unreached(self) -> set[str]:
-        return {row["layer"] for row in self.report if row["note"] == UNREACHED}
+    def _left_alone(self) -> set[str]:
+        return {row["layer"] for row in self.report if not row["side"]}

@@ -1,7 +1,8 @@
 """Probes: where the inputs that curvature is measured on come from. None of them reads private data.
 
 A probe is a frozen value with `sample(n, generator)`, which returns CPU tensors, and `describe()`, which is JSON-able
-and goes into the plan's hash and onto the privacy card.
+and goes into the plan's hash and onto the privacy card. Inputs are a tensor or a mapping of tensors, see `inputs`; token
+noise has a module of its own, `tokens`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-__all__ = ["FeatureNoise", "PinkNoise", "Probe", "PublicData", "WhiteNoise"]
+from dpkfc.curvature.inputs import Inputs, Sample, examples, tensors
 
-Sample = tuple[Tensor, "Tensor | None"]
+__all__ = ["FeatureNoise", "PinkNoise", "Probe", "PublicData", "WhiteNoise"]
 
 
 @runtime_checkable
@@ -172,62 +174,72 @@ class PublicData:
     """Examples that are public: their owner allows anyone to see them, and no private person is in them.
 
     Attributes:
-        inputs: `[n, ...]`; floating point or token ids.
+        inputs: `[n, ...]`, floating point or token ids; or a mapping of such tensors with n in common, for example a
+            tokenised public text with `input_ids` and `attention_mask`. A mapping is called as `model(**inputs)`.
         labels: `[n, ...]` or None; read only with `labels="given"`.
         provenance: where they come from, for the privacy card.
 
     The caller vouches for `provenance`: private examples passed here void the privacy guarantee.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     labels: Tensor | None = None
     provenance: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inputs, Tensor) or self.inputs.dim() < 1 or self.inputs.shape[0] < 1:
-            raise ValueError("PublicData: inputs must be a tensor with at least one example along its first axis")
+        if isinstance(self.inputs, Mapping):
+            object.__setattr__(self, "inputs", dict(self.inputs))
+        held: dict[str, Any] = dict(tensors(self.inputs)) if isinstance(self.inputs, Tensor | dict) else {"": self.inputs}
+        if "labels" in held:
+            raise ValueError("PublicData: give labels as PublicData(inputs, labels=...), not among the model's inputs")
+        if not held or any(not isinstance(x, Tensor) or x.dim() < 1 or x.shape[0] < 1 for x in held.values()):
+            raise ValueError(
+                "PublicData: inputs must be a tensor, or a mapping of tensors, with at least one example along the first axis"
+            )
         if not self.provenance:
             raise ValueError("PublicData: say where they come from, provenance='...'; the privacy card prints it")
-        if self.labels is not None and self.labels.shape[:1] != self.inputs.shape[:1]:
+        size = examples(self.inputs)
+        if self.labels is not None and self.labels.shape[:1] != (size,):
             raise ValueError(
-                f"PublicData: {self.inputs.shape[0]} inputs but labels of shape {tuple(self.labels.shape)}; "
+                f"PublicData: {size} inputs but labels of shape {tuple(self.labels.shape)}; "
                 "the first axis of both is the example"
             )
-        if self.inputs.is_floating_point() and not torch.isfinite(self.inputs).all():
+        if any(x.is_floating_point() and not torch.isfinite(x).all() for x in held.values()):
             raise ValueError("PublicData: inputs contain NaN or infinity")
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """n examples drawn at random: distinct ones while there are enough, with replacement beyond that."""
-        size = self.inputs.shape[0]
+        size = examples(self.inputs)
         if n <= size:
             chosen = torch.randperm(size, generator=generator)[:n]
         else:
             chosen = torch.randint(size, (n,), generator=generator)
-        inputs = self.inputs.detach().cpu()[chosen]
-        inputs = inputs.float() if inputs.is_floating_point() else inputs
-        return inputs, None if self.labels is None else self.labels.detach().cpu()[chosen]
+        drawn = {name: _float32(x.detach().cpu()[chosen]) for name, x in tensors(self.inputs)}
+        labels = None if self.labels is None else self.labels.detach().cpu()[chosen]
+        return (drawn[""] if isinstance(self.inputs, Tensor) else drawn), labels
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hash of shapes, dtypes and contents."""
+        """Hash of names, shapes, dtypes and contents."""
         digest = hashlib.sha256()
-        for tensor in (self.inputs, self.labels):
+        for name, tensor in [*tensors(self.inputs), ("", self.labels)]:
             if tensor is None:
                 digest.update(b"none")
                 continue
             flat = tensor.detach().cpu().contiguous()
-            digest.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
+            digest.update(f"{name}{flat.dtype}{tuple(flat.shape)}".encode())
             digest.update(flat.flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description: provenance, sizes and a hash of the contents."""
+        shapes = {name: list(x.shape[1:]) for name, x in tensors(self.inputs)}
         return {
             "kind": type(self).__name__,
             "source": "public",
             "provenance": self.provenance,
-            "examples": self.inputs.shape[0],
-            "shape": list(self.inputs.shape[1:]),
+            "examples": examples(self.inputs),
+            "shape": shapes[""] if isinstance(self.inputs, Tensor) else shapes,
             "labelled": self.labels is not None,
             "sha256": self.sha256,
         }
@@ -237,3 +249,7 @@ class PublicData:
 
     def __hash__(self) -> int:
         return hash(self.sha256)
+
+
+def _float32(x: Tensor) -> Tensor:
+    return x.float() if x.is_floating_point() else x

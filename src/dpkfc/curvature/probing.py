@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.blocks import Block
+from dpkfc.curvature.inputs import Inputs, call, device_of, examples, padding_mask, placed, select
 from dpkfc.curvature.likelihood import Draws, likelihood_loss
 from dpkfc.curvature.probes import Probe
 
-__all__ = ["Capture", "ProbeRun", "blocks_on_probe", "public_generator", "undisturbed"]
+__all__ = ["Capture", "Piece", "ProbeRun", "blocks_on_probe", "public_generator", "undisturbed"]
 
 Capture = Callable[[nn.Module, Callable[[nn.Module], Tensor]], Mapping[str, Block]]
 ProbeLoss = Callable[[Any, torch.Generator], Tensor]
@@ -44,9 +45,29 @@ class ProbeRun:
     step: int
 
 
-def public_generator(seed: int, step: int) -> torch.Generator:
-    """The probe's random stream of one refresh: its own, repeatable, public, and apart from every other stream."""
-    digest = hashlib.sha256(f"dpkfc probe, seed {seed}, step {step}".encode()).digest()
+@dataclass(frozen=True)
+class Piece:
+    """One micro-batch of a probe after its backward pass.
+
+    Attributes:
+        blocks: layer name to what the layer contributes; a mapping may form them on demand.
+        rows: which examples of the probe these are.
+        mask: True `[n, T]` at the positions that are text, None where the inputs do not say.
+    """
+
+    blocks: Mapping[str, Block]
+    rows: slice
+    mask: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of examples n."""
+        return int(self.rows.stop - self.rows.start)
+
+
+def public_generator(seed: int, step: int, purpose: str = "probe") -> torch.Generator:
+    """A random stream of one refresh: its own, repeatable, public, and apart from every other stream."""
+    digest = hashlib.sha256(f"dpkfc {purpose}, seed {seed}, step {step}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
@@ -59,6 +80,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
     try:
         model.eval()
+        for module, _ in modes:  # cuDNN differentiates recurrent layers in training mode only; the same without dropout
+            module.training = isinstance(module, nn.RNNBase) and not module.dropout
         with torch.random.fork_rng(devices=devices), torch.autocast(device.type, enabled=False):
             yield
     finally:
@@ -72,60 +95,55 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Device of the first parameter."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-def _dtype_of(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-
-
-def blocks_on_probe(model: nn.Module, capture: Capture, run: ProbeRun) -> Iterator[Mapping[str, Block]]:
+def blocks_on_probe(model: nn.Module, capture: Capture, run: ProbeRun, first: int = 0) -> Iterator[Piece]:
     """The layers' contributions on the probe, one micro-batch after another; every call replays the same probe.
+
+    The micro-batch with fewer examples, if there is one, comes first: the last one is full.
 
     Args:
         model: should be inside `undisturbed`.
         capture: maps (model, loss) to layer name and block, in the per-example scale.
         run: what to run.
+        first: leaves out the examples before this one.
 
     Raises:
         ValueError: an output or a loss that is not finite, or of another number of examples.
     """
     generator = public_generator(run.seed, run.step)
     inputs, labels = run.probe.sample(run.size, generator)
-    if inputs.shape[0] != run.size:
-        raise ValueError(f"the probe {type(run.probe).__name__} returned {inputs.shape[0]} examples, not {run.size}")
+    if examples(inputs) != run.size:
+        raise ValueError(f"the probe {type(run.probe).__name__} returned {examples(inputs)} examples, not {run.size}")
     draws = Draws(generator, run.size)
-    for start in range(0, run.size, run.chunk):
-        rows = slice(start, min(run.size, start + run.chunk))
-        loss = _loss_of(run, _placed(inputs[rows], model), None if labels is None else labels[rows], draws, rows)
+    stops = range(run.size, first, -run.chunk)
+    for stop in reversed(stops):
+        rows = slice(max(first, stop - run.chunk), stop)
+        held = placed(select(inputs, rows), model)
+        mask = padding_mask(held, getattr(run.probe, "padding", None))
+        loss = _loss_of(run, held, None if labels is None else labels[rows], draws, rows=rows, mask=mask)
         with torch.enable_grad():
             blocks = capture(model, loss)
         if not blocks:
             raise ValueError("capture returned no layer: the probe's loss does not depend on any trainable layer")
-        yield blocks
-
-
-def _placed(inputs: Tensor, model: nn.Module) -> Tensor:
-    dtype = _dtype_of(model) if inputs.is_floating_point() else inputs.dtype
-    return inputs.to(device_of(model), dtype)
+        yield Piece(blocks, rows, mask)
 
 
 def _loss_of(
-    run: ProbeRun, inputs: Tensor, labels: Tensor | None, draws: Draws, rows: slice
+    run: ProbeRun, inputs: Inputs, labels: Tensor | None, draws: Draws, *, rows: slice, mask: Tensor | None
 ) -> Callable[[nn.Module], Tensor]:
     """The closure handed to `capture`: per-example losses of these probe examples."""
+    size = rows.stop - rows.start
 
     def loss(model: nn.Module) -> Tensor:
-        output = model(inputs)
+        output = call(model, inputs)
         if run.loss is None:
-            losses = likelihood_loss(run.likelihood, output, labels=run.labels, given=labels, draws=draws, rows=rows)
+            losses = likelihood_loss(
+                run.likelihood, output, labels=run.labels, given=labels, draws=draws, rows=rows, mask=mask
+            )
         else:
             losses = run.loss(output, draws.generator)
-        if losses.shape != (inputs.shape[0],):
+        if losses.shape != (size,):
             raise ValueError(
-                f"the probe's loss returned shape {tuple(losses.shape)} for {inputs.shape[0]} examples; "
+                f"the probe's loss returned shape {tuple(losses.shape)} for {size} examples; "
                 "it must return one loss an example, [batch]"
             )
         if not torch.isfinite(losses).all():

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from dpkfc.curvature.damping import Damping, condition_numbers
-from dpkfc.curvature.factors import LayerFactors, is_empty
+from dpkfc.curvature.factors import is_empty
+from dpkfc.curvature.layers import LayerFactors
+from dpkfc.curvature.linalg import Eigen
 from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Side
 
-__all__ = ["UNREACHED", "layer_rows", "unreached_row"]
+__all__ = ["UNREACHED", "identity_row", "layer_rows"]
 
 UNREACHED = "not reached by the probe"
 
@@ -29,6 +31,8 @@ def layer_rows(
     for side, factor in factors.sides.items():
         before, after = condition_numbers(used.sides[side], damping)
         notes = [factors.notes.get(side, ""), "no signal on the probe" if is_empty(factor) else ""]
+        if isinstance(factor, Eigen) and factor.rest > 0:
+            notes.append(f"first {factor.values.numel()} eigenpairs, the others by their mean")
         rows.append(
             {
                 "layer": name,
@@ -45,8 +49,8 @@ def layer_rows(
     return rows
 
 
-def unreached_row(name: str) -> dict[str, Any]:
-    """The row of a layer that the probe's loss does not depend on."""
+def identity_row(name: str, why: str = UNREACHED) -> dict[str, Any]:
+    """The row of a layer without factors: it keeps the identity."""
     return {
         "layer": name,
         "side": "",
@@ -56,7 +60,7 @@ def unreached_row(name: str) -> dict[str, Any]:
         "trace": 0.0,
         "condition_before": 1.0,
         "condition_after": 1.0,
-        "note": UNREACHED,
+        "note": why,
     }
 
 

@@ -20,47 +20,59 @@ from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowR
 __all__ = ["mismatch", "moved", "pack", "unpack"]
 
 _META = "meta"
+_STORED = "stored"
 
 
 def pack(metric: Metric, spectra: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, Any]) -> dict[str, Tensor]:
     """Flatten a metric, spectra and JSON-able values into tensors."""
-    tensors: dict[str, Tensor] = {}
+    tensors = _Once()
     entries = [_pack_entry(f"metric.{i}", name, entry, tensors) for i, (name, entry) in enumerate(metric.items())]
     curves: list[list[str]] = []
     for i, (name, sides) in enumerate(spectra.items()):
         for side, values in sides.items():
             key = f"spectrum.{i}.{len(curves)}"
-            tensors[key] = values
-            curves.append([name, side, key])
+            curves.append([name, side, tensors.put(key, values)])
     text = json.dumps({"metric": entries, "spectra": curves, "rest": dict(rest)})
-    tensors[_META] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone()
-    return tensors
+    tensors.put(_META, torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone())
+    return tensors.held
 
 
-def _pack_entry(key: str, name: str, entry: Kronecker | Elementwise, tensors: dict[str, Tensor]) -> dict[str, Any]:
+class _Once:
+    """Tensors by key; one that several layers share is stored under its first key alone."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Tensor] = {}
+        self._keys: dict[int, str] = {}
+
+    def put(self, key: str, tensor: Tensor) -> str:
+        """The key that the tensor is stored under."""
+        known = self._keys.get(id(tensor))
+        if known is not None and self.held[known] is tensor:
+            return known
+        self._keys[id(tensor)] = key
+        self.held[key] = tensor
+        return key
+
+
+def _pack_entry(key: str, name: str, entry: Kronecker | Elementwise, tensors: _Once) -> dict[str, Any]:
     if isinstance(entry, Elementwise):
-        roles = {}
-        for i, (role, scale) in enumerate(entry.scale.items()):
-            tensors[f"{key}.{i}"] = scale
-            roles[role] = f"{key}.{i}"
+        roles = {role: tensors.put(f"{key}.{i}", scale) for i, (role, scale) in enumerate(entry.scale.items())}
         return {"layer": name, "elementwise": roles}
     sides = {side: _pack_side(f"{key}.{side}", getattr(entry, side), tensors) for side in ("input", "output")}
     return {"layer": name, **sides}
 
 
-def _pack_side(key: str, side: Side, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _pack_side(key: str, side: Side, tensors: _Once) -> dict[str, Any]:
     match side:
         case Identity():
             return {"kind": "identity", "factor": side.factor}
         case Diagonal():
-            tensors[f"{key}.scale"] = side.scale
-            return {"kind": "diagonal", "key": key}
+            return {"kind": "diagonal", "scale": tensors.put(f"{key}.scale", side.scale)}
         case Dense():
-            tensors[f"{key}.root"] = side.root
-            return {"kind": "dense", "key": key, "norm": side.norm}
+            return {"kind": "dense", "root": tensors.put(f"{key}.root", side.root), "norm": side.norm}
         case LowRank():
-            tensors[f"{key}.vectors"], tensors[f"{key}.scale"] = side.vectors, side.scale
-            return {"kind": "lowrank", "key": key, "tail": side.tail}
+            vectors = tensors.put(f"{key}.vectors", side.vectors)
+            return {"kind": "lowrank", "vectors": vectors, "scale": tensors.put(f"{key}.scale", side.scale), "tail": side.tail}
 
 
 def unpack(tensors: Mapping[str, Tensor]) -> tuple[Metric, dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -87,36 +99,44 @@ def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Kr
 
 
 def _unpack_side(side: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Side:
-    key = side.get("key")
     match side["kind"]:
         case "identity":
             return Identity(side["factor"])
         case "diagonal":
-            return Diagonal(tensors[f"{key}.scale"])
+            return Diagonal(tensors[side["scale"]])
         case "dense":
-            return Dense(tensors[f"{key}.root"], side["norm"])
+            return Dense(tensors[side["root"]], side["norm"])
         case "lowrank":
-            return LowRank(tensors[f"{key}.vectors"], tensors[f"{key}.scale"], side["tail"])
+            return LowRank(tensors[side["vectors"]], tensors[side["scale"]], side["tail"])
     raise ValueError(f"unknown side {side['kind']!r}")
 
 
 def mismatch(shape: Mapping[str, Any], roles: Mapping[str, tuple[int, ...]]) -> str | None:
     """What does not fit between the sides of a layer's map and the shapes of its parameters, or None.
 
+    A weight may be stored as `[d_out, d_in]` or, as in transformers' Conv1D, as `[d_in, d_out]`. Which of the two it is
+    follows from the shape it had when the map was built, where that is known.
+
     Args:
-        shape: `kind` and the sizes of the sides, as `Preconditioner.shapes` holds them.
+        shape: `kind`, the sizes of the sides and the `stored` shape of the weight, as `Preconditioner.shapes` holds them.
         roles: role to parameter shape, trainable parameters only.
     """
     if shape["kind"] == "elementwise":
-        held = {role: tuple(s) for role, s in shape.items() if role != "kind"}
+        held = {role: tuple(s) for role, s in shape.items() if role not in ("kind", _STORED)}
         return None if held == dict(roles) else f"parameters {dict(roles)}, the preconditioner {held}"
     d_in, d_out = shape["input"][0], shape["output"][0]
     weight = roles.get("weight", (*roles.get("bias", (0,)), 0))
-    if shape["kind"] == "lookup":
-        fits = (weight[0], weight[-1]) == (d_in, d_out)
-        return None if fits else f"a table {tuple(weight)}, the preconditioner sides {(d_in, d_out)}"
-    columns = math.prod(weight[1:]) + ("bias" in roles)
+    if shape["kind"] in ("lookup", "tied"):
+        rows, columns = (d_in, d_out) if shape["kind"] == "lookup" else (d_out, d_in)
+        fits = (weight[0], weight[-1]) == (rows, columns)
+        return None if fits else f"a table {tuple(weight)}, the preconditioner one of {(rows, columns)}"
+    stored = shape.get(_STORED)
+    if "weight" in roles and stored is not None and tuple(stored) != tuple(weight):
+        return f"a weight {tuple(weight)}, the preconditioner was built for {tuple(stored)}"
+    bias = "bias" in roles
+    columns = math.prod(weight[1:]) + bias
     fits = columns == d_in and weight[0] % d_out == 0
+    fits = fits or (len(weight) == 2 and (weight[0] + bias, weight[1]) == (d_in, d_out))
     return None if fits else f"a gradient {(weight[0], columns)}, the preconditioner sides {(d_out, d_in)}"
 
 

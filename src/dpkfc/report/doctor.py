@@ -13,6 +13,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dpkfc.blocks import Lookup, PerExample
+from dpkfc.curvature.inputs import call, placed
+from dpkfc.curvature.likelihood import logits_of
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.curvature.probing import public_generator, undisturbed
 from dpkfc.gradients.layers import Layer, find_layers
@@ -124,13 +126,11 @@ def _capture(layers: Sequence[Layer], model: nn.Module, loss: Any) -> Any:
 
 def _blocks(model: nn.Module, layers: Sequence[Layer], kfac: KFAC) -> dict[str, AnyBlock]:
     """Each layer's contribution as the norm engine sees it, on a few probe examples."""
-    parameter = next(model.parameters())
-    inputs, _ = kfac.probe.sample(_EXAMPLES, public_generator(kfac.seed, 0))
-    inputs = inputs.to(parameter.device, parameter.dtype if inputs.is_floating_point() else inputs.dtype)
+    inputs = placed(kfac.probe.sample(_EXAMPLES, public_generator(kfac.seed, 0))[0], model)
     with undisturbed(model):
         tape = Tape(model, layers)
         with torch.enable_grad(), tape:
-            losses = _any_loss(model(inputs))
+            losses = _any_loss(logits_of(call(model, inputs)))
         calls = tape.backward(losses)
         return {layer.name: blocks_of(layer, calls[layer.name], _EXAMPLES) for layer in layers if layer.name in calls}
 

@@ -1,0 +1,144 @@
+"""Factors from a few positions of every example: unbiased, the same for every micro-batch, exact where nothing is saved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpkfc.blocks import Lookup, Outer
+from dpkfc.curvature import positions
+from dpkfc.curvature.factors import kronecker_factors
+from dpkfc.curvature.layers import LayerAccumulator, Structure
+from dpkfc.curvature.positions import Positions
+
+F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def _few_rows(monkeypatch):
+    monkeypatch.setattr(positions, "LEAST_ROWS", 1)
+
+
+def _positions(size: int, rows_per_dim: float | None, seed: int = 0) -> Positions:
+    return Positions(torch.Generator().manual_seed(seed), size, rows_per_dim)
+
+
+def _block(n: int, t: int, d_in: int, d_out: int, groups: int = 1, homogeneous: bool = False) -> Outer:
+    a, b = torch.randn(n * groups, t, d_in, dtype=F64), torch.randn(n * groups, t, d_out, dtype=F64)
+    return Outer(a, b, groups, homogeneous)
+
+
+def _dense(block, held: Positions, cuts: tuple[int, ...] = (), mask=None, sharing: str = "expand"):
+    n = block.batch_size
+    layer = LayerAccumulator(block, Structure(sharing=sharing), None, held)
+    edges = [0, *cuts, n]
+    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        held.start(slice(start, stop), None if mask is None else mask[start:stop])
+        rows = slice(start * getattr(block, "groups", 1), stop * getattr(block, "groups", 1))
+        if isinstance(block, Lookup):
+            layer.add(Lookup(block.ids[rows], block.b[rows], block.num_rows))
+        else:
+            layer.add(Outer(block.a[rows], block.b[rows], block.groups, block.homogeneous))
+    return layer.result().sides
+
+
+@given(
+    n=st.integers(1, 5), t=st.integers(1, 8), d=st.integers(1, 6), groups=st.integers(1, 3), homogeneous=st.booleans()
+)
+def test_without_sampling_the_factors_are_exact(n, t, d, groups, homogeneous):
+    torch.manual_seed(n * 100 + t)
+    block = _block(n, t, d, 3, groups, homogeneous)
+    for held in (_positions(n, None), _positions(n, 1e6)):
+        sides = _dense(block, held)
+        for side, exact in zip(("input", "output"), kronecker_factors(block.explicit()), strict=True):
+            assert torch.allclose(sides[side].dense(), exact, atol=1e-10)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_sampled_factor_is_unbiased(masked):
+    """The mean over many draws of positions is the factor of all positions, whatever the examples' lengths."""
+    n, t = 4, 9
+    block = _block(n, t, 3, 2)
+    lengths = torch.tensor([9, 1, 5, 2]) if masked else torch.full((n,), t)
+    mask = torch.arange(t) < lengths.unsqueeze(1)
+    kept = [(block.a[i, : lengths[i]], block.b[i, : lengths[i]]) for i in range(n)]
+    exact_a = sum(a.T @ a for a, _ in kept) / n
+    exact_g = sum(b.T @ b for _, b in kept) / int(lengths.sum())
+    total_a, total_g, draws = torch.zeros(3, 3, dtype=F64), torch.zeros(2, 2, dtype=F64), 1500
+    for seed in range(draws):
+        held = _positions(n, 2.5 if masked else 3.0, seed)
+        sides = _dense(block, held, mask=mask if masked else None)
+        total_a += sides["input"].dense() / draws
+        total_g += sides["output"].dense() / draws
+    assert torch.allclose(total_a, exact_a, atol=0.05 * float(exact_a.trace()))
+    assert torch.allclose(total_g, exact_g, atol=0.05 * float(exact_g.trace()))
+    assert not torch.allclose(sides["input"].dense(), exact_a, atol=1e-3)  # it was sampled
+
+
+@given(cut=st.integers(1, 10), groups=st.integers(1, 2), masked=st.booleans())
+def test_the_positions_do_not_depend_on_the_micro_batch(cut, groups, masked):
+    torch.manual_seed(cut)
+    block = _block(11, 7, 2, 3, groups)
+    mask = torch.rand(11, 7) < 0.7 if masked else None
+    whole = _dense(block, _positions(11, 3.0), mask=mask)
+    parts = _dense(block, _positions(11, 3.0), (cut,), mask)
+    for side in ("input", "output"):
+        assert torch.allclose(whole[side].dense(), parts[side].dense(), atol=1e-12)
+
+
+def test_about_as_many_rows_are_read_as_were_asked_for(monkeypatch):
+    x = torch.zeros(20, 50, 8)
+    held = _positions(20, 4.0)
+    held.start(slice(0, 20), None)
+    assert held.chosen(x, 1, 10).index.numel() == 40  # 4 · 10 rows, two of every example
+    assert held.chosen(x, 1, 1000).index is None
+    assert _positions(20, 4.0).chosen(x[:0], 1, 10).index.numel() == 0
+    monkeypatch.setattr(positions, "LEAST_ROWS", 200)
+    held.start(slice(0, 20), None)
+    assert held.chosen(x, 1, 10).index.numel() == 200
+
+
+def test_layers_of_one_length_read_the_same_positions():
+    held = _positions(6, 2.0)
+    held.start(slice(0, 6), None)
+    x = torch.arange(6 * 40.0).view(6, 40, 1)
+    few, many = held.chosen(x, 1, 6), held.chosen(x, 1, 30)
+    assert set(few.of(x).flatten().tolist()) <= set(many.of(x).flatten().tolist())
+    assert few.index.unique().numel() == few.index.numel() == 12
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize("homogeneous", [False, True])
+def test_padding_changes_no_factor(sharing, homogeneous):
+    """The same texts padded to 5 and to 12 columns, with rubbish in the padded inputs."""
+    lengths = torch.tensor([5, 2, 3, 0])
+    short = _block(4, 5, 3, 2, homogeneous=homogeneous)
+    inside = torch.arange(5) < lengths.unsqueeze(1)
+    short = Outer(short.a, short.b * inside.unsqueeze(-1), homogeneous=homogeneous)
+    a = torch.cat([short.a, torch.randn(4, 7, 3, dtype=F64)], 1)
+    long = Outer(a, torch.cat([short.b, torch.zeros(4, 7, 2, dtype=F64)], 1), homogeneous=homogeneous)
+    wide = torch.arange(12) < lengths.unsqueeze(1)
+    one = _dense(short, _positions(4, None), mask=inside, sharing=sharing)
+    two = _dense(long, _positions(4, None), mask=wide, sharing=sharing)
+    for side in ("input", "output"):
+        assert torch.allclose(one[side].dense(), two[side].dense(), atol=1e-12)
+    plain = _dense(long, _positions(4, None), sharing=sharing)
+    assert not torch.allclose(plain["input"].dense(), two["input"].dense(), atol=1e-3)
+
+
+def test_padding_is_not_counted_as_a_read_of_its_row():
+    ids = torch.tensor([[3, 1, 0, 0], [2, 0, 0, 0]])
+    block = Lookup(ids, torch.randn(2, 4, 2, dtype=F64) * (ids > 0).unsqueeze(-1), 5)
+    values = _dense(block, _positions(2, None), mask=ids > 0)["input"].values
+    counts = torch.tensor([0.0, 1, 1, 1, 0], dtype=F64) / 2
+    assert torch.allclose(values, (counts + 0.5) * 3 / (3 + 5))
+
+
+def test_a_module_that_is_used_twice_has_its_mask_twice():
+    mask = torch.tensor([[True, False, False], [True, True, False]])
+    held = _positions(2, None)
+    held.start(slice(0, 2), mask)
+    assert torch.equal(held.mask_of(6), mask.repeat(1, 2))
+    assert held.mask_of(1) is None and held.mask_of(4) is None and held.mask_of(0) is None

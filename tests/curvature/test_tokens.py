@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpkfc.curvature import TokenNoise
+from dpkfc.curvature.probes import Probe
+
+
+def _stream(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _text(**fields) -> TokenNoise:
+    return TokenNoise(**{"vocab_size": 30, "length": 9, "cls_id": 1, "sep_id": 2, "pad_id": 0, **fields})
+
+
+@given(
+    length=st.integers(5, 20),
+    least=st.integers(5, 20),
+    cls=st.sampled_from([None, 1]),
+    sep=st.sampled_from([None, 2]),
+    segments=st.integers(0, 2),
+)
+def test_every_token_is_in_its_place(length, least, cls, sep, segments):
+    """Written out for each example: [cls] text [sep] padding, with the mask one on the text and zero after it."""
+    segments = segments if sep is not None else min(segments, 1)
+    probe = _text(length=length, min_length=min(least, length), cls_id=cls, sep_id=sep, segments=segments)
+    inputs, labels = probe.sample(40, _stream(length))
+    assert labels is None and set(inputs) == {"input_ids", "attention_mask"} | ({"token_type_ids"} if segments else set())
+    assert all(x.shape == (40, length) and x.dtype == torch.int64 for x in inputs.values())
+    for i in range(40):
+        ids, mask = inputs["input_ids"][i].tolist(), inputs["attention_mask"][i].tolist()
+        own = sum(mask)
+        assert mask == [1] * own + [0] * (length - own) and min(least, length) <= own <= length
+        assert ids[own:] == [0] * (length - own)
+        text = ids[:own]
+        if cls is not None:
+            assert text.pop(0) == cls
+        if sep is not None:
+            assert text.pop() == sep
+        if segments == 2:
+            middle = text.index(2)
+            assert 0 < middle < len(text) - 1  # both texts have a token
+            types = inputs["token_type_ids"][i].tolist()
+            first = middle + 1 + (cls is not None)
+            assert types == [0] * first + [1] * (own - first) + [0] * (length - own)
+            text = text[:middle] + text[middle + 1 :]
+        elif segments:
+            assert not inputs["token_type_ids"][i].any()
+        assert text and not {0, 1, 2}.intersection(text) - ({1} if cls is None else set()) - ({2} if sep is None else set())
+
+
+def test_lengths_are_uniform():
+    mask = _text(length=12, min_length=5).sample(8000, _stream())[0]["attention_mask"]
+    counts = torch.bincount(mask.sum(1), minlength=13)[5:]
+    assert counts.sum() == 8000 and float((counts - 1000).abs().max()) < 5 * 1000**0.5
+    fixed = _text(min_length=9).sample(50, _stream())[0]["attention_mask"]
+    assert bool((fixed == 1).all())
+
+
+def _drawn(probe: TokenNoise, n: int = 4000) -> torch.Tensor:
+    inputs, _ = probe.sample(n, _stream(3))
+    ids = inputs if isinstance(inputs, torch.Tensor) else inputs["input_ids"]
+    return torch.bincount(ids.flatten(), minlength=probe.vocab_size).double() / ids.numel()
+
+
+def test_tokens_follow_the_law_that_was_asked_for():
+    plain = {"vocab_size": 12, "length": 10, "min_length": 10}
+    laws = {
+        "uniform": (TokenNoise(**plain), torch.ones(12)),
+        "zipf": (TokenNoise(**plain, zipf_exponent=1.2), torch.arange(1, 13).pow(-1.2)),
+        "offset": (TokenNoise(**plain, zipf_exponent=1.0, first_id=4), torch.tensor([0.0] * 4 + [1 / k for k in range(1, 9)])),
+        "table": (TokenNoise(**plain, frequencies=[0, 5, 0, 1] + [0] * 8, provenance="a book"), None),
+        "excluded": (TokenNoise(**plain, exclude=(3, 11)), torch.tensor([1.0] * 3 + [0.0] + [1.0] * 7 + [0.0])),
+    }
+    for name, (probe, weights) in laws.items():
+        weights = torch.tensor([0.0, 5, 0, 1] + [0.0] * 8) if weights is None else weights
+        exact = weights.double() / weights.sum()
+        drawn = _drawn(probe)
+        assert torch.allclose(drawn, exact, atol=0.01), name
+        assert bool((drawn[exact == 0] == 0).all()), name
+
+
+def test_a_token_of_weight_zero_is_never_drawn():
+    """Also at the two ends of the table, where the running sum is flat."""
+    probe = TokenNoise(vocab_size=6, length=400, min_length=400, frequencies=[0, 0, 1, 0, 1e-12, 0], provenance="made up")
+    assert set(probe.sample(50, _stream())[0]["input_ids"].unique().tolist()) <= {2, 4}
+
+
+def test_bare_ids_are_a_tensor_and_know_their_padding():
+    probe = _text(bare=True)
+    ids, _ = probe.sample(5, _stream())
+    assert isinstance(ids, torch.Tensor) and torch.equal(ids, _text().sample(5, _stream())[0]["input_ids"])
+    assert probe.padding == 0 and _text(pad_id=1).padding is None  # padding with the id of a special token says nothing
+
+
+@pytest.mark.parametrize("probe", [_text(), _text(frequencies=torch.ones(30), provenance="here", segments=2), _text(bare=True)])
+def test_a_probe_is_repeatable_describable_and_leaves_the_global_stream_alone(probe):
+    assert isinstance(probe, Probe)
+    before = torch.random.get_rng_state()
+    first, second, other = (probe.sample(6, _stream(seed))[0] for seed in (1, 1, 2))
+    first, second, other = ([x] if isinstance(x, torch.Tensor) else list(x.values()) for x in (first, second, other))
+    assert all(map(torch.equal, first, second)) and not torch.equal(first[0], other[0])
+    assert torch.equal(before, torch.random.get_rng_state())
+    described = json.loads(json.dumps(probe.describe()))
+    assert described["kind"] == "TokenNoise"
+    assert described["source"] == ("public" if "provenance" in described else "synthetic")
+    assert probe == probe and hash(probe) == hash(probe) and probe != _text(length=8)
+
+
+def test_a_table_is_known_by_its_contents():
+    one, same, other = (_text(frequencies=torch.arange(30) + k, provenance="a") for k in (0, 0, 1))
+    assert one == same and hash(one) == hash(same) and one != other
+    assert one != _text(frequencies=torch.arange(30), provenance="b") and one != _text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size must be an integer"),
+        ({"length": 2.0}, "length must be an integer"),
+        ({"cls_id": 30}, r"cls_id must lie in \[0, vocab_size=30\)"),
+        ({"exclude": (-1,)}, "exclude must lie in"),
+        ({"min_length": 2}, "min_length must lie between 3"),
+        ({"min_length": 10}, "length=9"),
+        ({"length": 2}, "min_length must lie between 3"),
+        ({"pad_id": None}, "need pad_id"),
+        ({"segments": 3}, "segments must be"),
+        ({"segments": 2, "sep_id": None}, "needs sep_id"),
+        ({"zipf_exponent": -1.0}, "zipf_exponent"),
+        ({"zipf_exponent": float("nan")}, "zipf_exponent"),
+        ({"frequencies": torch.ones(30)}, "provenance='...'.*private text void the guarantee"),
+        ({"provenance": "a book"}, "none are given"),
+        ({"frequencies": torch.ones(29), "provenance": "x"}, "30 finite numbers"),
+        ({"frequencies": -torch.ones(30), "provenance": "x"}, "30 finite numbers"),
+        ({"frequencies": torch.ones(30), "provenance": "x", "zipf_exponent": 1.0}, "not both"),
+        ({"frequencies": torch.zeros(30), "provenance": "x"}, "no token is left"),
+        ({"first_id": 29, "exclude": (29,)}, "no token is left"),
+    ],
+)
+def test_bad_values_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        _text(**fields)
+
+
+class _Tokenizer:
+    """As much of a tokenizer as is asked for."""
+
+    pad_token_id, eos_token_id, all_special_ids, model_input_names = 0, 2, [0, 1, 2, 99], ("input_ids", "token_type_ids")
+
+    def __init__(self, before=(1,), after=(2,)) -> None:
+        self.before, self.after = list(before), list(after)
+
+    def __len__(self) -> int:
+        return 30
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [*self.before, 7, *self.after] if add_special_tokens else [7]}
+
+
+def test_special_tokens_are_those_of_a_tokenizer():
+    probe = TokenNoise.of_tokenizer(_Tokenizer(), 8, zipf_exponent=1.0)
+    assert (probe.cls_id, probe.sep_id, probe.pad_id, probe.vocab_size, probe.segments) == (1, 2, 0, 30, 1)
+    assert probe.exclude == (0, 1, 2) and probe.zipf_exponent == 1.0  # 99 lies outside the vocabulary
+    plain = TokenNoise.of_tokenizer(_Tokenizer((), ()), 8, segments=0, pad_id=5)
+    assert (plain.cls_id, plain.sep_id, plain.pad_id, plain.segments) == (None, None, 5, 0)
+    with pytest.raises(ValueError, match="give cls_id and sep_id yourself"):
+        TokenNoise.of_tokenizer(_Tokenizer((1, 3)), 8)
