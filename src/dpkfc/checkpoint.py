@@ -6,6 +6,7 @@ state, the metric and its own counters, never a noise stream.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,22 +15,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = [
-    "CheckpointError",
-    "check_same_tensors",
-    "flatten_optimizer",
-    "read",
-    "unflatten_optimizer",
-    "unique_tensors",
-    "write",
-]
+__all__ = ["CheckpointError", "check_same_tensors", "load_optimizer", "read", "unique_tensors", "write"]
 
-_FORMAT = 1
+_FORMAT = 2
+_STATE = "state"  # the group of tensors that were found inside meta
+_MARKS = ("!tensor", "!tuple", "!dict")
 
 
 class CheckpointError(RuntimeError):
@@ -42,26 +38,33 @@ def write(folder: str | os.PathLike[str], tensors: Mapping[str, Mapping[str, Ten
     Args:
         folder: the checkpoint's folder; an existing one is replaced.
         tensors: group name (a file each) to named tensors.
-        meta: JSON-able values.
+        meta: plain values and tensors in dicts, lists and tuples.
 
     Raises:
-        CheckpointError: the folder cannot be written.
+        CheckpointError: the folder cannot be written, or `meta` holds a value of another kind.
     """
     target = Path(folder)
     fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
+    inside: dict[str, Tensor] = {}
+    manifest: dict[str, Any] = {"format": _FORMAT, "meta": _packed(dict(meta), "meta", inside), "sha256": {}}
     try:
+        if not target.exists() and old.exists():
+            old.rename(target)  # a crash came between the two renames below: this is the only complete checkpoint
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
-        manifest: dict[str, Any] = {"format": _FORMAT, "meta": dict(meta), "sha256": {}}
-        for group, named in tensors.items():
+        for group, named in {**tensors, **({_STATE: inside} if inside else {})}.items():
             path = fresh / f"{group}.safetensors"
-            save_file({name: t.detach().cpu().clone().contiguous() for name, t in named.items()}, path)
+            save_file(_separate(named), path)
+            _sync(path)
             manifest["sha256"][group] = _digest(path)
-        _write_synced(fresh / "manifest.json", json.dumps(manifest, indent=1).encode())
+        (fresh / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
+        _sync(fresh / "manifest.json")
+        _sync(fresh)
         shutil.rmtree(old, ignore_errors=True)
         if target.exists():
             target.rename(old)
         fresh.rename(target)
+        _sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(f"cannot write the checkpoint {target}: {error}") from error
@@ -94,54 +97,96 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], 
                     f"{path} is damaged (its hash is not the one in manifest.json); use an older checkpoint"
                 )
             tensors[group] = load_file(path)
-        return tensors, manifest["meta"]
+        return tensors, _unpacked(manifest["meta"], tensors.pop(_STATE, {}))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {target} is damaged: {error}; use an older checkpoint") from error
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, copied only where they are views or share memory, which the format cannot hold."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in named.items():
+        x = tensor.detach().cpu()
+        storage = x.untyped_storage()
+        alone = x.is_contiguous() and storage.nbytes() == x.nbytes and storage.data_ptr() not in seen
+        seen.add(storage.data_ptr())
+        result[name] = x if alone else x.clone(memory_format=torch.contiguous_format)
+    return result
 
 
-def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state as (tensors named `index.key`, JSON-able rest)."""
-    state = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
-    scalars: dict[str, dict[str, Any]] = {}
-    for index, entries in state["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = value
-            else:
-                scalars.setdefault(str(index), {})[key] = value
-    return tensors, {"scalars": scalars, "param_groups": state["param_groups"]}
+def _sync(path: Path) -> None:
+    """Wait until the disk has a file or, where folders can be synced, the names in a folder."""
+    with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def unflatten_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]
-) -> None:
-    """Load what `flatten_optimizer` wrote into an optimizer of the same shape.
+def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """What JSON keeps exactly: tensors move to `tensors` under their path; tuples and keys that are no texts are marked.
+
+    Raises:
+        CheckpointError: a value of another kind, by its path.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, Tensor):
+        while where in tensors:
+            where += "'"
+        tensors[where] = value
+        return {"!tensor": where}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and key not in _MARKS for key in value):
+            return {key: _packed(item, f"{where}.{key}", tensors) for key, item in value.items()}
+        pairs = [
+            (_packed(key, where, tensors), _packed(item, f"{where}.{key}", tensors)) for key, item in value.items()
+        ]
+        return {"!dict": [list(pair) for pair in pairs]}
+    if isinstance(value, (list, tuple)):
+        items = [_packed(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"!tuple": items}
+    raise CheckpointError(
+        f"{where} is a {type(value).__name__}, which no checkpoint can hold; give plain values and tensors in dicts, lists "
+        "and tuples"
+    )
+
+
+def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    match value:
+        case {"!tensor": name}:
+            return tensors[name]
+        case {"!tuple": items}:
+            return tuple(_unpacked(item, tensors) for item in items)
+        case {"!dict": pairs}:
+            return {_unpacked(key, tensors): _unpacked(item, tensors) for key, item in pairs}
+        case dict():
+            return {key: _unpacked(item, tensors) for key, item in value.items()}
+        case list():
+            return [_unpacked(item, tensors) for item in value]
+    return value
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state into an optimizer of the same shape.
 
     Raises:
         CheckpointError: the optimizer has other parameter groups.
     """
-    state: dict[int, dict[str, Any]] = {int(i): dict(entries) for i, entries in rest["scalars"].items()}
-    for name, tensor in tensors.items():
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = tensor
-    groups = [dict(group) for group in rest["param_groups"]]
-    for group in groups:
-        if "betas" in group:
-            group["betas"] = tuple(group["betas"])
     try:
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        optimizer.load_state_dict(state)
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"the checkpoint belongs to another optimizer: {error}") from error
 

@@ -41,7 +41,15 @@ class PrivacyConfig:
         uncertified: must be True for "shuffle", whose ε is no guarantee.
         accountant: "pld" or "rdp"; None takes PLD, or RDP for "fixed", which PLD cannot treat.
         preconditioner: a preconditioner such as `curvature.KFAC`, or None for plain DP-SGD.
-        max_physical_batch_size: largest micro-batch; changes memory and speed, never a result.
+        unit: what is protected: "example", or the name of a larger unit such as "patient". All records of a unit share one
+            clip; `expected_batch_size` and `dataset_size` then count units, and the session is given `units`.
+        max_records_per_unit: most records of one unit that count in a step, drawn anew at every step; for a unit that is not
+            an example.
+        unit_reduction: a unit's loss is the "mean" or the "sum" of those of its records (both are clipped).
+        max_physical_batch_size: most rows of a micro-batch; "auto" finds what fits into memory; None takes the whole batch.
+            Changes memory and speed, never a result.
+        pad_to_multiple: micro-batches are padded to a multiple of it by rows that count nothing, so that few shapes occur
+            (for compiled parts of a model). Changes speed, never a result.
         test_mode_seed: makes noise and sampling repeatable; such a run is NOT PRIVATE and its card says so.
 
     Raises:
@@ -58,13 +66,18 @@ class PrivacyConfig:
     uncertified: bool = False
     accountant: str | None = None
     preconditioner: Preconditioner | None = None
-    max_physical_batch_size: int | None = None
+    unit: str = "example"
+    max_records_per_unit: int | None = None
+    unit_reduction: str = "mean"
+    max_physical_batch_size: int | str | None = None
+    pad_to_multiple: int | None = None
     test_mode_seed: int | None = None
 
     def __post_init__(self) -> None:
         _check_integer("expected_batch_size", self.expected_batch_size, 1)
         _check_integer("steps", self.steps, 1)
-        _check_integer("max_physical_batch_size", self.max_physical_batch_size, 1)
+        _check_integer("max_records_per_unit", self.max_records_per_unit, 1)
+        self._check_micro_batches()
         _check_integer("test_mode_seed", self.test_mode_seed, 0)
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"give exactly one of epochs and steps, got epochs={self.epochs} and steps={self.steps}")
@@ -79,6 +92,41 @@ class PrivacyConfig:
                 f"preconditioner must have a describe() method, got {type(self.preconditioner).__name__}; "
                 "use for example curvature.KFAC(probe=...)"
             )
+
+    def _check_micro_batches(self) -> None:
+        most, multiple, unit = self.max_physical_batch_size, self.pad_to_multiple, self.max_records_per_unit
+        if not isinstance(self.unit, str) or not self.unit.strip():
+            raise ValueError(f"unit must be a name such as 'patient', got {self.unit!r}")
+        if (self.unit == "example") != (unit is None):
+            raise ValueError(
+                f"unit={self.unit!r} and max_records_per_unit={unit} do not go together: a unit larger than an example needs "
+                "a name and the most records of one unit that count in a step"
+            )
+        if self.unit_reduction not in ("mean", "sum"):
+            raise ValueError(f"unit_reduction must be 'mean' or 'sum', got {self.unit_reduction!r}")
+        _check_integer("pad_to_multiple", multiple, 1)
+        if most == "auto":
+            return
+        if isinstance(most, str):
+            raise ValueError(f"max_physical_batch_size must be an integer >= 1, 'auto' or None, got {most!r}")
+        _check_integer("max_physical_batch_size", most, 1)
+        if most is not None and unit is not None and unit > most:
+            raise ValueError(
+                f"max_physical_batch_size={most} is less than max_records_per_unit={unit}, but the records of a unit are "
+                f"clipped together and never split; make the first at least {unit}, or the second smaller"
+            )
+        if most is not None and multiple is not None and most % multiple:
+            raise ValueError(
+                f"max_physical_batch_size={most} must be a multiple of pad_to_multiple={multiple}, to which micro-batches are "
+                "padded"
+            )
+
+    @property
+    def micro_batch(self) -> tuple[int | None, bool, int]:
+        """Micro-batches in rows: (most, None for no bound; whether the bound is found by trying; what is never divided)."""
+        most, multiple = self.max_physical_batch_size, self.pad_to_multiple or 1
+        least = -(-(self.max_records_per_unit or 1) // multiple) * multiple
+        return most if isinstance(most, int) else None, most == "auto", least
 
     def _check_sampler(self) -> None:
         if self.sampler not in SAMPLERS:
@@ -104,7 +152,7 @@ class PrivacyConfig:
         Args:
             epsilon: target ε > 0 of the whole run.
             delta: target δ; a warning where it is not below 1 / N.
-            dataset_size: number of examples N, taken as public.
+            dataset_size: number of examples N (of units where `unit` is larger), taken as public.
 
         Raises:
             ValueError: an impossible or unreachable target, or a batch larger than the dataset.
@@ -128,7 +176,7 @@ class PrivacyConfig:
         Args:
             noise_multiplier: standard deviation of the noise over the sensitivity, >= 0.
             delta: δ at which ε is reported; a warning where it is not below 1 / N.
-            dataset_size: number of examples N, taken as public.
+            dataset_size: number of examples N (of units where `unit` is larger), taken as public.
 
         Raises:
             ValueError: a value outside its range, or a batch larger than the dataset.
@@ -171,7 +219,13 @@ class PrivacyConfig:
 
     def describe_mechanism(self) -> dict[str, Any]:
         """The settings that decide what is released; the hash of a plan covers these."""
+        units = {
+            "unit": self.unit,
+            "max_records_per_unit": self.max_records_per_unit,
+            "unit_reduction": self.unit_reduction,
+        }
         return {
+            **({} if self.max_records_per_unit is None else units),
             "expected_batch_size": self.expected_batch_size,
             "max_grad_norm": self.max_grad_norm,
             "clipping": self.clipping,
@@ -183,7 +237,7 @@ class PrivacyConfig:
 
 
 def _check_integer(name: str, value: int | None, least: int) -> None:
-    if value is None and name in {"steps", "max_physical_batch_size", "test_mode_seed"}:
+    if value is None and name not in {"expected_batch_size", "dataset_size"}:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ class Plan:
 
     Attributes:
         config: the settings it was made from.
-        dataset_size: number of examples N.
+        dataset_size: number of examples N, or of units where `config.unit` is larger than a record.
         sampler: how a logical batch is drawn.
         noise_multiplier: standard deviation of the noise over the sensitivity; 0 is no noise and no privacy.
         delta: δ of the guarantee.
@@ -107,6 +108,14 @@ class Plan:
         return self.sampler.neighbouring_relation
 
     @property
+    def privacy_unit(self) -> str:
+        """What is added, removed or replaced between neighbouring datasets."""
+        most = self.config.max_records_per_unit
+        if most is None:
+            return "one example"
+        return f"one {self.config.unit} (all records; up to {most} of them, drawn anew, count in a step)"
+
+    @property
     def test_mode(self) -> bool:
         """Whether the random streams are repeatable; such a run is not private."""
         return self.config.test_mode_seed is not None
@@ -141,10 +150,19 @@ class Plan:
     def epsilon(self, steps: int | None = None) -> float:
         """ε after a number of releases, by default all the planned ones; infinite without noise.
 
+        A plan without a certified guarantee warns once that this number is none.
+
         Raises:
             ValueError: a negative number.
         """
+        self._warn_once  # noqa: B018 - computed once
         return self.curve.at(self.steps if steps is None else steps)
+
+    @cached_property
+    def _warn_once(self) -> None:
+        """Without noise ε is infinite, which needs no warning."""
+        if self.caveats and self.noise_multiplier > 0:
+            warnings.warn(f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=4)
 
     def cross_check(self) -> dict[str, float | None]:
         """ε of the whole run by PLD (None where it does not apply) and by RDP.
@@ -166,7 +184,11 @@ class Plan:
 
     def draw(self, step: int, stream: SamplingStream) -> NDArray[np.int64]:
         """Indices of the examples of one logical batch, possibly none."""
-        return self.sampler.indices(step, stream.generator(step, self.sampler.steps_per_draw))
+        return self.sampler.indices(step, self.generator(step, stream))
+
+    def generator(self, step: int, stream: SamplingStream) -> np.random.Generator:
+        """The generator from which a step is sampled: first the units, then, from what follows, their records."""
+        return stream.generator(step, self.sampler.steps_per_draw)
 
     @cached_property
     def hash(self) -> str:
@@ -198,7 +220,7 @@ class Plan:
 
     def describe(self) -> dict[str, Any]:
         """The plan for the privacy card: plain values that JSON can hold; an infinite ε is the text "inf"."""
-        total = self.epsilon()
+        total = self.curve.at(self.steps)  # with the caveats beside it
         return {
             "plan_hash": self.hash,
             "epsilon": total if math.isfinite(total) else "inf",
@@ -207,7 +229,7 @@ class Plan:
             "certified": self.certified,
             "caveats": list(self.caveats),
             "test_mode": self.test_mode,
-            "privacy_unit": "one example",
+            "privacy_unit": self.privacy_unit,
             "neighbouring_relation": self.neighbouring_relation,
             "sampler": self.sampler.describe(),
             "dataset_size": int(self.dataset_size),

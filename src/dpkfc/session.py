@@ -16,16 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from dpkfc import checkpoint
 from dpkfc.curvature.preconditioner import Preconditioner
-from dpkfc.data.loader import MicroBatches, Rows, collate, split
-from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.data.layout import layout
+from dpkfc.data.loader import MicroBatches, Rows, collate
+from dpkfc.data.units import Units, unit_ids
+from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.layers import Layer, find_layers
-from dpkfc.gradients.tape import Tape, capture, check_losses
-from dpkfc.gradients.verify import check_mode, check_per_example_gradients, restored_buffers
+from dpkfc.gradients.memory import MicroBatchSize
+from dpkfc.gradients.micro import LossFn, check_examples, clipped_sum
+from dpkfc.gradients.tape import capture
+from dpkfc.gradients.update import check_moved, check_optimizer, check_unchanged, traces
 from dpkfc.metric import Metric
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
@@ -34,7 +37,7 @@ from dpkfc.steps import Batch, StepRecord, step_record
 
 __all__ = ["Batch", "Session", "StepRecord"]
 
-LossFn = Callable[[nn.Module, Any], Tensor]
+_CHECKED = 6  # examples of the first batch whose gradients are compared with plain autograd
 
 
 class Session:
@@ -45,10 +48,12 @@ class Session:
         model: any module; BatchNorm in training mode and modules that mix examples are refused.
         optimizer: a torch optimizer over exactly the model's trainable parameters.
         dataset: a map-style dataset, or a tuple of tensors with a common leading axis; `plan.dataset_size` examples.
+        units: one id a record `[len(dataset)]`, or the name of a column of the dataset: whom each record belongs to. For a
+            plan whose `unit` is larger than a record; `plan.dataset_size` is then the number of distinct ids.
         ledger_path: file of the privacy ledger; None keeps the ledger in memory.
         collate_fn: how examples become a batch (default: torch's).
         num_workers: loader processes.
-        verify: compare per-example gradients with plain autograd on two examples before the first release.
+        verify: compare per-example gradients with plain autograd on a few examples before the first release.
 
     Raises:
         ValueError: an uncovered parameter, an optimizer of other parameters, a dataset of another size.
@@ -65,6 +70,7 @@ class Session:
         optimizer: torch.optim.Optimizer,
         dataset: Any,
         *,
+        units: Any = None,
         ledger_path: str | os.PathLike[str] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
@@ -75,14 +81,11 @@ class Session:
         self.optimizer = optimizer
         self.layers: list[Layer] = find_layers(model)
         self._parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        _check_optimizer(optimizer, self._parameters)
+        check_optimizer(optimizer, self._parameters)
         self._dataset, self._collate_fn = dataset, collate_fn
-        self._loader = MicroBatches(dataset, plan.config.max_physical_batch_size, collate_fn, num_workers)
-        if len(self._loader) != plan.dataset_size:
-            raise ValueError(
-                f"the plan was calibrated for {plan.dataset_size} examples but the dataset has {len(self._loader)}; "
-                "calibrate with dataset_size=len(dataset)"
-            )
+        self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
+        self._units = _units(plan, dataset, units, len(self._loader))
+        self._size = MicroBatchSize(*plan.config.micro_batch)
         self._clip = Clip(plan.config.max_grad_norm, plan.config.clipping, plan.config.automatic_gamma)
         self._noise = plan.noise_stream()
         self._sampling = plan.sampling_stream()
@@ -110,9 +113,14 @@ class Session:
                     "the last batch was not passed to session.step(); a sampled batch may not be skipped, because which "
                     "batches are left out would depend on private data"
                 )
-            indices = self._ranks.from_first(lambda: self.plan.draw(self._step, self._sampling))
-            self._pending = Batch(self._step, indices)
+            self._pending = Batch(self._step, *self._ranks.from_first(self._draw))
             yield self._pending
+
+    def _draw(self) -> tuple[Any, Any]:
+        """Sampled units and, where a unit is more than a record, those of its records that count in this step."""
+        generator = self.plan.generator(self._step, self._sampling)
+        units = self.plan.sampler.indices(self._step, generator)
+        return units, None if self._units is None else self._units.draw(units, generator)
 
     def step(self, batch: Batch, loss_fn: LossFn) -> StepRecord:
         """One private step: clipped sum, whitening, ledger, noise, optimizer.
@@ -133,7 +141,7 @@ class Session:
             raise BudgetExhausted(f"all {self.plan.steps} releases of the plan are spent (ε = {self.epsilon:.3g})")
         if batch is not self._pending:
             raise RuntimeError("pass each batch of session.batches() to session.step() once, in the order drawn")
-        self._check_identity()
+        check_unchanged(self.model, self.layers, self._parameters)
         self._refresh()
         sums, norms = self._ranks.together(lambda: self._clipped_sum(batch, loss_fn))
         clipped = ClippedSum(self._ranks.sum(sums), self._clip.max_grad_norm, self._clip.clipping)
@@ -157,39 +165,41 @@ class Session:
         self._ledger.charge(self._step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
 
     def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[dict[str, Tensor], Tensor]:
-        """The clipped sum of this rank's examples and their private norms; nothing outlives an exception in here."""
-        summer = ClippedSummer(self.layers, self._metric, self._clip)
+        """The clipped sum of this rank's units and their private norms; nothing outlives an exception in here."""
+        self._check_once(batch, loss_fn)
+        drawn = self._ranks.share(batch.drawn)
+        count = int((np.asarray(drawn) >= 0).sum())
+        config = self.plan.config
+
+        def attempt(rows: Any, bound: int | None, multiple: int | None = None) -> tuple[dict[str, Tensor], Tensor]:
+            parts = layout(rows, bound, multiple, config.unit_reduction)
+            loaded = self._loader.load([part.records for part in parts])
+            return clipped_sum(
+                self.model,
+                self.layers,
+                self._metric,
+                self._clip,
+                loss_fn=loss_fn,
+                micro_batches=zip(loaded, parts, strict=True),
+            )
+
         device = next(iter(self._parameters.values())).device
-        norms = [torch.zeros(0)]
-        indices = self._ranks.share(batch.indices)
-        sizes = [len(part) for part in split(indices, self.plan.config.max_physical_batch_size)]
-        for micro, n in zip(self._loader(indices), sizes, strict=True):
-            self._check_once(batch, loss_fn)
-            tape = Tape(self.model, self.layers)
-            with torch.enable_grad(), restored_buffers(self.model), tape:
-                losses = _losses(loss_fn, self.model, _to(micro, device))
-            check_losses(losses, n)
-            norms.append(summer.add(tape.backward(losses), n).norms.detach())
-        return summer.result(), torch.cat([x.to(norms[-1]) for x in norms])
+        self._size.measure(lambda n: attempt(np.ravel(drawn)[np.ravel(drawn) >= 0][:n], None), count, device)
+        return self._size.fit(lambda bound: attempt(drawn, bound, config.pad_to_multiple), count)
 
     def _check_once(self, batch: Batch, loss_fn: LossFn) -> None:
-        """Before the first release: does the tape agree with plain autograd on two examples of this batch?"""
+        """Before the first release: does the tape agree with plain autograd on the first examples of this batch?"""
         if not self._verify:
             return
-        device = next(iter(self._parameters.values())).device
-        few = batch.indices[:2]
+        most = max(2, min(_CHECKED, self.plan.config.micro_batch[0] or _CHECKED))
+        few = batch.drawn[:most] if batch.drawn.ndim == 1 else batch.drawn[:most, 0]
+        if not len(few):
+            return
         rows = Rows(self._dataset)
         held = {k: rows[int(i)] for k, i in enumerate(few)}  # fetched once: augmentation may be random
-
-        def batch_of(*chosen: int) -> Any:
-            return _to(collate(held, np.array(chosen), self._collate_fn), device)
-
-        singles = [batch_of(i) for i in range(len(few))]
-        with torch.enable_grad(), restored_buffers(self.model), torch.random.fork_rng(devices=[]):
-            check_per_example_gradients(self.model, self.layers, _wrapped(loss_fn), batch_of(*range(len(few))), singles)
-            if len(few) == 2:
-                check_mode(self.model, self.layers, _wrapped(loss_fn), batch_of(0, 1), batch_of(0, 0))
-        self._verify = len(few) < 2  # one example alone cannot show whether examples are mixed
+        self._verify = not check_examples(
+            self.model, self.layers, loss_fn, lambda *k: collate(held, np.array(k), self._collate_fn), len(few)
+        )  # where these could not show a fault (one example alone, or no gradient), the next batch is looked at too
 
     # -- the preconditioner --------------------------------------------------------------------------------------------
 
@@ -213,7 +223,7 @@ class Session:
 
     def _apply(self, released: Released) -> None:
         """Hand a release, and only a release, to the optimizer."""
-        before = {n: _trace(p) for n, p in self._parameters.items()} if self._first else {}
+        before = traces(self._parameters) if self._first else {}
         self.optimizer.zero_grad(set_to_none=True)  # a gradient left on a frozen parameter is nobody's release
         for name, parameter in self._parameters.items():
             parameter.grad = released.gradients[name].to(parameter.dtype)
@@ -221,34 +231,9 @@ class Session:
             self.optimizer.step()
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-        if self._first:
-            self._first = False
-            self._check_moved(before)
-
-    def _check_moved(self, before: dict[str, tuple[int, Tensor]]) -> None:
-        """Every parameter was written to, or at least changed (some optimizers write behind the version counter)."""
-        rates = {p: g.get("lr", 1.0) for g in self.optimizer.param_groups for p in g["params"]}
-        for name, parameter in self._parameters.items():
-            version, values = before[name]
-            still = parameter._version == version and torch.equal(values, _trace(parameter)[1])
-            if still and rates[parameter] > 0 and self.plan.noise_multiplier > 0:
-                raise RuntimeError(
-                    f"parameter '{name}' did not move in the first step although its learning rate is {rates[parameter]}: "
-                    "the optimizer holds another tensor than the model"
-                )
-
-    def _check_identity(self) -> None:
-        for layer in self.layers:
-            for role, full in layer.parameters.items():
-                if layer.tensor(role) is not self._parameters[full]:
-                    raise RuntimeError(
-                        f"parameter '{full}' was replaced after the session was built; move, cast or adapt the model before "
-                        "creating the optimizer and the session"
-                    )
-                if not self._parameters[full].requires_grad:
-                    raise RuntimeError(
-                        f"parameter '{full}' was frozen after the session was built; build a new session"
-                    )
+        if self._first and self.plan.noise_multiplier > 0:
+            check_moved(self.optimizer, self._parameters, before)
+        self._first = False
 
     # -- what was spent ------------------------------------------------------------------------------------------------
 
@@ -269,30 +254,41 @@ class Session:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
         """Write a checkpoint: released parameters, buffers, optimizer, metric and counters; never a noise stream.
 
+        Args:
+            folder: an earlier checkpoint in it is replaced, and stays readable until the new one is complete.
+            extra: the caller's own state, handed back by `restore`: plain values and tensors in dicts, lists and tuples,
+                such as `scheduler.state_dict()`. It must hold nothing that was computed from private data.
+
         Raises:
-            CheckpointError: the folder cannot be written.
+            CheckpointError: the folder cannot be written, or `extra` or the optimizer holds a value of another kind.
         """
-        optimizer_tensors, optimizer_rest = checkpoint.flatten_optimizer(self.optimizer)
-        tensors = {"model": checkpoint.unique_tensors(self.model.state_dict()), "optimizer": optimizer_tensors}
+        tensors = {"model": checkpoint.unique_tensors(self.model.state_dict())}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()
         meta = {
             "plan": self.plan.hash,
+            "caveats": list(self.plan.caveats),
             "step": self._step,
             "ledger_count": self._ledger.count,
             "ledger_head": self._ledger.head,
-            "optimizer": optimizer_rest,
+            "optimizer": self.optimizer.state_dict(),
             "preconditioner_step": None if self.preconditioner is None else self.preconditioner.step,
+            "extra": extra,
         }
+        if self.plan.test_mode:  # bit for bit, dropout included; elsewhere a run goes on with whatever torch draws
+            meta["torch_rng"] = torch.get_rng_state()
         self._ranks.from_first(lambda: checkpoint.write(folder, tensors, meta))
 
-    def restore(self, folder: str | os.PathLike[str]) -> None:
+    def restore(self, folder: str | os.PathLike[str]) -> Any:
         """Continue from a checkpoint of the same plan and ledger, with a fresh noise stream.
 
         Releases that the ledger holds beyond the checkpoint stay charged: their steps are not given back.
+
+        Returns:
+            The `extra` that was given to `save`.
 
         Raises:
             CheckpointError: damaged, of another plan, model or ledger; nothing is loaded then.
@@ -310,10 +306,13 @@ class Session:
             )
         checkpoint.check_same_tensors(checkpoint.unique_tensors(self.model.state_dict()), tensors["model"])
         preconditioner = self._loaded(tensors["preconditioner"]) if "preconditioner" in tensors else None
-        checkpoint.unflatten_optimizer(self.optimizer, tensors["optimizer"], meta["optimizer"])
+        checkpoint.load_optimizer(self.optimizer, meta["optimizer"])
         self.model.load_state_dict(tensors["model"], strict=False)
+        if "torch_rng" in meta:
+            torch.set_rng_state(meta["torch_rng"])
         self.preconditioner = preconditioner
         self._step, self._pending = meta["step"], None
+        return meta["extra"]
 
     def _loaded(self, state: dict[str, Tensor]) -> Preconditioner:
         device = next(iter(self._parameters.values())).device
@@ -339,11 +338,6 @@ class Session:
         self.close()
 
 
-def _trace(parameter: Tensor) -> tuple[int, Tensor]:
-    """What tells whether a parameter has been written to: its version and its first entries."""
-    return parameter._version, parameter.detach().flatten()[:16].clone()
-
-
 def _open_ledger(plan: Plan, path: str | os.PathLike[str] | None) -> Ledger:
     header = {"certified": plan.certified, "rng": "repeatable" if plan.test_mode else "secure"}
     if path is None:
@@ -351,34 +345,30 @@ def _open_ledger(plan: Plan, path: str | os.PathLike[str] | None) -> Ledger:
     return Ledger.open(path, plan.hash, header, plan.steps)
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor]) -> None:
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    missing = [name for name, p in parameters.items() if p not in held]
-    if missing:
+def _units(plan: Plan, dataset: Any, column: Any, records: int) -> Units | None:
+    """The units of a dataset, None where each record is one.
+
+    Raises:
+        ValueError: units and plan do not agree.
+    """
+    config = plan.config
+    if (column is None) != (config.max_records_per_unit is None):
         raise ValueError(
-            f"the optimizer does not hold trainable parameter '{missing[0]}'; pass it to the optimizer or freeze it with "
-            "requires_grad_(False)"
+            f"the plan protects one {config.unit}, so the session needs units=, one id a record"
+            if column is None
+            else "units were given, but the plan protects single examples; say which unit in "
+            "PrivacyConfig(unit=..., max_records_per_unit=...) and calibrate with dataset_size = number of units"
         )
-    foreign = [p for p in held if p.requires_grad and not any(p is q for q in parameters.values())]
-    if foreign:
+    units = None
+    if config.max_records_per_unit is not None:
+        ids = unit_ids(dataset, column)
+        if len(ids) != records:
+            raise ValueError(f"units has {len(ids)} ids for the {records} records of the dataset; give one a record")
+        units = Units.of(ids, config.max_records_per_unit)
+    found, what = (records, "example") if units is None else (len(units), config.unit)
+    if found != plan.dataset_size:
         raise ValueError(
-            f"the optimizer holds a trainable parameter of shape {tuple(foreign[0].shape)} that is not in the model; the "
-            "session would never give it a private gradient"
+            f"the plan was calibrated for {plan.dataset_size} {what}s but the dataset has {found}; calibrate with "
+            f"dataset_size={'len(dataset)' if units is None else 'the number of distinct ids'}"
         )
-
-
-def _wrapped(loss_fn: LossFn) -> LossFn:
-    return lambda model, batch: _losses(loss_fn, model, batch)
-
-
-def _losses(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
-    try:
-        return loss_fn(model, batch)
-    except IndexError as error:
-        raise ValueError(
-            f"loss_fn failed on a batch: {error}. A label or token id is outside the range the model was built for."
-        ) from error
-
-
-def _to(batch: Any, device: torch.device) -> Any:
-    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, batch)
+    return units

@@ -20,9 +20,9 @@ class StepRecord:
         step: index of the step, from 0.
         release: number of releases so far, this one included.
         seconds: wall time of the step.
-        batch_size: realised logical batch. PRIVATE, for the operator's eyes only.
-        clipped_fraction: share of examples that were clipped. PRIVATE.
-        median_norm: median upper bound of the per-example norm in the coordinates of the noise. PRIVATE.
+        batch_size: realised logical batch, in examples or units. PRIVATE, for the operator's eyes only.
+        clipped_fraction: share of examples (units) that were clipped. PRIVATE.
+        median_norm: median upper bound of the norm of an example (unit) in the coordinates of the noise. PRIVATE.
     """
 
     step: int
@@ -35,10 +35,22 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Batch:
-    """A sampled logical batch, to be handed to `Session.step` once."""
+    """A sampled logical batch, to be handed to `Session.step` once.
+
+    Attributes:
+        step: number of the step.
+        indices: sampled examples, or units where the plan protects more than a record `[n]`.
+        records: of units, the records that count in this step `[n, k]`, -1 where a unit has fewer; None for examples.
+    """
 
     step: int
     indices: Any
+    records: Any = None
+
+    @property
+    def drawn(self) -> Any:
+        """What is loaded: records, in rows of one unit where units are more than a record."""
+        return self.indices if self.records is None else self.records
 
 
 def step_record(batch: Batch, release: int, norms: Tensor, max_grad_norm: float, started: float) -> StepRecord:

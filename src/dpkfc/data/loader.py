@@ -104,13 +104,23 @@ class MicroBatches:
             ValueError: indices that are not a vector.
             IndexError: an index outside the dataset.
         """
-        parts = split(indices, self._bound)
+        return self.load(split(indices, self._bound))
+
+    def load(self, parts: Sequence[NDArray[np.int64]]) -> Iterator[Any]:
+        """The micro-batches of one step, cut already.
+
+        Args:
+            parts: indices `[n]` of the examples of each, n >= 1.
+
+        Raises:
+            IndexError: an index outside the dataset.
+        """
         outside = [i for part in parts for i in part.tolist() if not 0 <= i < self._size]
         if outside:
             raise IndexError(f"index {outside[0]} is outside the dataset of {self._size} examples")
         return self._load(parts)
 
-    def _load(self, parts: list[NDArray[np.int64]]) -> Iterator[Any]:
+    def _load(self, parts: Sequence[NDArray[np.int64]]) -> Iterator[Any]:
         if self._loader is None:
             for part in parts:
                 yield collate(self._source, part, self._collate_fn)

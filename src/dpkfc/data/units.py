@@ -1,0 +1,111 @@
+"""Privacy units larger than a record: all records of one patient or user count as one example of the mechanism.
+
+The sampler draws units. Of a unit with more records than the limit, as many as the limit are taken, uniformly and anew at
+every step: the choice uses the secret sampling stream and no other unit's data, so a step stays the plan's event with the
+unit in the place of the example (the guarantee of a mixture is that of its components).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+__all__ = ["Units", "unit_ids"]
+
+
+@dataclass(frozen=True)
+class Units:
+    """The records of every unit.
+
+    Attributes:
+        records: record numbers, unit after unit `[number of records]`.
+        starts: where each unit begins in `records`, and their end `[units + 1]`.
+        limit: most records of one unit that count in one step.
+    """
+
+    records: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    limit: int
+
+    @classmethod
+    def of(cls, ids: ArrayLike, limit: int) -> Units:
+        """The units that a column of ids describes; a unit exists where it has a record.
+
+        Args:
+            ids: one id a record `[number of records]`: integers, texts, or anything that sorts.
+            limit: most records of one unit in one step, >= 1.
+
+        Raises:
+            ValueError: ids that are not a vector, missing ids, ids of mixed kinds.
+        """
+        column = _column(ids)
+        _, inverse = np.unique(column, return_inverse=True)
+        counts = np.bincount(inverse)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return cls(np.argsort(inverse, kind="stable").astype(np.int64), starts, limit)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def draw(self, units: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+        """The records of sampled units, at most `limit` of each.
+
+        Args:
+            units: unit numbers `[n]`.
+            generator: from the sampling stream, after the units were drawn from it.
+
+        Returns:
+            Record numbers `[n, k]`, k the most records of any of these units (1 for none); -1 fills shorter rows.
+        """
+        chosen = [self._of_unit(int(unit), generator) for unit in units]
+        table = np.full((len(chosen), max((c.size for c in chosen), default=1)), -1, dtype=np.int64)
+        for row, records in zip(table, chosen, strict=True):
+            row[: records.size] = records
+        return table
+
+    def _of_unit(self, unit: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        own = self.records[self.starts[unit] : self.starts[unit + 1]]
+        return own if own.size <= self.limit else np.sort(generator.choice(own, size=self.limit, replace=False))
+
+
+def unit_ids(dataset: Any, units: Any) -> Any:
+    """The column of ids: `units` itself, or the column of that name of a dataset that has columns.
+
+    Raises:
+        ValueError: the dataset has no such column.
+    """
+    if not isinstance(units, str):
+        return units
+    try:
+        return list(dataset[units])
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"the dataset has no column {units!r} ({type(error).__name__}); give `units` as a vector with one id a record"
+        ) from error
+
+
+def _column(ids: ArrayLike) -> NDArray[Any]:
+    column = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
+    if column.ndim != 1 or not column.size:
+        raise ValueError(f"units must be a vector with one id a record, got an array of shape {column.shape}")
+    missing = np.flatnonzero(_missing(column))
+    if missing.size:
+        raise ValueError(
+            f"record {missing[0]} has no unit ({missing.size} records in all); a record without an owner belongs to nobody's "
+            "guarantee: leave it out, or give it a unit of its own"
+        )
+    if column.dtype == object and len({type(x) for x in column.tolist()}) > 1:
+        raise ValueError("the ids of units are of mixed types; make them all integers or all texts")
+    return column
+
+
+def _missing(column: NDArray[Any]) -> Sequence[bool] | NDArray[np.bool_]:
+    """None, NaN and NaT; they compare unequal to themselves or are None."""
+    if column.dtype == object:
+        return [x is None or bool(x != x) for x in column.tolist()]  # noqa: PLR0124
+    return column != column  # noqa: PLR0124

@@ -1,0 +1,90 @@
+"""Units: every record belongs to one, at most so many count in a step, and which ones is drawn anew."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpkfc.data.units import Units, unit_ids
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(1, 70))
+def test_records_of_every_unit(ids, limit):
+    units = Units.of(ids, limit)
+    assert len(units) == len(set(ids))
+    table = units.draw(np.arange(len(units)), rng())
+    for unit, row in zip(sorted(set(ids)), table, strict=True):
+        own = {i for i, x in enumerate(ids) if x == unit}
+        drawn = [i for i in row.tolist() if i >= 0]
+        assert len(drawn) == len(set(drawn)) == min(limit, len(own))
+        assert set(drawn) <= own
+        assert row.tolist() == drawn + [-1] * (len(row) - len(drawn))  # filled at the end only
+    assert table.shape[1] == min(limit, max(ids.count(x) for x in ids))
+
+
+def test_which_records_count_is_drawn_anew_and_evenly():
+    units = Units.of(["a"] * 6 + ["b"], 2)
+    counts = np.zeros(7)
+    draws = 3000
+    generator = rng(1)
+    for _ in range(draws):
+        rows = units.draw(np.array([0]), generator)[0]
+        counts[rows] += 1
+    assert counts[6] == 0
+    assert np.all(np.abs(counts[:6] / draws - 1 / 3) < 5 * np.sqrt(2 / 9 / draws))
+
+
+def test_no_units_no_records():
+    units = Units.of([3, 3, 1], 2)
+    assert units.draw(np.array([], dtype=np.int64), rng()).shape == (0, 1)
+    assert units.draw(np.array([1, 1]), rng()).tolist() == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [5, 9, 5],
+        np.array([5, 9, 5]),
+        torch.tensor([5, 9, 5]),
+        ["p5", "p9", "p5"],
+        np.array(["p5", "p9", "p5"], dtype=object),
+        [0.5, 9.0, 0.5],
+        np.array(["2020-01-01", "2021-01-01", "2020-01-01"], dtype="datetime64[D]"),
+    ],
+    ids=lambda x: f"{type(x).__name__}-{type(x[0]).__name__}",
+)
+def test_ids_of_any_kind(ids):
+    assert Units.of(ids, 3).draw(np.arange(2), rng()).tolist() == [[0, 2], [1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[1, 2]], r"vector with one id a record, got an array of shape \(1, 2\)"),
+        ([], "vector with one id a record"),
+        ([1.0, float("nan"), float("nan")], r"record 1 has no unit \(2 records in all\)"),
+        (["a", None], "record 1 has no unit"),
+        (np.array(["2020-01-01", "NaT"], dtype="datetime64[D]"), "record 1 has no unit"),
+        (np.array(["a", 1], dtype=object), "mixed types"),
+    ],
+)
+def test_bad_ids(ids, message):
+    with pytest.raises(ValueError, match=message):
+        Units.of(ids, 2)
+
+
+def test_a_column_of_the_dataset():
+    columns = {"patient": [1, 1, 2], "x": [0, 0, 0]}
+    assert unit_ids(columns, "patient") == [1, 1, 2]
+    assert unit_ids(columns, [4, 5, 6]) == [4, 5, 6]
+    with pytest.raises(ValueError, match=r"no column 'user' \(KeyError\)"):
+        unit_ids(columns, "user")
+    with pytest.raises(ValueError, match=r"no column 'user' \(TypeError\)"):
+        unit_ids([1, 2], "user")

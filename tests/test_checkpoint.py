@@ -1,0 +1,160 @@
+"""Checkpoints hold what they were given, exactly, and a crash at any moment leaves one that can be read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpkfc import checkpoint
+from dpkfc.checkpoint import CheckpointError, read, write
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+KEYS = st.text(max_size=5) | st.integers() | st.sampled_from(["!tensor", "!tuple", "!dict"])
+TREES = st.recursive(
+    PLAIN,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(TREES)
+def test_plain_values_come_back_as_they_were(tmp_path: Path, tree: Any) -> None:
+    write(tmp_path / "c", {}, {"extra": tree})
+    assert read(tmp_path / "c") == ({}, {"extra": tree})
+    assert repr(read(tmp_path / "c")[1]["extra"]) == repr(tree)  # 1, 1.0 and True are not the same
+
+
+def test_tensors_inside_come_back_in_their_type(tmp_path: Path) -> None:
+    inside = {
+        "a.b": torch.arange(3, dtype=torch.bfloat16),
+        "a": {"b": torch.zeros((), dtype=torch.int64)},  # the same path as the one above
+        4: [torch.ones(2, 3).T, (torch.zeros(0), np.float64(0.1), np.int64(7))],
+    }
+    write(tmp_path / "c", {"model": {"w": torch.ones(2)}}, {"extra": inside})
+    tensors, meta = read(tmp_path / "c")
+    found = meta["extra"]
+    assert set(tensors) == {"model"}
+    assert torch.equal(found["a.b"], inside["a.b"]) and found["a.b"].dtype == torch.bfloat16
+    assert torch.equal(found["a"]["b"], inside["a"]["b"])
+    assert torch.equal(found[4][0], inside[4][0]) and found[4][1][0].shape == (0,)
+    assert found[4][1][1:] == (0.1, 7)
+
+
+@pytest.mark.parametrize("value", [{"x": {1, 2}}, [object()], (lambda: 0,), {(1, object()): 2}, 1j])
+def test_other_values_are_refused_before_anything_is_written(tmp_path: Path, value: Any) -> None:
+    write(tmp_path / "c", {}, {"extra": 1})
+    with pytest.raises(CheckpointError, match=r"meta\.extra.* no checkpoint can hold"):
+        write(tmp_path / "c", {}, {"extra": value})
+    assert read(tmp_path / "c")[1] == {"extra": 1}
+
+
+def test_views_and_shared_memory_are_saved_by_value(tmp_path: Path) -> None:
+    whole = torch.arange(12.0)
+    named = {"whole": whole, "part": whole[2:5], "again": whole.view(3, 4), "turned": whole.view(3, 4).T}
+    write(tmp_path / "c", {"model": named}, {})
+    for name, tensor in read(tmp_path / "c")[0]["model"].items():
+        assert torch.equal(tensor, named[name])
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+class Fragile:
+    """Lets so many operations on the disk through and then ends the process, also in the middle of a removal."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: int | None = None
+        for owner, name in ((checkpoint, "save_file"), (checkpoint, "_sync"), (Path, "rename"), (Path, "write_text")):
+            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+        monkeypatch.setattr(shutil, "rmtree", self._removal(shutil.rmtree))
+
+    def _tick(self) -> None:
+        if self.left is not None:
+            if self.left == 0:
+                raise Crash
+            self.left -= 1
+
+    def _counted(self, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._tick()
+            return real(*args, **kwargs)
+
+        return call
+
+    def _removal(self, real: Any) -> Any:
+        def call(path: Any, **kwargs: Any) -> None:
+            for file in sorted(Path(path).iterdir()) if Path(path).exists() else []:
+                self._tick()
+                file.unlink()
+            self._tick()
+            real(path, **kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize("crashes", [1, 2], ids=["one crash", "a crash, and another while writing again"])
+def test_a_crash_at_any_moment_leaves_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: int
+) -> None:
+    fragile, target = Fragile(monkeypatch), tmp_path / "c"
+
+    def save(value: int) -> None:
+        write(target, {"model": {"w": torch.full((3,), float(value))}}, {"value": value, "t": torch.tensor(value)})
+
+    def saved() -> int:
+        tensors, meta = read(target)
+        assert meta["value"] == int(meta["t"]) == int(tensors["model"]["w"][0])
+        return meta["value"]
+
+    for left in range(0, *((200,) if crashes == 1 else (20, 2))):
+        for again in range(0, 1 if crashes == 1 else 20, 3):
+            fragile.left = None
+            for stale in tmp_path.iterdir():
+                for file in stale.iterdir():
+                    file.unlink()
+                stale.rmdir()
+            save(1)
+            finished = 1
+            for value, budget in ((2, left), (3, again))[:crashes]:
+                fragile.left = budget
+                try:
+                    save(value)
+                except Crash:
+                    assert finished <= saved() <= value
+                else:
+                    assert saved() == value
+                fragile.left = None
+                finished = saved()
+            save(4)
+            assert saved() == 4
+            assert {p.name for p in tmp_path.iterdir()} == {"c"}
+        if crashes == 1 and finished == 2 and left > 12:
+            break
+    else:
+        assert crashes == 2
+
+
+def test_a_file_in_the_way_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
+        write(tmp_path / "file" / "c", {}, {})
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        read(tmp_path / "nothing")
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "c", {}, {})
+    path = tmp_path / "c" / "manifest.json"
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(CheckpointError, match="has format 1, this version reads 2"):
+        read(tmp_path / "c")

@@ -1,0 +1,237 @@
+"""Worry: "I do not know what fits into memory, and running out of it in the middle of a batch may cost budget or leak"."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.gradients import memory
+from dpkfc.gradients.memory import MicroBatchSize, available_bytes, is_out_of_memory, peak_bytes
+from dpkfc.session import Session
+from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train, weights
+
+
+class Small(nn.Module):
+    """A device whose memory holds so many examples; it says so as torch does."""
+
+    def __init__(self, capacity: int, kind: type[Exception] = torch.cuda.OutOfMemoryError) -> None:
+        super().__init__()
+        self.capacity, self.kind, self.seen, self.failed = capacity, kind, [], 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > self.capacity:
+            self.failed += 1
+            raise self.kind("CUDA out of memory. Tried to allocate 2.00 GiB")
+        self.seen.append(x.shape[0])
+        return x
+
+
+def limited(capacity: int, *more: nn.Module, kind: type[Exception] = torch.cuda.OutOfMemoryError) -> nn.Sequential:
+    inner = net()
+    return nn.Sequential(inner[0], inner[1], *more, Small(capacity, kind), inner[2])
+
+
+@pytest.fixture(autouse=True)
+def _no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about reports of the device; the estimate on a CPU has tests of its own."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 50)
+
+
+@pytest.mark.parametrize("preconditioner", [None, kfac(probe_size=2)], ids=["identity", "kfac"])
+@pytest.mark.parametrize(("capacity", "kind"), [(2, torch.cuda.OutOfMemoryError), (3, RuntimeError), (7, MemoryError)])
+def test_the_result_does_not_depend_on_what_fits(capacity: int, kind: type[Exception], preconditioner: object) -> None:
+    whole, model = net(), limited(capacity, kind=kind)
+    settings = {"expected_batch_size": 16, "preconditioner": preconditioner, "steps": 3}
+    with session(plan(1.0, **settings), whole) as s:
+        train(s)
+    with session(plan(1.0, max_physical_batch_size="auto", **settings), model) as s:
+        train(s)
+        assert s.ledger.count == 3
+    torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
+    assert max(model[2].seen) <= capacity
+
+
+def test_the_size_is_remembered() -> None:
+    model = limited(5)
+    with session(plan(1.0, expected_batch_size=20, max_physical_batch_size="auto", steps=20), model) as s:
+        train(s, 3)
+        failed = model[2].failed
+        train(s)
+        assert model[2].failed == failed <= 4  # 40 → 16 → 8 → 4 at most
+
+
+def test_running_out_in_the_middle_starts_the_whole_batch_again() -> None:
+    """Nothing is released, nothing charged, and no clipped half of a batch is counted twice."""
+    model, steps = limited(N), []
+
+    def counting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if steps and len(batch[0]) > 1:  # the first micro-batch fits, the second does not
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        steps.append(len(batch[0]))
+        return loss_fn(model, batch)
+
+    p, whole = plan(1.0, max_physical_batch_size="auto", expected_batch_size=10, steps=1), net()
+    with session(plan(1.0, expected_batch_size=10, steps=1), whole) as s:
+        train(s)
+    with session(p, model, verify=False) as s:
+        s._size.bound, s._size._measured = 4, True
+        record = s.step(next(s.batches()), counting)
+        assert record.release == s.ledger.count == 1
+    assert sorted(steps, reverse=True) == [4, *[1] * record.batch_size]
+    torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
+
+
+def test_dropout_starts_from_the_same_numbers_again() -> None:
+    results = []
+    for capacity in (N, 4):  # at 4 some attempts fail before the one that counts, and every one is of single rows
+        model = limited(N, nn.Dropout(0.5))
+        with session(plan(1.0, max_physical_batch_size="auto"), model, verify=False) as s:
+            s._size.bound, s._size._measured = 1, True
+            if capacity == 4:
+                s._size.bound, failures = 2, []
+
+                def once(model: nn.Module, batch: tuple[Tensor, Tensor], failures: list[int] = failures) -> Tensor:
+                    losses = loss_fn(model, batch)  # dropout has drawn
+                    if len(batch[0]) > 1:
+                        failures.append(1)
+                        raise MemoryError
+                    return losses
+
+                train_with(s, once)
+                assert len(failures) == 1
+            else:
+                train(s)
+        results.append(weights(model))
+    assert torch.equal(*results)
+
+
+def train_with(s: Session, loss: object) -> None:
+    for batch in s.batches():
+        s.step(batch, loss)
+
+
+def test_a_size_that_was_given_is_kept_and_named() -> None:
+    model = limited(3)
+    before = weights(model)
+    with session(plan(1.0, max_physical_batch_size=5, expected_batch_size=20), model) as s:
+        with pytest.raises(
+            RuntimeError, match=r"micro-batch of 5 .* nothing was released.*max_physical_batch_size.*'auto'"
+        ):
+            train(s)
+        assert s.ledger.count == 0
+    with session(plan(1.0, expected_batch_size=20), model) as s:
+        with pytest.raises(RuntimeError, match=r"the whole logical batch does not fit.*max_physical_batch_size"):
+            train(s)
+        assert s.ledger.count == 0
+    assert torch.equal(before, weights(model))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_one_example_that_does_not_fit_is_an_error() -> None:
+    for verify, message in ((False, "one example does not fit"), (True, "needs two examples in memory")):
+        with session(plan(1.0, max_physical_batch_size="auto"), limited(0), verify=verify) as s:
+            with pytest.raises(RuntimeError, match=message):
+                train(s)
+            assert s.ledger.count == 0
+
+
+def test_other_errors_are_not_taken_for_memory() -> None:
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."))
+    assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+    with session(plan(1.0, max_physical_batch_size="auto"), limited(N, kind=KeyError)) as s:
+        train(s, 1)
+    with session(plan(1.0, max_physical_batch_size="auto", expected_batch_size=30), limited(3, kind=KeyError)) as s:
+        with pytest.raises(KeyError):
+            train(s)
+
+
+def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of this model makes a few thousand bytes; the rest is arithmetic."""
+    shapes: list[int] = []
+
+    def noting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        shapes.append(len(batch[0]))
+        return loss_fn(model, batch)
+
+    results = {}
+    for free in (1 << 50, 16_000, 0):
+        monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
+        model = net()
+        p = plan(1.0, max_physical_batch_size="auto", expected_batch_size=30, steps=2)
+        with session(p, model, verify=False) as s:
+            batches = s.batches()
+            s.step(next(batches), noting)
+            shapes.clear()  # the first step has measured
+            s.step(next(batches), noting)
+            results[free] = s._size.bound, max(shapes), weights(model)
+    assert results[1 << 50][0] > N and results[1 << 50][1] > 20
+    assert 4 < results[16_000][0] < N and results[16_000][1] <= results[16_000][0]
+    assert results[0][0] == results[0][1] == 1
+    for _, _, found in results.values():
+        torch.testing.assert_close(found, results[0][2], rtol=1e-10, atol=1e-11)
+
+
+def test_peak_bytes_counts_what_exists_at_one_time() -> None:
+    held = torch.zeros(1000)
+
+    def work() -> Tensor:
+        for _ in range(5):
+            temporary = held + 1  # freed in every turn
+            del temporary
+        held.add_(1)  # not new
+        return held.view(10, 100) * torch.ones(10, 100)
+
+    assert peak_bytes(work) == 2 * 4000
+    model = nn.Sequential(nn.Linear(100, 50), nn.Tanh(), nn.Linear(50, 3))
+    few, many = (peak_bytes(lambda n=n: model(torch.ones(n, 100)).sum().backward()) for n in (10, 110))
+    assert 4 * 100 * 150 <= many - few <= 4 * 100 * 1000
+
+
+def test_the_machine_says_what_is_left() -> None:
+    assert available_bytes() > 1 << 20
+
+
+def test_sizes_keep_to_what_is_never_divided() -> None:
+    size = MicroBatchSize(None, True, least=6)
+    tried = []
+
+    def attempt(bound: int | None) -> int:
+        tried.append(bound)
+        if (bound or 50) > 6:
+            raise MemoryError
+        return 1
+
+    assert size.fit(attempt, 50) == 1
+    assert tried == [None, 30, 12, 6]
+
+
+def test_a_failed_try_leaves_no_hook_and_no_private_tensor_behind() -> None:
+    model = limited(3)
+    with session(plan(1.0, max_physical_batch_size="auto", expected_batch_size=20, steps=1), model) as s:
+        train(s)
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_workers_are_started_again_after_a_failed_try() -> None:
+    class Mapped(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+            x, y = data()
+            return x[i], y[i]
+
+    whole, model = net(), limited(3)
+    p = plan(1.0, expected_batch_size=16, steps=2)
+    with session(p, whole) as s:
+        train(s)
+    auto = plan(1.0, expected_batch_size=16, steps=2, max_physical_batch_size="auto")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with Session(auto, model, optimizer, Mapped(), num_workers=1) as s:
+        train(s)
+    torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)

@@ -1,0 +1,72 @@
+"""Worry: "One broken example (NaN, infinity, an overflow) ruins the weights, or tells that it was there"."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.session import Session
+from tests.test_session import N, data, kfac, loss_fn, net, plan, train, weights
+
+BROKEN = {
+    "nan": float("nan"),
+    "infinity": float("inf"),
+    "minus infinity": -float("inf"),
+    "overflow": 1e300,
+}
+
+
+@pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
+@pytest.mark.parametrize("settings", [{}, {"max_physical_batch_size": 3}, {"pad_to_multiple": 8}], ids=str)
+@pytest.mark.parametrize("value", BROKEN.values(), ids=BROKEN)
+def test_the_run_is_the_one_without_the_example(
+    value: float, settings: dict[str, object], preconditioner: object
+) -> None:
+    """With its loss masked away the example contributes zero; with the broken value it must contribute the same."""
+    results = []
+    for broken in (True, False):
+        model, (x, y) = net(), data()
+        if broken:
+            x[5] = value
+        mask = torch.ones(N, dtype=torch.float64)
+        mask[5] = 1.0 if broken else 0.0
+
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+            return F.cross_entropy(model(batch[0]), batch[1], reduction="none") * batch[2]
+
+        p = plan(1.0, expected_batch_size=20, steps=3, preconditioner=preconditioner, **settings)
+        with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), (x, y, mask)) as s:
+            for batch in s.batches():
+                s.step(batch, loss)
+        results.append(weights(model))
+    assert bool(torch.isfinite(results[0]).all())
+    if value != 1e300:  # an overflow in the inputs alone may still have a finite gradient, which is then clipped
+        torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
+
+
+def test_a_loss_that_is_not_finite_contributes_zero() -> None:
+    results = []
+    for broken in (float("nan"), float("inf"), 0.0):
+        model = net()
+
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor], broken: float = broken) -> Tensor:
+            return loss_fn(model, batch) * torch.ones_like(batch[0][:, 0]).masked_fill(batch[1] == 2, broken)
+
+        p = plan(1.0, expected_batch_size=20, steps=3)
+        with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), data(), verify=False) as s:
+            for batch in s.batches():
+                s.step(batch, loss)
+        results.append(weights(model))
+    torch.testing.assert_close(results[0], results[2], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(results[1], results[2], rtol=1e-9, atol=1e-11)
+
+
+def test_a_batch_of_broken_examples_alone_is_pure_noise() -> None:
+    model, (x, y) = net(), data()
+    p = plan(1.0, expected_batch_size=20, steps=2)
+    with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), (x * float("nan"), y)) as s:
+        train(s)
+        assert s.steps_done == 2
+    assert bool(torch.isfinite(weights(model)).all())

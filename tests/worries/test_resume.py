@@ -1,0 +1,217 @@
+"""Worry: "The machine is taken away at any moment: is ε still right, and does the run go on where it was?"."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.preconditioner import KFAC
+from dpkfc.privacy.ledger import verify
+from dpkfc.session import Session
+from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train, weights
+
+# -- killed at any moment ----------------------------------------------------------------------------------------------
+
+STEPS, KILLS = 40, 4
+
+
+def one_run(folder: Path, report: int) -> None:
+    """What a job scheduler starts again and again: resume if there is something to resume from, then save every step."""
+    p = PrivacyConfig(expected_batch_size=8, steps=STEPS, preconditioner=kfac(every=7)).with_noise(1.0, 1e-3, N)
+    model = net()
+    with session(p, model, ledger_path=folder / "ledger.jsonl") as s:
+        if (folder / "checkpoint").exists() or (folder / "checkpoint.old").exists():
+            assert s.restore(folder / "checkpoint")["note"] == "mine"
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+            os.write(report, b".")
+            s.save(folder / "checkpoint", extra={"note": "mine"})
+
+
+def killed_and_resumed(folder: Path) -> list[int]:
+    """Releases that were seen to leave, run by run; all runs but the last are killed somewhere in a step or a save."""
+    seen = []
+    for kill in range(KILLS + 1):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            status = 1
+            try:
+                one_run(folder, writer)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(writer)
+        if kill < KILLS:
+            got = len(os.read(reader, 1))
+            for _ in range(random.randrange(6)):
+                got += len(os.read(reader, 1))
+            time.sleep(random.random() * 0.01)
+            os.kill(child, signal.SIGKILL)
+        else:
+            got = 0
+        while more := os.read(reader, 100):
+            got += len(more)
+        os.close(reader)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) == (kill < KILLS) or os.WEXITSTATUS(status) == 0, status
+        seen.append(got)
+    return seen
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+def test_killed_at_any_moment_and_resumed(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    code = (
+        f"import sys; sys.path[:0] = {[str(root), str(root / 'src')]!r}\n"
+        "import json, torch; from pathlib import Path; torch.set_num_threads(1)\n"
+        "from tests.worries.test_resume import killed_and_resumed\n"
+        f"print(json.dumps(killed_and_resumed(Path({str(tmp_path)!r}))))"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    ledger = verify(tmp_path / "ledger.jsonl")
+    assert len(seen) == KILLS + 1 and all(seen)
+    assert sum(seen) <= len(ledger.releases) == STEPS  # every release is charged, and the plan is never exceeded
+    assert len(ledger.releases) - sum(seen) <= KILLS  # at most the one in whose middle the process ended is lost
+    meta = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["meta"]
+    assert meta["ledger_count"] == STEPS and meta["ledger_head"] == ledger.heads[-1]
+
+
+# -- bit for bit in test mode ------------------------------------------------------------------------------------------
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    first, *rest = model.parameters()
+    return torch.optim.AdamW([{"params": [first], "lr": 0.03}, {"params": rest}], 0.01, betas=(0.8, 0.95), amsgrad=True)
+
+
+def tensor_rate(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), torch.tensor(0.01), foreach=False)
+
+
+def milestones(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4, 5], gamma=0.5)  # its state has integers for keys
+
+
+def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
+    rest = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, rest], [3])
+
+
+class Run:
+    """Everything of a run that a script would build, in one place."""
+
+    def __init__(self, folder: Path, optimizer: Callable, schedule: Callable | None, **settings: object) -> None:
+        inner = net()
+        self.model = nn.Sequential(inner[0], inner[1], nn.Dropout(0.3), inner[2])
+        self.optimizer = optimizer(self.model)
+        self.schedule = None if schedule is None else schedule(self.optimizer)
+        p = plan(1.0, **settings)
+        self.session = Session(p, self.model, self.optimizer, data(), ledger_path=folder / "ledger.jsonl")
+
+    def train(self, steps: int) -> None:
+        with self.session as s:
+            for done, batch in enumerate(s.batches(), 1):
+                s.step(batch, loss_fn)
+                if self.schedule is not None:
+                    self.schedule.step()
+                if done == steps:
+                    break
+
+    def save(self, folder: Path) -> None:
+        self.session.save(folder, extra={"schedule": None if self.schedule is None else self.schedule.state_dict()})
+
+    def restore(self, folder: Path) -> None:
+        extra = self.session.restore(folder)
+        if self.schedule is not None:
+            self.schedule.load_state_dict(extra["schedule"])
+
+
+CASES = [
+    pytest.param(sgd, milestones, {}, id="sgd, milestones"),
+    pytest.param(adamw, cosine, {"sampler": "fixed"}, id="adamw in groups, cosine, fixed size"),
+    pytest.param(
+        tensor_rate, None, {"sampler": "shuffle", "uncertified": True}, id="a rate that is a tensor, shuffled"
+    ),
+    pytest.param(sgd, None, {"preconditioner": kfac(every=4)}, id="kfac between two refreshes"),
+    pytest.param(sgd, None, {"max_physical_batch_size": "auto", "pad_to_multiple": 4}, id="micro-batches as they fit"),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "schedule", "settings"), CASES)
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_resumed_run_is_the_run(
+    tmp_path: Path, optimizer: Callable, schedule: Callable | None, settings: dict[str, object], stop: int
+) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    torch.manual_seed(7)
+    reference = Run(whole, optimizer, schedule, **settings)
+    torch.manual_seed(7)
+    reference.train(6)
+    torch.manual_seed(7)
+    first = Run(tmp_path, optimizer, schedule, **settings)
+    torch.manual_seed(7)
+    first.train(stop)
+    first.save(tmp_path / "checkpoint")
+    torch.manual_seed(99)  # another process, another state of everything
+    second = Run(tmp_path, optimizer, schedule, **settings)
+    second.restore(tmp_path / "checkpoint")
+    second.train(6)
+    assert second.session.steps_done == 6
+    assert torch.equal(weights(reference.model), weights(second.model))
+    if schedule is not None:
+        assert reference.schedule.get_last_lr() == second.schedule.get_last_lr()
+    if isinstance(second.session.plan.config.preconditioner, KFAC):
+        assert second.session.preconditioner.digest == reference.session.preconditioner.digest
+
+
+def test_a_checkpoint_without_test_mode_holds_no_generator(tmp_path: Path) -> None:
+    for seed, expected in ((5, True), (None, False)):
+        folder = tmp_path / str(seed)
+        with session(plan(1.0, test_mode_seed=seed), net()) as s:
+            train(s, 2)
+            s.save(folder)
+        meta = json.loads((folder / "manifest.json").read_text())["meta"]
+        assert ("torch_rng" in meta) == expected
+        assert meta["caveats"] == list(s.plan.caveats)
+        assert bool(meta["caveats"]) == expected
+
+
+def test_bfloat16_weights_and_buffers_are_resumed(tmp_path: Path) -> None:
+    def build() -> tuple[Session, nn.Module]:
+        model = net(torch.bfloat16)
+        model.register_buffer("kept", torch.tensor(3.0))
+        return session(plan(1.0), model, dataset=data(dtype=torch.bfloat16), ledger_path=tmp_path / "l.jsonl"), model
+
+    s, model = build()
+    with s:
+        train(s, 2)
+        model.kept.fill_(4.0)
+        s.save(tmp_path / "c")
+    s, resumed = build()
+    with s:
+        assert s.restore(tmp_path / "c") is None
+        assert torch.equal(weights(model), weights(resumed)) and float(resumed.kept) == 4.0
+        assert s.steps_done == 2
