@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from dpkfc.gradients.broadcast import leading_size
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.verify import check_per_example_gradients, restored_buffers
+from dpkfc.gradients.verify import check_mode, check_per_example_gradients, check_whole_batch, restored_buffers
 
-__all__ = ["SHOWN", "Hook", "check_model", "check_optimizer", "check_untouched", "leading_size"]
+__all__ = ["SHOWN", "Hook", "check_model", "check_optimizer", "check_untouched"]
 
 # Settings of the plan that scripts read from a private optimizer; a change of them is refused at the next step.
 SHOWN = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
@@ -75,18 +76,12 @@ def check_untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             )
 
 
-def leading_size(inputs: Any) -> int | None:
-    """Examples in the inputs of a model: the leading axis of the first tensor."""
-    tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor) and x.dim()]
-    return tensors[0].shape[0] if tensors else None
-
-
 def _projected(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Tensor:
     """A number for every example `[N]` that all outputs of the model enter, not linearly: a batch mean must show."""
     args, kwargs = inputs
     size = leading_size(inputs)
     outputs = [x for x in tree_flatten(model(*args, **kwargs))[0] if isinstance(x, Tensor) and x.is_floating_point()]
-    rows = [x.reshape(size, -1) for x in outputs if x.dim() and x.shape[0] == size]
+    rows = [x.reshape(size, -1) for x in outputs if x.dim() and size and x.shape[0] and x.shape[0] % size == 0]
     if not rows:
         raise ValueError("no output of the model leads with the batch; per-example gradients need one row per example")
     row = torch.cat(rows, 1)
@@ -96,24 +91,28 @@ def _projected(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]])
 def check_model(
     model: nn.Module, layers: Sequence[Layer], inputs: tuple[tuple[Any, ...], dict[str, Any]], size: int
 ) -> None:
-    """Compare the tape with plain autograd on the first two examples of a batch.
+    """Compare the tape with plain autograd on the first examples of a batch, in eval mode and in the model's own.
 
     Args:
-        model: in any mode, which is kept.
+        model: in the mode it is trained in, which is kept.
         layers: of the model.
         inputs: (args, kwargs) of a call of the model.
-        size: examples in them, at least 1.
+        size: examples in them, at least 1; one alone cannot show whether examples are mixed.
 
     Raises:
         ValueError: naming the parameter whose per-example gradient differs or that the model never uses.
     """
 
-    def cut(start: int, stop: int) -> Any:
-        return tree_map(
-            lambda x: x[start:stop] if isinstance(x, Tensor) and x.dim() and x.shape[0] == size else x, inputs
-        )
+    def rows(*chosen: int) -> Any:
+        split = list(chosen)
+        return tree_map(lambda x: x[split] if isinstance(x, Tensor) and x.dim() and x.shape[0] == size else x, inputs)
 
-    few = min(2, size)
+    few = range(min(2, size))
+    several = range(min(6, size))  # what a pair cannot show: groups of four
     device = layers[0].tensor(next(iter(layers[0].parameters))).device
     with restored_buffers(model), torch.random.fork_rng(devices=[]), torch.autocast(device.type, enabled=False):
-        check_per_example_gradients(model, layers, _projected, cut(0, few), [cut(i, i + 1) for i in range(few)])
+        check_per_example_gradients(model, layers, _projected, rows(*few), [rows(i) for i in few])
+        if len(few) == 2:
+            check_mode(model, layers, _projected, rows(0, 1), rows(0, 0))
+        if len(several) > 2:
+            check_whole_batch(model, layers, _projected, rows(*several), len(several))

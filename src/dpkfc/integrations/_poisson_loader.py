@@ -45,7 +45,7 @@ class Listener(Protocol):
         """A pass over the loader begins: whatever was unfinished is dropped. Returns a token of this pass."""
         ...
 
-    def draw(self, drawn: Drawn, token: object) -> None:
+    def draw(self, drawn: Drawn, token: object, batch: Any) -> None:
         """A batch of that pass is about to be handed out."""
         ...
 
@@ -136,7 +136,7 @@ class PrivateLoader(DataLoader[Any]):
         """The batches of one pass, an empty one where no example was drawn."""
         token = self.listener.begin()
         for batch in super().__iter__():
-            self.listener.draw(self.physical.announced.popleft(), token)
+            self.listener.draw(self.physical.announced.popleft(), token, batch)
             yield batch
 
     def cut(self, bound: int) -> PrivateLoader:

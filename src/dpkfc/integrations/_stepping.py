@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import DataLoader
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.broadcast import leading_size
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.rules import Call
 from dpkfc.gradients.tape import Tape, capture
 from dpkfc.gradients.verify import restored_buffers
-from dpkfc.integrations._checks import SHOWN, Hook, check_model, check_optimizer, check_untouched, leading_size
-from dpkfc.integrations._loss_scale import check_loss_scale
+from dpkfc.integrations._checks import SHOWN, Hook, check_model, check_optimizer, check_untouched
+from dpkfc.integrations._loss_scale import LossScale
+from dpkfc.integrations._padding import check_padding
 from dpkfc.integrations._poisson_loader import Drawn
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
@@ -43,6 +47,7 @@ class PrivateStep:
         loss_reduction: of the user's loss, "mean" or "sum". As in Opacus, "sum" also leaves the division of the
             gradient by the expected batch size out.
         verify: compare the model's per-example gradients with plain autograd on two examples of the first batch.
+        source: the script's own loader, in whose batches padding is looked at; None leaves that out.
 
     Raises:
         ValueError: a model that is not covered, or an optimizer of other parameters.
@@ -57,6 +62,7 @@ class PrivateStep:
         *,
         loss_reduction: str = "mean",
         verify: bool = True,
+        source: DataLoader[Any] | None = None,
     ) -> None:
         self.plan, self.model, self.optimizer, self.ledger = plan, model, optimizer, ledger
         self.layers = find_layers(model)
@@ -67,10 +73,12 @@ class PrivateStep:
         check_untouched(model, optimizer)
         self._clip = Clip(plan.max_grad_norm, plan.clipping, plan.config.automatic_gamma)
         self._noise = plan.noise_stream()
-        self._reduction, self._verify, self._scale_unknown = loss_reduction, verify, True
+        self._reduction, self._scale, self._verify = loss_reduction, LossScale(loss_reduction), verify
         self._token: object = None
+        self._source = source
         self._recording: ExitStack | None = None
-        self._stepping = False
+        self._size: int | None = None
+        self._busy = False
         self.forget()
         self._clear()
         for name in SHOWN:
@@ -89,6 +97,7 @@ class PrivateStep:
         self._drawn: Drawn | None = None
         self._summer: ClippedSummer | None = None
         self._heard: list[tuple[Tape, Drawn | None, int | None]] = []
+        self._batch: Any = None
 
     def begin(self) -> object:
         """A pass over the loader begins."""
@@ -97,7 +106,7 @@ class PrivateStep:
         self._token = object()
         return self._token
 
-    def draw(self, drawn: Drawn, token: object) -> None:
+    def draw(self, drawn: Drawn, token: object, batch: Any) -> None:
         """The loader is about to hand out a batch.
 
         Raises:
@@ -114,6 +123,7 @@ class PrivateStep:
                 "empty ones included; for larger batches raise batch_size and use BatchMemoryManager; evaluate in model.eval()"
             )
         self._drawn, self._heard = drawn, []
+        self._batch = batch if self._verify else None
         self._clear()
 
     # -- the model -----------------------------------------------------------------------------------------------------
@@ -121,36 +131,47 @@ class PrivateStep:
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Start to record a pass that may be differentiated."""
         recordable = module is self.model and module.training and torch.is_grad_enabled()
-        if not recordable or self._stepping or self._recording is not None:
+        if not recordable or self._busy or self._recording is not None:
             return
         self._check_unchanged()  # before the tape sets requires_grad
         size = leading_size((args, kwargs))
         if self._verify and size:
-            check_model(self.model, self.layers, (args, kwargs), size)
-            self._verify = size < 2
+            self._check_model((args, kwargs), size)
         scale = float(size or 0) if self._reduction == "mean" else 1.0
-        recording = ExitStack()
+        recording, self._size = ExitStack(), size
         recording.enter_context(restored_buffers(self.model))
-        recording.enter_context(Tape(self.model, self.layers, partial(self._hear, self._drawn, size), scale))
+        recording.enter_context(Tape(self.model, self.layers, partial(self._hear, self._drawn, size), scale, size))
         self._recording = recording
+
+    def _check_model(self, inputs: tuple[tuple[Any, ...], dict[str, Any]], size: int) -> None:
+        self._busy = True  # the check runs the model itself
+        try:
+            check_model(self.model, self.layers, inputs, size)
+            if self._source is not None and self._batch is not None:
+                check_padding(self.model, inputs, self._batch, self._source.dataset, self._source.collate_fn)
+        finally:
+            self._busy = False
+        self._verify = size < 2
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Stop recording, also after an error."""
         if module is not self.model or self._recording is None:
             return
-        recording, self._recording = self._recording, None
+        recording, self._recording, size = self._recording, None, self._size
         recording.close()
-        if self._scale_unknown and isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(partial(self._check_scale, output.detach()))
+        if self._scale.settled or size is None:
+            return
+        for x in tree_flatten(output)[0]:  # the loss may be taken of any of them, or be one of them
+            if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad and x.dim() > 1:
+                x.register_hook(partial(self._check_scale, x.detach(), size))
 
     def _hear(self, drawn: Drawn | None, size: int | None, tape: Tape) -> None:
         """A pass that was recorded when `drawn` was the newest batch is being differentiated."""
         if all(tape is not heard for heard, *_ in self._heard):
             self._heard.append((tape, drawn, size))
 
-    def _check_scale(self, output: Tensor, gradient: Tensor) -> None:
-        if self._scale_unknown:
-            self._scale_unknown = not check_loss_scale(output, gradient, self._reduction)
+    def _check_scale(self, output: Tensor, size: int, gradient: Tensor) -> None:
+        self._scale.check(output, gradient, size)
 
     # -- the optimizer -------------------------------------------------------------------------------------------------
 
@@ -158,7 +179,7 @@ class PrivateStep:
         """Replace whatever is in `p.grad` by a release, or by nothing."""
         strays = self._strays()
         self._clear()
-        self._stepping = True  # the fallback runs the model again
+        self._busy = True  # the fallback runs the model again
         try:
             if len(args) > 1 or kwargs.get("closure") is not None:
                 raise RuntimeError(
@@ -175,7 +196,7 @@ class PrivateStep:
             self.forget()
             raise
         finally:
-            self._stepping = False
+            self._busy = False
 
     def _contribute(self, strays: list[str]) -> None:
         """Add the physical batch to the sum of its logical batch, and release that where it ends."""
@@ -203,6 +224,8 @@ class PrivateStep:
         assert self._summer is not None
         if drawn.size:
             self._summer.add(calls, drawn.size)
+        if drawn.size > 1:
+            self._scale.warn_without_verdict()
         if drawn.last:
             self._release(self._summer)
         self._drawn, self._heard = None, []

@@ -183,7 +183,13 @@ class PrivacyEngine:
                 ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
             undo.callback(ledger.close)
             step = PrivateStep(
-                plan, module, optimizer, ledger, loss_reduction=options.loss_reduction, verify=options.verify
+                plan,
+                module,
+                optimizer,
+                ledger,
+                loss_reduction=options.loss_reduction,
+                verify=options.verify,
+                source=source,
             )
             undo.callback(step.close)
             loader = PrivateLoader(source, Draws(plan, _length(options, source)), step)

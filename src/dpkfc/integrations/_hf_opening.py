@@ -1,0 +1,100 @@
+"""How a run of a `PrivateTrainer` begins: the loss is looked at, the session opened, a checkpoint restored."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerState
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import get_last_checkpoint
+
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.micro import check_examples
+from dpkfc.integrations._hf_arguments import check_schedule, steps_per_epoch
+from dpkfc.integrations._hf_data import AsDict, rows_of
+from dpkfc.session import Session
+
+if TYPE_CHECKING:
+    from dpkfc.integrations.huggingface import PrivateTrainer
+
+__all__ = ["open_session"]
+
+
+def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
+    """The session of a run; optimizer, schedule and state of the trainer are set, from the beginning or a checkpoint.
+
+    Args:
+        trainer: before its run.
+        resume: folder of a checkpoint, True for the last one.
+
+    Raises:
+        ValueError: a ledger that holds an earlier run, no checkpoint to resume, a loss that mixes examples.
+        CheckpointError: a checkpoint of another run.
+    """
+    folder = get_last_checkpoint(trainer.args.output_dir) if resume is True else resume or None
+    if resume is True and folder is None:
+        raise ValueError(f"no checkpoint in {trainer.args.output_dir}; leave resume_from_checkpoint out")
+    loader: Any = trainer.get_train_dataloader()  # for its dataset without unused columns, and its collate function
+    collate = AsDict(loader.collate_fn)
+    if trainer.args.activation_checkpointing:  # spares memory where most layers are frozen, as with adapters
+        trainer.model.activation_checkpointing_enable()
+    random = collate.draws(loader.dataset)
+    _check_loss(trainer, loader.dataset, collate, random)
+    trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
+    check_schedule(trainer.lr_scheduler)
+    trainer.ledger_path.parent.mkdir(parents=True, exist_ok=True)
+    session = trainer.session = Session(
+        trainer.plan,
+        trainer.model,
+        trainer.optimizer,
+        loader.dataset,
+        units=trainer.units,
+        ledger_path=trainer.ledger_path,
+        collate_fn=collate,
+        num_workers=trainer.args.dataloader_num_workers,
+        verify=not random,
+    )
+    try:
+        _begin(trainer, session, folder)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _check_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict, random: bool) -> None:
+    """Is the default loss the model's own, and, where collating is random, does the loss mix no examples?"""
+    model = trainer.model
+    if trainer.default_loss is not None:
+        model.eval()
+        few = range(min(8, len(dataset)))
+        trainer.default_loss.settle(model, (trainer._prepare_inputs(collate([dataset[i]])) for i in few))
+    model.train()
+    if random:  # the session would collate an example a second time, and get another one
+        pair = collate([dataset[0], dataset[1 % len(dataset)]])
+        check_examples(model, find_layers(model), trainer.per_example_loss, lambda *rows: rows_of(pair, *rows), 2)
+
+
+def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> None:
+    if folder is None and session.steps_done:
+        raise ValueError(
+            f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier run; continue it with "
+            "resume_from_checkpoint=True, or choose another output_dir for a run with a budget of its own"
+        )
+    handler, plan = trainer.callback_handler, trainer.plan
+    exported = [x for x in [*handler.callbacks, trainer.control] if isinstance(x, ExportableState)]
+    trainer.state = TrainerState(stateful_callbacks=exported)  # type: ignore[arg-type]
+    if folder is not None:
+        extra = session.restore(os.path.join(folder, "session"))
+        trainer.state = TrainerState.load_from_json(os.path.join(folder, "trainer_state.json"))
+        trainer._load_callback_state()
+        trainer.lr_scheduler.load_state_dict(extra["scheduler"])
+        for _ in range(session.steps_done - extra["releases"]):  # lost with the crash, but spent
+            trainer.lr_scheduler.step()
+    passes = math.ceil(plan.steps / steps_per_epoch(plan))
+    trainer.state.compute_steps(trainer.args, plan.steps)
+    trainer.state.init_training_references(trainer, plan.steps, passes, None)
+    trainer.state.global_step = session.steps_done
+    handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler

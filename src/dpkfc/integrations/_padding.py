@@ -1,0 +1,114 @@
+"""Does padding to the longest example of a batch change what the model makes of the others?
+
+Inside a batch every example has its padding already, so a comparison of its rows cannot tell. Two examples are collated
+together and each alone, and the model must give an example the same output in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from dpkfc.gradients.verify import evaluation_mode
+
+__all__ = ["check_padding"]
+
+_LOOKED_AT = 16
+_RELATIVE = {torch.float64: 1e-8, torch.float32: 2e-3}
+
+_MESSAGE = (
+    "what the model makes of an example depends on how far it is padded, and so on the longest example of its batch: one "
+    "example changes the gradients of the others. Leave padding out of the model (an attention mask, a mean over the real "
+    "positions, packed sequences), or pad every batch to one length"
+)
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def check_padding(
+    model: nn.Module, inputs: Inputs, batch: Any, dataset: Any, collate: Callable[[list[Any]], Any]
+) -> None:
+    """Compare the model's outputs for an example padded to another's length with those for the example alone.
+
+    Nothing can be said where the inputs are no parts of the batch, where all of the first examples have one length, or
+    where collating draws random numbers.
+
+    Args:
+        model: in any mode, which is kept.
+        inputs: (args, kwargs) of the call of the model on `batch`.
+        batch: as the loader handed it out.
+        dataset: of that loader.
+        collate: of that loader.
+
+    Raises:
+        ValueError: an output differs; padding carries something of one example to another.
+    """
+    places = _places(inputs, batch)
+    pair = None if places is None else _of_two_lengths(dataset, collate)
+    if places is None or pair is None:
+        return
+    together = collate(pair)
+    with torch.no_grad(), evaluation_mode(model):
+        joint = _outputs(model, _filled(inputs, places, together))
+        for i, example in enumerate(pair):
+            alone = collate([example])
+            if not all(_agree(x[i], y[0], 0.0) for x, y in zip(_tensors(together), _tensors(alone), strict=True)):
+                return  # collating is random
+            for x, y in zip(joint, _outputs(model, _filled(inputs, places, alone)), strict=True):
+                rows = x.dim() == y.dim() and len(x) == 2 and len(y) == 1
+                if rows and not _agree(x[i], y[0], _RELATIVE.get(x.dtype, 0.1)):
+                    raise ValueError(_MESSAGE)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in tree_flatten(tree)[0] if isinstance(x, Tensor) and x.dim()]
+
+
+def _places(inputs: Inputs, batch: Any) -> list[int] | None:
+    """Which tensor of the batch each tensor input of the model is; None where one of them is none of the batch."""
+    parts, places = _tensors(batch), []
+    for x in _tensors(inputs):
+        same = [k for k, part in enumerate(parts) if part.shape == x.shape and torch.equal(part.to(x), x)]
+        if not same:
+            return None
+        places.append(same[0])
+    return places or None
+
+
+def _of_two_lengths(dataset: Any, collate: Callable[[list[Any]], Any]) -> list[Any] | None:
+    """Two examples that collate alone to different shapes."""
+    first, shapes = None, None
+    for i in range(min(_LOOKED_AT, len(dataset))):
+        example = dataset[i]
+        own = [x.shape for x in _tensors(collate([example]))]
+        if shapes is not None and own != shapes:
+            return [first, example]
+        first, shapes = (example, own) if shapes is None else (first, shapes)
+    return None
+
+
+def _filled(inputs: Inputs, places: list[int], batch: Any) -> Inputs:
+    parts, order = _tensors(batch), iter(places)
+    return tree_map(lambda x: parts[next(order)].to(x) if isinstance(x, Tensor) and x.dim() else x, inputs)
+
+
+def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    return [x for x in _tensors(model(*inputs[0], **inputs[1])) if x.is_floating_point()]
+
+
+def _agree(x: Tensor, y: Tensor, relative: float) -> bool:
+    """Whether two tensors are equal where they overlap, padding being at the end or at the beginning."""
+    if x.dim() != y.dim():
+        return True
+    shortest = [min(a, b) for a, b in zip(x.shape, y.shape, strict=True)]
+    fronts = [z[tuple(slice(0, k) for k in shortest)] for z in (x, y)]
+    backs = [z[tuple(slice(n - k, n) for n, k in zip(z.shape, shortest, strict=True))] for z in (x, y)]
+    return any(_near(a.double(), b.double(), relative) for a, b in (fronts, backs))
+
+
+def _near(a: Tensor, b: Tensor, relative: float) -> bool:
+    return float((a - b).norm()) <= relative * max(float(a.norm()), float(b.norm())) + 1e-6 * (relative > 0)

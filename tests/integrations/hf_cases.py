@@ -1,0 +1,92 @@
+"""Tiny transformers models with random weights, data that a model can learn, and a plan; nothing is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    TrainingArguments,
+)
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.plan import Plan
+
+N, B, VOCABULARY = 48, 16, 30
+TASKS = ("sequence", "token", "causal", "masked")
+
+
+def model_of(task: str, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    if task == "causal":
+        config = GPT2Config(
+            vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=16,
+            resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        )  # fmt: skip
+        return GPT2LMHeadModel(config)
+    classes = {
+        "sequence": BertForSequenceClassification,
+        "token": BertForTokenClassification,
+        "masked": BertForMaskedLM,
+    }
+    config = BertConfig(
+        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=16, num_labels=3, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    return classes[task](config)
+
+
+def examples(task: str, n: int = N) -> list[dict[str, Any]]:
+    """Sequences of different lengths; the class of one is its first token modulo 3."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(n):
+        ids = rng.integers(3, VOCABULARY, rng.integers(3, 9)).tolist()
+        row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        if task == "sequence":
+            row["labels"] = ids[0] % 3
+        elif task == "token":
+            row["labels"] = [-100 if i % 3 == 2 else x % 3 for i, x in enumerate(ids)]
+        elif task == "causal":
+            row["labels"] = list(ids)
+        else:
+            row["labels"] = [x if i % 2 else -100 for i, x in enumerate(ids)]
+        rows.append(row)
+    return rows
+
+
+def pad(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """To the longest of these rows, as the collators of transformers do."""
+    width = max(len(row["input_ids"]) for row in rows)
+    fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    batch = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        if isinstance(values[0], list):
+            values = [x + [fill[name]] * (width - len(x)) for x in values]
+        batch[name] = torch.tensor(values)
+    return batch
+
+
+def plan_of(noise: float = 1.0, n: int = N, **settings: Any) -> Plan:
+    chosen = {"expected_batch_size": B, "steps": 3, "max_grad_norm": 1.0, "accountant": "rdp", **settings}
+    return PrivacyConfig(**chosen).with_noise(noise, 1e-3, n)
+
+
+def arguments(folder: Path, **settings: Any) -> TrainingArguments:
+    chosen = {"learning_rate": 0.05, "report_to": [], "disable_tqdm": True, "use_cpu": True, "logging_steps": 1}
+    chosen |= {"save_strategy": "no", "lr_scheduler_type": "constant", "optim": "sgd"}
+    return TrainingArguments(output_dir=str(folder), **{**chosen, **settings})
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()])

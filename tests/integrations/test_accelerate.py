@@ -1,0 +1,143 @@
+"""A session beside an Accelerator: what may stay, and what would let un-noised gradients or losses through."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pytest.importorskip("accelerate")
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.integrations.accelerate import guard
+from dpkfc.session import Session
+
+N = 40
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def data() -> TensorDataset:
+    return TensorDataset(torch.randn(N, 6), torch.randint(0, 3, (N,)))
+
+
+def losses(model, batch):
+    return F.cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
+
+
+def made(model: nn.Module, optimizer=None, noise: float = 1.0) -> Session:
+    plan = PrivacyConfig(expected_batch_size=8, steps=4, accountant="rdp").with_noise(noise, 1e-3, N)
+    return Session(plan, model, optimizer or torch.optim.SGD(model.parameters(), 0.1), data())
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3))
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_prepared_model_trains_privately_and_only_so(precision: str) -> None:
+    accelerator = Accelerator(mixed_precision=precision, cpu=True)
+    model, loader = accelerator.prepare(mlp(), DataLoader(data(), 8))
+    with made(model, noise=1e5) as session:
+        handle = guard(accelerator, session)
+        for batch in session.batches():
+            session.step(batch, losses)
+        assert session.steps_done == 4
+        assert weights(model).norm() > 1e3
+        before = weights(model)
+        accelerator.backward(losses(model, next(iter(loader))).mean())
+        assert any(p.grad is not None for p in model.parameters())
+        with pytest.raises(RuntimeError, match="without a release of the session"):
+            session.optimizer.step()
+        assert torch.equal(weights(model), before)
+        assert all(p.grad is None for p in model.parameters())
+        handle.remove()
+        accelerator.backward(losses(model, next(iter(loader))).mean())
+        session.optimizer.step()
+        assert not torch.equal(weights(model), before)
+
+
+def test_a_gradient_left_by_accelerate_reaches_no_release() -> None:
+    accelerator = Accelerator(cpu=True)
+    ends = []
+    for stray in (False, True):
+        torch.manual_seed(0)
+        model = accelerator.prepare(nn.Linear(6, 3))
+        rows = data()
+        plan = PrivacyConfig(expected_batch_size=8, steps=3, accountant="rdp", test_mode_seed=1).with_noise(0.5, 1e-3, N)
+        with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), rows) as session:
+            guard(accelerator, session)
+            for batch in session.batches():
+                if stray:
+                    accelerator.backward(losses(model, rows[:8]).sum())
+                session.step(batch, losses)
+        ends.append(weights(model))
+    assert torch.equal(*ends)
+
+
+def test_a_prepared_optimizer_is_refused() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = mlp()
+    plain = torch.optim.SGD(model.parameters(), 0.1)
+    model, prepared = accelerator.prepare(model, plain)
+    for optimizer in (prepared, plain):
+        with pytest.raises(ValueError, match="leave it out of prepare"), made(model, optimizer) as session:
+            guard(accelerator, session)
+
+
+def test_another_model_than_the_sessions_is_refused() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(mlp())
+    with pytest.raises(ValueError, match="given another model than the session's"), made(mlp()) as session:
+        guard(accelerator, session)
+
+
+class Wrapper(nn.parallel.DistributedDataParallel):
+    """As prepare wraps a model where there are several processes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "match"),
+    [
+        ("mixed_precision", "fp16", "mixed_precision='bf16' or 'no'"),
+        ("scaler", object(), "mixed_precision='bf16' or 'no'"),
+        ("num_processes", 2, "one process"),
+        ("distributed_type", "DEEPSPEED", "DEEPSPEED"),
+    ],
+)
+def test_scaling_and_distribution_are_refused(setting: str, value, match: str) -> None:
+    accelerator = Accelerator(cpu=True)
+
+    class Other:
+        """The same Accelerator with one setting of a machine that is not here."""
+
+        def __getattr__(self, name):
+            return value if name == setting else getattr(accelerator, name)
+
+    with made(mlp()) as session, pytest.raises(ValueError, match=match):
+        guard(Other(), session)
+
+
+def test_a_wrapped_model_is_refused() -> None:
+    with made(Wrapper(mlp())) as session, pytest.raises(ValueError, match=r"inside a Wrapper.*unwrap_model"):
+        guard(Accelerator(cpu=True), session)

@@ -1,0 +1,384 @@
+"""The private Trainer: that its steps are the session's releases, and that the rest of a Trainer works as ever."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("transformers")
+from transformers import BertForSequenceClassification, EarlyStoppingCallback, TrainerCallback
+
+from dpkfc.integrations.huggingface import PrivateTrainer, per_example_cross_entropy
+from dpkfc.privacy.ledger import verify
+from dpkfc.session import Session
+from tests.integrations.hf_cases import TASKS, VOCABULARY, B, N, arguments, examples, model_of, pad, plan_of, weights
+
+
+def trainer_of(folder, task: str = "sequence", plan=None, model=None, **settings):
+    split = {"per_example_loss", "log_private_loss", "callbacks", "compute_metrics", "data_collator", "units"}
+    own = {name: settings.pop(name) for name in split & set(settings)}
+    chosen = {"train_dataset": examples(task), "eval_dataset": examples(task, 12), "data_collator": pad, **own}
+    return PrivateTrainer(
+        model or model_of(task, settings.pop("dropout", 0.0)), arguments(folder, **settings), plan=plan or plan_of(), **chosen
+    )
+
+
+class Calls(TrainerCallback):
+    """Counts the steps of the optimizer and the events, and raises or stops at a step where asked to."""
+
+    def __init__(self, stop_at: int | None = None, raise_at: int | None = None) -> None:
+        self.stop_at, self.raise_at, self.steps, self.events = stop_at, raise_at, 0, []
+
+    def on_train_begin(self, args, state, control, optimizer=None, **_):
+        optimizer.register_step_post_hook(lambda *_: setattr(self, "steps", self.steps + 1))
+
+    def on_epoch_end(self, args, state, control, **_):
+        self.events.append(("epoch", state.global_step))
+
+    def on_step_end(self, args, state, control, **_):
+        self.events.append(("step", state.global_step))
+        if state.global_step == self.raise_at:
+            raise ZeroDivisionError
+        control.should_training_stop = control.should_training_stop or state.global_step == self.stop_at
+        return control
+
+
+# -- the private path really runs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_updates_are_the_releases_of_a_session(task: str, tmp_path) -> None:
+    """In test mode noise and sampling repeat, so that trainer and session must make the same weights."""
+    plan = plan_of(0.7, test_mode_seed=3, max_physical_batch_size=5)
+    calls = Calls()
+    mine, theirs = model_of(task), model_of(task)
+    trainer_of(tmp_path, task, plan, mine, callbacks=[calls]).train()
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.05)
+
+    def losses(model, batch):
+        labels = batch["labels"]
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        if task == "causal":
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        rows = []
+        for row, wanted in zip(logits, labels, strict=True):  # by hand, one example after the other
+            wanted, row = (wanted[None], row[None]) if task == "sequence" else (wanted, row)
+            rows.append(F.cross_entropy(row[wanted != -100], wanted[wanted != -100]))
+        return torch.stack(rows)
+
+    theirs.train()
+    with Session(plan, theirs, optimizer, examples(task), collate_fn=pad) as session:
+        for batch in session.batches():
+            session.step(batch, losses)
+    start = weights(model_of(task))
+    assert (weights(theirs) - start).norm() > 0.01
+    assert (weights(mine) - weights(theirs)).norm() < 1e-5 * (weights(theirs) - start).norm()
+    assert calls.steps == 3
+    assert len(verify(tmp_path / "ledger.jsonl").releases) == 3
+
+
+def test_enormous_noise_destroys_the_model(tmp_path) -> None:
+    """A run without noise would leave the weights where they were."""
+    trainer = trainer_of(tmp_path, plan=plan_of(1e6))
+    trainer.train()
+    assert weights(trainer.model).norm() > 1e3
+
+
+def test_nothing_but_a_release_can_step_the_optimizer(tmp_path) -> None:
+    class Intruder(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, optimizer=None, **_):
+            model(**pad(examples("sequence", 4))).loss.backward()
+            self.before = weights(model)
+            optimizer.step()
+
+    intruder = Intruder()
+    trainer = trainer_of(tmp_path, callbacks=[intruder])
+    with pytest.raises(RuntimeError, match="without a release of the session"):
+        trainer.train()
+    assert torch.equal(weights(trainer.model), intruder.before)
+    assert all(p.grad is None for p in trainer.model.parameters())
+    with pytest.raises(RuntimeError, match="without noise"):
+        trainer.training_step(trainer.model, pad(examples("sequence", 4)))
+    with pytest.raises(RuntimeError, match="budget of its own"):
+        trainer.hyperparameter_search()
+
+
+# -- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def test_positions_are_averaged_within_each_example() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(3, 5, 4, dtype=torch.float64), torch.randint(0, 4, (3, 5))
+    labels[0, 2:], labels[2] = -100, -100
+    losses = per_example_cross_entropy(logits, labels, label_smoothing=0.1)
+    for i, count in enumerate((2, 5)):
+        expected = F.cross_entropy(logits[i, :count], labels[i, :count], label_smoothing=0.1)
+        torch.testing.assert_close(losses[i], expected)
+    assert losses[2] == 0
+    torch.testing.assert_close(per_example_cross_entropy(logits[:1], labels[:1], 0.1), losses[:1])
+
+
+def test_a_model_with_another_loss_of_its_own_is_found_before_anything_is_spent(tmp_path) -> None:
+    class Weighted(BertForSequenceClassification):
+        def forward(self, input_ids=None, attention_mask=None, labels=None):
+            outputs = super().forward(input_ids, attention_mask, labels=labels)
+            outputs["loss"] = None if outputs["loss"] is None else 2 * outputs["loss"]
+            return outputs
+
+    model = Weighted(model_of("sequence").config)
+    with pytest.raises(ValueError, match="Weighted computes another loss.*per_example_loss="):
+        trainer_of(tmp_path, model=model).train()
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+    def doubled(model, inputs):
+        return 2 * per_example_cross_entropy(model(**inputs).logits, inputs["labels"])
+
+    assert trainer_of(tmp_path, model=model, per_example_loss=doubled).train().global_step == 3
+
+
+def test_a_loss_that_mixes_examples_is_found(tmp_path) -> None:
+    def over_the_batch(model, inputs):
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        losses = F.cross_entropy(logits.flatten(0, 1), inputs["labels"].flatten(), reduction="none")
+        return losses.view(len(logits), -1).sum(1) / (inputs["labels"] != -100).sum()
+
+    with pytest.raises(ValueError, match="mixes examples"):
+        trainer_of(tmp_path, "token", per_example_loss=over_the_batch).train()
+
+
+def masking(rows):
+    """Draws the labelled positions anew at every call, as the collators for masked language models do."""
+    batch = pad(rows)
+    masked = torch.rand(batch["input_ids"].shape) < 0.3
+    return {**batch, "labels": torch.where(masked & (batch["attention_mask"] > 0), batch["input_ids"], -100)}
+
+
+def test_collators_that_draw_random_numbers_are_taken(tmp_path) -> None:
+    trainer = trainer_of(tmp_path, "masked", data_collator=masking, dropout=0.1)
+    assert trainer.train().global_step == 3
+    assert trainer.session is not None
+
+    def mixing(model, inputs):
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        return per_example_cross_entropy(logits, inputs["labels"]) * logits.std()
+
+    other = trainer_of(tmp_path / "other", "masked", data_collator=masking, per_example_loss=mixing)
+    with pytest.raises(ValueError, match="gradients of different examples mix|mixes examples"):
+        other.train()
+
+
+# -- what else a Trainer does -----------------------------------------------------------------------------------------
+
+
+def accuracy(predicted):
+    return {"accuracy": float((np.argmax(predicted.predictions, 1) == predicted.label_ids).mean())}
+
+
+def test_logs_hold_epsilon_and_nothing_private(tmp_path) -> None:
+    calls = Calls()
+    trainer = trainer_of(
+        tmp_path, callbacks=[calls], compute_metrics=accuracy, eval_strategy="epoch", learning_rate=0.08,
+        lr_scheduler_type="linear",
+    )  # fmt: skip
+    result = trainer.train()
+    logged = [row for row in trainer.state.log_history if "epsilon" in row]
+    assert [row["releases"] for row in logged] == [1, 2, 3]
+    assert [row["epsilon"] for row in logged] == pytest.approx([trainer.plan.epsilon(k) for k in (1, 2, 3)])
+    assert [row["learning_rate"] for row in logged] == pytest.approx([0.08 * 2 / 3, 0.08 / 3, 0.0])
+    shown = {name for row in trainer.state.log_history for name in row}
+    assert shown >= {"eval_accuracy", "eval_loss"}
+    assert not shown & {"loss", "grad_norm", "train_loss"}
+    assert result.training_loss != result.training_loss
+    assert result.metrics["epsilon"] == trainer.plan.epsilon()
+    assert calls.events == [("step", 1), ("step", 2), ("step", 3), ("epoch", 3)]
+    summary = json.loads((tmp_path / "privacy.json").read_text())
+    assert summary["spent"] == {"epsilon": trainer.plan.epsilon(), "delta": 1e-3}
+    assert summary["ledger"]["releases"] == 3
+    assert summary["not_private"] == []
+
+
+def test_the_private_loss_is_logged_only_when_asked_for(tmp_path) -> None:
+    trainer = trainer_of(tmp_path, log_private_loss=True)
+    trainer.train()
+    rows = [row["loss (NOT private)"] for row in trainer.state.log_history if "epsilon" in row]
+    assert len(rows) == 3
+    assert all(0.5 < x < 2 for x in rows)
+    assert "NOT private" in json.loads((tmp_path / "privacy.json").read_text())["not_private"][0]
+
+
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
+    from dpkfc.curvature.preconditioner import KFAC
+    from dpkfc.curvature.tokens import TokenNoise
+
+    kfac = KFAC(probe=TokenNoise(VOCABULARY, 6, pad_id=0), probe_size=8, every=2) if preconditioned else None
+    plan = plan_of(0.5, test_mode_seed=1, steps=5, preconditioner=kfac)
+    how = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "cosine", "optim": "adamw_torch"}
+    how |= {"learning_rate": 0.01}
+    whole = trainer_of(tmp_path / "whole", plan=plan, **how)
+    whole.train()
+    folder = tmp_path / "cut"
+    with pytest.raises(ZeroDivisionError):
+        trainer_of(folder, plan=plan, callbacks=[Calls(raise_at=3)], **how).train()
+    assert len(verify(folder / "ledger.jsonl").releases) == 3
+    with pytest.raises(ValueError, match="holds 3 releases of an earlier run"):
+        trainer_of(folder, plan=plan, **how).train()
+    later = trainer_of(folder, plan=plan, **how)
+    assert later.train(resume_from_checkpoint=True).global_step == 5
+    assert len(verify(folder / "ledger.jsonl").releases) == 5  # release 3 stays charged, so two are left after the checkpoint
+    assert later.lr_scheduler.last_epoch == 5
+    clean = tmp_path / "clean"
+    trainer_of(clean, plan=plan, callbacks=[Calls(stop_at=2)], **how).train()
+    assert len(verify(clean / "ledger.jsonl").releases) == 2
+    rest = trainer_of(clean, plan=plan, **how)
+    rest.train(resume_from_checkpoint=str(clean / "checkpoint-2"))
+    torch.testing.assert_close(weights(rest.model), weights(whole.model), rtol=1e-6, atol=1e-8)
+
+
+def test_the_best_model_is_loaded_and_early_stopping_leaves_whole_batches(tmp_path) -> None:
+    trainer = trainer_of(
+        tmp_path, plan=plan_of(3.0, steps=8), compute_metrics=accuracy, callbacks=[EarlyStoppingCallback(1)],
+        eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2,
+        load_best_model_at_end=True, metric_for_best_model="accuracy", learning_rate=1e-6,
+    )  # fmt: skip
+    assert trainer.train().global_step == 2
+    assert len(verify(tmp_path / "ledger.jsonl").releases) == 2
+    assert trainer.evaluate()["eval_accuracy"] == trainer.state.best_metric
+
+
+def test_a_saved_model_is_an_ordinary_one(tmp_path) -> None:
+    model = model_of("causal")
+    names = list(model.state_dict())
+    trainer = trainer_of(tmp_path, "causal", model=model)
+    trainer.train()
+    trainer.save_model()
+    assert list(model.state_dict()) == names
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert "forward" not in vars(module)
+    again = type(model).from_pretrained(tmp_path)
+    assert torch.equal(weights(again), weights(model))
+    ids = torch.tensor([[5, 6, 7]])
+    made = [m.eval().generate(ids, max_new_tokens=3, do_sample=False) for m in (model, again)]
+    assert torch.equal(*made)
+    assert json.loads((tmp_path / "privacy.json").read_text())["plan"]["noise_multiplier"] == 1.0
+
+
+def test_adapters_train_and_the_rest_stays(tmp_path) -> None:
+    peft = pytest.importorskip("peft")
+    base = model_of("causal", 0.1)
+    before = weights(model_of("causal"))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM"))
+    start = weights(model)
+    trainer = trainer_of(tmp_path, "causal", model=model)
+    trainer.train()
+    trainer.save_model()
+    frozen = torch.cat([p.detach().double().flatten() for n, p in model.named_parameters() if "lora" not in n])
+    assert torch.equal(frozen, before)
+    assert not torch.equal(weights(model), start)
+    again = peft.PeftModel.from_pretrained(model_of("causal"), tmp_path)
+    assert torch.equal(weights(again), weights(model))
+
+
+def test_bfloat16_is_autocast_and_nothing_of_the_model_is_replaced(tmp_path) -> None:
+    dtypes = []
+
+    def losses(model, inputs):
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        dtypes.append((model.training, logits.dtype))
+        return per_example_cross_entropy(logits, inputs["labels"])
+
+    trainer = trainer_of(tmp_path, per_example_loss=losses, bf16=True, eval_strategy="steps", eval_steps=1)
+    trainer.train()
+    assert (True, torch.bfloat16) in dtypes
+    assert "forward" not in vars(trainer.model)
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+
+
+def test_activation_checkpointing_changes_no_release(tmp_path) -> None:
+    ends = []
+    for enabled in (False, True):
+        torch.manual_seed(1)  # of dropout
+        plan, folder = plan_of(0.1, test_mode_seed=2), tmp_path / str(enabled)
+        trainer = trainer_of(folder, plan=plan, dropout=0.2, activation_checkpointing=enabled)
+        trainer.train()
+        assert trainer.model.is_activation_checkpointing == enabled
+        ends.append(weights(trainer.model))
+    assert torch.equal(*ends)
+
+
+def test_unused_columns_are_removed(tmp_path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [{**row, "text": "x", "idx": i} for i, row in enumerate(examples("sequence"))]
+    trainer = PrivateTrainer(
+        model_of("sequence"), arguments(tmp_path), plan=plan_of(), data_collator=pad,
+        train_dataset=datasets.Dataset.from_list(rows),
+    )  # fmt: skip
+    assert trainer.train().global_step == 3
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"per_device_train_batch_size": 4}, "expected_batch_size"),
+        ({"gradient_accumulation_steps": 2}, "drawn and clipped as one"),
+        ({"max_steps": 7}, "PrivacyConfig.steps"),
+        ({"num_train_epochs": 2}, "PrivacyConfig.epochs"),
+        ({"max_grad_norm": 0.5}, "bounds no example"),
+        ({"train_sampling_strategy": "group_by_length"}, "draws them at random"),
+        ({"include_num_input_tokens_seen": "all"}, "size of private batches"),
+        ({"auto_find_batch_size": True}, "max_physical_batch_size"),
+        ({"neftune_noise_alpha": 5.0}, "neftune"),
+        ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, "use_reentrant=False"),
+        ({"torch_compile": True}, "compiled"),
+        ({"use_liger_kernel": True}, "fused"),
+    ],
+)
+def test_arguments_that_contradict_the_plan(settings, match: str, tmp_path) -> None:
+    with pytest.raises(ValueError, match=match):
+        trainer_of(tmp_path, **settings)
+
+
+def test_loss_scaling_is_refused(tmp_path) -> None:
+    args = arguments(tmp_path)
+    args.fp16 = True  # the constructor of TrainingArguments wants a device for it
+    with pytest.raises(ValueError, match="bf16=True, which needs no scaling"):
+        PrivateTrainer(model_of("sequence"), args, plan=plan_of(), train_dataset=examples("sequence"))
+
+
+def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path) -> None:
+    settings = {"per_device_train_batch_size": B, "num_train_epochs": 1, "max_grad_norm": 0.0, "dataloader_drop_last": True}
+    assert trainer_of(tmp_path, **settings).train().global_step == 3
+
+
+def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match="pass per_example_loss="):
+        PrivateTrainer(model_of("sequence"), arguments(tmp_path), plan=plan_of(), compute_loss_func=len)
+    with pytest.raises(ValueError, match="pass model="):
+        PrivateTrainer(None, arguments(tmp_path), plan=plan_of(), model_init=model_of)
+
+    class Own(PrivateTrainer):
+        def compute_loss(self, model, inputs, **_):
+            return model(**inputs).loss
+
+    with pytest.raises(ValueError, match=r"compute_loss\(\) gives one loss for a batch"):
+        Own(model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=examples("sequence"))
+
+
+def test_schedules_and_datasets_that_do_not_fit(tmp_path) -> None:
+    with pytest.raises(ValueError, match="stepped? .*releases|steps its learning rate schedule on releases"):
+        trainer_of(
+            tmp_path, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", metric_for_best_model="loss"
+        ).train()
+    with pytest.raises(ValueError, match=f"dataset has {N}"):
+        trainer_of(tmp_path, plan=plan_of(n=N + 1)).train()
+    with pytest.raises(ValueError, match="no checkpoint in"):
+        trainer_of(tmp_path).train(resume_from_checkpoint=True)
