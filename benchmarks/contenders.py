@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import Case
@@ -39,7 +38,7 @@ class Setting:
     def fresh(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """A copy of the model at the same weights and plain SGD over it."""
         model = copy.deepcopy(self.model).train()
-        return model, torch.optim.SGD(model.parameters(), LR)
+        return model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], LR)
 
     def draw(self, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Exactly B distinct examples, drawn and gathered as the session's fixed-size sampler does."""
@@ -66,7 +65,7 @@ def plain(setting: Setting) -> Contender:
 
     def step() -> None:
         x, y = setting.draw(generator)
-        F.cross_entropy(model(x), y).backward()
+        setting.case.losses(model, x, y).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -88,7 +87,7 @@ def _session(setting: Setting, name: str, preconditioner: Any) -> Contender:
     batches = session.batches()
 
     def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        return setting.case.losses(model, *batch)
 
     def step() -> None:
         session.step(next(batches), loss_fn)
@@ -124,6 +123,8 @@ def dp_kfc(setting: Setting) -> Contender:
 
 def _opacus(setting: Setting, mode: str) -> tuple[nn.Module, Any, Any]:
     """(model, optimizer, criterion) from Opacus' engine; batches are drawn by `Setting.draw` for all contenders alike."""
+    if setting.case.language_model:
+        raise ValueError("the mean over positions is not a per-example loss to Opacus' criterion")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from opacus import PrivacyEngine
@@ -167,7 +168,7 @@ def _opacus_step(
     def step() -> None:
         x, y = setting.draw(generator)
         optimizer.zero_grad()
-        criterion(model(x), y).backward()
+        criterion(setting.case.logits(model, x), y).backward()
         between()
         optimizer.step()
 

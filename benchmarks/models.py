@@ -26,6 +26,15 @@ class Case:
     build: Callable[[], nn.Module]
     vocabulary: int | None = None
     probe_size: int = 256
+    logits: Callable[[nn.Module, Tensor], Tensor] = lambda model, x: model(x)
+    language_model: bool = False
+
+    def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """One loss an example `[N]`: of its class, or the mean over its next tokens."""
+        out = self.logits(model, x)
+        if self.language_model:
+            return F.cross_entropy(out[:, :-1].transpose(1, 2), x[:, 1:], reduction="none").mean(1)
+        return F.cross_entropy(out, y, reduction="none")
 
     def data(self, size: int) -> tuple[Tensor, Tensor]:
         """Inputs `[size, *shape]` and labels `[size]`."""
@@ -146,6 +155,45 @@ def encoder_case(width: int, length: int, batch_size: int, blocks: int, ffn_rati
     )
 
 
+def _bert(lora: bool) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    model = BertForSequenceClassification(BertConfig(num_labels=CLASSES))
+    return _with_lora(model, "SEQ_CLS", ["query", "value"]) if lora else model
+
+
+def _gpt2(lora: bool) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config())
+    return _with_lora(model, "CAUSAL_LM", ["c_attn"]) if lora else model
+
+
+def _with_lora(model: nn.Module, task: str, targets: list[str]) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=16, lora_alpha=16, target_modules=targets, task_type=task))
+
+
+def _bert_logits(model: nn.Module, x: Tensor) -> Tensor:
+    """Positions and segments are expanded, because Opacus cannot take the ones of shape [1, T]."""
+    positions = torch.arange(x.shape[1]).expand(*x.shape).contiguous()
+    return model(input_ids=x, position_ids=positions, token_type_ids=torch.zeros_like(x)).logits
+
+
+def hugging_face_cases() -> list[Case]:
+    """Shapes of transformers with random weights, trained whole and through LoRA adapters."""
+    bert = {"batch_size": 8, "shape": (128,), "vocabulary": 30522, "probe_size": 32, "logits": _bert_logits}
+    gpt2 = {"batch_size": 4, "shape": (256,), "vocabulary": 50257, "probe_size": 16, "language_model": True}
+    gpt2["logits"] = lambda model, x: model(input_ids=x, use_cache=False).logits
+    return [
+        Case(name="bert-base", title="BERT-base, T=128", build=lambda: _bert(False), **bert),
+        Case(name="gpt2-small", title="GPT-2 small, T=256", build=lambda: _gpt2(False), **gpt2),
+        Case(name="bert-base-lora", title="BERT-base, T=128, LoRA r=16", build=lambda: _bert(True), **bert),
+        Case(name="gpt2-small-lora", title="GPT-2 small, T=256, LoRA r=16", build=lambda: _gpt2(True), **gpt2),
+    ]
+
+
 def cases(*, smoke: bool = False, ffn_ratio: int = 4) -> dict[str, Case]:
     """The models by name; `smoke` makes each small enough for a test."""
     if smoke:
@@ -171,4 +219,5 @@ def cases(*, smoke: bool = False, ffn_ratio: int = 4) -> dict[str, Case]:
             mlp_case,
             wrn_case,
         ]
+        found += hugging_face_cases()
     return {case.name: case for case in found}

@@ -310,13 +310,14 @@ def doctor(
 ) -> None:
     """What would be done with each layer of a model: rule, norms, factors, damping, tied, frozen, not covered."""
     from dpkfc.recipes.assemble import kfac
-    from dpkfc.recipes.base import run_config
+    from dpkfc.recipes.base import find_recipe, run_config
     from dpkfc.recipes.targets import load_target
     from dpkfc.report.doctor import examine, layer_table
 
     model, shape, inputs, name = load_target(target, input_shape, int(settings.get("seed", 0)))
     defaults = {"recipe": target if ":" not in target else "digits", "method": "dp-kfc"}
-    curvature = kfac(run_config({**defaults, **settings}), shape, inputs)
+    own = find_recipe(target).probe if ":" not in target else None
+    curvature = kfac(run_config({**defaults, **settings}), shape, inputs, own)
     diagnosis = examine(model, curvature)
     if diagnosis.problem:
         raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")

@@ -19,7 +19,7 @@ from dpkfc.recipes.base import find_recipe
 from dpkfc.recipes.config import RunConfig
 from dpkfc.recipes.datasets import (
     DatasetError,
-    ImageSet,
+    ExampleSet,
     Normalisation,
     Pixels,
     load_pixels,
@@ -267,7 +267,7 @@ def test_a_split_that_leaves_nothing_is_refused(size: float):
 
 
 def test_no_validation_changes_nothing():
-    images = ImageSet(train=(torch.zeros(3, 1), torch.zeros(3)), test=(torch.zeros(1, 1), torch.zeros(1)))
+    images = ExampleSet(train=(torch.zeros(3, 1), torch.zeros(3)), test=(torch.zeros(1, 1), torch.zeros(1)))
     assert with_validation(images, 0) is images
 
 

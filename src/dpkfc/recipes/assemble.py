@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,16 +16,21 @@ from dpkfc.curvature.probes import Probe
 from dpkfc.plan import Plan
 from dpkfc.recipes.config import ConfigError, RunConfig
 
+OwnProbe = Callable[[RunConfig], Probe]
+
 __all__ = ["kfac", "make_optimizer", "make_plan", "privacy_config"]
 
 
-def kfac(config: RunConfig, input_shape: tuple[int, ...], inputs: Tensor | None = None) -> KFAC:
+def kfac(
+    config: RunConfig, input_shape: tuple[int, ...], inputs: Tensor | None = None, own: OwnProbe | None = None
+) -> KFAC:
     """The curvature that the settings describe, whether or not the method uses it.
 
     Args:
         config: settings.
         input_shape: of one input.
         inputs: public example inputs, instead of the probe that the settings name.
+        own: the recipe's own probe, for `probe = "tokens"`.
 
     Raises:
         ConfigError: settings of the curvature that do not go together.
@@ -32,7 +38,9 @@ def kfac(config: RunConfig, input_shape: tuple[int, ...], inputs: Tensor | None 
     rules = tuple(config.layer_rules.replace(",", " ").split())
     try:
         return KFAC(
-            probe=_probe(config, input_shape) if inputs is None else PublicData(inputs, provenance="example inputs"),
+            probe=PublicData(inputs, provenance="example inputs")
+            if inputs is not None
+            else _probe(config, input_shape, own),
             probe_size=config.probe_size,
             labels=config.labels,
             sides=config.sides,
@@ -53,7 +61,11 @@ def kfac(config: RunConfig, input_shape: tuple[int, ...], inputs: Tensor | None 
         raise ConfigError(str(error)) from None
 
 
-def _probe(config: RunConfig, input_shape: tuple[int, ...]) -> Probe:
+def _probe(config: RunConfig, input_shape: tuple[int, ...], own: OwnProbe | None) -> Probe:
+    if config.probe == "tokens":
+        if own is None:
+            raise ConfigError(f"probe = 'tokens' is for text; the recipe {config.recipe!r} takes pink, white or public")
+        return own(config)
     if len(input_shape) == 1 and config.probe != "public":
         return FeatureNoise(input_shape[0])
     if config.probe == "pink":
@@ -81,7 +93,7 @@ def _public_data(path: Path, input_shape: tuple[int, ...]) -> PublicData:
     return PublicData(inputs, tensors.get("labels"), provenance=f"file {path.name}, declared public by its user")
 
 
-def privacy_config(config: RunConfig, input_shape: tuple[int, ...]) -> PrivacyConfig:
+def privacy_config(config: RunConfig, input_shape: tuple[int, ...], own: OwnProbe | None = None) -> PrivacyConfig:
     """The privacy settings.
 
     Raises:
@@ -98,8 +110,9 @@ def privacy_config(config: RunConfig, input_shape: tuple[int, ...]) -> PrivacyCo
             sampler=config.sampler,
             uncertified=config.uncertified,
             accountant=config.accountant or None,
-            preconditioner=kfac(config, input_shape) if config.uses_preconditioner else None,
-            max_physical_batch_size=config.max_physical_batch_size or None,
+            preconditioner=kfac(config, input_shape, own=own) if config.uses_preconditioner else None,
+            max_physical_batch_size="auto" if config.max_physical_batch_size < 0 else config.max_physical_batch_size or None,
+            pad_to_multiple=config.pad_to_multiple or None,
             test_mode_seed=config.seed if config.test_mode else None,
         )
     except ConfigError:
@@ -108,14 +121,16 @@ def privacy_config(config: RunConfig, input_shape: tuple[int, ...]) -> PrivacyCo
         raise ConfigError(str(error)) from None
 
 
-def make_plan(config: RunConfig, input_shape: tuple[int, ...], dataset_size: int) -> Plan:
+def make_plan(
+    config: RunConfig, input_shape: tuple[int, ...], dataset_size: int, own: OwnProbe | None = None
+) -> Plan:
     """The calibrated plan.
 
     Raises:
         ConfigError: an impossible target, or settings that do not go together.
     """
     try:
-        return privacy_config(config, input_shape).calibrate(config.epsilon, config.delta, dataset_size)
+        return privacy_config(config, input_shape, own).calibrate(config.epsilon, config.delta, dataset_size)
     except ConfigError:
         raise
     except ValueError as error:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module, resources
 from typing import Any
 
 from torch import nn
 
+from dpkfc.curvature.probes import Probe
 from dpkfc.recipes.config import ConfigError, RunConfig, layered, nearest, tomllib
-from dpkfc.recipes.datasets import ImageSet, Normalisation, Pixels
+from dpkfc.recipes.datasets import ExampleSet, Normalisation, Pixels
 from dpkfc.recipes.datasets.split import with_validation
 from dpkfc.recipes.models import seeded
 
-__all__ = ["RECIPES", "Recipe", "find_recipe", "run_config"]
+__all__ = ["RECIPES", "Recipe", "find_recipe", "image_recipe", "run_config"]
 
-RECIPES = ("digits", "mnist-cnn", "fashion-mnist-cnn", "cifar10-cnn")
+RECIPES = ("digits", "mnist-cnn", "fashion-mnist-cnn", "cifar10-cnn", "sst2-minilm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,35 +27,30 @@ class Recipe:
     Attributes:
         name: what `--recipe` takes; its TOML of defaults has the same name.
         title: name of the data set for people.
-        pixels: folder or None to raw images.
+        load: folder or None to the tensors of a training and a test split.
         build: makes the model.
-        image_shape: (height, width, channels) of an image.
+        input_shape: of one input.
         num_classes: number of labels.
-        normalisation: public constants.
+        constants: what the preparation of the data takes as public: name to (value, where it comes from).
+        probe: the recipe's own source of probe inputs, for `probe = "tokens"`.
     """
 
     name: str
     title: str
-    pixels: Callable[[str | None], Pixels]
+    load: Callable[[str | None], ExampleSet]
     build: Callable[[], nn.Module]
-    image_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     num_classes: int
-    normalisation: Normalisation
+    constants: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    probe: Callable[[RunConfig], Probe] | None = None
 
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of what the model reads."""
-        height, width, channels = self.image_shape
-        return channels, height, width
-
-    def data(self, config: RunConfig) -> ImageSet:
+    def data(self, config: RunConfig) -> ExampleSet:
         """The tensors of a run.
 
         Raises:
             DatasetError: files are missing or damaged, or the validation split takes everything.
         """
-        pixels = self.pixels(config.data_dir or None).check(self.title, self.image_shape, self.num_classes)
-        return with_validation(pixels.tensors(self.normalisation), config.validation_size, config.split_seed)
+        return with_validation(self.load(config.data_dir or None), config.validation_size, config.split_seed)
 
     def model(self, seed: int) -> nn.Module:
         """The model with initial weights of a public seed."""
@@ -65,6 +61,34 @@ class Recipe:
         """The recipe's TOML."""
         text = resources.files("dpkfc.recipes").joinpath(f"{self.name}.toml").read_text("utf-8")
         return tomllib.loads(text)
+
+
+def image_recipe(
+    *,
+    name: str,
+    title: str,
+    pixels: Callable[[str | None], Pixels],
+    build: Callable[[], nn.Module],
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    normalisation: Normalisation,
+) -> Recipe:
+    """A recipe on images of shape (height, width, channels), normalised by public constants."""
+    height, width, channels = image_shape
+    constants = f"mean {list(normalisation.mean)}, std {list(normalisation.std)}, scale {normalisation.scale:g}"
+
+    def load(data_dir: str | None) -> ExampleSet:
+        return pixels(data_dir).check(title, image_shape, num_classes).tensors(normalisation)
+
+    return Recipe(
+        name=name,
+        title=title,
+        load=load,
+        build=build,
+        input_shape=(channels, height, width),
+        num_classes=num_classes,
+        constants={"normalisation": (constants, normalisation.origin)},
+    )
 
 
 def find_recipe(name: str) -> Recipe:

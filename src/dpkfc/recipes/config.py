@@ -26,6 +26,7 @@ __all__ = ["METHODS", "SECTIONS", "ConfigError", "RunConfig", "flatten", "layere
 METHODS = ("dp-sgd", "dp-adam", "dp-kfc")
 OPTIMIZERS = ("sgd", "adam")
 RECIPE_DEFAULTS = "defaults of the recipe; the search behind them, if any, is not covered by ε"
+PROBES = ("pink", "white", "tokens", "public")
 SCALES = ("probe", "trace", "balanced", "raw")
 SECTIONS = ("run", "privacy", "optimizer", "curvature", "machine")
 
@@ -57,7 +58,7 @@ class RunConfig:
         ConfigError: a value of the wrong type or outside its range, an unknown choice, or settings that contradict.
     """
 
-    recipe: str = _setting("", "run", "which recipe: digits, mnist-cnn, fashion-mnist-cnn, cifar10-cnn")
+    recipe: str = _setting("", "run", "which recipe: digits, mnist-cnn, fashion-mnist-cnn, cifar10-cnn, sst2-minilm")
     method: str = _setting("dp-kfc", "run", "DP-SGD, DP-Adam, or either with the preconditioner", choices=METHODS)
     data_dir: str = _setting("", "run", "folder with the data set; empty: $DPKFC_DATA, then Hugging Face datasets")
     seed: int = _setting(0, "run", "public seed of initial weights and probes; never of the noise", least=0)
@@ -94,7 +95,8 @@ class RunConfig:
     scale: str = _setting("balanced", "curvature", "scale of the factors and of the whole metric", choices=SCALES)
     every: int = _setting(50, "curvature", "steps between refreshes", least=1)
     sharing: str = _setting("expand", "curvature", "K-FAC for shared weights", choices=("expand", "reduce"))
-    probe: str = _setting("pink", "curvature", "where curvature comes from", choices=("pink", "white", "public"))
+    probe: str = _setting("pink", "curvature", "where curvature comes from", choices=PROBES)
+    zipf_exponent: float = _setting(1.0, "curvature", "exponent of Zipf's law of token noise; 0: uniform tokens", least=0)
     power_exponent: float = _setting(1.0, "curvature", "exponent of the power spectrum of pink noise", least=0)
     probe_size: int = _setting(256, "curvature", "probe examples a refresh", least=1)
     labels: str = _setting("model", "curvature", "labels of the probe", choices=("model", "uniform", "given"))
@@ -104,7 +106,8 @@ class RunConfig:
     layer_rules: str = _setting("", "curvature", "kinds of layers to whiten, for example 'linear conv'; empty: all")
     public_data: str = _setting("", "curvature", "safetensors file of public images for --probe public")
 
-    max_physical_batch_size: int = _setting(0, "machine", "examples in memory at once; 0: the whole batch", least=0)
+    max_physical_batch_size: int = _setting(0, "machine", "rows in memory at once; 0: all; -1: as many as fit", least=-1)
+    pad_to_multiple: int = _setting(0, "machine", "micro-batches are padded to a multiple; 0: not at all", least=0)
     num_workers: int = _setting(0, "machine", "loader processes", least=0)
     threads: int = _setting(0, "machine", "numerical threads; 0: torch's own choice", least=0)
     device: str = _setting("cpu", "machine", "torch device")

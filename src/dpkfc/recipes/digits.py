@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpkfc.recipes.base import Recipe
+from dpkfc.recipes.base import image_recipe
 from dpkfc.recipes.datasets import Normalisation, Pixels, read_digits
 from dpkfc.recipes.models import digits_cnn
 
@@ -14,7 +14,7 @@ def _pixels(data_dir: str | None) -> Pixels:
     return read_digits()
 
 
-RECIPE = Recipe(
+RECIPE = image_recipe(
     name="digits",
     title="digits",
     pixels=_pixels,

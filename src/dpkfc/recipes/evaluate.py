@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.recipes.datasets.images import Examples
+from dpkfc.recipes.datasets.examples import Examples
 
 __all__ = ["Judged", "cross_entropy", "evaluate"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpkfc.recipes.base import Recipe
+from dpkfc.recipes.base import image_recipe
 from dpkfc.recipes.datasets import Normalisation, Pixels, load_pixels
 from dpkfc.recipes.datasets.sources import FASHION_MNIST
 from dpkfc.recipes.models import mnist_cnn
@@ -14,7 +14,7 @@ def _pixels(data_dir: str | None) -> Pixels:
     return load_pixels(FASHION_MNIST, data_dir)
 
 
-RECIPE = Recipe(
+RECIPE = image_recipe(
     name="fashion-mnist-cnn",
     title="Fashion-MNIST",
     pixels=_pixels,

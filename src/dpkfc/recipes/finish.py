@@ -91,16 +91,12 @@ def _held_out(prepared: Prepared) -> Any:
 
 def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
     recipe, plan = prepared.recipe, prepared.plan
-    normalisation = recipe.normalisation
     return {
         "data set": (f"{recipe.title}, {prepared.data.source}", "which data a model was trained on is stated"),
         "number of examples N": (plan.dataset_size, "sampling rate and divisor follow from it"),
         "number of classes": (recipe.num_classes, "the shape of the model's output"),
         "input shape": (list(recipe.input_shape), "the shape of the model's input and of the probe"),
-        "normalisation": (
-            f"mean {list(normalisation.mean)}, std {list(normalisation.std)}, scale {normalisation.scale:g}",
-            normalisation.origin,
-        ),
+        **recipe.constants,
         "hyper-parameters": ("see below", "their choice is not accounted for"),
         "model and initial weights": (f"{_size(prepared.model):,} parameters", "architecture and seed are public"),
     }
@@ -151,7 +147,7 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
     capture_layers = functools.partial(_capture, layers)
     settings = plan.config.preconditioner
     if not isinstance(settings, KFAC):
-        settings = kfac(prepared.config, prepared.recipe.input_shape)
+        settings = kfac(prepared.config, prepared.recipe.input_shape, own=prepared.recipe.probe)
     rules = {layer.name: layer.rule for layer in layers}
     built = settings.build(model, capture_layers, session.steps_done, rules=rules)
     where = "at the released weights, on the probe"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpkfc.recipes.base import Recipe
+from dpkfc.recipes.base import image_recipe
 from dpkfc.recipes.datasets import Normalisation, Pixels, load_pixels
 from dpkfc.recipes.datasets.sources import MNIST
 from dpkfc.recipes.models import mnist_cnn
@@ -14,7 +14,7 @@ def _pixels(data_dir: str | None) -> Pixels:
     return load_pixels(MNIST, data_dir)
 
 
-RECIPE = Recipe(
+RECIPE = image_recipe(
     name="mnist-cnn",
     title="MNIST",
     pixels=_pixels,

@@ -10,7 +10,7 @@ from torch import nn
 from dpkfc.plan import Plan
 from dpkfc.recipes.base import Recipe
 from dpkfc.recipes.config import RunConfig
-from dpkfc.recipes.datasets import ImageSet
+from dpkfc.recipes.datasets import ExampleSet
 from dpkfc.report.plots import Curve
 
 __all__ = ["LABELS", "Prepared", "Result"]
@@ -32,7 +32,7 @@ class Prepared:
 
     config: RunConfig
     recipe: Recipe
-    data: ImageSet
+    data: ExampleSet
     model: nn.Module
     plan: Plan
 

@@ -36,7 +36,7 @@ def prepare(config: RunConfig) -> Prepared:
         torch.set_num_threads(config.threads)
     recipe = find_recipe(config.recipe)
     data = recipe.data(config)
-    plan = make_plan(config, recipe.input_shape, len(data.train[1]))
+    plan = make_plan(config, recipe.input_shape, len(data.train[1]), recipe.probe)
     try:
         model = recipe.model(config.seed).to(torch.device(config.device))
     except (RuntimeError, AssertionError) as error:

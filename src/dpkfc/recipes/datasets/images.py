@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from dpkfc.recipes.datasets.errors import DatasetError
+from dpkfc.recipes.datasets.examples import ExampleSet
 
-__all__ = ["Examples", "ImageSet", "Normalisation", "Pixels"]
-
-Examples = tuple[Tensor, Tensor]
+__all__ = ["Normalisation", "Pixels"]
 
 
 @dataclass(frozen=True)
@@ -78,27 +77,10 @@ class Pixels:
                 raise DatasetError(f"{where}: {found}, expected 0 to {num_classes - 1}; replace the label file")
         return self
 
-    def tensors(self, normalisation: Normalisation) -> ImageSet:
+    def tensors(self, normalisation: Normalisation) -> ExampleSet:
         """Normalised float32 images `[N, C, H, W]` and int64 labels `[N]`."""
         train, test = (
             (normalisation.apply(images), torch.from_numpy(np.asarray(labels, np.int64)))
             for images, labels in (self.train, self.test)
         )
-        return ImageSet(train=train, test=test, source=self.source)
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """What a run trains and is judged on.
-
-    Attributes:
-        train: inputs `[N, C, H, W]` and labels `[N]`, the private examples.
-        test: the same for the test split.
-        validation: examples cut from the training set by a public seed, or None.
-        source: where the pixels were read from.
-    """
-
-    train: Examples
-    test: Examples
-    validation: Examples | None = None
-    source: str = ""
+        return ExampleSet(train=train, test=test, source=self.source)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from dpkfc.recipes.datasets.errors import DatasetError
 from dpkfc.recipes.datasets.idx import read_idx
 from dpkfc.recipes.datasets.images import Pixels
 
-__all__ = ["CIFAR10", "FASHION_MNIST", "MNIST", "VARIABLE", "Source", "load_pixels"]
+__all__ = ["CIFAR10", "FASHION_MNIST", "MNIST", "VARIABLE", "Source", "from_hub", "load_pixels", "local_files"]
 
 VARIABLE = "DPKFC_DATA"
 _LOG = logging.getLogger(__name__)
@@ -33,14 +34,16 @@ class Source:
         read: files in that order to (training split, test split).
         hub: repository on the Hugging Face hub.
         image_column: column of the images there.
+        hub_splits: names of the training and the test split there.
     """
 
     name: str
     folder: str
     files: tuple[str, ...]
-    read: Callable[[list[Path]], tuple[Split, Split]]
+    read: Callable[[list[Path]], tuple[Any, Any]]
     hub: str
     image_column: str = "image"
+    hub_splits: tuple[str, str] = ("train", "test")
 
 
 def _read_idx_files(paths: list[Path]) -> tuple[Split, Split]:
@@ -96,13 +99,25 @@ def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
     Raises:
         DatasetError: no home has the set, files are missing or damaged. The message says how to get them.
     """
+    paths = local_files(source, data_dir)
+    if paths:
+        train, test = source.read(paths)
+        return Pixels(train, test, source=f"files in {paths[0].parent.name}/")
+    return Pixels(*from_hub(source, lambda part: _columns(part, source.image_column)), source=f"Hugging Face {source.hub}")
+
+
+def local_files(source: Source, data_dir: str | Path | None = None) -> list[Path]:
+    """Paths of the files of a set in the first folder that has them all; none where no folder is said to.
+
+    Raises:
+        DatasetError: a folder given by hand lacks them, or a folder holds some of them only.
+    """
     for root, given in ((data_dir, True), (os.environ.get(VARIABLE), False)):
         if root:
             paths = _find(source, Path(root).expanduser(), must=given)
             if paths:
-                train, test = source.read(paths)
-                return Pixels(train, test, source=f"files in {paths[0].parent.name}/")
-    return _from_hub(source)
+                return paths
+    return []
 
 
 def _find(source: Source, root: Path, *, must: bool) -> list[Path]:
@@ -140,7 +155,12 @@ def _how_to_get(source: Source) -> str:
     )
 
 
-def _from_hub(source: Source) -> Pixels:
+def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Both splits of a set through Hugging Face `datasets`, each converted.
+
+    Raises:
+        DatasetError: the package is missing, or the set cannot be loaded; the message says how to get it.
+    """
     try:
         from datasets import load_dataset
     except ImportError:
@@ -148,12 +168,12 @@ def _from_hub(source: Source) -> Pixels:
     _LOG.info("loading %s through Hugging Face datasets", source.hub)
     try:
         stored = load_dataset(source.hub)
-        train, test = (_columns(stored[part], source.image_column) for part in ("train", "test"))
+        train, test = (convert(stored[part]) for part in source.hub_splits)
     except Exception as error:  # whatever the hub, its cache or the network raise becomes one line
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         failed = f"{source.name} could not be loaded from Hugging Face ({reason})"
         raise DatasetError(f"{failed}: {_how_to_get(source)}") from error
-    return Pixels(train, test, source=f"Hugging Face {source.hub}")
+    return train, test
 
 
 def _columns(part: object, image_column: str) -> Split:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from dpkfc.recipes.datasets.errors import DatasetError
-from dpkfc.recipes.datasets.images import Examples, ImageSet
+from dpkfc.recipes.datasets.examples import Examples, ExampleSet
 
 __all__ = ["split", "with_validation"]
 
@@ -39,9 +39,9 @@ def split(train: Examples, size: int | float, seed: int = 0) -> tuple[Examples, 
     return (inputs[kept], labels[kept]), (inputs[held_out], labels[held_out])
 
 
-def with_validation(images: ImageSet, size: int, seed: int = 0) -> ImageSet:
-    """The image set with `size` examples moved from training to validation; unchanged for size 0."""
+def with_validation(data: ExampleSet, size: int, seed: int = 0) -> ExampleSet:
+    """The data with `size` examples moved from training to validation; unchanged for size 0."""
     if size == 0:
-        return images
-    train, validation = split(images.train, size, seed)
-    return replace(images, train=train, validation=validation)
+        return data
+    train, validation = split(data.train, size, seed)
+    return replace(data, train=train, validation=validation)

@@ -1,0 +1,28 @@
+"""The tensors that a run trains and is judged on, whatever they were made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["ExampleSet", "Examples"]
+
+Examples = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """What a run trains and is judged on.
+
+    Attributes:
+        train: inputs `[N, ...]` and labels `[N]`, the private examples.
+        test: the same for the test split.
+        validation: examples cut from the training set by a public seed, or None.
+        source: where they were read from.
+    """
+
+    train: Examples
+    test: Examples
+    validation: Examples | None = None
+    source: str = ""
