@@ -22,16 +22,18 @@ SOURCE = ROOT / "src" / "dpkfc"
 VALUES = {"blocks", "metric"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 PLANS = {"config", "plan"}
-ABOVE = VALUES | FOUR | PLANS | {"checkpoint", "steps", "session"}
+ABOVE = VALUES | FOUR | PLANS | {"checkpoint", "steps", "session", "postprocess", "coordinates"}
 ALLOWED = {
     "blocks": set(),
     "metric": {"blocks"},
     **{package: VALUES for package in FOUR},
-    "config": VALUES | FOUR | PLANS,
-    "plan": VALUES | FOUR | PLANS,
+    "postprocess": VALUES | {"privacy", "gradients"},
+    "coordinates": VALUES | {"privacy", "gradients", "curvature"},
+    "config": VALUES | FOUR | PLANS | {"postprocess"},
+    "plan": VALUES | FOUR | PLANS | {"postprocess"},
     "checkpoint": VALUES,
-    "steps": VALUES,
-    "session": VALUES | FOUR | PLANS | {"checkpoint", "steps"},
+    "steps": VALUES | {"privacy"},
+    "session": VALUES | FOUR | PLANS | {"checkpoint", "steps", "postprocess", "coordinates"},
     "": ABOVE,  # dpkfc/__init__.py
     "integrations": ABOVE,
     "report": ABOVE,

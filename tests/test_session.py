@@ -207,7 +207,7 @@ def test_identity_metric_is_dp_sgd() -> None:
     from dpkfc.metric import Identity, Kronecker
 
     with session(plan(1.0), same) as s:
-        s.preconditioner = type("Fixed", (), {"metric": {"0": Kronecker(Identity(), Identity())}, "step": 0})()
+        s._coordinates.current = type("Fixed", (), {"metric": {"0": Kronecker(Identity(), Identity())}, "step": 0})()
         train(s)
     assert torch.equal(weights(plain), weights(same))
 

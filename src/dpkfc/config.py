@@ -9,6 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle
 from dpkfc.gradients.clipping import contribution_bound
 from dpkfc.plan import Plan
+from dpkfc.postprocess.base import PostProcess
+from dpkfc.postprocess.chain import check_chain
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
 from dpkfc.privacy.events import ACCOUNTANTS
 
@@ -35,12 +37,16 @@ class PrivacyConfig:
         epochs: passes over the dataset, in expectation; exactly one of `epochs` and `steps` is given.
         steps: number of releases.
         max_grad_norm: C, in the coordinates of the preconditioner.
-        clipping: "flat", "normalised" or "automatic".
+        clipping: "flat", "normalised", "automatic" or "per_layer" (C / √L for each of L layers).
         automatic_gamma: γ of automatic clipping.
         sampler: "poisson", "fixed" (without replacement, drawn anew at every step) or "shuffle" (uncertified).
         uncertified: must be True for "shuffle", whose ε is no guarantee.
         accountant: "pld" or "rdp"; None takes PLD, or RDP for "fixed", which PLD cannot treat.
         preconditioner: a preconditioner such as `curvature.KFAC`, or None for plain DP-SGD.
+        readout: "whitened" steps along the release itself (DP-KFC), "natural" maps it once more (DP-NGD), "inverse" back.
+        postprocess: what happens to releases before the optimizer, in order, such as `DiSK(...)` and `AdamBC(...)`.
+        augmentations: K, views of every example whose mean gradient is clipped (De et al. 2022); the session's `augment`, or
+            a dataset that is random itself, makes them.
         unit: what is protected: "example", or the name of a larger unit such as "patient". All records of a unit share one
             clip; `expected_batch_size` and `dataset_size` then count units, and the session is given `units`.
         max_records_per_unit: most records of one unit that count in a step, drawn anew at every step; for a unit that is not
@@ -66,6 +72,9 @@ class PrivacyConfig:
     uncertified: bool = False
     accountant: str | None = None
     preconditioner: Preconditioner | None = None
+    readout: str = "whitened"
+    postprocess: tuple[PostProcess, ...] = ()
+    augmentations: int = 1
     unit: str = "example"
     max_records_per_unit: int | None = None
     unit_reduction: str = "mean"
@@ -77,6 +86,9 @@ class PrivacyConfig:
         _check_integer("expected_batch_size", self.expected_batch_size, 1)
         _check_integer("steps", self.steps, 1)
         _check_integer("max_records_per_unit", self.max_records_per_unit, 1)
+        _check_integer("augmentations", self.augmentations, 1)
+        object.__setattr__(self, "postprocess", tuple(self.postprocess))
+        check_chain(self.postprocess, self.readout)
         self._check_micro_batches()
         _check_integer("test_mode_seed", self.test_mode_seed, 0)
         if (self.epochs is None) == (self.steps is None):
@@ -125,7 +137,8 @@ class PrivacyConfig:
     def micro_batch(self) -> tuple[int | None, bool, int]:
         """Micro-batches in rows: (most, None for no bound; whether the bound is found by trying; what is never divided)."""
         most, multiple = self.max_physical_batch_size, self.pad_to_multiple or 1
-        least = -(-(self.max_records_per_unit or 1) // multiple) * multiple
+        rows = (self.max_records_per_unit or 1) * self.augmentations
+        least = -(-rows // multiple) * multiple
         return most if isinstance(most, int) else None, most == "auto", least
 
     def _check_sampler(self) -> None:
@@ -233,7 +246,17 @@ class PrivacyConfig:
             "accountant": self.resolved_accountant,
             "test_mode_seed": self.test_mode_seed,
             "preconditioner": self.describe_preconditioner(),
+            **self._describe_steps(),
         }
+
+    def _describe_steps(self) -> dict[str, Any]:
+        """What comes before the clip and after the noise; defaults are left out, so that older plans keep their hash."""
+        said = {
+            "readout": (self.readout, "whitened"),
+            "postprocess": ([step.describe() for step in self.postprocess], []),
+            "augmentations": (self.augmentations, 1),
+        }
+        return {name: value for name, (value, default) in said.items() if value != default}
 
 
 def _check_integer(name: str, value: int | None, least: int) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Dense", "Diagonal", "Elementwise", "Identity", "Kronecker", "LowRank", "Metric", "Side"]
+__all__ = ["Dense", "Diagonal", "Eigenbasis", "Elementwise", "Entry", "Identity", "Kronecker", "LowRank", "Metric", "Side"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,14 @@ class Identity:
         """The side `factor · U`."""
         return Identity(self.factor * factor)
 
+    def inverse(self) -> Identity:
+        """The side `U⁻¹`."""
+        return Identity(1 / self.factor)
+
+    def square_diagonal(self) -> Tensor:
+        """The diagonal of U², as something that broadcasts over `[d]`."""
+        return torch.tensor([self.factor**2], dtype=torch.float64)
+
 
 @dataclass(frozen=True)
 class Diagonal:
@@ -70,6 +78,14 @@ class Diagonal:
     def scaled(self, factor: float) -> Diagonal:
         """The side `factor · U`."""
         return Diagonal(self.scale * factor)
+
+    def inverse(self) -> Diagonal:
+        """The side `U⁻¹`."""
+        return Diagonal(1 / self.scale)
+
+    def square_diagonal(self) -> Tensor:
+        """The diagonal of U² `[d]`."""
+        return self.scale.square()
 
 
 @dataclass(frozen=True)
@@ -99,6 +115,15 @@ class Dense:
     def scaled(self, factor: float) -> Dense:
         """The side `factor · U`."""
         return Dense(self.root * factor, self.norm * abs(factor))
+
+    def inverse(self) -> Dense:
+        """The side `U⁻¹`."""
+        inverse = torch.linalg.inv(self.root.double())
+        return Dense(inverse.to(self.root.dtype), float(torch.linalg.matrix_norm(inverse, 2)))
+
+    def square_diagonal(self) -> Tensor:
+        """The diagonal of U² `[d]`."""
+        return self.root.square().sum(1)
 
 
 @dataclass(frozen=True)
@@ -146,6 +171,14 @@ class LowRank:
         """The side `factor · U`."""
         return LowRank(self.vectors, self.scale * factor, self.tail * factor)
 
+    def inverse(self) -> LowRank:
+        """The side `U⁻¹`."""
+        return LowRank(self.vectors, 1 / self.scale, 1 / self.tail)
+
+    def square_diagonal(self) -> Tensor:
+        """The diagonal of U² `[d]`."""
+        return self.tail**2 + self.vectors.square() @ (self.scale.square() - self.tail**2)
+
 
 Side = Identity | Diagonal | Dense | LowRank
 
@@ -173,6 +206,70 @@ class Kronecker:
         """The map `factor · z`."""
         return replace(self, output=self.output.scaled(factor))
 
+    def inverse(self) -> Kronecker:
+        """The map that undoes this one."""
+        return Kronecker(self.input.inverse(), self.output.inverse())
+
+    def variance(self) -> Tensor:
+        """Variance of every entry of `whiten(z)` for z of unit white noise; broadcasts to `[d_out, d_in]`."""
+        return torch.outer(self.output.square_diagonal(), self.input.square_diagonal())
+
+
+@dataclass(frozen=True)
+class Eigenbasis:
+    """The symmetric map `z = Q_out (scale ⊙ (Q_outᵀ g Q_in)) Q_inᵀ` of a matrix-shaped gradient `[..., d_out, d_in]`.
+
+    What a root of a Kronecker product becomes when its eigenvalues are changed one by one (a floor on the product), and,
+    without rotations, any diagonal map. Norms do not factor over several positions: gradients are formed.
+
+    Attributes:
+        scale: `[d_out, d_in]`, positive.
+        input: Q_in `[d_in, d_in]` with orthonormal columns, None for the identity; the homogeneous coordinate is the last row.
+        output: Q_out `[d_out, d_out]`, None for the identity.
+    """
+
+    scale: Tensor
+    input: Tensor | None = None
+    output: Tensor | None = None
+
+    @property
+    def is_identity(self) -> bool:
+        """Never: an entry that changes nothing is left out of a metric."""
+        return False
+
+    @property
+    def bound(self) -> float:
+        """Operator norm of the map."""
+        return float(self.scale.abs().max())
+
+    def rotate(self, g: Tensor) -> Tensor:
+        """Q_outᵀ g Q_in for g `[..., d_out, d_in]`."""
+        g = g if self.input is None else g @ self.input
+        return g if self.output is None else self.output.T @ g
+
+    def rotate_back(self, z: Tensor) -> Tensor:
+        """Q_out z Q_inᵀ."""
+        z = z if self.input is None else z @ self.input.T
+        return z if self.output is None else self.output @ z
+
+    def whiten(self, g: Tensor) -> Tensor:
+        """The map of g `[..., d_out, d_in]`."""
+        return self.rotate_back(self.rotate(g) * self.scale)
+
+    def scaled(self, factor: float) -> Eigenbasis:
+        """The map `factor · z`."""
+        return replace(self, scale=self.scale * factor)
+
+    def inverse(self) -> Eigenbasis:
+        """The map that undoes this one."""
+        return replace(self, scale=1 / self.scale)
+
+    def variance(self) -> Tensor:
+        """Variance of every entry of `whiten(z)` for z of unit white noise `[d_out, d_in]`: (Q_out²) scale² (Q_in²)ᵀ."""
+        squares = self.scale.square()
+        squares = squares if self.input is None else squares @ self.input.square().T
+        return squares if self.output is None else self.output.square() @ squares
+
 
 @dataclass(frozen=True)
 class Elementwise:
@@ -184,8 +281,13 @@ class Elementwise:
         """The map `factor · z`."""
         return Elementwise({role: s * factor for role, s in self.scale.items()})
 
+    def inverse(self) -> Elementwise:
+        """The map that undoes this one."""
+        return Elementwise({role: 1 / s for role, s in self.scale.items()})
 
-Metric = Mapping[str, Kronecker | Elementwise]
+
+Entry = Kronecker | Eigenbasis | Elementwise
+Metric = Mapping[str, Entry]
 
 
 def scale_metric(metric: Metric, factor: float) -> Metric:

@@ -243,5 +243,8 @@ class Plan:
             "accountant": self.accountant,
             "event": events.event_to_dict(self.event),
             "preconditioner": self.config.describe_preconditioner(),
+            "readout": self.config.readout,
+            "postprocess": [step.describe() for step in self.config.postprocess],
+            "augmentations": self.config.augmentations,
             "assumed_public": ["dataset_size", "expected_batch_size", "max_grad_norm", "steps", "delta"],
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import checkpoint
+from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.data.layout import layout
 from dpkfc.data.loader import MicroBatches, Rows, collate
@@ -26,11 +27,10 @@ from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.memory import MicroBatchSize
-from dpkfc.gradients.micro import LossFn, check_examples, clipped_sum
-from dpkfc.gradients.tape import capture
+from dpkfc.gradients.micro import At, LossFn, check_examples, clipped_sum
 from dpkfc.gradients.update import check_moved, check_optimizer, check_unchanged, traces
-from dpkfc.metric import Metric
 from dpkfc.plan import Plan
+from dpkfc.postprocess.chain import Chain, check_with_optimizer
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.steps import Batch, StepRecord, step_record
@@ -53,6 +53,8 @@ class Session:
         ledger_path: file of the privacy ledger; None keeps the ledger in memory.
         collate_fn: how examples become a batch (default: torch's).
         num_workers: loader processes.
+        augment: maps a batch on the model's device to one with as many rows, each changed at random on its own; called once
+            for every row of every view, see `PrivacyConfig.augmentations`.
         verify: compare per-example gradients with plain autograd on a few examples before the first release.
 
     Raises:
@@ -74,6 +76,7 @@ class Session:
         ledger_path: str | os.PathLike[str] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        augment: Callable[[Any], Any] | None = None,
         verify: bool = True,
     ) -> None:
         self.plan = plan
@@ -93,7 +96,10 @@ class Session:
         self._ledger = self._ranks.together(lambda: _open_ledger(plan, ledger_path if self._ranks.first else None))
         for _ in range(self._ranks.from_first(lambda: self._ledger.count) - self._ledger.count):
             self._charge()  # the other ranks count along
-        self.preconditioner: Preconditioner | None = None
+        self._augment = augment
+        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
+        check_with_optimizer(plan.config.postprocess, optimizer)
+        self._chain = Chain(plan.config.postprocess, plan.config.readout)
         self._pending: Batch | None = None
         self._verify = verify
         self._first = True
@@ -142,13 +148,15 @@ class Session:
         if batch is not self._pending:
             raise RuntimeError("pass each batch of session.batches() to session.step() once, in the order drawn")
         check_unchanged(self.model, self.layers, self._parameters)
-        self._refresh()
+        self._coordinates.refresh(self._step)
         sums, norms = self._ranks.together(lambda: self._clipped_sum(batch, loss_fn))
         clipped = ClippedSum(self._ranks.sum(sums), self._clip.max_grad_norm, self._clip.clipping)
         released = self._release(clipped)
         self._pending = None
-        self._apply(released)
-        record = step_record(batch, self._ledger.count, norms, self._clip.max_grad_norm, started)
+        self._coordinates.observe(released)
+        update = self._chain.apply(released, self._coordinates.metric, self.layers)
+        self._apply(update)
+        record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
         return record
 
@@ -169,23 +177,30 @@ class Session:
         self._check_once(batch, loss_fn)
         drawn = self._ranks.share(batch.drawn)
         count = int((np.asarray(drawn) >= 0).sum())
-        config = self.plan.config
+        config, points = self.plan.config, self._points()
 
         def attempt(rows: Any, bound: int | None, multiple: int | None = None) -> tuple[dict[str, Tensor], Tensor]:
-            parts = layout(rows, bound, multiple, config.unit_reduction)
+            parts = layout(rows, bound, multiple, config.unit_reduction, config.augmentations)
             loaded = self._loader.load([part.records for part in parts])
             return clipped_sum(
                 self.model,
                 self.layers,
-                self._metric,
+                self._coordinates.metric,
                 self._clip,
                 loss_fn=loss_fn,
                 micro_batches=zip(loaded, parts, strict=True),
+                points=points,
+                augment=self._augment,
             )
 
         device = next(iter(self._parameters.values())).device
         self._size.measure(lambda n: attempt(np.ravel(drawn)[np.ravel(drawn) >= 0][:n], None), count, device)
         return self._size.fit(lambda bound: attempt(drawn, bound, config.pad_to_multiple), count)
+
+    def _points(self) -> list[At]:
+        """Where this step's gradients are taken: one point, or several that a filter combines before the clip."""
+        chosen = self._chain.evaluations()
+        return [At(self._chain.displaced(self._parameters, x.ahead), x.weight) for x in chosen]
 
     def _check_once(self, batch: Batch, loss_fn: LossFn) -> None:
         """Before the first release: does the tape agree with plain autograd on the first examples of this batch?"""
@@ -201,29 +216,17 @@ class Session:
             self.model, self.layers, loss_fn, lambda *k: collate(held, np.array(k), self._collate_fn), len(few)
         )  # where these could not show a fault (one example alone, or no gradient), the next batch is looked at too
 
-    # -- the preconditioner --------------------------------------------------------------------------------------------
-
     @property
-    def _metric(self) -> Metric:
-        return {} if self.preconditioner is None else self.preconditioner.metric
-
-    def _refresh(self) -> None:
-        """Rebuild the metric when its interval has passed: a function of probes, released weights and the step only."""
-        kfac: Any = self.plan.config.preconditioner
-        if kfac is None or not (self.preconditioner is None or kfac.due(self._step)):
-            return
-        if self.preconditioner is not None and self.preconditioner.step == self._step:
-            return
-        rules = {layer.name: layer.rule for layer in self.layers}
-        self.preconditioner = kfac.build(
-            self.model, lambda model, loss: capture(model, self.layers, loss), self._step, rules=rules
-        )
+    def preconditioner(self) -> Preconditioner | None:
+        """The preconditioner in force; None before the first step, and without one."""
+        return self._coordinates.current
 
     # -- the optimizer -------------------------------------------------------------------------------------------------
 
     def _apply(self, released: Released) -> None:
         """Hand a release, and only a release, to the optimizer."""
         before = traces(self._parameters) if self._first else {}
+        self._chain.before_update(self._parameters)
         self.optimizer.zero_grad(set_to_none=True)  # a gradient left on a frozen parameter is nobody's release
         for name, parameter in self._parameters.items():
             parameter.grad = released.gradients[name].to(parameter.dtype)
@@ -268,6 +271,8 @@ class Session:
         tensors = {"model": checkpoint.unique_tensors(self.model.state_dict())}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()
+        more = {"filters": self._chain.state_dict(), "past": dict(self._coordinates.past)}
+        tensors |= {group: held for group, held in more.items() if held}
         meta = {
             "plan": self.plan.hash,
             "caveats": list(self.plan.caveats),
@@ -306,13 +311,19 @@ class Session:
             )
         checkpoint.check_same_tensors(checkpoint.unique_tensors(self.model.state_dict()), tensors["model"])
         preconditioner = self._loaded(tensors["preconditioner"]) if "preconditioner" in tensors else None
+        self._chain.load_state_dict(self._here(tensors.get("filters", {})))
+        self._coordinates.past = self._here(tensors.get("past", {}))
         checkpoint.load_optimizer(self.optimizer, meta["optimizer"])
         self.model.load_state_dict(tensors["model"], strict=False)
         if "torch_rng" in meta:
             torch.set_rng_state(meta["torch_rng"])
-        self.preconditioner = preconditioner
+        self._coordinates.current = preconditioner
         self._step, self._pending = meta["step"], None
         return meta["extra"]
+
+    def _here(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        device = next(iter(self._parameters.values())).device
+        return {name: x.to(device) for name, x in state.items()}
 
     def _loaded(self, state: dict[str, Tensor]) -> Preconditioner:
         device = next(iter(self._parameters.values())).device

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+from dpkfc.privacy.mechanism import Released
 
 __all__ = ["Batch", "StepRecord", "step_record"]
 
@@ -23,6 +26,7 @@ class StepRecord:
         batch_size: realised logical batch, in examples or units. PRIVATE, for the operator's eyes only.
         clipped_fraction: share of examples (units) that were clipped. PRIVATE.
         median_norm: median upper bound of the norm of an example (unit) in the coordinates of the noise. PRIVATE.
+        notes: what post-processing noted, public: `adam_bc/floor_fraction`, say.
     """
 
     step: int
@@ -31,6 +35,7 @@ class StepRecord:
     batch_size: int
     clipped_fraction: float
     median_norm: float
+    notes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,12 @@ class Batch:
         return self.indices if self.records is None else self.records
 
 
-def step_record(batch: Batch, release: int, norms: Tensor, max_grad_norm: float, started: float) -> StepRecord:
+def step_record(batch: Batch, update: Released, norms: Tensor, max_grad_norm: float, started: float) -> StepRecord:
     """The report of a step.
 
     Args:
         batch: the logical batch.
-        release: number of releases so far.
+        update: what the optimizer was handed.
         norms: private norms of this process's examples.
         max_grad_norm: C.
         started: `time.perf_counter()` when the step began.
@@ -66,9 +71,10 @@ def step_record(batch: Batch, release: int, norms: Tensor, max_grad_norm: float,
     n = norms.numel()
     return StepRecord(
         step=batch.step,
-        release=release,
+        release=update.release,
         seconds=time.perf_counter() - started,
         batch_size=len(batch.indices),
         clipped_fraction=float((norms > max_grad_norm).float().mean()) if n else 0.0,
         median_norm=float(norms.median()) if n else math.nan,
+        notes=dict(update.notes),
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.blocks import Block, Lookup, Outer, PerExample, Tied
-from dpkfc.metric import Diagonal, Elementwise, Identity, Kronecker, Metric
+from dpkfc.metric import Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, Metric
 
 __all__ = ["KNOWN", "layer_squares", "probe_norms"]
 
@@ -58,8 +58,10 @@ def _tail(block: Block, count: int) -> Block:
     return block
 
 
-def layer_squares(block: Block, entry: Kronecker | Elementwise | None) -> Tensor:
+def layer_squares(block: Block, entry: Entry | None) -> Tensor:
     """‖P g_n‖² of one layer, `[N]` in float64."""
+    if isinstance(entry, Eigenbasis):
+        return _eigenbasis_squares(block, entry)
     match block:
         case PerExample():
             scale = entry.scale if isinstance(entry, Elementwise) else {}
@@ -73,6 +75,34 @@ def layer_squares(block: Block, entry: Kronecker | Elementwise | None) -> Tensor
         case Tied():
             return _tied_squares(block, entry if isinstance(entry, Kronecker) else Kronecker())
     raise ValueError(f"norms of a {type(block).__name__} are not known here")
+
+
+def _eigenbasis_squares(block: Block, entry: Eigenbasis) -> Tensor:
+    """By formed gradients, a few examples at a time."""
+    match block:
+        case Lookup():
+            rows = block.b if entry.output is None else block.b @ entry.output
+            return _lookup_squares(replace(block, b=rows * entry.scale.T[block.ids]), Kronecker())
+        case Outer() | Tied():
+            groups = block.groups if isinstance(block, Outer) else 1
+            step = max(1, _CHUNK_ELEMENTS // entry.scale.numel())
+            count = block.batch_size
+            pieces = []
+            for start in range(0, count, step):
+                part = _tail(_head(block, min(count, start + step)), min(step, count - start))
+                assert isinstance(part, Outer | Tied)
+                z = entry.rotate(part.per_example()) * entry.scale
+                pieces.append(_squares(z.flatten(1)).view(-1, groups).sum(1))
+            return torch.cat(pieces)
+    raise ValueError(f"norms of a {type(block).__name__} are not known in an eigenbasis")
+
+
+def _head(block: Outer | Tied, count: int) -> Outer | Tied:
+    """The first examples of a block."""
+    if isinstance(block, Outer):
+        return replace(block, a=block.a[: count * block.groups], b=block.b[: count * block.groups])
+    lookup = replace(block.lookup, ids=block.lookup.ids[:count], b=block.lookup.b[:count])
+    return Tied(lookup, replace(block.outer, a=block.outer.a[:count], b=block.outer.b[:count]))
 
 
 def _squares(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dpkfc.curvature.damping import Damping, condition_numbers
 from dpkfc.curvature.factors import is_empty
 from dpkfc.curvature.layers import LayerFactors
 from dpkfc.curvature.linalg import Eigen
-from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Side
+from dpkfc.metric import Dense, Diagonal, Elementwise, Entry, Identity, LowRank, Side
 
 __all__ = ["UNREACHED", "identity_row", "layer_rows"]
 
@@ -16,7 +16,7 @@ UNREACHED = "not reached by the probe"
 
 
 def layer_rows(
-    name: str, factors: LayerFactors, used: LayerFactors, entry: Kronecker | Elementwise, damping: Damping
+    name: str, factors: LayerFactors, used: LayerFactors, entry: Entry, damping: Damping
 ) -> list[dict[str, Any]]:
     """One row a side: what it is, how large, and its condition number before and after damping.
 

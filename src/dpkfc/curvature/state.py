@@ -10,15 +10,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Metric, Side
+from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, LowRank, Metric, Side
 
 __all__ = ["mismatch", "moved", "pack", "unpack"]
 
+_Held = TypeVar("_Held", bound=Identity | Diagonal | Dense | LowRank | Eigenbasis)
 _META = "meta"
 _STORED = "stored"
 
@@ -54,10 +55,13 @@ class _Once:
         return key
 
 
-def _pack_entry(key: str, name: str, entry: Kronecker | Elementwise, tensors: _Once) -> dict[str, Any]:
+def _pack_entry(key: str, name: str, entry: Entry, tensors: _Once) -> dict[str, Any]:
     if isinstance(entry, Elementwise):
         roles = {role: tensors.put(f"{key}.{i}", scale) for i, (role, scale) in enumerate(entry.scale.items())}
         return {"layer": name, "elementwise": roles}
+    if isinstance(entry, Eigenbasis):
+        held = {f.name: getattr(entry, f.name) for f in fields(entry)}
+        return {"layer": name, "eigenbasis": {k: None if x is None else tensors.put(f"{key}.{k}", x) for k, x in held.items()}}
     sides = {side: _pack_side(f"{key}.{side}", getattr(entry, side), tensors) for side in ("input", "output")}
     return {"layer": name, **sides}
 
@@ -92,9 +96,13 @@ def unpack(tensors: Mapping[str, Tensor]) -> tuple[Metric, dict[str, dict[str, T
         raise ValueError(f"not the state of a preconditioner, or a damaged one: {error!r}") from error
 
 
-def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Kronecker | Elementwise:
+def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Entry:
     if "elementwise" in entry:
         return Elementwise({role: tensors[key] for role, key in entry["elementwise"].items()})
+    if "eigenbasis" in entry:
+        keys = entry["eigenbasis"]
+        turned = {side: None if keys[side] is None else tensors[keys[side]] for side in ("input", "output")}
+        return Eigenbasis(tensors[keys["scale"]], **turned)
     return Kronecker(_unpack_side(entry["input"], tensors), _unpack_side(entry["output"], tensors))
 
 
@@ -140,13 +148,15 @@ def mismatch(shape: Mapping[str, Any], roles: Mapping[str, tuple[int, ...]]) -> 
     return None if fits else f"a gradient {(weight[0], columns)}, the preconditioner sides {(d_out, d_in)}"
 
 
-def moved(entry: Kronecker | Elementwise, device: torch.device | str) -> Kronecker | Elementwise:
+def moved(entry: Entry, device: torch.device | str) -> Entry:
     """The same map with its tensors on a device."""
     if isinstance(entry, Elementwise):
         return Elementwise({role: scale.to(device) for role, scale in entry.scale.items()})
-    return Kronecker(_moved_side(entry.input, device), _moved_side(entry.output, device))
+    if isinstance(entry, Eigenbasis):
+        return _on(entry, device)
+    return Kronecker(_on(entry.input, device), _on(entry.output, device))
 
 
-def _moved_side(side: Side, device: torch.device | str) -> Side:
-    tensors = {f.name: getattr(side, f.name) for f in fields(side) if isinstance(getattr(side, f.name), Tensor)}
-    return replace(side, **{name: tensor.to(device) for name, tensor in tensors.items()})
+def _on(value: _Held, device: torch.device | str) -> _Held:
+    tensors = {f.name: getattr(value, f.name) for f in fields(value) if isinstance(getattr(value, f.name), Tensor)}
+    return replace(value, **{name: tensor.to(device) for name, tensor in tensors.items()})

@@ -6,7 +6,8 @@ layer's sum is whitened once at the end. Any split into micro-batches gives the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +19,16 @@ from dpkfc.gradients.clipping import clip_factors
 from dpkfc.gradients.groups import Groups, grouped
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.norms import Formed, per_example_norms
-from dpkfc.gradients.rules import AnyBlock, Call, blocks_of
+from dpkfc.gradients.rules import AnyBlock, Calls, blocks_of
 from dpkfc.gradients.sums import weighted_sum
-from dpkfc.metric import Elementwise, Kronecker, Metric
+from dpkfc.metric import Elementwise, Entry, Metric
 
-__all__ = ["Clip", "ClippedSummer", "MicroBatch", "split_sum"]
+__all__ = ["Clip", "ClippedSummer", "MicroBatch", "matrix_of", "on_groups", "split_sum"]
 
 
 @dataclass(frozen=True)
 class Clip:
-    """How an example is clipped: see `clipping.clip_factors`."""
+    """How an example is clipped: see `clipping.clip_factors`; "per_layer" clips each of L layers to C / √L."""
 
     max_grad_norm: float
     clipping: str = "flat"
@@ -77,7 +78,7 @@ class ClippedSummer:
         self._clip = clip
         self._sums: dict[tuple[str, bool], Tensor | dict[str, Tensor]] = {}  # (layer, whitened already)
 
-    def add(self, calls: dict[str, list[Call]], batch_size: int, groups: Groups | None = None) -> MicroBatch:
+    def add(self, calls: Calls, batch_size: int, groups: Groups | None = None) -> MicroBatch:
         """Clip and add one micro-batch; the recorded calls are consumed.
 
         Args:
@@ -94,26 +95,33 @@ class ClippedSummer:
         with full_precision():
             return self._add_micro_batch(calls, batch_size, groups or Groups(batch_size))
 
-    def _add_micro_batch(self, calls: dict[str, list[Call]], batch_size: int, groups: Groups) -> MicroBatch:
+    def _add_micro_batch(self, calls: Calls, batch_size: int, groups: Groups) -> MicroBatch:
         blocks: dict[tuple[str, bool], AnyBlock | Formed] = {}
-        square: Tensor | None = None
+        own: dict[str, Tensor] = {}
         for layer in self._layers:
             if layer.name not in calls:
                 continue
             block = grouped(blocks_of(layer, calls.pop(layer.name), batch_size), groups)
             result = per_example_norms(block, self._metric.get(layer.name))
             blocks[layer.name, result.whitened] = result.block
-            own = result.norms.double().square()
-            square = own if square is None else square + own
-        if square is None:
+            own[layer.name] = result.norms.double()
+        if not own:
             raise ValueError("no layer of the model was called by loss_fn")
-        norms = square.sqrt()
-        factors = clip_factors(norms, self._clip.max_grad_norm, self._clip.clipping, self._clip.automatic_gamma)
+        norms = torch.stack([x.square() for x in own.values()]).sum(0).sqrt()
         finite = torch.isfinite(norms)
         broken = None if bool(finite.all()) else ~finite
+        factors = self._factors(own, norms)
         for key in list(blocks):
-            self._add(key, weighted_sum(blocks.pop(key), factors, broken))
-        return MicroBatch(norms, factors)
+            self._add(key, weighted_sum(blocks.pop(key), factors[key[0]], broken))
+        return MicroBatch(norms, torch.stack([*factors.values()]).min(0).values)
+
+    def _factors(self, own: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
+        """Clip factors `[N]` of each layer, zero wherever the whole gradient is not finite."""
+        clip = self._clip
+        if clip.clipping != "per_layer":
+            return dict.fromkeys(own, clip_factors(norms, clip.max_grad_norm, clip.clipping, clip.automatic_gamma))
+        share, finite = clip.max_grad_norm / math.sqrt(len(self._layers)), torch.isfinite(norms)
+        return {name: clip_factors(x, share) * finite for name, x in own.items()}
 
     def _add(self, key: tuple[str, bool], value: Tensor | dict[str, Tensor]) -> None:
         held = self._sums.get(key)
@@ -151,13 +159,29 @@ def _zeros(parameter: Tensor) -> Tensor:
     return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
 
 
-def _whiten(layer: Layer, value: Tensor, entry: Kronecker | Elementwise | None) -> Tensor:
-    if not isinstance(entry, Kronecker) or entry.is_identity:
+def _whiten(layer: Layer, value: Tensor, entry: Entry | None) -> Tensor:
+    if entry is None or isinstance(entry, Elementwise) or entry.is_identity:
         return value
+    return on_groups(layer, value, entry.whiten)
+
+
+def on_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply a function of `[..., d_out, d_in]` to a layer's matrix: an embedding's lies crosswise, groups are apart."""
     if layer.rule == "embedding":
-        return entry.whiten(value.T).T
+        return work(matrix.T).T
     groups = getattr(layer.module, "groups", 1)
-    return entry.whiten(value.view(groups, -1, value.shape[-1])).reshape(value.shape)
+    return work(matrix.view(groups, -1, matrix.shape[-1])).reshape(matrix.shape)
+
+
+def matrix_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
+    """A layer's weight and bias as the matrix that `split_sum` cuts: the bias is the last column."""
+    columns = []
+    if "weight" in layer.parameters:
+        weight = tensors[layer.parameters["weight"]]
+        columns.append(weight.T if layer.transposed else weight.flatten(1))
+    if "bias" in layer.parameters:
+        columns.append(tensors[layer.parameters["bias"]].unsqueeze(1))
+    return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
 
 
 def split_sum(layer: Layer, value: Tensor | dict[str, Tensor]) -> Mapping[str, Tensor]:

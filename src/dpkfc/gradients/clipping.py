@@ -7,18 +7,19 @@ from torch import Tensor
 
 __all__ = ["CLIPPINGS", "clip_factors", "contribution_bound"]
 
-CLIPPINGS = ("flat", "normalised", "automatic")
+CLIPPINGS = ("flat", "normalised", "automatic", "per_layer")
 
 
 def contribution_bound(clipping: str, max_grad_norm: float) -> float:
     """The largest norm one example may contribute to the sum after clipping.
 
     Args:
-        clipping: flat, normalised or automatic.
+        clipping: flat, normalised, automatic or per_layer.
         max_grad_norm: C.
 
     Returns:
-        C for flat and automatic clipping, 1 for normalised clipping (De et al. 2022: clipped, then divided by C).
+        C for flat, automatic and per-layer clipping (C / √L for each of L layers), 1 for normalised clipping (De et al.
+        2022: clipped, then divided by C).
 
     Raises:
         ValueError: an unknown clipping or a C that is not positive and finite.
@@ -49,6 +50,8 @@ def clip_factors(norms: Tensor, max_grad_norm: float, clipping: str = "flat", au
     contribution_bound(clipping, max_grad_norm)
     if automatic_gamma <= 0:
         raise ValueError(f"automatic_gamma must be positive, got {automatic_gamma}")
+    if clipping == "per_layer":
+        raise ValueError("per_layer clipping has one factor a layer; clip each layer with C / √L and clipping='flat'")
     if clipping == "automatic":
         factors = max_grad_norm / (norms + automatic_gamma)
     else:

@@ -6,7 +6,9 @@ behind and the whole batch can be done again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,11 +22,12 @@ from dpkfc.gradients.groups import Groups
 from dpkfc.gradients.ids import unknown_row
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
+from dpkfc.gradients.rules import Calls, settled
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.gradients.verify import check_mode, check_per_example_gradients, check_whole_batch, restored_buffers
 from dpkfc.metric import Metric
 
-__all__ = ["LossFn", "Rows", "check_examples", "clipped_sum"]
+__all__ = ["HERE", "At", "LossFn", "Rows", "check_examples", "clipped_sum"]
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
@@ -42,6 +45,51 @@ class Rows(Protocol):
     def group(self) -> int: ...  # noqa: D102
 
 
+@dataclass(frozen=True)
+class At:
+    """Where gradients are taken: at these parameters (None: the model's own), their losses times `weight`."""
+
+    parameters: Mapping[str, Tensor] | None = None
+    weight: float = 1.0
+
+
+HERE = At()
+
+
+@contextmanager
+def at(layers: Sequence[Layer], parameters: Mapping[str, Tensor] | None) -> Iterator[None]:
+    """The model at other values of its parameters; afterwards each has its own back, to the bit."""
+    if parameters is None:
+        yield
+        return
+    held = {full: layer.tensor(role) for layer in layers for role, full in layer.parameters.items()}
+    own = {full: p.detach().clone() for full, p in held.items()}
+    try:
+        _write(held, parameters)
+        yield
+    finally:
+        _write(held, own)
+
+
+def _write(held: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in held.items():
+            tensor.copy_(values[name])
+
+
+def random_state(device: torch.device) -> Callable[[], None]:
+    """A function that puts the generators of the CPU and of a device back to where they are now."""
+    state = torch.get_rng_state()
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restart() -> None:
+        torch.set_rng_state(state)
+        if own is not None:
+            torch.cuda.set_rng_state(own, device)
+
+    return restart
+
+
 def clipped_sum(
     model: nn.Module,
     layers: Sequence[Layer],
@@ -50,6 +98,8 @@ def clipped_sum(
     *,
     loss_fn: LossFn,
     micro_batches: Iterable[tuple[Any, Rows]],
+    points: Sequence[At] = (HERE,),
+    augment: Callable[[Any], Any] | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The clipped sum of one logical batch; PRIVATE until noise has been added.
 
@@ -60,6 +110,9 @@ def clipped_sum(
         clip: how.
         loss_fn: maps model and micro-batch to one loss a row `[n]`.
         micro_batches: batches with their rows, in any order; none for an empty logical batch.
+        points: where each example's gradient is taken. The weighted sum over all points is clipped as ONE gradient, and every
+            point sees the same random numbers (dropout).
+        augment: maps a batch to one with as many rows, each changed at random on its own.
 
     Returns:
         (parameter name to whitened clipped sum in float32 or float64, norms of all units `[U]`).
@@ -71,19 +124,35 @@ def clipped_sum(
     device = _device(layers)
     summer = ClippedSummer(layers, metric, clip)
     norms = [torch.zeros(0)]
-    for batch, rows in micro_batches:
+    for loaded, rows in micro_batches:
         n = len(rows.records)
-        tape = Tape(model, layers, batch_size=n)
-        with torch.enable_grad(), restored_buffers(model), tape:
-            losses = _losses(loss_fn, model, _to(batch, device))
-        check_losses(losses, n)
-        weights = rows.weights
-        if weights is not None:
-            losses = losses * torch.from_numpy(weights).to(losses)
-        with torch.autocast(device.type, enabled=False):
-            calls = tape.backward(losses)
+        batch = _to(loaded, device) if augment is None else augment(_to(loaded, device))
+        restart, calls = random_state(device), Calls()
+        for i, point in enumerate(points):
+            if i:
+                restart()
+            with at(layers, point.parameters):
+                found = _one_pass(model, layers, loss_fn, batch, rows=rows, factor=point.weight)
+                found = found if len(points) == 1 else settled(layers, found, n)
+            for name, several in found.items():
+                calls.setdefault(name, []).extend(several)
         norms.append(summer.add(calls, n, Groups(rows.units, rows.group)).norms.detach())
     return summer.result(), torch.cat([x.to(norms[-1]) for x in norms])
+
+
+def _one_pass(
+    model: nn.Module, layers: Sequence[Layer], loss_fn: LossFn, batch: Any, *, rows: Rows, factor: float
+) -> Calls:
+    """Forward and backward through one micro-batch, each row's loss times its weight and a factor."""
+    n, device = len(rows.records), _device(layers)
+    tape = Tape(model, layers, batch_size=n)
+    with torch.enable_grad(), restored_buffers(model), tape:
+        losses = _losses(loss_fn, model, batch)
+    check_losses(losses, n)
+    if rows.weights is not None:
+        losses = losses * torch.from_numpy(rows.weights).to(losses)
+    with torch.autocast(device.type, enabled=False):
+        return tape.backward(losses if factor == 1 else losses * factor)
 
 
 def check_examples(

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.eigen import as_plain_lookup, formed_squares, rank_one_squares
 from dpkfc.gradients.rules import AnyBlock
 from dpkfc.gradients.tied import tied_costs, tied_norms
-from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Side
+from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, LowRank, Side
 
 __all__ = ["Choice", "Formed", "LayerNorms", "choice_for", "choose_method", "per_example_norms"]
 
@@ -121,7 +122,7 @@ def choice_for(block: Outer | Tied | ConvBlock, metric: Kronecker) -> Choice:
     return choose_method(t, d_in, d_out, metric, keeps=keeps, patches=isinstance(block, ConvBlock))
 
 
-def per_example_norms(block: AnyBlock, metric: Kronecker | Elementwise | None, method: str | None = None) -> LayerNorms:
+def per_example_norms(block: AnyBlock, metric: Entry | None, method: str | None = None) -> LayerNorms:
     """Upper bounds of ‖U_G g_n U_A‖ for every example of a block.
 
     Args:
@@ -135,15 +136,21 @@ def per_example_norms(block: AnyBlock, metric: Kronecker | Elementwise | None, m
     Raises:
         ValueError: a metric of the wrong kind or size for the block.
     """
+    if isinstance(block, PerExample):
+        return LayerNorms(_elementwise_norms(block, metric), block, False)
+    if isinstance(metric, Eigenbasis):
+        return _eigenbasis_norms(block, metric)
+    sides = _kronecker(metric)
     match block:
-        case PerExample():
-            return LayerNorms(_elementwise_norms(block, metric), block, False)
         case Lookup():
-            return LayerNorms(_lookup_norms(block, _kronecker(metric)), block, False)
+            return LayerNorms(_lookup_norms(block, sides), block, False)
         case Tied():
-            return LayerNorms(*tied_norms(block, _kronecker(metric), method))
-    metric = _kronecker(metric)
-    method = method or choice_for(block, metric).method
+            return LayerNorms(*tied_norms(block, sides, method))
+        case _:
+            return _outer_norms(block, sides, method or choice_for(block, sides).method)
+
+
+def _outer_norms(block: Outer | ConvBlock, metric: Kronecker, method: str) -> LayerNorms:
     if method == "materialised":
         return _kept_norms(block, metric) if _shape(block)[3] else _formed_twice_norms(block, metric)
     rows = _whitened_rows(block.outer() if isinstance(block, ConvBlock) else block, metric)
@@ -154,7 +161,30 @@ def per_example_norms(block: AnyBlock, metric: Kronecker | Elementwise | None, m
     return LayerNorms(norms, rows, True)
 
 
-def _kronecker(metric: Kronecker | Elementwise | None) -> Kronecker:
+def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbasis) -> LayerNorms:
+    """Norms where every entry has a scale of its own: by its squares for one position, formed otherwise."""
+    if isinstance(block, Lookup | Tied):
+        return LayerNorms(_table_norms(block, metric), block, False)
+    t, _, _, keeps = _shape(block)
+    if isinstance(block, Outer) and t == 1 and block.groups == 1:
+        norms = rank_one_squares(block, metric).sqrt()
+        return LayerNorms(norms + _rounding_of_second_pass(block, metric, norms / max(metric.bound, 1e-30)), block, False)
+    return _kept_norms(block, metric) if keeps else _formed_twice_norms(block, metric)
+
+
+def _table_norms(block: Lookup | Tied, metric: Eigenbasis) -> Tensor:
+    if isinstance(block, Lookup):
+        slack = 4 * math.sqrt(block.b.shape[2]) * metric.bound * _roundoff(block.b) if metric.output is not None else 0.0
+        plain = as_plain_lookup(block, metric)
+        return _lookup_norms(plain, _IDENTITY) + slack * torch.linalg.vector_norm(block.b, dim=-1).sum(1)
+    norms = formed_squares(block, metric, _chunks).sqrt()
+    outer, size = block.outer, block.outer.d_in + block.outer.b.shape[2]
+    lengths = (_input_squares(outer).sqrt() * _lengths(outer.b)).sum(1) + _lengths(block.lookup.b).sum(1)
+    share = (outer.a.shape[1] + block.lookup.ids.shape[1] + 4 * math.sqrt(size)) * _roundoff(outer.b)
+    return norms + share * metric.bound * lengths
+
+
+def _kronecker(metric: Entry | None) -> Kronecker:
     if metric is None:
         return _IDENTITY
     if not isinstance(metric, Kronecker):
@@ -229,7 +259,7 @@ def _gram_norms(block: Outer) -> Tensor:
     return torch.cat(pieces)
 
 
-def _kept_norms(block: Outer | ConvBlock, metric: Kronecker) -> LayerNorms:
+def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     """Gradients no larger than the activations: formed and whitened once, and kept for the sum."""
     z = block.per_example()
     z = z if metric.is_identity else metric.whiten(z)
@@ -238,24 +268,25 @@ def _kept_norms(block: Outer | ConvBlock, metric: Kronecker) -> LayerNorms:
     return LayerNorms(norms, Formed(z, block.groups), True)
 
 
-def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker) -> LayerNorms:
+def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     """Large gradients: formed in chunks for their norms, while the sum comes from one product over the batch."""
     _, d_in, d_out, _ = _shape(block)
     pieces = [block.b.new_zeros(0)]
     for rows in _chunks(block.batch_size, d_in * d_out * block.groups):
         part = _examples(block, rows)
         g = part.per_example()
-        norms = _over_groups(_lengths(metric.whiten(g).flatten(1)), block.groups)
+        z = metric.rotate(g) * metric.scale if isinstance(metric, Eigenbasis) else metric.whiten(g)
+        norms = _over_groups(_lengths(z.flatten(1)), block.groups)
         plain = _over_groups(_lengths(g.flatten(1)), block.groups)
         pieces.append(norms + _rounding_of_second_pass(part, metric, plain))
     return LayerNorms(torch.cat(pieces), block, False)
 
 
-def _gain(metric: Kronecker) -> float:
-    return metric.input.bound * metric.output.bound
+def _gain(metric: Kronecker | Eigenbasis) -> float:
+    return metric.bound if isinstance(metric, Eigenbasis) else metric.input.bound * metric.output.bound
 
 
-def _rounding_of_second_pass(block: Outer | ConvBlock, metric: Kronecker, plain: Tensor) -> Tensor:
+def _rounding_of_second_pass(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, plain: Tensor) -> Tensor:
     """How far the norm of the whitened sum's share can be from the norm taken here; `plain` is ‖g‖ `[N]`."""
     t, d_in, d_out, _ = _shape(block)
     whitening = 0.0 if metric.is_identity else 4 * (math.sqrt(d_in) + math.sqrt(d_out))
@@ -307,7 +338,7 @@ def _lookup_norms(block: Lookup, metric: Kronecker) -> Tensor:
     return torch.cat(pieces)
 
 
-def _elementwise_norms(block: PerExample, metric: Kronecker | Elementwise | None) -> Tensor:
+def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
     if isinstance(metric, Kronecker) and not metric.is_identity:
         raise ValueError("this layer needs an elementwise metric, but the preconditioner holds a Kronecker one")
     scale = metric.scale if isinstance(metric, Elementwise) else {}

@@ -16,7 +16,7 @@ from dpkfc.gradients.fallback import fallback_gradients
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.recurrent import recurrent_gradients
 
-__all__ = ["AnyBlock", "Call", "blocks_of"]
+__all__ = ["AnyBlock", "Call", "Calls", "blocks_of", "settled"]
 
 AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock
 
@@ -42,17 +42,31 @@ class Call:
         return self.args[0] if self.args else next(iter(self.kwargs.values()))
 
 
-def blocks_of(layer: Layer, calls: Sequence[Call], batch_size: int) -> AnyBlock:
+Calls = dict[str, list[Any]]  # layer name to its calls, or to blocks where those were needed at once
+
+
+def settled(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
+    """The calls, with blocks in place of those whose gradients are computed from the parameters in force now."""
+    rules = {layer.name: layer for layer in layers if layer.rule in ("fallback", "recurrent")}
+    return {
+        name: [blocks_of(rules[name], several, batch_size)] if name in rules else several
+        for name, several in calls.items()
+    }
+
+
+def blocks_of(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock:
     """The contribution of a layer for a batch, all its calls joined (the gradient is their SUM).
 
     Args:
         layer: the layer.
-        calls: its calls in one forward pass.
+        calls: its calls in one forward pass, or in several whose gradients are to be added; or blocks of `settled`.
         batch_size: examples N.
 
     Raises:
         ValueError: an input or output whose leading axis is not the batch, naming the layer.
     """
+    if calls and isinstance(calls[0], PerExample):
+        return _joined(calls)
     if layer.rule == "recurrent":
         return PerExample(recurrent_gradients(layer, calls, batch_size))
     checked = [_checked(layer, call, batch_size) for call in calls]

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from dpkfc.blocks import Block, Outer
 from dpkfc.gradients.broadcast import Doubt, ambiguous, leading_size, marked_gradients, settle, spread
 from dpkfc.gradients.checkpointing import clear_checkpoint_errors, in_backward, refuse_hidden
+from dpkfc.gradients.compiled import refuse_shortcuts, refuse_tracing, shortcuts
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import Call, blocks_of
@@ -155,6 +156,7 @@ class Tape:
         roles = [role for layer in layers if layer.rule != "fallback" for role in layer.parameters]
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            refuse_tracing()
             if torch.is_grad_enabled() and roles and module not in self._frozen and repeating == in_backward():
                 self._frozen[module] = [module.get_parameter(role) for role in roles]
                 for parameter in self._frozen[module]:
@@ -166,6 +168,7 @@ class Tape:
         """A hook that thaws the parameters and notes inputs and output edges of one call."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:  # noqa: ANN401
+            refuse_tracing()
             self._thaw(module)
             if output is None or repeating != in_backward():
                 return None
@@ -233,7 +236,8 @@ class Tape:
             For each layer that was called, its calls with inputs and output gradients.
 
         Raises:
-            ValueError: losses of the wrong shape or without a path to any layer; an input overwritten in place.
+            ValueError: losses of the wrong shape or without a path to any layer; a parameter used past its layer; an input
+                overwritten in place.
         """
         check_losses(losses)
         records = self._take()
@@ -246,13 +250,16 @@ class Tape:
             for edge, doubt in zip(record.edges, record.doubts, strict=True)
             if edge is not None and doubt is not None
         ]
+        past = shortcuts(self.layers, {layer.name for record in records for layer in record.layers})
         self._watch(repeating=True)
         try:
             with clear_checkpoint_errors():
                 marked = marked_gradients(losses, [edge for edge, _ in doubtful])
-                found = dict(zip(edges, torch.autograd.grad(losses.sum(), edges, allow_unused=True), strict=True))
+                gradients = torch.autograd.grad(losses.sum(), [*edges, *past.values()], allow_unused=True)
         finally:
             self._remove_hooks()
+        refuse_shortcuts(past, gradients[len(edges) :])
+        found = dict(zip(edges, gradients, strict=False))
         for (edge, doubt), other in zip(doubtful, marked, strict=True):
             settle(doubt, found[edge], other, losses)
         calls: dict[str, list[Call]] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import dp_accounting
@@ -66,15 +66,34 @@ class Released:
 
     Attributes:
         gradients: parameter name to its part, in the coordinates of the clipped sum.
-        noise_variance: variance of the noise in every entry, (stddev / expected batch size)².
+        noise_variance: variance of the noise in every entry: (stddev / expected batch size)² as it is released, and after a
+            read-out or a filter parameter name to the variance of each entry; None where it is not known any more.
         step: number of the step.
         release: number of the release in the ledger, from 1.
+        notes: public numbers worth logging that post-processing adds.
     """
 
     gradients: dict[str, Tensor]
-    noise_variance: float
+    noise_variance: float | Mapping[str, Tensor | float] | None
     step: int
     release: int
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+    def variance_of(self, name: str) -> Tensor | float:
+        """Variance of the noise in one parameter's part: a number, or a tensor that broadcasts to its shape.
+
+        Raises:
+            ValueError: it is not known.
+        """
+        if self.noise_variance is None:
+            raise ValueError("the variance of the noise is not known here: an adaptive step came before")
+        return self.noise_variance[name] if isinstance(self.noise_variance, Mapping) else self.noise_variance
+
+    def scaled_variance(self, factor: float) -> float | dict[str, Tensor | float] | None:
+        """`noise_variance` times a number, in whichever form it has."""
+        if isinstance(self.noise_variance, Mapping):
+            return {name: variance * factor for name, variance in self.noise_variance.items()}
+        return None if self.noise_variance is None else self.noise_variance * factor
 
 
 def release(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int) -> Released:

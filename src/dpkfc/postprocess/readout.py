@@ -1,0 +1,73 @@
+"""Read-outs: from the coordinates in which noise was added to the step that the optimizer takes.
+
+    whitened   z itself: the step is P ḡ, noise is isotropic in it          (DP-KFC, Algorithm 1)
+    natural    P z: the net map is P², the natural gradient; noise ∝ P²     (DP-NGD, Algorithm 1, Theorem 3.1)
+    inverse    P⁻¹ z: the metric shapes clip and noise only; noise ∝ P⁻²
+
+All of it happens after the noise. The variance of every entry is carried along: with P symmetric it is that of the release
+times the diagonal of P² (natural) or P⁻² (inverse).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from dpkfc.gradients.accumulate import matrix_of, on_groups, split_sum
+from dpkfc.gradients.layers import Layer
+from dpkfc.metric import Elementwise, Entry, Metric
+from dpkfc.privacy.mechanism import Released
+
+__all__ = ["READOUTS", "read_out"]
+
+READOUTS = ("whitened", "natural", "inverse")
+
+
+def read_out(released: Released, metric: Metric, layers: Sequence[Layer], how: str) -> Released:
+    """The release in another read-out.
+
+    Args:
+        released: in the coordinates of the metric.
+        metric: the one it was clipped and noised in; a layer without an entry is left as it is.
+        layers: of the model.
+        how: whitened, natural or inverse.
+
+    Raises:
+        ValueError: an unknown read-out, or a release whose noise is not that of a release.
+    """
+    if how not in READOUTS:
+        raise ValueError(f"readout must be one of {', '.join(READOUTS)}; got {how!r}")
+    if how == "whitened" or not metric:
+        return released
+    if not isinstance(released.noise_variance, float):
+        raise ValueError("a read-out is taken of a release itself, before any other post-processing")
+    gradients = dict(released.gradients)
+    variances: dict[str, Tensor | float] = dict.fromkeys(gradients, released.noise_variance)
+    for layer in layers:
+        entry = metric.get(layer.name)
+        if entry is None:
+            continue
+        change = entry if how == "natural" else entry.inverse()
+        gradients.update(_mapped(layer, gradients, change))
+        variances.update(_variances(layer, gradients, change, released.noise_variance))
+    return replace(released, gradients=gradients, noise_variance=variances)
+
+
+def _mapped(layer: Layer, tensors: Mapping[str, Tensor], entry: Entry) -> Mapping[str, Tensor]:
+    if isinstance(entry, Elementwise):
+        return {full: tensors[full] * entry.scale[role] for role, full in layer.parameters.items() if role in entry.scale}
+    return _on_matrix(layer, tensors, entry.whiten)
+
+
+def _variances(layer: Layer, tensors: Mapping[str, Tensor], entry: Entry, variance: float) -> dict[str, Tensor]:
+    if isinstance(entry, Elementwise):
+        own = {full: entry.scale[role] for role, full in layer.parameters.items() if role in entry.scale}
+        return {full: variance * scale.square() for full, scale in own.items()}
+    found = _on_matrix(layer, tensors, lambda g: (variance * entry.variance().to(g)).expand(g.shape))
+    return {full: x.contiguous() for full, x in found.items()}
+
+
+def _on_matrix(layer: Layer, tensors: Mapping[str, Tensor], work: Callable[[Tensor], Tensor]) -> Mapping[str, Tensor]:
+    return split_sum(layer, on_groups(layer, matrix_of(layer, tensors), work))
