@@ -212,7 +212,9 @@ class Kronecker:
 
     def variance(self) -> Tensor:
         """Variance of every entry of `whiten(z)` for z of unit white noise; broadcasts to `[d_out, d_in]`."""
-        return torch.outer(self.output.square_diagonal(), self.input.square_diagonal())
+        of_output, of_input = self.output.square_diagonal(), self.input.square_diagonal()
+        device = of_input.device if isinstance(self.output, Identity) else of_output.device  # an identity is on none
+        return torch.outer(of_output.to(device), of_input.to(device))
 
 
 @dataclass(frozen=True)

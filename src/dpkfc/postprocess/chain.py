@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,12 +12,15 @@ from torch import Tensor
 from dpkfc.gradients.layers import Layer
 from dpkfc.metric import Metric
 from dpkfc.postprocess.base import AT_PARAMETERS, Evaluation, LookAhead, PostProcess, State
-from dpkfc.postprocess.readout import READOUTS, read_out
+from dpkfc.postprocess.ema import WeightEMA
+from dpkfc.postprocess.readout import READOUTS, Map, read_out
 from dpkfc.privacy.mechanism import Released
 
-__all__ = ["Chain", "check_chain", "check_with_optimizer"]
+__all__ = ["Chain", "check_chain", "check_not_a_step", "check_with_optimizer"]
 
 _SMOOTH_HINT = "say momentum_allowed=True in the filter if you want both"
+# Options by which torch's optimizers that divide by second moments or signs are known, and the one with a line search.
+_ADAPTIVE = {"betas", "alpha", "lr_decay", "rho", "etas", "beta2_decay", "ns_steps", "ns_coefficients", "max_iter"}
 
 
 class Chain:
@@ -34,6 +38,7 @@ class Chain:
         check_chain(steps, readout)
         self._steps, self._readout = tuple(steps), readout
         self._states: list[State] = [{} for _ in steps]
+        self._maps: dict[str, Map] = {}
         self._before: dict[str, Tensor] | None = None
         self._ahead = next((step.evaluations for step in steps if isinstance(step, LookAhead)), AT_PARAMETERS)
 
@@ -42,9 +47,9 @@ class Chain:
         """Whether gradients are taken anywhere else than at the parameters alone."""
         return self._ahead != AT_PARAMETERS
 
-    def evaluations(self) -> tuple[Evaluation, ...]:
-        """The points of this step; before the first change of the parameters all of them coincide."""
-        return AT_PARAMETERS if self._before is None else self._ahead
+    def evaluations(self, all_of_them: bool = False) -> tuple[Evaluation, ...]:
+        """The points of this step: before the first change of the parameters all of them coincide, and one is enough."""
+        return self._ahead if all_of_them or self._before is not None else AT_PARAMETERS
 
     def displaced(self, parameters: Mapping[str, Tensor], ahead: float) -> dict[str, Tensor] | None:
         """θ + ahead · d as new tensors, None for θ itself; d is the last change of the parameters."""
@@ -56,9 +61,14 @@ class Chain:
     def apply(self, released: Released, metric: Metric, layers: Sequence[Layer]) -> Released:
         """What the optimizer is handed."""
         with torch.no_grad():
-            value = read_out(released, metric, layers, self._readout)
+            value, filters = read_out(released, metric, layers, self._readout, self._maps), 0
+            states = list(self._states)
             for i, step in enumerate(self._steps):
-                value, self._states[i] = step.apply(value, self._states[i])
+                value, states[i] = step.apply(value, states[i])
+                filters += step.smooths
+                if filters > 1:  # a filter takes noise to be independent between steps, which that of a filter is not
+                    value = replace(value, noise_variance=None)
+            self._states = states
         return value
 
     def before_update(self, parameters: Mapping[str, Tensor]) -> None:
@@ -99,14 +109,21 @@ def check_chain(steps: Sequence[PostProcess], readout: str) -> None:
         if not isinstance(step, PostProcess):
             raise ValueError(
                 f"{type(step).__name__} in postprocess has no apply(released, state): a preconditioner acts before the clip "
-                "and belongs into preconditioner=, a torch optimizer is handed to the session"
+                "and belongs into preconditioner=, an average of the weights into weight_average=, and a torch optimizer is "
+                "handed to the session"
             )
         names.append(step.describe()["name"])
         earlier = [names[k] for k in range(i) if steps[k].adaptive]
         if step.needs_variance and earlier:
             raise ValueError(
-                f"{names[i]} needs the variance of the noise, which is not known behind the adaptive step {earlier[0]}; put "
-                f"{names[i]} in its place or leave one of them out"
+                f"{names[i]} needs the variance of the noise, which is not known behind the adaptive step {earlier[0]}; keep one "
+                "of them"
+            )
+        filters = [names[k] for k in range(i) if steps[k].smooths]
+        if step.needs_variance and len(filters) > 1:
+            raise ValueError(
+                f"{names[i]} needs the variance of the noise, which is not known behind two filters ({' and '.join(filters)}): "
+                "the noise that the second one takes in is not independent between steps; keep one of them"
             )
         if step.smooths and earlier:
             raise ValueError(
@@ -119,6 +136,24 @@ def check_chain(steps: Sequence[PostProcess], readout: str) -> None:
         raise ValueError("only one step can decide where gradients are taken (DiSK)")
 
 
+def check_not_a_step(preconditioner: Any, weight_average: Any) -> None:
+    """Raise where a value that belongs into `postprocess` was given to another field, or the other way round.
+
+    Raises:
+        ValueError: naming the field that the value belongs into.
+    """
+    if isinstance(preconditioner, PostProcess):
+        raise ValueError(
+            f"{type(preconditioner).__name__} acts on releases, behind the noise, and is no preconditioner: give it as "
+            "postprocess=(...,)"
+        )
+    if weight_average is not None and not isinstance(weight_average, WeightEMA):
+        raise ValueError(
+            f"weight_average must be WeightEMA(...) or None, got {type(weight_average).__name__}; what averages gradients "
+            "belongs into postprocess="
+        )
+
+
 def check_with_optimizer(steps: Sequence[PostProcess], optimizer: Any) -> None:
     """Raise where a torch optimizer does not go with the steps before it.
 
@@ -127,7 +162,7 @@ def check_with_optimizer(steps: Sequence[PostProcess], optimizer: Any) -> None:
     """
     groups: list[dict[str, Any]] = list(getattr(optimizer, "param_groups", []))
     momentum = any(g.get("momentum", 0) for g in groups)
-    adaptive = any("betas" in g or "alpha" in g or "lr_decay" in g for g in groups)
+    adaptive = any(_ADAPTIVE & set(g) for g in groups)
     for step in steps:
         name = step.describe()["name"]
         if step.smooths and momentum and not step.momentum_allowed:

@@ -11,21 +11,35 @@ times the diagonal of P² (natural) or P⁻² (inverse).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from dpkfc.gradients.accumulate import matrix_of, on_groups, split_sum
 from dpkfc.gradients.layers import Layer
 from dpkfc.metric import Elementwise, Entry, Metric
+from dpkfc.postprocess.subspace import joined
 from dpkfc.privacy.mechanism import Released
+from dpkfc.subspace import Subspace
 
-__all__ = ["READOUTS", "read_out"]
+__all__ = ["READOUTS", "Map", "read_out"]
 
 READOUTS = ("whitened", "natural", "inverse")
 
 
-def read_out(released: Released, metric: Metric, layers: Sequence[Layer], how: str) -> Released:
+@dataclass(frozen=True)
+class Map:
+    """What a read-out needs of one entry of a metric: the map, and the variance of every entry for a release of variance `v`."""
+
+    entry: Entry
+    change: Entry
+    v: float
+    variances: Mapping[str, Tensor]
+
+
+def read_out(
+    released: Released, metric: Metric, layers: Sequence[Layer], how: str, maps: dict[str, Map] | None = None
+) -> Released:
     """The release in another read-out.
 
     Args:
@@ -33,12 +47,15 @@ def read_out(released: Released, metric: Metric, layers: Sequence[Layer], how: s
         metric: the one it was clipped and noised in; a layer without an entry is left as it is.
         layers: of the model.
         how: whitened, natural or inverse.
+        maps: kept from step to step, so that inverses and variances are formed once for an entry of a metric.
 
     Raises:
         ValueError: an unknown read-out, or a release whose noise is not that of a release.
     """
     if how not in READOUTS:
         raise ValueError(f"readout must be one of {', '.join(READOUTS)}; got {how!r}")
+    if isinstance(metric, Subspace):  # has no entries to map by, so that all three are the same
+        return joined(released, metric, layers)
     if how == "whitened" or not metric:
         return released
     if not isinstance(released.noise_variance, float):
@@ -49,9 +66,15 @@ def read_out(released: Released, metric: Metric, layers: Sequence[Layer], how: s
         entry = metric.get(layer.name)
         if entry is None:
             continue
-        change = entry if how == "natural" else entry.inverse()
-        gradients.update(_mapped(layer, gradients, change))
-        variances.update(_variances(layer, gradients, change, released.noise_variance))
+        held = None if maps is None else maps.get(layer.name)
+        if held is None or held.entry is not entry or held.v != released.noise_variance:
+            change = entry if how == "natural" else entry.inverse()
+            found = _variances(layer, gradients, change, released.noise_variance)
+            held = Map(entry, change, released.noise_variance, found)
+        if maps is not None:
+            maps[layer.name] = held
+        gradients.update(_mapped(layer, gradients, held.change))
+        variances.update(held.variances)
     return replace(released, gradients=gradients, noise_variance=variances)
 
 

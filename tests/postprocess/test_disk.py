@@ -1,0 +1,230 @@
+"""DiSK against its equations: the combination of two gradients, its points, the filter, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.data.layout import layout
+from dpkfc.gradients.accumulate import Clip
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.micro import HERE, At, clipped_sum
+from dpkfc.postprocess import EMA, DiSK
+from dpkfc.postprocess.base import AT_PARAMETERS
+from dpkfc.postprocess.disk import kalman_gain
+from tests.postprocess.cases import run
+from tests.teeth_cases import N, loss_fn, net, plan, session, weights
+
+MODES = ["two_point", "look_ahead", "storm"]
+
+
+def trained(*, steps: int = 6, **settings: object) -> Tensor:
+    model = net()
+    with session(plan(**settings), model) as s:
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+    return weights(model)
+
+
+# -- kappa = 1, and the number of passes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("init", ["first", "zero", "bias_corrected"])
+@pytest.mark.parametrize("mode", MODES)
+def test_kappa_one_is_dp_sgd_to_the_bit(mode: str, init: str) -> None:
+    assert torch.equal(trained(), trained(postprocess=[DiSK(kappa=1.0, mode=mode, init=init)]))
+
+
+@pytest.mark.parametrize(
+    ("disk", "first", "later"),
+    [
+        (DiSK(0.5, mode="look_ahead"), 1, 1),
+        (DiSK(0.7, gamma=(1 - 0.7) / 0.7), 1, 1),  # c = 1 as well
+        (DiSK(0.5, 0.7), 1, 2),
+        (DiSK(0.1, mode="storm"), 1, 2),
+        (DiSK(1.0), 1, 1),
+        (EMA(0.5), 1, 1),
+    ],
+)
+def test_passes_through_the_model(disk: DiSK | EMA, first: int, later: int) -> None:
+    calls: list[int] = []
+
+    def counting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        calls[-1] += 1
+        return loss_fn(model, batch)
+
+    with session(plan(postprocess=[disk]), net(), verify=False) as s:
+        for batch in s.batches():
+            calls.append(0)
+            s.step(batch, counting)
+    assert calls == [first] + [later] * 5
+
+
+def test_weights_and_points_of_the_modes() -> None:
+    (point,) = DiSK(0.7, mode="look_ahead").evaluations
+    assert point.weight == 1 and point.ahead == pytest.approx(0.3 / 0.7)
+    ahead, here = DiSK(0.7, 0.5).evaluations
+    assert (ahead.ahead, here.ahead) == (0.5, 0.0) and ahead.weight == pytest.approx(0.3 / 0.35)
+    back, here = DiSK(0.1, mode="storm").evaluations
+    assert back.ahead == -1 and back.weight == pytest.approx(-9) and here.weight == pytest.approx(10)
+    assert all(sum(p.weight for p in DiSK(k, g).evaluations) == pytest.approx(1) for k in (0.1, 0.9) for g in (-2, 0.3, 1))
+    assert DiSK(1.0, mode="storm").evaluations == AT_PARAMETERS
+
+
+# -- the finite difference ---------------------------------------------------------------------------------------------
+
+
+def quadratic() -> tuple[nn.Module, tuple[Tensor, Tensor], Tensor]:
+    """Least squares: the model, the data, and the Hessian of the summed losses."""
+    torch.manual_seed(0)
+    x, y = torch.randn(N, 4).double(), torch.randn(N).double()
+    return nn.Linear(4, 1, bias=False).double(), (x, y), x.T @ x
+
+
+def squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return 0.5 * (model(batch[0]).squeeze(1) - batch[1]) ** 2
+
+
+@pytest.mark.parametrize("kappa", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("gamma", [-1.0, 0.3, 1.0, 7.0])
+def test_on_a_quadratic_the_combination_is_the_gradient_plus_hessian_times_d_for_every_gamma(
+    kappa: float, gamma: float
+) -> None:
+    model, batch, hessian = quadratic()
+    d = torch.randn(1, 4).double()
+    points = [
+        At({"weight": model.weight.detach() + e.ahead * d}, e.weight) for e in DiSK(kappa, gamma).evaluations
+    ]
+    results = []
+    for at in (points, (HERE,)):
+        total, _ = clipped_sum(
+            model, find_layers(model), {}, Clip(1e9), loss_fn=squares, micro_batches=parts(batch), points=at
+        )
+        results.append(total["weight"])
+    torch.testing.assert_close(results[0], results[1] + (1 - kappa) / kappa * d @ hessian, rtol=1e-9, atol=1e-8)
+
+
+def parts(batch: tuple[Tensor, ...]) -> list:
+    return [(batch, part) for part in layout(np.arange(len(batch[0])))]
+
+
+@pytest.mark.parametrize("disk", [DiSK(0.3, 0.5), DiSK(0.7), DiSK(0.5, mode="look_ahead"), DiSK(0.2, mode="storm")])
+def test_on_a_quadratic_without_noise_the_filter_follows_the_gradient_exactly(disk: DiSK) -> None:
+    """With its first value right, what the Hessian moves on is right for ever: DiSK is gradient descent.
+
+    With one pass (look-ahead) the gradient is the same, because c = 1.
+    """
+    runs = []
+    for steps in ((), (disk,)):
+        model, batch, _ = quadratic()
+        p = plan(0.0, expected_batch_size=N, sampler="fixed", max_grad_norm=1e9, postprocess=steps)
+        with session(p, model, torch.optim.SGD(model.parameters(), 0.2), dataset=batch) as s:
+            for logical in s.batches():
+                s.step(logical, squares)
+        runs.append(weights(model))
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-9, atol=1e-11)
+
+
+def test_the_average_alone_lags_behind_on_the_same_quadratic() -> None:
+    runs = []
+    for steps in ((), (EMA(0.3),)):
+        model, batch, _ = quadratic()
+        p = plan(0.0, expected_batch_size=N, sampler="fixed", max_grad_norm=1e9, postprocess=steps)
+        with session(p, model, torch.optim.SGD(model.parameters(), 0.2), dataset=batch) as s:
+            for logical in s.batches():
+                s.step(logical, squares)
+        runs.append(weights(model))
+    assert float((runs[1] - runs[0]).norm()) > 1e-2
+
+
+def test_both_points_see_the_same_random_numbers() -> None:
+    """At equal parameters c g + (1 − c) g must be g, dropout included; the masks differ between two micro-batches."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double().train()
+    batch = (torch.randn(7, 6).double(), torch.randint(0, 3, (7,)))
+    same = {name: p.detach().clone() for name, p in model.named_parameters()}
+    results = []
+    for points in ((HERE,), (At(same, -9.0), At(None, 10.0))):
+        torch.manual_seed(3)
+        micro = [((batch[0][rows], batch[1][rows]), part) for rows in (slice(0, 4), slice(4, 7))
+                 for part in layout(np.arange(rows.stop - rows.start))]  # fmt: skip
+        results.append(
+            clipped_sum(model, find_layers(model), {}, Clip(0.5), loss_fn=loss_fn, micro_batches=micro, points=points)[0]
+        )
+    for name in same:
+        torch.testing.assert_close(results[1][name], results[0][name], rtol=1e-9, atol=1e-10)
+    assert all(torch.equal(p, same[name]) for name, p in model.named_parameters())
+
+
+# -- the filter --------------------------------------------------------------------------------------------------------
+
+
+def test_kappa_is_the_weight_of_the_new_release() -> None:
+    inputs = [torch.tensor([x]).double() for x in (1.0, 5.0, -2.0)]
+    first = [float(r.gradients["w"]) for r in run(DiSK(0.7), inputs)]
+    assert first == pytest.approx([1.0, 0.3 * 1 + 0.7 * 5, 0.3 * 3.8 + 0.7 * -2])
+    zero = [float(r.gradients["w"]) for r in run(DiSK(0.7, init="zero"), inputs)]
+    assert zero == pytest.approx([0.7, 0.3 * 0.7 + 0.7 * 5, 0.3 * 3.71 + 0.7 * -2])
+    corrected = [float(r.gradients["w"]) for r in run(DiSK(0.7, init="bias_corrected"), inputs)]
+    assert corrected == pytest.approx([z / (1 - 0.3 ** (t + 1)) for t, z in enumerate(zero)])
+
+
+@pytest.mark.parametrize(("kappa", "gain"), [(0.1, 0.0526), (0.3, 0.176), (0.5, 0.333), (0.7, 0.538), (0.9, 0.818)])
+@pytest.mark.parametrize("init", ["first", "zero", "bias_corrected"])
+def test_noise_gain_of_the_average(kappa: float, gain: float, init: str) -> None:
+    disk = DiSK(kappa, init=init)
+    assert disk.noise_gain(300) == pytest.approx(gain, abs=5e-4)
+    results = run(disk, torch.zeros(9, 2, 1).double(), variance=0.25)
+    assert [r.noise_variance for r in results] == pytest.approx([0.25 * disk.noise_gain(t) for t in range(9)])
+    nu = sum(kappa**2 * (1 - kappa) ** (2 * s) for s in range(5))
+    expected = {"zero": nu, "bias_corrected": nu / (1 - (1 - kappa) ** 5) ** 2}
+    expected["first"] = nu + (1 - kappa) ** 8 * (1 - kappa**2)
+    assert disk.noise_gain(4) == pytest.approx(expected[init])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "kappa"), [(0.01, 0.0951), (0.1, 0.2702), (0.5, 0.5), (1, 0.6180), (2, 0.7321)]
+)
+def test_kalman_gain_table(ratio: float, kappa: float) -> None:
+    assert kalman_gain(ratio) == pytest.approx(kappa, abs=5e-5)
+    assert kalman_gain(ratio) ** 2 / (1 - kalman_gain(ratio)) == pytest.approx(ratio)
+
+
+def test_values_outside_their_range_are_refused_with_the_fix() -> None:
+    for kappa in (0.0, -0.1, 1.5, math.nan):
+        with pytest.raises(ValueError, match=r"kappa of DiSK must lie in \(0, 1\].*weight of the new release"):
+            DiSK(kappa)
+    with pytest.raises(ValueError, match="gamma of DiSK must be finite and not 0.*look_ahead"):
+        DiSK(0.7, 0.0)
+    with pytest.raises(ValueError, match=r"mode='storm' of DiSK means gamma=-1, got 0.5; leave gamma out"):
+        DiSK(0.7, 0.5, mode="storm")
+    with pytest.raises(ValueError, match=r"not DiSK: use EMA\(kappa=...\)"):
+        DiSK(0.7, mode="ema")
+    with pytest.raises(ValueError, match="mode of DiSK must be one of two_point, look_ahead, storm"):
+        DiSK(mode="full")
+    with pytest.raises(ValueError, match="init of DiSK must be one of first, zero, bias_corrected"):
+        DiSK(init="none")
+    with pytest.raises(ValueError, match="ratio must be positive"):
+        kalman_gain(0.0)
+
+
+def test_automatic_micro_batches_are_measured_with_both_points() -> None:
+    """The first step has one point; a size found with it would be twice too large for all later ones."""
+    counts = []
+    for steps in ((), (DiSK(0.5),)):
+        calls = 0
+
+        def counting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return loss_fn(model, batch)
+
+        p = plan(postprocess=steps, max_physical_batch_size="auto", expected_batch_size=N, sampler="fixed")
+        with session(p, net(), verify=False) as s:
+            s.step(next(s.batches()), counting)
+        counts.append(calls)
+    assert counts[1] == 2 * (counts[0] - 1) + 1 > 2

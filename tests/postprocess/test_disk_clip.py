@@ -1,0 +1,178 @@
+"""DiSK clips the combination of both gradients of an example: the sensitivity is C for every rule of the norm engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from dpkfc.data.layout import Part, layout
+from dpkfc.gradients.accumulate import Clip
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.micro import At, clipped_sum
+from dpkfc.metric import Metric
+from dpkfc.postprocess import DiSK
+from tests.gradients.cases import CASES, Case, build, looped, loss_fn
+from tests.gradients.whitened import metric_of, whiten
+
+
+class LastState(nn.Module):
+    """A recurrent layer whose last state is classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x)[0][:, -1])
+
+
+class Queries(nn.Module):
+    """A learnt query that is handed to a layer as it is: the input that the tape notes IS the parameter."""
+
+    class Query(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Parameter(torch.randn(1, 3, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.query.expand(x.shape[0], -1, -1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.mix, self.head = self.Query(), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mix(self.query(x)) * x).mean(1))
+
+
+CHOSEN = {"linear", "linear on long sequences", "conv2d", "conv2d grouped with bias", "embedding", "layer norm", "fallback"}
+CHOSEN |= {"class token", "attention", "layer used twice", "layers that share parameters"}
+ALL = [case for case in CASES if case.name in CHOSEN]
+ALL += [
+    Case("recurrent", LastState, lambda n: torch.randn(n, 3, 4)),
+    Case("queries", Queries, lambda n: torch.randn(n, 3, 4)),
+    Case("weight norm", lambda: nn.Sequential(weight_norm(nn.Linear(5, 7)), nn.Linear(7, 3)), lambda n: torch.randn(n, 5)),
+]
+DISKS = [DiSK(0.7, 0.5), DiSK(0.1, mode="storm"), DiSK(0.4, mode="look_ahead")]
+
+
+def names(case: Case) -> str:
+    return case.name
+
+
+def points_of(disk: DiSK, model: nn.Module, d: dict[str, Tensor]) -> list[At]:
+    own = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    return [At({n: p + e.ahead * d[n] for n, p in own.items()} if e.ahead else None, e.weight) for e in disk.evaluations]
+
+
+def change(model: nn.Module, size: float) -> dict[str, Tensor]:
+    return {n: size * torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
+
+
+def summed(
+    model: nn.Module, batch: tuple[Tensor, ...], points: Sequence[At], clip: float, metric: Metric, parts: Sequence[Part]
+) -> tuple[dict[str, Tensor], Tensor]:
+    micro = [(tuple(x[torch.from_numpy(part.records)] for x in batch), part) for part in parts]
+    return clipped_sum(
+        model, find_layers(model), metric, Clip(clip), loss_fn=loss_fn, micro_batches=micro, points=points
+    )
+
+
+def combined(model: nn.Module, batch: tuple[Tensor, Tensor], points: Sequence[At]) -> list[dict[str, Tensor]]:
+    """By plain autograd, example by example: Σ over points of weight · gradient there."""
+    own = {n: p.detach().clone() for n, p in model.named_parameters()}
+    total: list[dict[str, Tensor]] = []
+    for point in points:
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_((point.parameters or own).get(name, own[name]))
+        rows = [{n: point.weight * g for n, g in row.items()} for row in looped(model, batch)]
+        total = [{n: a[n] + b[n] for n in a} for a, b in zip(total, rows, strict=True)] if total else rows
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(own[name])
+    return total
+
+
+def length(row: dict[str, Tensor]) -> float:
+    return math.sqrt(sum(float(g.double().square().sum()) for g in row.values()))
+
+
+@pytest.mark.parametrize("metric_kind", [None, "dense"])
+@pytest.mark.parametrize("case", ALL, ids=names)
+def test_the_clipped_sum_is_that_of_a_loop_that_clips_the_combination(case: Case, metric_kind: str | None) -> None:
+    if metric_kind and case.name in ("conv2d grouped with bias", "weight norm"):
+        pytest.skip("no explicit matrices for groups and computed weights")
+    for disk in DISKS:
+        model, batch = build(case, n=4)
+        layers = find_layers(model)
+        metric = metric_of(layers, metric_kind) if metric_kind else {}
+        points = points_of(disk, model, change(model, 0.3))
+        rows = combined(model, batch, points)
+        whitened = []
+        for row in rows:
+            whitened.append({})
+            for layer in layers:
+                whitened[-1].update(whiten(layer, metric.get(layer.name), row))
+        bound = float(np.median([length(row) for row in whitened]))
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        total, norms = summed(model, batch, points, bound, metric, layout(np.arange(4), 3))
+        torch.testing.assert_close(norms, torch.tensor([length(r) for r in whitened], dtype=torch.float64), rtol=1e-8, atol=1e-10)
+        for name in total:
+            expected = sum(min(1.0, bound / length(row)) * row[name] for row in whitened)
+            torch.testing.assert_close(total[name], expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("case", ALL, ids=names)
+def test_one_example_moves_the_sum_by_at_most_c(case: Case) -> None:
+    """In float32, on random examples and on adversarial ones: huge steps, huge inputs, gradients that cancel."""
+    for disk in (DiSK(0.1, mode="storm"), DiSK(0.05, 0.01)):  # c = -9 and 1900
+        for size, scale in ((0.1, 1.0), (1e-6, 1.0), (30.0, 100.0)):
+            model, batch = build(case, n=3, dtype=torch.float32)
+            if batch[0].is_floating_point():
+                batch = (batch[0] * scale, batch[1])
+            points = points_of(disk, model, change(model, size))
+            with_all, _ = summed(model, batch, points, 1.0, {}, layout(np.arange(3)))
+            without, _ = summed(model, batch, points, 1.0, {}, layout(np.arange(2)))
+            alone, _ = summed(model, batch, points, 1.0, {}, layout(np.arange(2, 3)))
+            assert length(alone) <= 1 + 1e-5
+            assert length({n: with_all[n] - without[n] for n in alone}) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("case", ALL, ids=names)
+def test_the_records_of_a_unit_and_both_points_share_one_clip(case: Case) -> None:
+    model, batch = build(case, n=4)
+    points = points_of(DiSK(0.3), model, change(model, 0.3))
+    units = np.array([[0, 1], [2, 3]])
+    rows = combined(model, batch, points)
+    merged = [{n: (rows[i][n] + rows[j][n]) / 2 for n in rows[i]} for i, j in units]
+    bound = 0.5 * min(length(row) for row in merged)
+    total, _ = summed(model, batch, points, bound, {}, layout(units))
+    for name in total:
+        expected = sum(bound / length(row) * row[name] for row in merged)
+        torch.testing.assert_close(total[name], expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("c", [0.857, 1.9, -9.0])
+def test_two_clips_of_their_own_would_reach_more_than_c(c: float) -> None:
+    """Why the combination is clipped: with opposite gradients, separate clips add up to |c| + |1 − c|."""
+    torch.manual_seed(0)
+    worst = 0.0
+    for _ in range(200):
+        first, second = torch.randn(2, 5).double() * 10
+        joint = c * first + (1 - c) * second
+        assert float(joint.norm() * min(1.0, 1 / float(joint.norm()))) <= 1 + 1e-12
+        apart = c * first / first.norm() + (1 - c) * second / second.norm()
+        worst = max(worst, float(apart.norm()))
+    u = torch.nn.functional.normalize(torch.ones(5).double(), dim=0)
+    assert float((c * u * math.copysign(1, c) + (1 - c) * u * math.copysign(1, 1 - c)).norm()) == pytest.approx(
+        abs(c) + abs(1 - c)
+    )
+    assert 0 < worst <= abs(c) + abs(1 - c) + 1e-12

@@ -1,0 +1,147 @@
+"""The average of the weights: its decay, its place in a session, and that a run never notices it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.postprocess import DiSK, WeightEMA
+from dpkfc.postprocess.ema import WeightAverage
+from tests.teeth_cases import Handed, loss_fn, net, plan, session, weights
+
+
+def test_table_of_the_warm_up() -> None:
+    table = {0: 0.1, 1: 0.1818, 9: 0.5263, 90: 0.91, 990: 0.991, 8990: 0.999}
+    for t, mu in table.items():
+        assert WeightEMA(0.9999).decay_at(t) == pytest.approx(mu, abs=5e-5)
+    assert WeightEMA(0.999).decay_at(8990) == WeightEMA(0.999).decay_at(20_000) == 0.999
+    assert WeightEMA(0.9999).decay_at(89_990) == pytest.approx(0.9999)
+    assert WeightEMA(0.999).decay_at(875) == WeightEMA(0.9999).decay_at(875) == pytest.approx(0.98983, abs=5e-6)
+    assert WeightEMA(0.9, warmup=False).decay_at(0) == 0.9
+
+
+@pytest.mark.parametrize("warmup", [True, False])
+def test_the_average_equals_its_recursion_and_training_is_untouched(warmup: bool) -> None:
+    plain, mine = net(), net()
+    with session(plan(), plain) as s:
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+    expected = weights(mine).clone()
+    with session(plan(weight_average=WeightEMA(0.6, warmup)), mine) as s:
+        for t, batch in enumerate(s.batches()):
+            s.step(batch, loss_fn)
+            mu = min(0.6, (1 + t) / (10 + t)) if warmup else 0.6
+            expected = mu * expected + (1 - mu) * weights(mine)
+            before = weights(mine).clone()
+            with s.averaged_weights():
+                torch.testing.assert_close(weights(mine), expected, rtol=1e-12, atol=1e-14)
+            assert torch.equal(weights(mine), before)
+    assert torch.equal(weights(mine), weights(plain))
+
+
+def test_an_exception_inside_gives_the_own_weights_back() -> None:
+    model = net()
+    with session(plan(weight_average=WeightEMA(0.5)), model) as s:
+        s.step(next(s.batches()), loss_fn)
+        before = weights(model).clone()
+        with pytest.raises(KeyError), s.averaged_weights():
+            raise KeyError
+        assert torch.equal(weights(model), before)
+        s.step(next(s.batches()), loss_fn)
+
+
+def test_with_the_average_in_the_model_nothing_can_be_lost(tmp_path: Path) -> None:
+    """No step, no checkpoint, no second swap; and nothing is charged for trying."""
+    with session(plan(weight_average=WeightEMA(0.5)), net()) as s:
+        s.step(next(s.batches()), loss_fn)
+        batch = next(s.batches())
+        with s.averaged_weights():
+            with pytest.raises(RuntimeError, match="averaged weights are in the model"):
+                s.step(batch, loss_fn)
+            with pytest.raises(RuntimeError, match="averaged weights are in the model"):
+                s.save(tmp_path / "checkpoint")
+            with pytest.raises(RuntimeError, match="averaged weights are in the model"), s.averaged_weights():
+                pass
+        assert s.steps_done == 1
+        s.step(batch, loss_fn)
+        assert s.steps_done == 2
+
+
+def test_resume_continues_the_average_to_the_bit(tmp_path: Path) -> None:
+    p = plan(weight_average=WeightEMA(0.9), postprocess=[DiSK(0.4)])
+    results = []
+    whole = net()
+    with session(p, whole) as s:
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+        with s.averaged_weights():
+            results.append(weights(whole).clone())
+    for steps in (3, None):
+        model = net()
+        with session(p, model, ledger_path=tmp_path / "ledger.jsonl") as s:
+            if steps is None:
+                s.restore(tmp_path / "checkpoint")
+            for done, batch in enumerate(s.batches(), 1):
+                s.step(batch, loss_fn)
+                if done == steps:
+                    s.save(tmp_path / "checkpoint")
+                    break
+            with s.averaged_weights():
+                results.append(weights(model).clone())
+    assert torch.equal(results[0], results[2])
+    assert not torch.equal(results[0], results[1])
+
+
+def test_before_the_first_step_the_average_is_the_weights() -> None:
+    model = net()
+    before = weights(model).clone()
+    with session(plan(weight_average=WeightEMA()), model) as s, s.averaged_weights():
+        assert torch.equal(weights(model), before)
+
+
+def test_half_precision_weights_are_averaged_in_single_precision() -> None:
+    p = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    average = WeightAverage(WeightEMA(0.999, warmup=False), {"w": p})
+    average.before_step()
+    with torch.no_grad():
+        p.fill_(2.0)
+    for _ in range(100):
+        average.update()
+    held: Tensor = average.state_dict()["average.w"]
+    assert held.dtype == torch.float32
+    torch.testing.assert_close(held, torch.full((3,), 2 - 0.999**100), rtol=1e-4, atol=0)
+    with average.in_model():
+        torch.testing.assert_close(p.float(), held, rtol=1e-2, atol=0)
+    assert torch.equal(p, torch.full((3,), 2.0, dtype=torch.bfloat16))
+
+
+def test_what_is_not_there_or_does_not_belong_is_refused_by_name() -> None:
+    with session(plan(), net()) as s, pytest.raises(RuntimeError, match=r"PrivacyConfig\(weight_average=WeightEMA\(\)\)"):
+        s.averaged_weights().__enter__()
+    with pytest.raises(ValueError, match="decay of WeightEMA"):
+        WeightEMA(1.0)
+    with pytest.raises(ValueError, match="weight_average must be WeightEMA.*got DiSK.*postprocess="):
+        plan(weight_average=DiSK())
+    with pytest.raises(ValueError, match="WeightEMA in postprocess.*weight_average="):
+        plan(postprocess=[WeightEMA()])
+
+
+def test_the_average_is_on_the_card_and_not_in_the_hash_of_the_mechanism() -> None:
+    with_average, without = plan(weight_average=WeightEMA(0.9)), plan()
+    assert with_average.hash == without.hash
+    assert with_average.describe()["weight_average"] == {"name": "WeightEMA", "decay": 0.9, "warmup": True}
+
+
+def test_a_frozen_parameter_is_left_alone() -> None:
+    model = net()
+    model[0].weight.requires_grad_(False)
+    optimizer = Handed(model)
+    version = model[0].weight._version
+    with session(plan(weight_average=WeightEMA(0.5)), model, optimizer) as s:
+        s.step(next(s.batches()), loss_fn)
+        with s.averaged_weights():
+            pass
+    assert model[0].weight._version == version

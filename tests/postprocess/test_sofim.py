@@ -1,0 +1,75 @@
+"""SOFIM against a dense solve."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpkfc.postprocess import SOFIM
+from tests.postprocess.cases import released
+
+SHAPES = {"a": (3, 2), "b": (4,)}
+
+
+def inputs(steps: int = 5) -> list[dict[str, Tensor]]:
+    return [{n: torch.randn(*shape).double() for n, shape in SHAPES.items()} for _ in range(steps)]
+
+
+def flat(tensors: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensors[n].flatten() for n in SHAPES])
+
+
+@pytest.mark.parametrize("bias_correction", [False, True])
+@pytest.mark.parametrize("direction", ["gradient", "momentum"])
+def test_the_step_equals_a_dense_solve_over_all_parameters(direction: str, bias_correction: bool) -> None:
+    sofim = SOFIM(rho=0.7, beta=0.8, direction=direction, bias_correction=bias_correction)
+    state: dict[str, Tensor] = {}
+    m = torch.zeros(10).double()
+    for t, g in enumerate(inputs(), 1):
+        value, state = sofim.apply(released(g, step=t), state)
+        m = 0.8 * m + 0.2 * flat(g)
+        momentum = m / (1 - 0.8**t) if bias_correction else m
+        matrix = 0.7 * torch.eye(10).double() + torch.outer(momentum, momentum)
+        expected = torch.linalg.solve(matrix, flat(g) if direction == "gradient" else momentum)
+        torch.testing.assert_close(flat(value.gradients), expected, rtol=0, atol=5e-15)
+        assert value.noise_variance is None
+
+
+def test_the_momentum_direction_is_momentum_over_a_number() -> None:
+    (g,) = inputs(1)
+    value, _ = SOFIM(rho=0.5, beta=0.0, direction="momentum").apply(released(g), {})
+    torch.testing.assert_close(flat(value.gradients), flat(g) / (0.5 + flat(g).square().sum()), rtol=1e-14, atol=0)
+
+
+def test_with_small_momentum_it_is_plain_descent_at_a_rate_over_rho() -> None:
+    (g,) = inputs(1)
+    value, _ = SOFIM(rho=0.5, beta=0.9).apply(released({n: 1e-6 * x for n, x in g.items()}), {})
+    torch.testing.assert_close(flat(value.gradients), 2e-6 * flat(g), rtol=1e-9, atol=0)
+
+
+def test_the_warm_up_forms_momentum_and_moves_nothing() -> None:
+    given = inputs(4)
+    states = []
+    for sofim in (SOFIM(warmup=3), SOFIM()):
+        state: dict[str, Tensor] = {}
+        for t, g in enumerate(given):
+            value, state = sofim.apply(released(g, step=t), state)
+            assert sofim.warmup <= t or not flat(value.gradients).any()
+        states.append((value, state))
+    assert torch.equal(flat(states[0][0].gradients), flat(states[1][0].gradients))
+    assert all(torch.equal(states[0][1][key], states[1][1][key]) for key in states[1][1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rho": 0.0}, "rho of SOFIM"),
+        ({"beta": 1.0}, "beta of SOFIM"),
+        ({"direction": "newton"}, "direction of SOFIM must be one of gradient, momentum"),
+        ({"warmup": -1}, "warmup of SOFIM"),
+    ],
+)
+def test_values_outside_their_range_are_refused_by_name(settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SOFIM(**settings)
