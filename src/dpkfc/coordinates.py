@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpkfc.curvature.preconditioner import Preconditioner
+from dpkfc.gradients.diagonal import diagonal_metric
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.tape import capture
 from dpkfc.metric import Metric
@@ -21,7 +22,8 @@ class Coordinates:
 
     Args:
         config: with `due(step)` and `build(...)`; optionally `metric_at(preconditioner, step)` for a metric that changes
-            between refreshes, and `observe(released, past)` for one that is made from past releases. None: the identity.
+            between refreshes, `observe(released, past)` for one that is made from past releases, and `continues` for one whose
+            refresh takes up the one before. None: the identity.
         model, layers: the model and its layers.
     """
 
@@ -46,7 +48,9 @@ class Coordinates:
             return
         if self.current is not None and self.current.step == step:
             return
-        more = {"past": self.past} if hasattr(self._config, "observe") else {}
+        more: dict[str, Any] = {"previous": self.current} if getattr(self._config, "continues", False) else {}
+        if hasattr(self._config, "observe"):
+            more |= {"past": self.past, "diagonal": lambda scales: diagonal_metric(self._layers, scales)}
         rules = {layer.name: layer.rule for layer in self._layers}
         self.current = self._config.build(
             self._model, lambda model, loss: capture(model, self._layers, loss), step, rules=rules, **more

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import linalg
-from dpkfc.curvature.linalg import Eigen, eigen_of_covariance, eigen_of_rows, eigh, leading
+from dpkfc.curvature.linalg import Eigen, eigen_of_covariance, eigen_of_rows, eigh, gram, leading
 
 
 def _psd(d: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -147,6 +147,15 @@ def test_a_divisor_that_is_not_positive_is_an_error(divisor):
         eigen_of_rows(torch.ones(2, 2), divisor)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "d"), [(5, 256), (5, 257), (300, 384), (7, 500), (0, 300)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_by_blocks_is_the_product(dtype, n, d, transposed):
+    rows = torch.randn(d, n, dtype=dtype).T if transposed else torch.randn(n, d, dtype=dtype)
+    found = gram(rows)
+    assert torch.allclose(found, rows.T @ rows, rtol=1e-5, atol=1e-4 if dtype == torch.float32 else 1e-12)
+
+
 # -- the first eigenpairs of wide matrices
 
 
@@ -181,11 +190,11 @@ def test_wide_covariances_and_many_rows_keep_the_first_pairs_alone(monkeypatch):
     sizes = []
     real = torch.linalg.eigh
     monkeypatch.setattr(linalg.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1])
-    rows = torch.randn(450, 900) * torch.arange(1, 901).pow(-0.5)
-    few = eigen_of_rows(rows, 450, keep=20)
+    rows = torch.randn(700, 900) * torch.arange(1, 901).pow(-0.5)
+    few = eigen_of_rows(rows, 700, keep=20)
     tall = eigen_of_rows(rows.T.contiguous(), 900, keep=20)
     assert max(sizes) < 50 and few.values.numel() == tall.values.numel() == 20
-    for eigen, x, n in ((few, rows, 450), (tall, rows.T, 900)):
+    for eigen, x, n in ((few, rows, 700), (tall, rows.T, 900)):
         exact = torch.linalg.svdvals(x.double())[:20].square() / n
         assert torch.allclose(eigen.values, exact, rtol=2e-2)
         assert eigen.trace == pytest.approx(float(x.double().square().sum()) / n, rel=1e-5)

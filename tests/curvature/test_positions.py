@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.blocks import Lookup, Outer
+from dpkfc.blocks import Lookup, Outer, Tied
 from dpkfc.curvature import positions
 from dpkfc.curvature.factors import kronecker_factors
 from dpkfc.curvature.layers import LayerAccumulator, Structure
@@ -75,6 +75,38 @@ def test_a_sampled_factor_is_unbiased(masked):
     assert torch.allclose(total_a, exact_a, atol=0.05 * float(exact_a.trace()))
     assert torch.allclose(total_g, exact_g, atol=0.05 * float(exact_g.trace()))
     assert not torch.allclose(sides["input"].dense(), exact_a, atol=1e-3)  # it was sampled
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_sampled_factor_of_a_tied_table_is_unbiased(masked):
+    n, t, v, d = 3, 8, 5, 2
+    ids, c = torch.randint(v, (n, t)), torch.randn(n, t, d, dtype=F64)
+    a, b = torch.randn(n, t, d, dtype=F64), torch.randn(n, t, v, dtype=F64)
+    lengths = torch.tensor([8, 3, 5]) if masked else torch.full((n,), t)
+    mask = torch.arange(t) < lengths.unsqueeze(1)
+    read = b.norm(dim=-1, keepdim=True) * a
+    exact = sum(x[mask].T @ x[mask] for x in (c, read)) / n
+    total, draws = torch.zeros(d, d, dtype=F64), 1200
+    for seed in range(draws):
+        held = _positions(n, 3.0, seed)
+        held.start(slice(0, n), mask if masked else None)
+        block = Tied(Lookup(ids, c, v), Outer(a, b))
+        layer = LayerAccumulator(block, Structure(), None, held)
+        layer.add(block)
+        found = layer.result().sides["input"].dense()
+        total += found / draws
+    assert torch.allclose(total, exact, atol=0.05 * float(exact.trace())) and not torch.allclose(found, exact, atol=1e-3)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_layout_of_a_block_in_memory_changes_nothing(masked):
+    """Patches of a convolution are a transposed view; their few rows are read without a copy of all."""
+    block = _block(4, 9, 3, 2, groups=2)
+    turned = Outer(block.a.mT.contiguous().mT, block.b.mT.contiguous().mT, 2)
+    mask = torch.arange(9) < torch.tensor([9, 1, 5, 2]).unsqueeze(1) if masked else None
+    one, other = (_dense(x, _positions(4, 3.0), (1,), mask) for x in (block, turned))
+    for side in ("input", "output"):
+        assert torch.allclose(one[side].dense(), other[side].dense(), atol=1e-12)
 
 
 @given(cut=st.integers(1, 10), groups=st.integers(1, 2), masked=st.booleans())

@@ -155,7 +155,7 @@ def test_bad_values_are_named_with_what_is_allowed(fields, message):
 
 
 def test_the_rules_are_those_of_the_layers():
-    assert RULES == ("linear", "conv", "embedding", "tied", "norm", "recurrent", "fallback")
+    assert RULES == ("linear", "conv", "embedding", "tied", "norm", "recurrent", "computed", "fallback")
 
 
 # -- layers that read one tensor, and weights stored the other way round

@@ -5,8 +5,26 @@ No function here takes private data: entry points take a probe, a model and a `c
 
 from __future__ import annotations
 
+from dpkfc.curvature.adadps import AdaDPS
+from dpkfc.curvature.delayed import DP2
+from dpkfc.curvature.gep import GEP
+from dpkfc.curvature.ngd import NGD
+from dpkfc.curvature.oracle import PrivateOracle
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.curvature.probes import FeatureNoise, PinkNoise, PublicData, WhiteNoise
 from dpkfc.curvature.tokens import TokenNoise
 
-__all__ = ["KFAC", "FeatureNoise", "PinkNoise", "Preconditioner", "PublicData", "TokenNoise", "WhiteNoise"]
+__all__ = [
+    "DP2",
+    "GEP",
+    "KFAC",
+    "NGD",
+    "AdaDPS",
+    "FeatureNoise",
+    "PinkNoise",
+    "Preconditioner",
+    "PrivateOracle",
+    "PublicData",
+    "TokenNoise",
+    "WhiteNoise",
+]

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.blocks import Outer
-from dpkfc.curvature.linalg import Eigen, eigen_of_covariance, eigen_of_rows
+from dpkfc.curvature.linalg import Eigen, eigen_of_covariance, eigen_of_rows, gram
 from dpkfc.curvature.shared import Shared
 
 __all__ = ["DiagonalFactor", "Factor", "FactorAccumulator", "IsotropicFactor", "is_empty", "kronecker_factors"]
@@ -212,7 +212,7 @@ class FactorAccumulator:
         unit = (wide / (self._scale or 1.0)).to(rows.dtype)
         match self._shape:
             case "full":
-                return unit.T @ unit
+                return gram(unit)
             case "diagonal":
                 return unit.square().sum(0).double()
             case _:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["LABELS", "LIKELIHOODS", "Draws", "likelihood_loss", "logits_of"]
+__all__ = ["LABELS", "LIKELIHOODS", "Draws", "fits", "likelihood_loss", "logits_of"]
 
 LABELS = ("model", "uniform", "given")
 LIKELIHOODS = ("categorical", "gaussian", "bernoulli")
@@ -136,6 +136,18 @@ def likelihood_loss(
             "positions of the output are not those of the text; give KFAC a loss(output, generator) of your own"
         )
     return _LOSSES[likelihood](logits, _Labels(labels, given, draws, rows), mask)
+
+
+def fits(likelihood: str, output: Any, given: Tensor) -> bool:
+    """Whether a probe's labels `[n, ...]` can be labels of a model's output `[N, ...]`: of its shape and among its classes."""
+    logits = logits_of(output)
+    if likelihood != "categorical":
+        return given[0].numel() == logits[0].numel()
+    logits = logits.movedim(1, -1) if logits.dim() >= 4 else logits
+    if given.is_floating_point() or given.shape[1:] != logits.shape[1:-1]:
+        return False
+    counted = given[given != _IGNORED]
+    return not counted.numel() or (0 <= int(counted.min()) and int(counted.max()) < logits.shape[-1])
 
 
 def _categorical(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Eigen", "eigen_of_covariance", "eigen_of_rows", "eigh", "leading"]
+__all__ = ["Eigen", "eigen_of_covariance", "eigen_of_rows", "eigh", "gram", "leading"]
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,8 @@ _RELATIVE_RANK = 1e-10
 _ORTHONORMAL = 1e-6
 _JITTERS = (1e-12, 1e-9, 1e-6)
 # Below this size all pairs cost no more than the first few do.
-_SMALL = 384
+_SMALL = 640
+_COLUMNS = 128  # of a product RᵀR that are formed at a time on a CPU
 _ITERATIONS = 8
 _RESIDUAL = 1e-3  # of the mean eigenvalue: far below any damping that is a tenth of it
 _CHECK = "check the model's output on the probe"
@@ -172,6 +173,22 @@ def leading(matrix: Tensor, keep: int) -> Eigen:
     return Eigen(_orthonormal(vectors[:, :keep]).to(matrix.dtype).contiguous(), held, rest)
 
 
+def gram(rows: Tensor) -> Tensor:
+    """RᵀR `[d, d]` of rows `[n, d]`.
+
+    On a CPU by its blocks on and above the diagonal: little more than half the multiplications of a plain product.
+    """
+    d = rows.shape[1]
+    if rows.is_cuda or d <= 2 * _COLUMNS:
+        return rows.T @ rows
+    out = rows.new_empty(d, d)
+    for start in range(0, d, _COLUMNS):
+        stop = min(d, start + _COLUMNS)
+        torch.matmul(rows[:, start:stop].T, rows[:, start:], out=out[start:stop, start:])
+        out[stop:, start:stop] = out[start:stop, stop:].T
+    return out
+
+
 def _is_wide(dim: int, keep: int | None) -> bool:
     """Whether the first pairs alone are cheaper than all of them."""
     return keep is not None and dim >= max(_SMALL, 4 * keep)
@@ -208,13 +225,13 @@ def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eige
     unit = rows.double() / scale
     factor = scale * scale / n_total
     if rows.shape[0] >= rows.shape[1]:
-        return eigen_of_covariance((unit.T @ unit).to(rows.dtype), factor, keep)
-    products = unit @ unit.T
-    gram = leading(products, keep) if keep is not None and _is_wide(rows.shape[0], keep) else eigh(products)
-    kept = gram.values > _RELATIVE_RANK * gram.values[0]
-    vectors = unit.T @ gram.vectors[:, kept]
+        return eigen_of_covariance(gram(unit).to(rows.dtype), factor, keep)
+    products = gram(unit.T)
+    pairs = leading(products, keep) if keep is not None and _is_wide(rows.shape[0], keep) else eigh(products)
+    kept = pairs.values > _RELATIVE_RANK * pairs.values[0]
+    vectors = unit.T @ pairs.vectors[:, kept]
     vectors = vectors / torch.linalg.vector_norm(vectors, dim=0)
-    return Eigen(_orthonormal(vectors).to(rows.dtype), gram.values[kept] * factor, gram.rest * factor)
+    return Eigen(_orthonormal(vectors).to(rows.dtype), pairs.values[kept] * factor, pairs.rest * factor)
 
 
 def eigen_of_covariance(covariance: Tensor, factor: float, keep: int | None = None) -> Eigen:

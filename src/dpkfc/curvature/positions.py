@@ -41,8 +41,8 @@ class Chosen:
 
     def of(self, x: Tensor) -> Tensor:
         """The rows `[m, d]` of x `[n * groups, T, d]`, scaled so that their outer products carry the weights."""
-        rows = x.flatten(0, 1)
-        rows = rows if self.index is None else rows[self.index]
+        # By two indices, so that a transposed x (the patches of a convolution) is not copied whole.
+        rows = x.flatten(0, 1) if self.index is None else x[self.index // x.shape[1], self.index % x.shape[1]]
         return rows if self.weight is None else rows * self.weight.sqrt().to(rows.dtype).unsqueeze(1)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import Capture, ProbeRun, undisturbed
 from dpkfc.curvature.refresh import Measured, measure, probe_scale
 from dpkfc.curvature.report import identity_row, layer_rows
+from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, labels_of
+from dpkfc.curvature.sources import combined, randomised
 from dpkfc.curvature.state import mismatch, moved, pack, unpack
 from dpkfc.metric import Elementwise, Kronecker, Metric, Side, scale_metric
 
@@ -35,7 +37,7 @@ __all__ = ["KFAC", "RULES", "Preconditioner"]
 
 _log = logging.getLogger(__name__)
 
-RULES = ("linear", "conv", "embedding", "tied", "norm", "recurrent", "fallback")
+RULES = ("linear", "conv", "embedding", "tied", "norm", "recurrent", "computed", "fallback")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "labels": LABELS,
     "likelihood": LIKELIHOODS,
@@ -44,7 +46,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "scale": ("probe", "trace", "balanced", "raw"),
     "sharing": ("expand", "reduce"),
     "oversize": ("diagonal", "identity"),
+    "control": ("none", "random"),
 }
+_LEFT_OUT = (("control", "none"), ("output_probe", None))  # so that older plans keep their hash
 _POSITIVE = ("probe_size", "chunk", "every", "max_factor_size")
 _SHORT = {"input": "A", "output": "G"}
 
@@ -55,11 +59,13 @@ class KFAC:
 
     Attributes:
         probe: where inputs come from; see `probes`.
-        probe_size: examples a refresh looks at. A public constant, never the size of a private batch.
+        probe_size: examples a refresh looks at. A public constant, never the size of a private batch. A refresh costs
+            little more than their forward and backward pass. Input factors of a sequence model are good from few
+            examples already; output factors are not, where its positions have much the same gradient.
         chunk: probe examples a forward pass; bounds memory and changes nothing else (a `loss` of your own may draw
             other numbers).
         labels: `model` draws them from the model's predictive distribution (Fisher), `uniform` at random, `given` takes
-            the probe's.
+            the probe's; where those do not fit the head they are drawn from the model, and the card says so.
         likelihood: categorical, gaussian or bernoulli; see `likelihood`.
         loss: maps (model output, generator) to losses `[N]`, instead of a likelihood.
         sides: both, input (A only) or output (G only). The other side becomes the identity times what its mean
@@ -76,8 +82,8 @@ class KFAC:
         sharing: expand or reduce, for layers with several positions; see `factors`.
         max_factor_size: largest matrix that is decomposed; wider sides stay low-rank while the probe has few rows.
         oversize: what other wider sides become, diagonal or identity.
-        layer_rules: kinds of layers to precondition (linear, conv, embedding, tied, norm, recurrent, fallback), None for
-            all; the others are only scaled, as the other side of `sides`.
+        layer_rules: kinds of layers to precondition (those of `RULES`), None for all; the others are only scaled, as the
+            other side of `sides`.
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in low-rank sides.
         max_rank: eigenpairs kept of a side at least four times as wide, None for all; the rest keep their mean, so that
             the trace stays. Eigenvalues far below the first few are sampling noise of the probe anyway.
@@ -85,6 +91,8 @@ class KFAC:
             or more) where the probe has more: a few of every example, chosen by a public stream and weighted so that the
             estimate stays unbiased. None takes every position.
         seed: of the probe's own random stream, one stream a step.
+        output_probe: a second probe, for the output factors G; A comes from `probe` then. None takes both from one.
+        control: `random` keeps every spectrum and takes random orthogonal directions, to tell curvature from scaling.
     """
 
     probe: Probe
@@ -108,17 +116,14 @@ class KFAC:
     max_rank: int | None = 64
     rows_per_dim: float | None = 4.0
     seed: int = 0
+    output_probe: Probe | None = None
+    control: str = "none"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.probe, Probe):
-            raise ValueError(f"probe must have sample() and describe(), as PinkNoise(shape) has; got {self.probe!r}")
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        check_probe(self.probe)
+        check_probe(self.probe if self.output_probe is None else self.output_probe, "output_probe")
+        check_choices(self, _CHOICES)
+        check_positive(self, _POSITIVE)
         if self.layer_rules is not None:
             object.__setattr__(self, "layer_rules", tuple(self.layer_rules))
             unknown = [rule for rule in self.layer_rules if rule not in RULES]
@@ -137,18 +142,9 @@ class KFAC:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description for the plan's hash and the privacy card."""
-        probe = self.probe.describe()
-        described = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("probe", "loss")}
-        described["layer_rules"] = None if self.layer_rules is None else list(self.layer_rules)
-        source = probe.get("source", "unknown")
-        return {
-            "name": self.name,
-            **described,
-            "probe": probe,
-            "loss": None if self.loss is None else _function_name(self.loss),
-            "curvature_source": f"{source}: {probe['provenance']}" if "provenance" in probe else source,
-            "uses_private_data": False,
-        }
+        own = described(self, self.name)
+        own["layer_rules"] = None if self.layer_rules is None else list(self.layer_rules)
+        return {name: value for name, value in own.items() if (name, value) not in _LEFT_OUT}
 
     def due(self, step: int) -> bool:
         """Whether the metric is to be rebuilt before this step (from 0)."""
@@ -157,7 +153,8 @@ class KFAC:
     def run_at(self, step: int) -> ProbeRun:
         """The probe of one refresh."""
         return ProbeRun(
-            probe=self.probe, size=self.probe_size, chunk=self.chunk, labels=self.labels,
+            probe=self.probe, size=self.probe_size, chunk=self.chunk,
+            labels=self.labels if self.output_probe is None else labels_of(self.probe, self.labels),
             likelihood=self.likelihood, loss=self.loss, seed=self.seed, step=step,
         )  # fmt: skip
 
@@ -176,21 +173,26 @@ class KFAC:
             ValueError: as `build`.
         """
         with undisturbed(model), torch.no_grad():
-            measured = self._measure(model, capture, step, rules)
-            return {name: layer.result() for name, layer in measured.layers.items()}
+            return self._measure(model, capture, step, rules)[0]
 
     def _measure(
-        self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None
-    ) -> Measured:
+        self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None, keep: int | None = None
+    ) -> tuple[dict[str, LayerFactors], Measured]:
+        """Factors, and what a pass over `probe` has shown beside them."""
         if self.layer_rules is not None and rules is None:
             raise ValueError("layer_rules was set, so build() needs rules={layer name: rule}")
         structure = Structure(
             sharing=self.sharing, sides=self.sides, max_factor_size=self.max_factor_size,
             oversize=self.oversize, rules=self.layer_rules,
         )  # fmt: skip
-        return measure(
-            model, capture, self.run_at(step), structure, rules=rules or {}, rows_per_dim=self.rows_per_dim
-        )
+        run = self.run_at(step)
+        measured = measure(model, capture, run, structure, rules=rules or {}, rows_per_dim=self.rows_per_dim)
+        factors = {name: layer.result(keep) for name, layer in measured.layers.items()}
+        if self.output_probe is not None:
+            run = replace(run, probe=self.output_probe, labels=labels_of(self.output_probe, self.labels))
+            other = measure(model, capture, run, structure, rules=rules or {}, rows_per_dim=self.rows_per_dim)
+            factors = combined(factors, {name: layer.result(keep) for name, layer in other.layers.items()})
+        return factors, measured
 
     def build(
         self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None = None
@@ -202,7 +204,7 @@ class KFAC:
             capture: maps (model, loss) to layer name and block; `loss(model)` gives per-example losses `[N]`. Blocks
                 are looked up one at a time, so the mapping may form them on demand.
             step: step of training; with `seed` it names the probe's random stream.
-            rules: layer name to kind (linear, conv, embedding, norm, fallback).
+            rules: layer name to kind, one of `RULES`.
 
         Returns:
             The preconditioner; never with a NaN in it.
@@ -211,11 +213,11 @@ class KFAC:
             ValueError: the model's output, loss or a layer's contribution on the probe is not finite or does not fit.
         """
         with undisturbed(model), torch.no_grad():
-            measured = self._measure(model, capture, step, rules)
-            factors = {name: layer.result(self.max_rank) for name, layer in measured.layers.items()}
+            factors, measured = self._measure(model, capture, step, rules, self.max_rank)
             damping = self._damping()
             used = {n: f.normalised() for n, f in factors.items()} if self.scale in ("trace", "balanced") else factors
             used = filled(used) if self.damping_mode == "relative" else used
+            used = randomised(used, self.seed) if self.control == "random" else used
             metric, scale = _metric(used, damping, self.max_factor_size), 1.0
             if self.scale in ("probe", "balanced"):
                 scale = probe_scale(model, capture, self.run_at(step), metric, measured)
@@ -228,6 +230,7 @@ class KFAC:
             scale=scale,
             spectra={n: {_SHORT.get(s, s): x.spectrum.cpu() for s, x in f.sides.items()} for n, f in factors.items()},
             shapes={n: _shapes(model, n, f) for n, f in factors.items()},
+            note=measured.last.note,
         )
 
     def _damping(self) -> Damping:
@@ -235,12 +238,6 @@ class KFAC:
             value=self.damping, mode=self.damping_mode, gamma=self.gamma,
             exponent=self.exponent, rank_tolerance=self.rank_tolerance, max_rank=self.max_rank,
         )  # fmt: skip
-
-
-def _function_name(function: Callable[..., Any]) -> str:
-    """Where a function comes from; its contents are the caller's to keep fixed."""
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _metric(layers: Mapping[str, LayerFactors], damping: Damping, widest: int) -> Metric:
@@ -302,6 +299,7 @@ class Preconditioner:
         spectra: layer to `A` and `G` (or the role of an elementwise parameter) to undamped, unscaled eigenvalues; those
             beyond the first `max_rank` of a wide side by their mean.
         shapes: layer to its kind and the sizes of its sides, for `check`.
+        note: what the card should say beside the settings.
     """
 
     metric: Metric
@@ -310,11 +308,13 @@ class Preconditioner:
     scale: float = 1.0
     spectra: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    note: str = ""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Flat tensors, ready for safetensors; `from_state_dict` restores every bit."""
         rest = {"step": self.step, "scale": self.scale, "shapes": dict(self.shapes)}
         rest["report"] = [dict(row) for row in self.report]
+        rest |= {"note": self.note} if self.note else {}
         return pack(self.metric, self.spectra, rest)
 
     @classmethod
@@ -327,7 +327,7 @@ class Preconditioner:
         metric, spectra, rest = unpack(state)
         return cls(
             metric=metric, step=rest["step"], report=tuple(rest["report"]), scale=rest["scale"],
-            spectra=spectra, shapes=rest["shapes"],
+            spectra=spectra, shapes=rest["shapes"], note=rest.get("note", ""),
         )  # fmt: skip
 
     @property

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from dpkfc.blocks import Block
-from dpkfc.curvature.inputs import Inputs, call, device_of, examples, padding_mask, placed, select
-from dpkfc.curvature.likelihood import Draws, likelihood_loss
+from dpkfc.curvature.inputs import Inputs, call, device_of, examples, padding_mask, placed, select, tensors
+from dpkfc.curvature.likelihood import Draws, fits, likelihood_loss
 from dpkfc.curvature.probes import Probe
 
 __all__ = ["Capture", "Piece", "ProbeRun", "blocks_on_probe", "public_generator", "undisturbed"]
+
+_log = logging.getLogger(__name__)
 
 Capture = Callable[[nn.Module, Callable[[nn.Module], Tensor]], Mapping[str, Block]]
 ProbeLoss = Callable[[Any, torch.Generator], Tensor]
@@ -53,11 +56,13 @@ class Piece:
         blocks: layer name to what the layer contributes; a mapping may form them on demand.
         rows: which examples of the probe these are.
         mask: True `[n, T]` at the positions that are text, None where the inputs do not say.
+        note: what became of labels that do not fit the model's output.
     """
 
     blocks: Mapping[str, Block]
     rows: slice
     mask: Tensor | None = None
+    note: str = ""
 
     @property
     def size(self) -> int:
@@ -107,37 +112,112 @@ def blocks_on_probe(model: nn.Module, capture: Capture, run: ProbeRun, first: in
         first: leaves out the examples before this one.
 
     Raises:
-        ValueError: an output or a loss that is not finite, or of another number of examples.
+        ValueError: inputs that the model cannot take, an output or a loss that is not finite, or of another number of
+            examples.
     """
     generator = public_generator(run.seed, run.step)
-    inputs, labels = run.probe.sample(run.size, generator)
-    if examples(inputs) != run.size:
-        raise ValueError(f"the probe {type(run.probe).__name__} returned {examples(inputs)} examples, not {run.size}")
-    draws = Draws(generator, run.size)
+    inputs, labels = _sampled(run, generator)
+    draws, known = Draws(generator, run.size), _known_labels(run, labels)
     stops = range(run.size, first, -run.chunk)
     for stop in reversed(stops):
         rows = slice(max(first, stop - run.chunk), stop)
         held = placed(select(inputs, rows), model)
         mask = padding_mask(held, getattr(run.probe, "padding", None))
-        loss = _loss_of(run, held, None if labels is None else labels[rows], draws, rows=rows, mask=mask)
+        loss = _loss_of(run, held, None if labels is None else labels[rows], draws, rows=rows, mask=mask, known=known)
         with torch.enable_grad():
             blocks = capture(model, loss)
         if not blocks:
             raise ValueError("capture returned no layer: the probe's loss does not depend on any trainable layer")
-        yield Piece(blocks, rows, mask)
+        yield Piece(blocks, rows, mask, known.note)
+
+
+@dataclass
+class _Known:
+    """The labels that a probe holds, whether drawn for this refresh or not, and what became of them."""
+
+    labels: Tensor | None
+    note: str = ""
+
+    def kind(self, run: ProbeRun, output: Any) -> str:
+        """Where labels come from: those given, unless one of them does not fit the head."""
+        if run.labels != "given" or self.labels is None or fits(run.likelihood, output, self.labels):
+            return run.labels
+        if not self.note:
+            self.note = "the probe's labels do not fit the model's output: labels were drawn from the model"
+            _log.warning("%s", self.note)
+        return "model"
+
+
+def _known_labels(run: ProbeRun, drawn: Tensor | None) -> _Known:
+    """All labels of the probe where it holds some: which of them were drawn must not decide what they are used for."""
+    held = getattr(run.probe, "labels", None)
+    return _Known(held if isinstance(held, Tensor) else drawn)
+
+
+def _sampled(run: ProbeRun, generator: torch.Generator) -> tuple[Inputs, Tensor | None]:
+    """What the probe returned, or an error that names it."""
+    kind = type(run.probe).__name__
+    drawn = run.probe.sample(run.size, generator)
+    if not isinstance(drawn, tuple) or len(drawn) != 2:
+        raise ValueError(f"{kind}.sample() must return inputs and labels (or None), got a {type(drawn).__name__}")
+    inputs, labels = drawn
+    held = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    if not all(isinstance(x, Tensor) for x in held):
+        raise ValueError(f"{kind}.sample() must return a tensor or a mapping of tensors, got {type(inputs).__name__}")
+    if examples(inputs) != run.size:
+        raise ValueError(f"the probe {kind} returned {examples(inputs)} examples, not {run.size}")
+    return inputs, labels
+
+
+class _OutOfTable(ValueError):
+    """A row that an embedding does not have."""
+
+
+def _output(model: nn.Module, inputs: Inputs, probe: Probe) -> Any:
+    """The model's output on a probe, or an error that says what the probe gave it."""
+    kind = type(probe).__name__
+
+    def checked(name: str) -> Callable[..., None]:
+        def hook(table: nn.Module, args: tuple[Any, ...], more: dict[str, Any]) -> None:
+            ids, rows = (args[0] if args else more["input"]), cast(nn.Embedding, table).num_embeddings
+            low, high = (int(x) for x in torch.aminmax(ids)) if ids.numel() else (0, 0)
+            if low < 0 or high >= rows:
+                raise _OutOfTable(
+                    f"the probe {kind} reads row {min(low, 0) or high} of the embedding '{name}', which has {rows} rows; give "
+                    "the probe the vocabulary, the length and the segments that the model has (a larger vocabulary: "
+                    "model.resize_token_embeddings)"
+                )
+
+        return hook
+
+    tables = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
+    handles = [m.register_forward_pre_hook(checked(name), with_kwargs=True) for name, m in tables]
+    try:
+        return call(model, inputs)
+    except (torch.OutOfMemoryError, _OutOfTable):
+        raise
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        given = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}".strip() for name, x in tensors(inputs))
+        raise ValueError(
+            f"the model cannot be called on what the probe {kind} gives it ({given}): {error}; the probe's inputs need the "
+            "shape, dtype and names of the private examples"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _loss_of(
-    run: ProbeRun, inputs: Inputs, labels: Tensor | None, draws: Draws, *, rows: slice, mask: Tensor | None
+    run: ProbeRun, inputs: Inputs, labels: Tensor | None, draws: Draws, *, rows: slice, mask: Tensor | None, known: _Known
 ) -> Callable[[nn.Module], Tensor]:
     """The closure handed to `capture`: per-example losses of these probe examples."""
     size = rows.stop - rows.start
 
     def loss(model: nn.Module) -> Tensor:
-        output = call(model, inputs)
+        output = _output(model, inputs, run.probe)
         if run.loss is None:
             losses = likelihood_loss(
-                run.likelihood, output, labels=run.labels, given=labels, draws=draws, rows=rows, mask=mask
+                run.likelihood, output, labels=known.kind(run, output), given=labels, draws=draws, rows=rows, mask=mask
             )
         else:
             losses = run.loss(output, draws.generator)

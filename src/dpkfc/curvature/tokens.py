@@ -74,6 +74,8 @@ class TokenNoise:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"TokenNoise: {name} must be an integer of at least 1, got {value!r}")
+        if self.min_length is not None and (not isinstance(self.min_length, int) or isinstance(self.min_length, bool)):
+            raise ValueError(f"TokenNoise: min_length must be an integer or None, got {self.min_length!r}")
         self._check_ids()
         self._check_lengths()
         self._check_law()
@@ -114,10 +116,17 @@ class TokenNoise:
                     "TokenNoise: say where the frequencies come from, provenance='...'; the privacy card prints it. "
                     "Frequencies counted on private text void the guarantee."
                 )
-            if table.shape != (self.vocab_size,) or not torch.isfinite(table).all() or bool((table < 0).any()):
+            if table.shape != (self.vocab_size,):
                 raise ValueError(
-                    f"TokenNoise: frequencies must be {self.vocab_size} finite numbers that are not negative, one a "
-                    f"token; got shape {tuple(table.shape)}"
+                    f"TokenNoise: frequencies need one number for each of vocab_size={self.vocab_size} tokens, got shape "
+                    f"{tuple(table.shape)}"
+                )
+            bad = (~torch.isfinite(table) | (table < 0)).nonzero()
+            if len(bad):
+                first = int(bad[0])
+                raise ValueError(
+                    f"TokenNoise: frequencies must be finite and not negative, but {len(bad)} are not; the first is that of "
+                    f"token {first}, {float(table[first])}"
                 )
         if not float(self._cumulative[-1]) > 0:
             raise ValueError("TokenNoise: no token is left to draw; check first_id, exclude and frequencies")

@@ -7,33 +7,46 @@ With several it does not, since a scale of its own for every entry is no Kroneck
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dpkfc.blocks import Lookup, Outer, Tied
-from dpkfc.metric import Eigenbasis, Kronecker
+from dpkfc.metric import Eigenbasis
 
-__all__ = ["as_plain_lookup", "formed_squares", "rank_one_squares"]
+__all__ = ["as_plain_lookup", "formed_squares", "rank_one_norms"]
 
 
-def rank_one_squares(block: Outer, metric: Eigenbasis) -> Tensor:
-    """‖z_n‖² `[N]` in float64 of a block with one position and one group, rounded up.
+def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
+    """‖z_n‖ `[N]` in float64 of a block with one position and one group, rounded up.
 
-    All terms are squares, so nothing cancels: the result is off by a share of (d_in + d_out) units of roundoff, and by
-    those of the two rotations, which are bounded beside it.
+    Rows are brought to unit length and the scale to its largest entry first, so that squares neither overflow nor vanish:
+    tiny inputs beside huge output gradients keep their norm. All terms are squares, so nothing cancels: the result is off
+    by a share of (d_in + d_out) units of roundoff, and by those of the two rotations, which are bounded beside it.
     """
     a, b = block.explicit().a[:, 0], block.b[:, 0]
-    rotated_a = (a if metric.input is None else a @ metric.input).square()
-    rotated_b = (b if metric.output is None else b @ metric.output).square()
-    squares = ((rotated_b @ metric.scale.square()) * rotated_a).double().sum(1)
-    size, u = sum(metric.scale.shape), torch.finfo(b.dtype).eps / 2
+    long_a, long_b = _length(a), _length(b)
+    rotated_a = _rotated(a, long_a, metric.input).square()
+    rotated_b = _rotated(b, long_b, metric.output).square()
+    bound, (d_out, d_in) = metric.bound, metric.scale.shape
+    squares = ((rotated_b @ (metric.scale / bound).square()) * rotated_a).double().sum(1)
+    u = torch.finfo(b.dtype).eps / 2
     rotations = (metric.input is not None) + (metric.output is not None)
-    lengths = a.double().norm(dim=1) * b.double().norm(dim=1) * metric.bound
-    slack = 4 * rotations * math.sqrt(size) * u * lengths
-    return (squares.sqrt() * (1 + (size + 8) * u) + slack).square()
+    share = squares.sqrt() * (1 + (d_in + d_out + 8) * u) + 4 * (rotations * math.sqrt(d_in + d_out) + 1) * u
+    return share * bound * long_a * long_b
+
+
+def _length(rows: Tensor) -> Tensor:
+    """Length of every row `[N]` in float64."""
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+
+
+def _rotated(rows: Tensor, lengths: Tensor, basis: Tensor | None) -> Tensor:
+    """Rows of unit length (zero and NaN stay what they are) in a basis."""
+    unit = (rows / lengths.clamp(min=1e-300).unsqueeze(1)).to(rows.dtype)
+    return unit if basis is None else unit @ basis
 
 
 def as_plain_lookup(block: Lookup, metric: Eigenbasis) -> Lookup:
@@ -48,11 +61,11 @@ def as_plain_lookup(block: Lookup, metric: Eigenbasis) -> Lookup:
     return replace(block, b=b * metric.scale.T[block.ids])
 
 
-def formed_squares(block: Tied, metric: Eigenbasis | Kronecker, chunks: Callable[[int, int], object]) -> Tensor:
+def formed_squares(block: Tied, metric: Eigenbasis, chunks: Callable[[int, int], Iterator[slice]]) -> Tensor:
     """‖z_n‖² `[N]` in float64 of a tied table, whose gradients `[V, d]` are formed a few examples at a time."""
     rows, columns = block.outer.b.shape[2], block.outer.a.shape[2]
     pieces = [block.outer.b.new_zeros(0, dtype=torch.float64)]
-    for part in chunks(block.batch_size, rows * columns):  # type: ignore[attr-defined]
+    for part in chunks(block.batch_size, rows * columns):
         lookup = replace(block.lookup, ids=block.lookup.ids[part], b=block.lookup.b[part])
         g = Tied(lookup, replace(block.outer, a=block.outer.a[part], b=block.outer.b[part])).per_example()
         pieces.append(metric.whiten(g).double().flatten(1).square().sum(1))

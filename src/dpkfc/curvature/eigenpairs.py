@@ -1,0 +1,151 @@
+"""The Fisher information of every layer by eigenvalues of its product: what a floor on the product is applied to.
+
+A matrix-shaped layer has F = A ⊗ G = (Q_A ⊗ Q_G)(λ_A ⊗ λ_G)(Q_A ⊗ Q_G)ᵀ with both bases complete, so that every product
+λ_G,o λ_A,i has a direction. Other parameters (norm layers, embeddings, tied tables, raw parameters) have the diagonal of
+their Fisher information. Both are in the scale of one example: tr(F) is E‖g‖² if inputs and output gradients were independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpkfc.blocks import Outer
+from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor
+from dpkfc.curvature.layers import LayerAccumulator, Structure, is_known
+from dpkfc.curvature.linalg import Eigen
+from dpkfc.curvature.moments import Moments, squared_gradients
+from dpkfc.curvature.positions import Positions
+from dpkfc.curvature.probing import Capture, ProbeRun, blocks_on_probe, public_generator
+from dpkfc.metric import Eigenbasis, Elementwise, Entry
+
+__all__ = ["LayerFisher", "clamped", "condition", "eigenvalues", "fisher_of_layers"]
+
+
+@dataclass(frozen=True)
+class LayerFisher:
+    """The Fisher information of one layer.
+
+    Attributes:
+        entry: the bases, with scales of one; a floor and a root give it its scales.
+        spectrum: `A` and `G`, eigenvalues in the order of the bases, or role to the entries of a diagonal; float64.
+        shapes: kind and sizes of the sides, for `Preconditioner.check`.
+        note: what became of a side that was too wide.
+    """
+
+    entry: Eigenbasis | Elementwise
+    spectrum: Mapping[str, Tensor]
+    shapes: Mapping[str, Any]
+    note: str = ""
+
+
+def fisher_of_layers(
+    model: nn.Module, capture: Capture, run: ProbeRun, max_factor_size: int
+) -> tuple[dict[str, LayerFisher], str]:
+    """Run the probe once.
+
+    Args:
+        model: should be inside `undisturbed`.
+        capture: maps (model, loss) to layer name and block.
+        run: what to run.
+        max_factor_size: wider sides keep the diagonal of their factor.
+
+    Returns:
+        The layers by name, and a note on the probe's labels.
+
+    Raises:
+        ValueError: a layer's contribution on the probe is not finite, or of a kind without curvature.
+    """
+    structure = Structure(max_factor_size=max_factor_size)
+    positions = Positions(public_generator(run.seed, run.step, "positions"), run.size, None)
+    factors: dict[str, LayerAccumulator] = {}
+    moments: dict[str, Moments] = {}
+    note = ""
+    for piece in blocks_on_probe(model, capture, run):
+        positions.start(piece.rows, piece.mask)
+        note = piece.note
+        for name in piece.blocks:
+            block = piece.blocks[name]
+            if not is_known(block):
+                raise ValueError(f"layer '{name}': no curvature is known for a {type(block).__name__}; freeze it")
+            try:
+                if isinstance(block, Outer):
+                    factors.setdefault(name, LayerAccumulator(block, structure, None, positions)).add(block)
+                else:
+                    new = squared_gradients(block, "example")
+                    moments[name] = moments[name].plus(new) if name in moments else new
+            except ValueError as error:
+                raise ValueError(f"layer '{name}': {error}") from error
+    found = {name: _product(accumulator) for name, accumulator in factors.items()}
+    return found | {name: _diagonal(of) for name, of in moments.items()}, note
+
+
+def _product(accumulator: LayerAccumulator) -> LayerFisher:
+    layer = accumulator.result()
+    (a, values_a), (g, values_g) = (_complete(layer.sides[side], layer.dtype) for side in ("input", "output"))
+    ones = torch.ones(len(values_g), len(values_a), dtype=layer.dtype, device=layer.device)
+    entry = Eigenbasis(ones, *(None if q is None else q.to(layer.device) for q in (a, g)))
+    shapes = {"kind": "outer", **{side: list(shape) for side, shape in layer.shapes.items()}}
+    note = "; ".join(f"{side}: {text}" for side, text in layer.notes.items())
+    return LayerFisher(entry, {"A": values_a, "G": values_g}, shapes, note)
+
+
+def _diagonal(moments: Moments) -> LayerFisher:
+    mean = moments.mean
+    entry = moments.entry({role: torch.ones_like(x) for role, x in mean.items()})
+    assert isinstance(entry, Eigenbasis | Elementwise)
+    return LayerFisher(entry, {role: x.flatten().cpu() for role, x in mean.items()}, moments.shapes)
+
+
+def _complete(factor: Factor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
+    """An orthonormal basis `[d, d]` (None: the coordinates) and the eigenvalues `[d]` in its order."""
+    match factor:
+        case DiagonalFactor():
+            return None, factor.values.cpu()
+        case IsotropicFactor():
+            return None, torch.full((factor.dim,), factor.mean, dtype=torch.float64)
+        case Eigen():
+            held = factor.vectors.shape[1]
+            values = torch.cat([factor.values.cpu(), torch.zeros(factor.dim - held, dtype=torch.float64)])
+            if held == factor.dim:
+                return factor.vectors.to(dtype), values
+            return torch.linalg.qr(factor.vectors.double(), mode="complete").Q.to(dtype).contiguous(), values
+
+
+def eigenvalues(entry: Entry, spectrum: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The eigenvalues of a layer's Fisher information in the layout of its scales, float64, role to tensor."""
+    if isinstance(entry, Elementwise):
+        return {role: spectrum[role].to(scale.device).view(scale.shape) for role, scale in entry.scale.items()}
+    assert isinstance(entry, Eigenbasis)
+    if "A" in spectrum:
+        a, g = (spectrum[side].to(entry.scale.device) for side in ("A", "G"))
+        return {"weight": torch.outer(g, a)}
+    return {"weight": spectrum["weight"].to(entry.scale.device).view(entry.scale.shape)}
+
+
+def clamped(entry: Entry, spectrum: Mapping[str, Tensor], floor: float, exponent: float) -> Eigenbasis | Elementwise:
+    """The map max(F, floor · I)^(−exponent), each eigenvalue of the product on its own.
+
+    Args:
+        entry: with the bases; its scales are replaced.
+        spectrum: as `LayerFisher.spectrum`.
+        floor: λ, positive.
+        exponent: 1/2 whitens, 1 gives the natural gradient.
+    """
+    values = eigenvalues(entry, spectrum)
+    scale = {role: x.clamp(min=floor).pow(-exponent) for role, x in values.items()}
+    if isinstance(entry, Elementwise):
+        return Elementwise({role: scale[role].to(own) for role, own in entry.scale.items()})
+    assert isinstance(entry, Eigenbasis)
+    return replace(entry, scale=scale["weight"].to(entry.scale))
+
+
+def condition(values: Mapping[str, Tensor], floor: float = 0.0) -> float:
+    """Largest ÷ smallest eigenvalue with a floor; infinite where the smallest is zero."""
+    largest = max(floor, *(float(x.max()) for x in values.values()))
+    smallest = max(floor, min(float(x.min()) for x in values.values()))
+    return largest / smallest if smallest > 0 else float("inf")

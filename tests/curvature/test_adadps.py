@@ -1,0 +1,163 @@
+"""AdaDPS against its formula on formed gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.curvature import AdaDPS, FeatureNoise, PinkNoise, PublicData
+from dpkfc.curvature.norms import probe_norms
+from dpkfc.curvature.preconditioner import Preconditioner
+from dpkfc.curvature.probing import blocks_on_probe, public_generator, undisturbed
+from dpkfc.metric import Eigenbasis, Elementwise
+from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
+
+F64 = torch.float64
+
+
+def public(n: int = 40, d: int = 12, classes: int = 4) -> PublicData:
+    torch.manual_seed(5)
+    return PublicData(torch.randn(n, d), torch.randint(classes, (n,)), provenance="random rows")
+
+
+def ada(**settings: object) -> AdaDPS:
+    return AdaDPS(**{"probe": public(), "batch_size": 10, **settings})
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return mlp().double()
+
+
+def moments_by_autograd(config: AdaDPS, model: nn.Module, step: int = 0) -> dict[str, Tensor]:
+    """Mean over mini-batches of the squared gradient of the mean loss, by plain autograd on the probe's own labels."""
+    run = config.run_at(step)
+    x, y = run.probe.sample(run.size, public_generator(run.seed, step))
+    parameters, found = dict(model.named_parameters()), []
+    for rows in torch.arange(run.size).split(run.chunk):
+        loss = F.cross_entropy(model(x[rows].double()), y[rows])
+        found.append([g.square() for g in torch.autograd.grad(loss, list(parameters.values()))])
+    return {name: torch.stack([f[i] for f in found]).mean(0) for i, name in enumerate(parameters)}
+
+
+def matrix(v: dict[str, Tensor], layer: str) -> Tensor:
+    return torch.cat([v[f"{layer}.weight"], v[f"{layer}.bias"].unsqueeze(1)], 1)
+
+
+@pytest.mark.parametrize("batch_size", [10, 40, None, 15])
+def test_the_metric_is_the_formula(batch_size: int | None) -> None:
+    model, config = net(), ada(batch_size=batch_size, scale="raw")
+    built = config.build(model, capture, 0, rules_of(model))
+    v = moments_by_autograd(config, model)
+    assert config.run_at(0).size == {10: 40, 40: 40, None: 40, 15: 30}[batch_size]
+    shift = 1e-3 * float(torch.cat([x.flatten() for x in v.values()]).mean())
+    for layer in ("0", "2"):
+        entry = built.metric[layer]
+        assert isinstance(entry, Eigenbasis) and entry.input is None and entry.output is None
+        torch.testing.assert_close(entry.scale, 1 / (matrix(v, layer) + shift).sqrt(), rtol=1e-9, atol=0)
+
+
+def test_the_scale_keeps_the_median_norm_of_the_probe() -> None:
+    model, config = net(), ada()
+    built = config.build(model, capture, 0)
+    with undisturbed(model):
+        norms = [probe_norms(p.blocks, {}, built.metric) for p in blocks_on_probe(model, capture, config.run_at(0))]
+    plain, mapped = (torch.cat([n[i] for n in norms]) for i in (0, 1))
+    assert float(mapped.quantile(0.5)) == pytest.approx(float(plain.quantile(0.5)), rel=1e-9)
+    raw = ada(scale="raw").build(model, capture, 0)
+    torch.testing.assert_close(built.metric["0"].scale, raw.metric["0"].scale * built.scale, rtol=1e-12, atol=0)
+
+
+def test_entries_without_a_gradient_stay_bounded() -> None:
+    """A dead input column has v = 0: 1/√ε of the relative floor, not 1e5."""
+    x = torch.randn(40, 12)
+    x[:, 3] = 0
+    probe = PublicData(x, torch.randint(4, (40,)), provenance="a dead column")
+    model = net()
+    scale = ada(probe=probe, scale="raw").build(model, capture, 0).metric["0"].scale
+    wild = ada(probe=probe, as_released="adadps").build(model, capture, 0).metric["0"].scale
+    torch.testing.assert_close(wild[:, 3], torch.full((8,), 1e5, dtype=F64))
+    assert float(scale[:, 3].max() / scale.median()) < 100
+    rows = ada(probe=probe).build(model, capture, 0).report
+    assert "without a gradient" in rows[0]["note"]
+
+
+@pytest.mark.parametrize(("which", "root"), [("adadps", lambda v: (v + 1e-10).sqrt()), ("dp2", lambda v: v.sqrt() + 1e-7)])
+def test_released_forms(which: str, root) -> None:
+    model, config = net(), ada(as_released=which)
+    v = moments_by_autograd(config, model)
+    built = config.build(model, capture, 0)
+    torch.testing.assert_close(built.metric["0"].scale, 1 / root(matrix(v, "0")), rtol=1e-9, atol=0)
+    assert built.scale == 1.0 and which in config.describe()["name"]
+
+
+def test_refreshes() -> None:
+    assert [s for s in range(9) if ada(every=4).due(s)] == [0, 4, 8]
+    assert [s for s in range(9) if ada(every=4, as_released="dp-kfc").due(s)] == [0]
+
+
+def test_decay_averages_over_refreshes_and_survives_a_checkpoint() -> None:
+    model, config = net(), ada(decay=0.9, scale="raw")
+    first = config.build(model, capture, 0)
+    with torch.no_grad():
+        model[0].weight.mul_(0.5)
+    second = config.build(model, capture, 50, previous=first)
+    again = config.build(model, capture, 50, previous=Preconditioner.from_state_dict(first.state_dict()))
+    assert again.digest == second.digest
+    fresh = ada(scale="raw").build(model, capture, 50)
+    for layer in ("0", "2"):
+        exact = 0.9 * first.spectra[layer]["weight"] + 0.1 * fresh.spectra[layer]["weight"]
+        torch.testing.assert_close(second.spectra[layer]["weight"], exact, rtol=1e-12, atol=0)
+
+
+def test_pink_noise_draws_its_labels_and_every_kind_of_layer_is_covered() -> None:
+    config = AdaDPS(probe=PinkNoise(CNN_SHAPE), probe_size=40)
+    assert config.describe()["labels"] == "model" and ada().describe()["labels"] == "given"
+    model = cnn(groups=2).double()
+    built = config.build(model, capture, 0, rules_of(model))
+    assert built.metric["2"].scale.shape == (3, 18)
+    built.check(shapes_of(model))
+    text = Text().double()
+    built = AdaDPS(probe=PublicData(torch.randint(11, (40, 5)), provenance="ids")).build(text, capture, 0, rules_of(text))
+    assert isinstance(built.metric["norm"], Elementwise) and built.metric["embedding"].scale.shape == (6, 11)
+    built.check(shapes_of(text))
+    again = Preconditioner.from_state_dict(built.state_dict())
+    assert again.digest == built.digest
+
+
+def test_one_example_is_its_own_batch() -> None:
+    model = net()
+    single = ada(batch_size=1, scale="raw").build(model, capture, 0)
+    each = ada(per="example", scale="raw").build(model, capture, 0)
+    torch.testing.assert_close(single.metric["0"].scale, each.metric["0"].scale, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be an integer"),
+        ({"floor": 0.0}, "floor must be positive"),
+        ({"decay": 1.0}, "decay must lie in"),
+        ({"per": "epoch"}, "per must be one of"),
+        ({"as_released": "mine"}, "as_released must be one of"),
+        ({"every": 0}, "every must be an integer"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ada(**settings)
+
+
+def test_a_probe_without_any_gradient_is_refused() -> None:
+    model = net()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+
+    def flat(output: Tensor, generator: torch.Generator) -> Tensor:
+        return 0 * output.sum(1)
+
+    with pytest.raises(ValueError, match="no parameter has a gradient"):
+        AdaDPS(probe=FeatureNoise(12), probe_size=8, batch_size=4, loss=flat).build(model, capture, 0)

@@ -1,0 +1,286 @@
+"""Preconditioners beside KFAC through the whole loop: every release against a float64 loop over single examples."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature import DP2, KFAC, NGD, AdaDPS, PinkNoise, PrivateOracle, PublicData
+from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
+from dpkfc.plan import Plan
+from dpkfc.privacy.mechanism import gaussian_release
+from dpkfc.session import Session
+from tests.gradients.whitened import clipped, example_rows, explicit, looped, matrix
+
+F64, N, B, STEPS, LR = torch.float64, 24, 6, 5, 0.01
+SHAPE = (2, 4, 5)
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 4, 2, groups=2, bias=False)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))).mean((2, 3)))
+
+
+class Tokens(nn.Module):
+    """An MLP over the mean of embeddings, with a LayerNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 5)
+        self.norm = nn.LayerNorm(5)
+        self.hidden = nn.Linear(5, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.hidden(self.norm(self.table(ids).mean(1)))))
+
+
+def model(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    return (ConvNet() if kind == "conv" else Tokens()).double()
+
+
+def inputs(kind: str, n: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "conv":
+        return torch.randn(n, *SHAPE, generator=generator, dtype=F64)
+    return torch.randint(0, 9, (n, 4), generator=generator)
+
+
+def labels(n: int, seed: int) -> Tensor:
+    return torch.randint(0, 3, (n,), generator=torch.Generator().manual_seed(seed + 100))
+
+
+def data(kind: str) -> tuple[Tensor, Tensor]:
+    return inputs(kind, N, 1), labels(N, 1)
+
+
+def public(kind: str) -> PublicData:
+    return PublicData(inputs(kind, 30, 3), labels(30, 3), provenance="other rows")
+
+
+def loss_fn(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(net(batch[0]), batch[1], reduction="none")
+
+
+SETTINGS: dict[str, tuple[Any, str]] = {
+    "ngd": (lambda k: NGD(probe=public(k), lambda_safe=0.05, lambda_base=1e-3, steps=STEPS, every=2), "natural"),
+    "ngd whitened": (lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2), "whitened"),
+    "ngd after": (lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2, order="after"), "whitened"),
+    "ngd before": (lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2, order="before"), "inverse"),
+    "adadps": (lambda k: AdaDPS(probe=public(k), batch_size=10, every=2), "whitened"),
+    "adadps decay": (lambda k: AdaDPS(probe=public(k), batch_size=10, every=2, decay=0.9), "whitened"),
+    "dp2": (lambda k: DP2(phase=2, clip_ratio=2.0), "whitened"),
+    "dp2 corrected": (lambda k: DP2(phase=2, corrected=True), "whitened"),
+    "oracle": (lambda k: KFAC(probe=PrivateOracle(data(k)), labels="given", probe_size=24, every=2), "whitened"),
+    "hybrid": (
+        lambda k: KFAC(
+            probe=PinkNoise(SHAPE) if k == "conv" else PublicData(inputs(k, 20, 3), provenance="ids"),
+            output_probe=public(k), labels="given", probe_size=24, every=2,
+        ),
+        "whitened",
+    ),
+    "control": (lambda k: KFAC(probe=public(k), probe_size=24, every=2, control="random"), "whitened"),
+    "control, natural": (lambda k: KFAC(probe=public(k), probe_size=24, every=2, control="random"), "natural"),
+}  # fmt: skip
+
+
+def plan_of(name: str, kind: str, noise: float = 0.5) -> Plan:
+    make, readout = SETTINGS[name]
+    config = PrivacyConfig(
+        expected_batch_size=B, steps=STEPS, max_grad_norm=0.4, test_mode_seed=7, preconditioner=make(kind), readout=readout
+    )
+    return config.with_noise(noise, 1e-3, N)
+
+
+def session(p: Plan, net: nn.Module, kind: str, **options: Any) -> Session:
+    return Session(p, net, torch.optim.SGD(net.parameters(), LR), data(kind), **options)
+
+
+# -- the loop, with every map as one explicit matrix -------------------------------------------------------------------
+
+
+def whole(entry: Entry, d_out: int, d_in: int) -> Tensor:
+    """The map on the row-major vec of `[d_out, d_in]`."""
+    if isinstance(entry, Kronecker):
+        return torch.kron(explicit(entry.output, d_out).contiguous(), explicit(entry.input, d_in).contiguous())
+    assert isinstance(entry, Eigenbasis)
+    eye = [torch.eye(d, dtype=F64) for d in (d_out, d_in)]
+    q_out, q_in = (e if q is None else q for q, e in zip((entry.output, entry.input), eye, strict=True))
+    q = torch.kron(q_out.contiguous(), q_in.contiguous())
+    return q @ torch.diag(entry.scale.flatten()) @ q.T
+
+
+def mapped(layers: list[Layer], metric: Metric, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every parameter's part of z = P g, by explicit matrices."""
+    out = dict(tensors)
+    for layer in layers:
+        entry = metric.get(layer.name)
+        if entry is None or (isinstance(entry, Kronecker) and entry.is_identity):
+            continue
+        own = {role: tensors[full] for role, full in layer.parameters.items()}
+        if isinstance(entry, Elementwise):
+            out.update({layer.parameters[r]: entry.scale[r] * g for r, g in own.items()})
+            continue
+        g = own["weight"].T if layer.rule == "embedding" else matrix(layer, own)
+        groups = getattr(layer.module, "groups", 1)
+        d_out, d_in = g.shape[0] // groups, g.shape[1]
+        z = (g.reshape(groups, -1) @ whole(entry, d_out, d_in).T).view(g.shape)
+        if layer.rule == "embedding":
+            out[layer.parameters["weight"]] = z.T
+            continue
+        if "bias" in own:
+            out[layer.parameters["bias"]], z = z[:, -1], z[:, :-1]
+        out[layer.parameters["weight"]] = z.reshape(own["weight"].shape)
+    return out
+
+
+def expected(net: nn.Module, p: Plan, metric: Metric, indices: Any, kind: str, step: int) -> dict[str, Tensor]:
+    """The update of a step by a loop over its examples."""
+    layers = find_layers(net)
+    total = {name: torch.zeros_like(q) for name, q in net.named_parameters()}
+    batch = example_rows(data(kind), list(indices))
+    for grads in looped(net, batch, loss_fn):
+        z = mapped(layers, metric, grads)
+        norm = torch.sqrt(sum(x.square().sum() for x in z.values()))
+        total = {name: t + min(1.0, p.max_grad_norm / max(float(norm), 1e-300)) * z[name] for name, t in total.items()}
+    order = clipped(net, layers, example_rows(data(kind), [0]), loss_fn, 1.0, metric)[1]
+    noise = p.noise_stream()
+    noisy = gaussian_release(
+        {name: total[name] for name in order},
+        p.stddev,
+        p.expected_batch_size,
+        lambda size, dtype: torch.from_numpy(noise.normal(size, step, "float64")),
+    )
+    if p.config.readout == "natural":
+        noisy = mapped(layers, metric, noisy)
+    elif p.config.readout == "inverse":
+        noisy = mapped(layers, {name: entry.inverse() for name, entry in metric.items()}, noisy)
+    return noisy
+
+
+@pytest.mark.parametrize("kind", ["conv", "tokens"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_release_equals_a_loop_over_examples(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, net = plan_of(name, kind), model(kind)
+    built: list[int] = []
+    own = type(p.config.preconditioner)
+    original = own.build
+
+    @functools.wraps(original)
+    def build(self: Any, *args: Any, **more: Any) -> Any:
+        built.append(args[2])
+        return original(self, *args, **more)
+
+    monkeypatch.setattr(own, "build", build)
+    with session(p, net, kind) as s:
+        for step, batch in enumerate(s.batches()):
+            before = copy.deepcopy(net)
+            s.step(batch, loss_fn)
+            metric = s._coordinates.metric
+            update = expected(before, p, metric, batch.indices, kind, step)
+            size = float(torch.sqrt(sum(u.square().sum() for u in update.values())))
+            for (full, q), held in zip(net.named_parameters(), before.parameters(), strict=True):
+                moved, where = (held - q) / LR, f"{full}, step {step}"
+                torch.testing.assert_close(
+                    moved, update[full], rtol=1e-8, atol=1e-9 * size, msg=lambda m, w=where: f"{w}: {m}"
+                )
+            assert bool(metric) == (not name.startswith("dp2") or step in (2, 3))
+    assert built == [0, 2, 4]
+
+
+@pytest.mark.parametrize("kind", ["conv", "tokens"])
+@pytest.mark.parametrize("name", ["ngd", "ngd after", "adadps", "dp2"])
+def test_one_example_moves_the_sum_by_at_most_the_sensitivity(name: str, kind: str) -> None:
+    """In float32 too, on the examples themselves and on one scaled far up."""
+    p, net = plan_of(name, kind), model(kind)
+    with session(p, net, kind) as s:
+        for step, batch in enumerate(s.batches()):
+            s.step(batch, loss_fn)
+            if step == 3:
+                break
+        metric = s._coordinates.metric
+    layers, (x, y) = find_layers(net), data(kind)
+    assert p.sensitivity == p.max_grad_norm
+
+    def amplified(m: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
+        return loss_fn(m, rows) * 1e4
+
+    for loss in (loss_fn, amplified):
+        totals = [clipped(net, layers, (x[k:], y[k:]), loss, p.max_grad_norm, metric)[1] for k in (0, 1)]
+        moved = torch.sqrt(sum((totals[0][n] - totals[1][n]).square().sum() for n in totals[0]))
+        assert 0 < float(moved) <= p.max_grad_norm * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", ["ngd", "ngd before", "adadps decay", "dp2 corrected", "hybrid", "control"])
+def test_a_resumed_run_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """The checkpoint falls between two refreshes, and for DP² into the middle of a phase."""
+    kind = "tokens"
+
+    def run(net: nn.Module, stop: int | None = None, resume: bool = False) -> None:
+        with session(plan_of(name, kind), net, kind, ledger_path=tmp_path / f"{stop or resume}.jsonl") as s:
+            if resume:
+                s.restore(tmp_path / "checkpoint")
+            for done, batch in enumerate(s.batches(), 1):
+                s.step(batch, loss_fn)
+                if done == stop:
+                    s.save(tmp_path / "checkpoint")
+                    return
+
+    straight, resumed = model(kind), model(kind)
+    run(straight)
+    run(resumed, stop=3)
+    (tmp_path / "3.jsonl").rename(tmp_path / "True.jsonl")
+    again = model(kind)
+    run(again, resume=True)
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), again.parameters(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(resumed.parameters(), again.parameters(), strict=True))
+
+
+def test_ngd_with_a_floor_above_all_curvature_is_dp_sgd() -> None:
+    """F = I: the same run as DP-SGD with C and learning rate divided by the floor as they should be."""
+    kind, floor = "tokens", 100.0
+    rest = {"expected_batch_size": B, "steps": STEPS, "test_mode_seed": 7}
+    flat = NGD(probe=public(kind), lambda_safe=floor, lambda_base=floor, steps=STEPS)
+    plans = [
+        PrivacyConfig(max_grad_norm=0.4 / floor**0.5, preconditioner=flat, readout="natural", **rest),
+        PrivacyConfig(max_grad_norm=0.4, **rest),
+    ]
+    nets = [model(kind), model(kind)]
+    for config, net, lr in zip(plans, nets, (floor, 1.0), strict=True):
+        p = config.with_noise(0.5, 1e-3, N)
+        with Session(p, net, torch.optim.SGD(net.parameters(), lr), data(kind)) as s:
+            for batch in s.batches():
+                s.step(batch, loss_fn)
+    for a, b in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_schedules_and_readouts_that_do_not_go_with_the_plan_are_refused() -> None:
+    def made(ngd: NGD, readout: str) -> Plan:
+        config = PrivacyConfig(expected_batch_size=B, steps=STEPS, preconditioner=ngd, readout=readout)
+        return config.with_noise(1.0, 1e-3, N)
+
+    probe = public("tokens")
+    with pytest.raises(ValueError, match=r"NGD\(steps=6\) is longer than the 5 steps of the plan"):
+        made(NGD(probe=probe, lambda_safe=1.0, steps=STEPS + 1), "natural")
+    with pytest.raises(ValueError, match="order='before'.*readout='inverse'"):
+        made(NGD(probe=probe, lambda_safe=1.0, steps=STEPS, order="before"), "natural")
+    with pytest.raises(ValueError, match="order='after'.*readout='whitened'"):
+        made(NGD(probe=probe, lambda_safe=1.0, steps=STEPS, order="after"), "natural")
+    assert made(NGD(probe=probe, lambda_safe=1.0, steps=3), "natural").certified

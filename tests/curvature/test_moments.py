@@ -1,0 +1,56 @@
+"""Second moments of gradients against formed gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpkfc.blocks import Lookup, Outer, PerExample, Tied
+from dpkfc.curvature.moments import squared_gradients
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+IDS = torch.tensor([[0, 3, 0, 1], [2, 2, 2, 2], [4, 1, 3, 0]])
+BLOCKS = {
+    "one position": Outer(randn(5, 1, 4), randn(5, 1, 3, seed=1), homogeneous=True),
+    "positions": Outer(randn(5, 6, 4), randn(5, 6, 3, seed=1)),
+    "groups": Outer(randn(6, 3, 4), randn(6, 3, 2, seed=1), 2),
+    "lookup": Lookup(IDS, randn(3, 4, 2), 5),
+    "tied": Tied(Lookup(IDS, randn(3, 4, 2), 5), Outer(randn(3, 2, 2, seed=1), randn(3, 2, 5, seed=2))),
+}
+
+
+@pytest.mark.parametrize("per", ["example", "batch"])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_moments_equal_formed_gradients(kind: str, per: str) -> None:
+    block = BLOCKS[kind]
+    g = block.per_example()
+    g = g.mT if kind == "lookup" else g
+    groups = block.groups if isinstance(block, Outer) else 1
+    g = g.view(-1, groups, *g.shape[1:]) if groups > 1 else g.unsqueeze(1)
+    exact = g.square().mean((0, 1)) if per == "example" else g.mean(0).square().mean(0)
+    found = squared_gradients(block, per)
+    torch.testing.assert_close(found.mean["weight"], exact, rtol=1e-12, atol=1e-14)
+    twice = found.plus(found)
+    torch.testing.assert_close(twice.mean["weight"], exact, rtol=1e-12, atol=1e-14)
+    assert found.shapes["input"] == [exact.shape[1]]
+    torch.testing.assert_close(found.entry({"weight": exact}).whiten(g[0, 0]), exact * g[0, 0])
+
+
+@pytest.mark.parametrize("per", ["example", "batch"])
+def test_small_parameters_keep_their_roles(per: str) -> None:
+    block = PerExample({"weight": randn(4, 3), "bias": randn(4, 2, 2, seed=1)})
+    found = squared_gradients(block, per)
+    for role, g in block.grads.items():
+        exact = g.square().mean(0) if per == "example" else g.mean(0).square()
+        torch.testing.assert_close(found.mean[role], exact)
+    assert found.shapes == {"kind": "elementwise", "weight": [3], "bias": [2, 2]}
+
+
+def test_gradients_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        squared_gradients(Outer(torch.full((1, 1, 2), float("inf")), torch.ones(1, 1, 2)), "batch")

@@ -1,0 +1,254 @@
+"""DP-NGD: vector 8.8 of the specification against dense matrices, the schedule, and every kind of layer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.blocks import Outer
+from dpkfc.curvature import NGD, FeatureNoise, PinkNoise, PublicData
+from dpkfc.curvature.factors import kronecker_factors
+from dpkfc.curvature.ngd import AfterClip
+from dpkfc.curvature.preconditioner import Preconditioner
+from dpkfc.curvature.probing import ProbeRun, blocks_on_probe, undisturbed
+from dpkfc.metric import Eigenbasis, Elementwise, Metric
+from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
+
+F64 = torch.float64
+
+
+def ngd(**settings: object) -> NGD:
+    return NGD(**{"probe": FeatureNoise(12), "lambda_safe": 0.0025, "steps": 1000, "probe_size": 40, **settings})
+
+
+def test_the_schedule_has_the_values_of_the_specification() -> None:
+    config = ngd(lambda_base=1e-4)
+    expected = {0: 0.0025, 50: 0.0013, 100: 1e-4, 500: 1.0072e-4, 700: 1.4162e-4, 900: 8.3907e-4, 950: 1.45511e-3}
+    for step, value in {**expected, 1000: 0.0025, 5000: 0.0025}.items():
+        assert config.floor(step) == pytest.approx(value, rel=1e-4)
+    within = max(t for t in range(1000) if config.floor(t) <= 2e-4)
+    assert within == pytest.approx(755, abs=5)
+
+
+def test_the_floor_can_be_constant_and_has_a_default_base() -> None:
+    assert {ngd(lambda_base=0.0025).floor(t) for t in range(0, 1001, 50)} == {0.0025}
+    assert ngd().base == 1e-4 and ngd(lambda_safe=1e-4).base == pytest.approx(1e-5)
+    assert ngd(warm=0.0, lambda_base=1e-4).floor(0) == pytest.approx(1e-4)
+    assert ngd(lambda_base=None).describe()["lambda_base"] == 1e-4
+
+
+def test_lambda_safe_of_matched_steps() -> None:
+    """Resolution 1: (0.01 · 10 / (2 · 1))² = 0.0025, and 0.01 at η = 0.02."""
+    rest = {"probe": FeatureNoise(12), "steps": 10}
+    assert NGD.matched(eta=0.01, clip=10, eta_sgd=2, clip_sgd=1, **rest).lambda_safe == pytest.approx(0.0025)
+    assert NGD.matched(eta=0.02, clip=10, eta_sgd=2, clip_sgd=1, **rest).lambda_safe == pytest.approx(0.01)
+    with pytest.raises(ValueError, match="eta_sgd must be positive"):
+        NGD.matched(eta=0.02, clip=10, eta_sgd=0, clip_sgd=1, **rest)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lambda_safe": 0.0}, "lambda_safe must be positive"),
+        ({"lambda_base": 1.0}, "lambda_base must lie in"),
+        ({"lambda_base": 0.0}, "lambda_base must lie in"),
+        ({"warm": 1.0}, "warm is a share"),
+        ({"power": 0.0}, "power must be positive"),
+        ({"every": 0}, "every must be an integer"),
+        ({"order": "sideways"}, "order must be one of"),
+        ({"probe": 3}, "probe must have sample"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ngd(**settings)
+
+
+# -- vector 8.8 --------------------------------------------------------------------------------------------------------
+
+
+def dense_fisher(of: Eigenbasis, spectrum: dict[str, Tensor]) -> Tensor:
+    """G ⊗ A on the row-major vec of `[d_out, d_in]`, from the bases and eigenvalues that are held."""
+    sides = []
+    for q, side in ((of.output, "G"), (of.input, "A")):
+        values = spectrum[side].to(F64)
+        sides.append(torch.diag(values) if q is None else (q * values) @ q.T)
+    return torch.kron(sides[0].contiguous(), sides[1].contiguous())
+
+
+def power(matrix: Tensor, floor: float, exponent: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp(min=floor).pow(exponent)) @ vectors.T
+
+
+def on_probe(config: NGD, model: nn.Module, step: int = 0) -> dict[str, Outer]:
+    run = config.run_at(step)
+    whole = ProbeRun(**{**{f: getattr(run, f) for f in run.__dataclass_fields__}, "chunk": run.size})
+    with undisturbed(model):
+        return dict(next(iter(blocks_on_probe(model, capture, whole))).blocks)
+
+
+def test_bases_and_eigenvalues_are_those_of_the_factors() -> None:
+    """In the per-example scale, whatever the probe's size and chunk: trace is E‖a‖² E‖b‖²."""
+    torch.manual_seed(0)
+    model, config = mlp().double(), ngd()
+    built = config.build(model, capture, 0, rules_of(model))
+    for name, block in on_probe(config, model).items():
+        a, g = kronecker_factors(block)
+        fisher = dense_fisher(built.metric[name], built.spectra[name])
+        torch.testing.assert_close(fisher, torch.kron(g, a), rtol=1e-9, atol=1e-12)
+
+
+def test_positions_count_in_a_and_not_in_g() -> None:
+    """Resolution 7: A = 1/n ΣΣ aaᵀ, G = 1/(nT) ΣΣ bbᵀ."""
+    torch.manual_seed(0)
+    model = cnn(groups=2).double()
+    config = ngd(probe=PinkNoise(CNN_SHAPE))
+    built = config.build(model, capture, 0, rules_of(model))
+    for name, block in on_probe(config, model).items():
+        a, b = block.a.flatten(0, 1), block.b.flatten(0, 1)
+        exact = torch.kron(b.T @ b / len(b), a.T @ a / block.a.shape[0])
+        fisher = dense_fisher(built.metric[name], built.spectra[name])
+        torch.testing.assert_close(fisher, exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("step", [0, 3, 500])
+def test_norm_clip_noise_and_update_equal_dense_matrices(step: int) -> None:
+    """Vector 8.8: norms, clipped sum, mapped-back update and diag(F̃⁻¹), to 1e-10."""
+    torch.manual_seed(1)
+    model, config = mlp(d_in=6, width=5, classes=3).double(), ngd(probe=FeatureNoise(6), lambda_base=1e-4)
+    built = config.build(model, capture, 0)
+    metric, floor, c = config.metric_at(built, step), config.floor(step), 2.0
+    for name, block in on_probe(config, model).items():
+        fisher = dense_fisher(built.metric[name], built.spectra[name])
+        half, whole = power(fisher, floor, -0.5), power(fisher, floor, -1.0)
+        g = block.per_example().flatten(1)
+        shape = (-1, *metric[name].scale.shape)
+        z = metric[name].whiten(g.view(shape)).flatten(1)
+        torch.testing.assert_close(z, g @ half, rtol=1e-10, atol=1e-10)
+        norms = (g @ half).norm(dim=1)
+        a, b = block.a[:, 0] @ metric[name].input, block.b[:, 0] @ metric[name].output
+        ghost = ((b.square() @ metric[name].scale.square()) * a.square()).sum(1).sqrt()
+        torch.testing.assert_close(ghost, norms, rtol=1e-10, atol=1e-10)
+        factors = (c / norms).clamp(max=1)
+        noisy = factors @ (g @ half) + torch.randn(half.shape[0], dtype=F64)
+        update = metric[name].whiten(noisy.view(shape)).flatten()
+        torch.testing.assert_close(update, half @ noisy, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(half @ (factors @ (g @ half)), whole @ (factors @ g), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(metric[name].variance().flatten(), whole.diagonal(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("order", ["split", "after", "before"])
+def test_a_floor_above_all_eigenvalues_is_dp_sgd(order: str) -> None:
+    """F = I: with the floor at 1 and all curvature below it the maps are the identity in every order."""
+    torch.manual_seed(2)
+    model = mlp().double()
+    config = ngd(lambda_safe=1e6, lambda_base=1e6, order=order)
+    built = config.build(model, capture, 0)
+    g = torch.randn(8, 13, dtype=F64)
+    factor = {"split": 1e-3, "after": 1e-6, "before": 1.0}[order]
+    entry = config.metric_at(built, 0)["0"]
+    torch.testing.assert_close(entry.whiten(g), factor * g, rtol=1e-12, atol=0)
+    if order == "before":
+        torch.testing.assert_close(entry.inverse().whiten(g), 1e-6 * g, rtol=1e-12, atol=0)
+
+
+def test_orders_differ_in_where_the_map_stands() -> None:
+    torch.manual_seed(3)
+    model, g = mlp().double(), torch.randn(8, 13, dtype=F64)
+    maps = {}
+    for order in ("split", "after", "before"):
+        config = ngd(order=order)
+        maps[order] = config.metric_at(config.build(model, capture, 0), 7)["0"]
+    natural = maps["split"].whiten(maps["split"].whiten(g))
+    torch.testing.assert_close(maps["after"].whiten(g), natural, rtol=1e-10, atol=1e-10)
+    assert isinstance(maps["before"], AfterClip) and maps["before"].is_identity
+    torch.testing.assert_close(maps["before"].inverse().whiten(g), natural, rtol=1e-10, atol=1e-10)
+
+
+# -- other layers ------------------------------------------------------------------------------------------------------
+
+
+def test_other_parameters_have_a_diagonal_under_the_same_floor() -> None:
+    """Resolution 9: embeddings and norm layers, E g² per entry, unread rows at the floor."""
+    torch.manual_seed(0)
+    model = Text(rows=30).double()
+    ids = PublicData(torch.randint(11, (20, 5)), provenance="random ids")
+    config = ngd(probe=ids, probe_size=None)
+    built = config.build(model, capture, 0, rules_of(model))
+    assert config.describe()["probe_size"] == 20
+    blocks, floor = on_probe(config, model), config.floor(0)
+    table = blocks["embedding"].per_example().square().mean(0)
+    torch.testing.assert_close(built.metric["embedding"].scale, table.clamp(min=floor).rsqrt().T, rtol=1e-10, atol=0)
+    assert float(built.metric["embedding"].scale[:, 11:].min()) == pytest.approx(floor**-0.5)
+    norm = built.metric["norm"]
+    assert isinstance(norm, Elementwise)
+    for role, g in blocks["norm"].grads.items():
+        exact = g.square().mean(0).clamp(min=floor).rsqrt()
+        torch.testing.assert_close(norm.scale[role], exact, rtol=1e-10, atol=0)
+    built.check(shapes_of(model))
+
+
+def test_sides_that_are_too_wide_keep_their_diagonal() -> None:
+    torch.manual_seed(0)
+    model = mlp().double()
+    config = ngd(max_factor_size=10, probe_size=64)
+    built = config.build(model, capture, 0)
+    entry = built.metric["0"]
+    assert entry.input is None and entry.output is not None
+    block = on_probe(config, model)["0"]
+    torch.testing.assert_close(built.spectra["0"]["A"], block.a[:, 0].square().mean(0), rtol=1e-6, atol=0)
+    assert any("diagonal" in row["note"] for row in built.report)
+
+
+def test_few_examples_leave_a_complete_basis() -> None:
+    torch.manual_seed(0)
+    model = mlp().double()
+    built = ngd(probe_size=4).build(model, capture, 0)
+    for name in ("0", "2"):
+        for q in (built.metric[name].input, built.metric[name].output):
+            torch.testing.assert_close(q.T @ q, torch.eye(len(q), dtype=F64), rtol=0, atol=1e-12)
+    assert int((built.spectra["0"]["A"] > 0).sum()) == 4
+
+
+def test_a_layer_that_the_probe_does_not_reach_is_refused_by_name() -> None:
+    model = mlp()
+    with pytest.raises(ValueError, match="does not reach these layers: aside"):
+        ngd().build(model, capture, 0, {**rules_of(model), "aside": "linear"})
+
+
+def same(first: Metric, second: Metric) -> bool:
+    def tensors(metric: Metric) -> list[Tensor]:
+        found = []
+        for e in metric.values():
+            found += list(e.scale.values()) if isinstance(e, Elementwise) else [e.scale, e.input, e.output]
+        return [x for x in found if x is not None]
+
+    return all(torch.equal(x, y) for x, y in zip(tensors(first), tensors(second), strict=True))
+
+
+@pytest.mark.parametrize("order", ["split", "after"])
+def test_a_checkpoint_continues_the_schedule_bit_for_bit(order: str) -> None:
+    torch.manual_seed(0)
+    model = Text().double()
+    config = ngd(probe=PublicData(torch.randint(11, (20, 5)), provenance="ids"), order=order)
+    built = config.build(model, capture, 8, rules_of(model))
+    state = {name: x.clone() for name, x in built.state_dict().items()}
+    again = Preconditioner.from_state_dict(state)
+    assert again.digest == built.digest
+    for step in (8, 9, 15, 600):
+        assert same(config.metric_at(built, step), config.metric_at(again, step))
+    assert same(config.metric_at(built, 8), built.metric)
+    again.check(shapes_of(model))
+
+
+def test_float32_models_have_float32_metrics() -> None:
+    model = mlp()
+    built = ngd().build(model, capture, 0)
+    assert {built.metric[n].scale.dtype for n in built.metric} == {torch.float32}
+    q = built.metric["0"].input
+    overlap = (q.T @ q - torch.eye(len(q))).abs().max()
+    assert float(overlap) < 1e-5 and math.isfinite(built.metric["0"].bound)

@@ -1,0 +1,243 @@
+"""Token probes through the whole loop: BERT and GPT-2 as they are, with adapters, against loops; and bad probes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData, TokenNoise
+from dpkfc.curvature.probing import public_generator
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.tape import capture
+from dpkfc.metric import Diagonal, Identity, Kronecker
+from dpkfc.session import Session
+from tests.gradients.whitened import example_rows, looped, whiten
+
+F64, N, B, V, T = torch.float64, 20, 6, 23, 7
+ENDS = {"cls_id": 1, "sep_id": 2, "pad_id": 0}
+UNIFORM = TokenNoise(V, T, **ENDS)
+PROBES = {
+    "uniform": UNIFORM,
+    "zipf": TokenNoise(V, T, **ENDS, zipf_exponent=1.0, first_id=3),
+    "table": TokenNoise(V, T, **ENDS, frequencies=[k % 5 for k in range(V)], provenance="a public word list", min_length=4),
+}
+
+
+def _bert(**more: Any) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=V, hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, num_labels=3,
+        max_position_embeddings=T + 1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **more,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.BertForSequenceClassification(config)
+
+
+def _gpt2() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=V, n_embd=12, n_layer=2, n_head=2, n_positions=T + 1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def _adapted(model: nn.Module, targets: list[str], **more: Any) -> nn.Module:
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules=targets, lora_dropout=0.0, **more))
+
+
+MODELS = {
+    "bert": _bert,
+    "gpt2": _gpt2,
+    "bert-lora": lambda: _adapted(_bert(), ["query", "value"], modules_to_save=["classifier"]),
+    "gpt2-lora": lambda: _adapted(_gpt2(), ["c_attn"], fan_in_fan_out=True),
+}
+
+
+class Texts(torch.utils.data.Dataset):
+    """Padded texts as dictionaries."""
+
+    def __init__(self, batch: Mapping[str, Tensor]) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch["labels"])
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: x[index] for name, x in self.batch.items()}
+
+
+def _texts(n: int = N) -> dict[str, Tensor]:
+    inputs, _ = UNIFORM.sample(n, torch.Generator().manual_seed(5))
+    return {**inputs, "labels": torch.arange(n) % 3}
+
+
+def _losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    if logits.dim() == 2:
+        return F.cross_entropy(logits, batch["labels"], reduction="none")
+    targets = batch["input_ids"][:, 1:].masked_fill(batch["attention_mask"][:, 1:] == 0, -100)
+    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), targets, reduction="none")
+    return losses.sum(1) / (targets != -100).sum(1)
+
+
+def _session(model: nn.Module, preconditioner: Any, lr: float = 0.1, noise: float = 0.0, **config: Any) -> Session:
+    settings = {"expected_batch_size": B, "steps": 3, "max_grad_norm": 0.5, "test_mode_seed": 3, **config}
+    plan = PrivacyConfig(preconditioner=preconditioner, **settings).with_noise(noise, 1e-3, N)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return Session(plan, model, torch.optim.SGD(trained, lr), Texts(_texts()))
+
+
+def _kfac(**fields: Any) -> KFAC:
+    return KFAC(**{"probe": UNIFORM, "probe_size": 24, "chunk": 16, "every": 2, **fields})
+
+
+@pytest.mark.parametrize(
+    ("kind", "law"), [("bert", "zipf"), ("gpt2", "uniform"), ("bert-lora", "uniform"), ("gpt2-lora", "table")]
+)
+def test_clipped_steps_in_the_metric_of_a_token_probe_equal_a_loop(kind, law):
+    """Dict batches with masks, tied tables, transposed weights and adapters, over two refreshes; σ = 0."""
+    model = MODELS[kind]().double()
+    layers = find_layers(model)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with _session(model, _kfac(probe=PROBES[law])) as s:
+        for batch in s.batches():
+            before = {name: p.detach().clone() for name, p in trained.items()}
+            rows = looped(model, example_rows(_texts(), list(batch.indices)), _losses)
+            s.step(batch, _losses)
+            total = {name: torch.zeros_like(p) for name, p in before.items()}
+            for grads in rows:
+                z = {}
+                for layer in layers:
+                    z |= whiten(layer, s.preconditioner.metric.get(layer.name), grads)
+                norm = float(torch.sqrt(sum(x.square().sum() for x in z.values())))
+                total = {name: x + min(1.0, 0.5 / norm) * z[name] for name, x in total.items()}
+            for name, p in trained.items():
+                exact = before[name] - 0.1 * total[name] / B
+                torch.testing.assert_close(p.detach(), exact, rtol=1e-8, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+        assert s.preconditioner.step == 2 and s.steps_done == 3
+        assert set(s.preconditioner.metric) == {layer.name for layer in layers}
+
+
+@pytest.mark.parametrize("law", PROBES)
+def test_the_table_of_a_model_is_scaled_by_how_often_the_probe_reads_its_rows(law):
+    """Rows of padding count nothing, and a row that is read more often is scaled less."""
+    model, kfac = _bert().double(), _kfac(probe=PROBES[law], probe_size=200)
+    layers = find_layers(model)
+    build = lambda f: f(model, lambda m, loss: capture(m, layers, loss), 0, {x.name: x.rule for x in layers})  # noqa: E731
+    name = "bert.embeddings.word_embeddings"
+    inputs, _ = PROBES[law].sample(200, public_generator(0, 0))
+    reads = torch.bincount(inputs["input_ids"][inputs["attention_mask"] == 1], minlength=V).double()
+    found = build(kfac.factors)[name].sides["input"].values
+    smoothed = (reads + 1) * reads.sum() / (reads.sum() + V) / 200
+    torch.testing.assert_close(found, smoothed, rtol=1e-10, atol=0.0)
+    entry = build(kfac.build).metric[name]
+    assert isinstance(entry, Kronecker) and isinstance(entry.input, Diagonal)
+    exact = (smoothed / smoothed.mean() + 0.1).pow(-0.5)
+    torch.testing.assert_close(entry.input.scale / entry.input.scale[0], exact / exact[0], rtol=1e-9, atol=0.0)
+    assert int(reads[0]) == 0 and float(entry.input.scale.max()) == float(entry.input.scale[0])
+
+
+def test_what_stands_in_the_padding_changes_no_factor():
+    model = _bert(pad_token_id=None).double()
+    layers = find_layers(model)
+    built = []
+    for pad in (0, 9):
+        probe = TokenNoise(V, T, cls_id=1, sep_id=2, pad_id=pad, exclude=(0, 9))
+        kfac = _kfac(probe=probe)
+        built.append(kfac.factors(model, lambda m, loss: capture(m, layers, loss), 0, {x.name: x.rule for x in layers}))
+    for name, factors in built[0].items():
+        for side, factor in factors.sides.items():
+            torch.testing.assert_close(factor.spectrum, built[1][name].sides[side].spectrum, rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["bert-lora", "gpt2-lora"])
+def test_adapters_train_with_noise_from_their_zero_start(kind):
+    model = MODELS[kind]()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with _session(model, _kfac(), noise=1.0, lr=0.01, steps=5) as s:
+        for batch in s.batches():
+            s.step(batch, _losses)
+            dead = {row["layer"] for row in s.preconditioner.report if "no signal" in row["note"]}
+            entries = s.preconditioner.metric
+            adapters = {name for name in entries if ".lora_A." in name}
+            assert dead == (adapters if batch.step < 2 else set())
+            assert all(isinstance(entries[name].output, Identity) == (batch.step < 2) for name in adapters)
+            assert all(0.05 < entry.input.bound * entry.output.bound < 50 for name, entry in entries.items() if "lora" in name)
+    for name, p in model.named_parameters():
+        assert bool(torch.isfinite(p).all()) and torch.equal(p, start[name]) != p.requires_grad, name
+
+
+# -- bad probes: one error that names the fault, and nothing is released
+
+
+class Odd:
+    """A probe that returns what it is given."""
+
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def sample(self, n: int, generator: torch.Generator) -> Any:
+        return self.returned(n) if callable(self.returned) else self.returned
+
+    def describe(self) -> dict[str, Any]:
+        return {"source": "synthetic"}
+
+
+PAIR = TokenNoise(V, T, **ENDS, segments=2)
+BAD: dict[str, tuple[str, Any, str]] = {
+    "vocabulary": ("bert", TokenNoise(V + 400, T, **ENDS), r"row \d+ of the embedding .bert.embeddings.word_emb.* 23 rows"),
+    "tied vocabulary": ("gpt2", TokenNoise(V + 400, T, **ENDS), "row .* of the embedding 'transformer.wte'"),
+    "adapter": ("bert-lora", TokenNoise(V + 400, T, **ENDS), "the probe TokenNoise reads row"),
+    "length": ("gpt2", TokenNoise(V, 3 * T, **ENDS), "row 20 of the embedding 'transformer.wpe', which has 8 rows"),
+    "length of BERT": ("bert", TokenNoise(V, 3 * T, **ENDS), r"input_ids \(8, 21\) torch.int64"),
+    "segments": ("bert-one-type", PAIR, "row 1 of the embedding 'bert.embeddings.token_type_embeddings', which has 1 rows"),
+    "negative": ("bert", PublicData(-torch.ones(4, T).long(), provenance="x"), "row -1 of the embedding"),
+    "names": ("bert", PublicData({"tokens": torch.ones(4, T).long()}, provenance="x"), "names of the private examples"),
+    "dtype": ("bert", PublicData(torch.ones(4, T), provenance="x"), r"PublicData gives it \(\(8, 7\) torch.float32\)"),
+    "shape": ("linear", FeatureNoise(5), r"FeatureNoise gives it \(\(8, 5\) torch.float32\): .*6.*; the probe's inputs need"),
+    "image": ("linear", PinkNoise((1, 4, 4)), "PinkNoise gives it"),
+    "integers": ("linear", PublicData(torch.ones(4, 6).long(), provenance="x"), "torch.int64"),
+    "no pair": ("linear", Odd(lambda n: torch.zeros(n, 6)), r"Odd.sample\(\) must return inputs and labels"),
+    "a list": ("linear", Odd(lambda n: ([0.0] * n, None)), r"Odd.sample\(\) must return a tensor or a mapping of tensors"),
+    "too few": ("linear", Odd(lambda n: (torch.zeros(n - 1, 6), None)), "Odd returned 23 examples, not 24"),
+}
+
+
+def _bad_model(kind: str) -> nn.Module:
+    if kind == "linear":
+        return nn.Sequential(nn.Linear(6, 3))
+    return _bert(type_vocab_size=1) if kind == "bert-one-type" else MODELS[kind]()
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_probe_that_does_not_fit_the_model_is_named_before_any_release(fault):
+    kind, probe, message = BAD[fault]
+    model = _bad_model(kind)
+    with _session(model, _kfac(probe=probe)) as s:
+        before = [p.detach().clone() for p in model.parameters()]
+        loss_fn = _losses if kind != "linear" else lambda m, batch: m(batch["input_ids"][:, :6].float()).square().sum(1)
+        with pytest.raises(ValueError, match=message):
+            s.step(next(s.batches()), loss_fn)
+        assert s.steps_done == 0 and all(map(torch.equal, before, model.parameters()))
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+def test_the_last_probe_id_that_fits_is_taken():
+    with _session(_bert(), _kfac(probe=TokenNoise(V, T + 1, **ENDS, frequencies=[0] * (V - 1) + [1], provenance="x"))) as s:
+        s.step(next(s.batches()), _losses)
+        assert s.steps_done == 1
+
+
+@pytest.mark.parametrize("value", [0, -4, 2.0, True])
+def test_a_probe_size_below_one_is_named(value):
+    with pytest.raises(ValueError, match="probe_size must be an integer of at least 1"):
+        _kfac(probe_size=value)

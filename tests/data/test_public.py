@@ -1,0 +1,64 @@
+"""Rows that a public and a private dataset share are found whatever holds them, and refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dpkfc.curvature import KFAC, FeatureNoise, PublicData
+from dpkfc.data.public import check_disjoint, check_probes, shared_rows
+
+X = torch.randn(20, 2, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(20) % 3
+
+
+def test_equal_rows_are_found_in_every_form() -> None:
+    public = torch.cat([torch.randn(3, 2, 3), X[[4, 9]]])
+    expected = [(3, 4), (4, 9)]
+    forms = [
+        X,
+        X.double(),
+        (X, Y),
+        {"x": X},
+        torch.utils.data.TensorDataset(X, Y),
+        [(X[i], int(Y[i])) for i in range(20)],
+        [(X[i].numpy(), 0) for i in range(20)],
+    ]
+    for private in forms:
+        own = {"x": public} if isinstance(private, dict) else public
+        assert shared_rows(own, private) == expected
+    assert shared_rows(X[:4], X[4:]) == []
+
+
+def test_tokens_are_compared_without_their_labels() -> None:
+    ids, mask = torch.randint(0, 50, (6, 4)), torch.ones(6, 4, dtype=torch.long)
+    public = {"input_ids": ids[2:3], "attention_mask": mask[2:3], "labels": torch.tensor([9])}
+    rows = [{"input_ids": ids[i].tolist(), "attention_mask": mask[i].tolist(), "label": i} for i in range(6)]
+    assert shared_rows(public, rows) == [(0, 2)]
+    assert shared_rows(public, {"input_ids": ids, "attention_mask": mask}) == [(0, 2)]
+    assert shared_rows([{"text": "a b"}], [{"text": "a"}, {"text": "a b"}]) == [(0, 1)]
+
+
+def test_shared_rows_are_refused_by_name() -> None:
+    check_disjoint(X[:5], (X[5:], Y[5:]))
+    with pytest.raises(ValueError, match=r"share 8 rows \(public rows 0, 1, 2, 3, 4, …\)"):
+        check_disjoint(X[:8], (X, Y))
+    with pytest.raises(ValueError, match="the probe of NGD and the private dataset share 1 rows"):
+        check_disjoint(X[:1], (X, Y), "the probe of NGD")
+
+
+def test_probes_of_a_preconditioner_are_looked_at() -> None:
+    rows = X.flatten(1)
+    public, noise = PublicData(rows[:2], provenance="rows"), FeatureNoise(6)
+    check_probes(KFAC(probe=public), (rows[2:], Y[2:]))
+    check_probes(KFAC(probe=noise), (rows, Y))
+    check_probes(None, (rows, Y))
+    check_probes(KFAC(probe=public), torch.utils.data.TensorDataset(rows, Y))  # would be read through
+    for config, name in ((KFAC(probe=public), "probe"), (KFAC(probe=noise, output_probe=public), "output probe")):
+        with pytest.raises(ValueError, match=f"the {name} of KFAC and the private dataset share 2 rows"):
+            check_probes(config, (rows, Y))
+
+
+def test_minus_zero_and_shape() -> None:
+    assert shared_rows(torch.tensor([[-0.0, 1.0]]), torch.tensor([[0.0, 1.0]])) == [(0, 0)]
+    assert shared_rows(torch.zeros(1, 2, 3), torch.zeros(1, 3, 2)) == []

@@ -1,0 +1,239 @@
+"""GEP from the settings to the step: one event for both parts, a session against brute force, and a run that goes on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import dp_accounting
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.gep import GEP
+from dpkfc.curvature.preconditioner import KFAC
+from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.gradients.accumulate import split_sum
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.subspace import spread
+from dpkfc.postprocess.adam_bc import AdamBC
+from dpkfc.postprocess.readout import read_out
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.mechanism import ClippedSum, Released, release
+from dpkfc.session import Session
+from dpkfc.subspace import EMBEDDING, Subspace
+from tests.test_session import N, data, loss_fn, net, plan, train, weights
+
+S1, S2 = 0.6, 0.4
+
+
+def gep(**settings: object) -> GEP:
+    options = {"probe": FeatureNoise(6), "rank": 5, "groups": 2, "probe_size": 32, "embedding_norm": S1, "residual_norm": S2}
+    return GEP(**{**options, **settings})
+
+
+def split(noise: float = 0.0, config: GEP | None = None, **settings: object):
+    config = config or gep()
+    return plan(noise, preconditioner=config, clipping=config.clipping, **settings)
+
+
+# -- accounting --------------------------------------------------------------------------------------------------------
+
+
+def by_rdp(noise: float, steps: int, orders: list[int] | None = None) -> float:
+    """dp-accounting's own ε at q = .02, δ = 1e-5."""
+    accountant = dp_accounting.rdp.RdpAccountant(orders)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(noise)), steps)
+    return float(accountant.get_epsilon(1e-5))
+
+
+@pytest.mark.parametrize(("sigma", "joint", "summed"), [(6.0, 2.071, 2.05), (3.0, 4.78, 4.61), (2.0, 8.44, 7.69)])
+def test_a_step_costs_one_gaussian_of_noise_sigma_over_root_two(sigma: float, joint: float, summed: float) -> None:
+    """T = 10 000. Adding up the RDP curves of two releases, as if each had a sample of its own, says too little."""
+    settings = {"expected_batch_size": 200, "steps": 10_000, "accountant": "rdp"}
+    made = PrivacyConfig(preconditioner=gep(), clipping="embedding_residual", **settings)
+    p = made.with_noise(sigma / math.sqrt(2), 1e-5, 10_000)
+    assert p.sensitivity == math.sqrt(2)
+    assert p.stddev == pytest.approx(sigma)  # of either part, in units of its clip norm
+    assert p.epsilon() == pytest.approx(by_rdp(sigma / math.sqrt(2), 10_000), rel=1e-9)
+    whole = list(range(2, 64))  # the orders that the reference values were calculated with
+    assert by_rdp(sigma / math.sqrt(2), 10_000, whole) == pytest.approx(joint, rel=5e-4)
+    assert by_rdp(sigma, 20_000, whole) == pytest.approx(summed, rel=5e-4)
+    assert by_rdp(sigma, 20_000) < p.epsilon() <= by_rdp(sigma / math.sqrt(2), 10_000, whole)
+
+
+def test_without_a_residual_a_step_costs_what_one_of_dp_sgd_costs() -> None:
+    settings = {"expected_batch_size": 200, "steps": 100, "accountant": "rdp"}
+    config = gep(residual_norm=None)
+    p = PrivacyConfig(preconditioner=config, clipping="embedding", **settings).with_noise(1.0, 1e-5, 10_000)
+    other = PrivacyConfig(**settings).with_noise(1.0, 1e-5, 10_000)
+    assert p.sensitivity == 1.0 and p.epsilon() == other.epsilon() and p.hash != other.hash
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2])
+def test_shares_divide_one_and_the_same_noise(share: float) -> None:
+    """1 / σ₁² + 1 / σ₂² = 1 / σ² for the noise σ₁ on w / S₁ and σ₂ on r / S₂."""
+    p = split(1.3, gep(share=share))
+    basis = Subspace({}, S1, S2, share)
+    parts = [p.stddev / (basis.embedding_scale * S1), p.stddev / (basis.residual_scale * S2)]
+    assert sum(part**-2 for part in parts) == pytest.approx(p.noise_multiplier**-2)
+    assert p.sensitivity == pytest.approx(math.hypot(basis.embedding_scale * S1, basis.residual_scale * S2))
+
+
+def test_replacing_one_example_costs_twice_as_much() -> None:
+    assert split(1.0, sampler="fixed").sensitivity == pytest.approx(2 * math.sqrt(2))
+
+
+# -- settings that do not go together ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preconditioner": gep()}, "needs clipping='embedding_residual', not 'flat'"),
+        ({"preconditioner": gep(), "clipping": "embedding"}, "needs clipping='embedding_residual', not 'embedding'"),
+        ({"preconditioner": gep(residual_norm=None), "clipping": "embedding_residual"}, "needs clipping='embedding'"),
+        ({"clipping": "embedding_residual"}, "needs preconditioner=GEP"),
+        ({"preconditioner": KFAC(probe=FeatureNoise(6)), "clipping": "embedding"}, "needs preconditioner=GEP"),
+        ({"preconditioner": gep(), "clipping": "embedding_residual", "max_grad_norm": 2.0}, "leave max_grad_norm at 1"),
+        ({"preconditioner": gep(), "clipping": "embedding_residual", "readout": "natural"}, "readout='natural'"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrivacyConfig(expected_batch_size=8, steps=3, **settings)
+
+
+def test_a_sum_that_was_clipped_otherwise_is_not_released() -> None:
+    p = split(1.0)
+    ledger = Ledger.in_memory(p.hash, {}, p.steps)
+    with pytest.raises(ValueError, match="the plan assumes"):
+        release(ClippedSum({EMBEDDING: torch.zeros(5)}, 1.0, "embedding"), p, p.noise_stream(), ledger, 0)
+    assert ledger.count == 0
+
+
+# -- the step ----------------------------------------------------------------------------------------------------------
+
+
+def dense(model: nn.Module, basis: Subspace) -> Tensor:
+    """L over the parameters in the model's order `[P, K]`."""
+    columns = []
+    for one in torch.eye(basis.width, dtype=torch.float64):
+        along = spread(basis, find_layers(model), lambda span, one=one: span.combine(one), split_sum)
+        columns.append(torch.cat([along[n].flatten() for n, _ in model.named_parameters()]))
+    return torch.stack(columns, 1)
+
+
+def gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    rows = []
+    for i in range(len(x)):
+        grads = torch.autograd.grad(loss_fn(model, (x[i : i + 1], y[i : i + 1])).sum(), list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in grads]))
+    return rows
+
+
+@pytest.mark.parametrize("residual_norm", [S2, None])
+@pytest.mark.parametrize("micro", [None, 3])
+def test_a_session_without_noise_takes_the_step_of_the_paper(residual_norm: float | None, micro: int | None) -> None:
+    """θ ← θ − η/B (L Σ clip_S₁(w) + Σ clip_S₂(r)), by loops and dense matrices."""
+    model, (x, y) = net(), data()
+    p = split(0.0, gep(residual_norm=residual_norm), steps=3, max_physical_batch_size=micro)
+    with Session(p, model, torch.optim.SGD(model.parameters(), 0.5), (x, y)) as s:
+        for batch in s.batches():
+            before = weights(model)
+            rows = gradients(model, x[batch.indices], y[batch.indices])
+            s.step(batch, loss_fn)
+            assert isinstance(s.preconditioner.metric, Subspace)
+            matrix, step = dense(model, s.preconditioner.metric), torch.zeros_like(before)
+            for g in rows:
+                w = matrix.T @ g
+                r = g - matrix @ w
+                step += matrix @ w * min(1.0, S1 / float(w.norm()))
+                step += r * min(1.0, residual_norm / float(r.norm())) if residual_norm else 0.0
+            torch.testing.assert_close(weights(model), before - 0.5 / 8 * step, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25])
+@pytest.mark.parametrize("residual_norm", [S2, None])
+def test_the_noise_of_every_entry_is_known(share: float, residual_norm: float | None) -> None:
+    """The read-out is linear: its matrix, column by column, says what variance every entry has."""
+    model, p = net(), split(1.0, gep(share=share, residual_norm=residual_norm))
+    with Session(p, model, torch.optim.SGD(model.parameters(), 0.0), data()) as s:
+        train(s, 1)
+        basis, layers = s.preconditioner.metric, s.layers
+    own = {} if residual_norm is None else {n: q.shape for n, q in model.named_parameters()}
+    shapes = {EMBEDDING: torch.Size([basis.width]), **own}
+    columns, sizes = [], [shape.numel() for shape in shapes.values()]
+    for one in torch.eye(sum(sizes), dtype=torch.float64):
+        noise = {n: x.view(shapes[n]) for n, x in zip(shapes, one.split(sizes), strict=True)}
+        found = read_out(Released(gradients=noise, noise_variance=0.25, step=0, release=1), basis, layers, "whitened")
+        assert set(found.gradients) == {n for n, _ in model.named_parameters()}
+        columns.append(torch.cat([found.gradients[n].flatten() for n, _ in model.named_parameters()]))
+    stated = torch.cat([torch.as_tensor(found.variance_of(n)).expand(q.shape).flatten() for n, q in model.named_parameters()])
+    torch.testing.assert_close(stated, 0.25 * torch.stack(columns).square().sum(0), rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match="before any other post-processing"):
+        read_out(found, basis, layers, "whitened")
+
+
+def test_noise_reaches_the_parameters_with_the_variance_of_the_plan() -> None:
+    """A session on an empty loss is pure noise: two-sided against S₁² diag(L Lᵀ) + S₂²."""
+    model = net()
+    p = split(1.0, gep(every=1000), steps=150)
+    moved = []
+    with Session(p, model, torch.optim.SGD(model.parameters(), 1.0), data(), verify=False) as s:
+        for batch in s.batches():
+            before = weights(model)
+            s.step(batch, lambda m, b: loss_fn(m, b) * 0)
+            moved.append(weights(model) - before)
+        matrix = dense(model, s.preconditioner.metric)
+    found = torch.stack(moved).square().mean(0)
+    expected = (p.stddev / 8) ** 2 * (S1**2 * matrix.square().sum(1) + S2**2)
+    assert float((found / expected).mean()) == pytest.approx(1.0, abs=0.08)
+
+
+def test_adam_bc_is_handed_the_variance() -> None:
+    model = net()
+    p = split(1.0, steps=3, postprocess=(AdamBC(),))
+    with Session(p, model, torch.optim.SGD(model.parameters(), 0.01), data()) as s:
+        train(s)
+    assert bool(torch.isfinite(weights(model)).all())
+
+
+def test_an_empty_batch_is_pure_noise_and_is_charged() -> None:
+    model = net()
+    p = split(1.0, expected_batch_size=1, steps=30)
+    sizes = []
+    with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), data(), verify=False) as s:
+        for batch in s.batches():
+            before = weights(model)
+            sizes.append(s.step(batch, loss_fn).batch_size)
+            assert not bool((weights(model) == before).any())
+        assert s.steps_done == 30
+    assert 0 in sizes
+
+
+# -- going on ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("residual_norm", [S2, None])
+def test_a_run_goes_on_from_a_checkpoint_to_the_bit(tmp_path: Path, every: int, residual_norm: float | None) -> None:
+    p = split(1.0, gep(every=every, residual_norm=residual_norm), steps=6)
+    whole, parts = net(), net()
+    with Session(p, whole, torch.optim.SGD(whole.parameters(), 0.1, momentum=0.9), data()) as s:
+        train(s)
+    ledger = tmp_path / "ledger.jsonl"
+    with Session(p, parts, torch.optim.SGD(parts.parameters(), 0.1, momentum=0.9), data(), ledger_path=ledger) as s:
+        train(s, 3)
+        s.save(tmp_path / "checkpoint")
+    again = net()
+    with Session(p, again, torch.optim.SGD(again.parameters(), 0.1, momentum=0.9), data(), ledger_path=ledger) as s:
+        s.restore(tmp_path / "checkpoint")
+        assert s.preconditioner.step == (2 if every == 1 else 0)
+        train(s)
+    assert torch.equal(weights(again), weights(whole))
+
+
+def test_the_data_set_is_that_of_the_plan() -> None:
+    assert split().dataset_size == N
