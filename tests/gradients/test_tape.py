@@ -154,7 +154,7 @@ def test_verification_accepts_every_case_and_restores_modes() -> None:
 def test_unused_trainable_layer_is_named() -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 3), "idle": nn.Linear(3, 3)})
     x = torch.randn(2, 3)
-    with pytest.raises(ValueError, match="'idle.weight' is trainable but loss_fn never uses"):
+    with pytest.raises(ValueError, match="'idle.weight' of layer 'idle' is trainable but loss_fn never uses"):
         check_per_example_gradients(model, find_layers(model), lambda m, b: m["used"](b).sum(1), x, [x[:1], x[1:]])
 
 

@@ -155,6 +155,7 @@ CASES = [
         tensor_rate, None, {"sampler": "shuffle", "uncertified": True}, id="a rate that is a tensor, shuffled"
     ),
     pytest.param(sgd, None, {"preconditioner": kfac(every=4)}, id="kfac between two refreshes"),
+    pytest.param(adamw, cosine, {"preconditioner": kfac(every=4)}, id="kfac, adamw in groups, cosine"),
     pytest.param(sgd, None, {"max_physical_batch_size": "auto", "pad_to_multiple": 4}, id="micro-batches as they fit"),
 ]
 

@@ -115,7 +115,7 @@ def test_units_are_sampled_not_records() -> None:
             for unit, row in zip(batch.indices, batch.records, strict=True):
                 assert set(OWNERS[row[row >= 0]]) == {unit}
                 assert (row >= 0).sum() == min(LIMIT, COUNTS[unit])
-            s._step += 1
+            s._step, s._pending = s._step + 1, None
     assert np.all(np.abs(seen / 400 - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 400))
 
 

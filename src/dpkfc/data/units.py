@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-__all__ = ["Units", "unit_ids"]
+__all__ = ["Units", "unit_ids", "units_of"]
 
 
 @dataclass(frozen=True)
@@ -109,3 +109,38 @@ def _missing(column: NDArray[Any]) -> Sequence[bool] | NDArray[np.bool_]:
     if column.dtype == object:
         return [x is None or bool(x != x) for x in column.tolist()]  # noqa: PLR0124
     return column != column  # noqa: PLR0124
+
+
+def units_of(config: Any, dataset: Any, column: Any, records: int, expected: int) -> Units | None:
+    """The units of a dataset, None where each record is one.
+
+    Args:
+        config: `unit` and `max_records_per_unit` of the plan.
+        dataset: the dataset.
+        column: ids, or the name of a column, or None.
+        records: of the dataset.
+        expected: units that the plan was calibrated for.
+
+    Raises:
+        ValueError: units and plan do not agree.
+    """
+    if (column is None) != (config.max_records_per_unit is None):
+        raise ValueError(
+            f"the plan protects one {config.unit}, so the session needs units=, one id a record"
+            if column is None
+            else "units were given, but the plan protects single examples; say which unit in "
+            "PrivacyConfig(unit=..., max_records_per_unit=...) and calibrate with dataset_size = number of units"
+        )
+    units = None
+    if config.max_records_per_unit is not None:
+        ids = unit_ids(dataset, column)
+        if len(ids) != records:
+            raise ValueError(f"units has {len(ids)} ids for the {records} records of the dataset; give one a record")
+        units = Units.of(ids, config.max_records_per_unit)
+    found, what = (records, "example") if units is None else (len(units), config.unit)
+    if found != expected:
+        raise ValueError(
+            f"the plan was calibrated for {expected} {what}s but the dataset has {found}; calibrate with "
+            f"dataset_size={'len(dataset)' if units is None else 'the number of distinct ids'}"
+        )
+    return units

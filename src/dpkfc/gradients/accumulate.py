@@ -19,7 +19,8 @@ from dpkfc.gradients.clipping import clip_factors
 from dpkfc.gradients.groups import Groups, grouped
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.norms import Formed, per_example_norms
-from dpkfc.gradients.rules import AnyBlock, Calls, blocks_of
+from dpkfc.gradients.rules import AnyBlock, Calls, joined_calls
+from dpkfc.gradients.subspace import split_for
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.metric import Elementwise, Entry, Metric
 
@@ -76,6 +77,7 @@ class ClippedSummer:
         self._layers = tuple(layers)
         self._metric = metric
         self._clip = clip
+        self._split = split_for(metric, clip.clipping)
         self._sums: dict[tuple[str, bool], Tensor | dict[str, Tensor]] = {}  # (layer, whitened already)
 
     def add(self, calls: Calls, batch_size: int, groups: Groups | None = None) -> MicroBatch:
@@ -101,17 +103,21 @@ class ClippedSummer:
         for layer in self._layers:
             if layer.name not in calls:
                 continue
-            block = grouped(blocks_of(layer, calls.pop(layer.name), batch_size), groups)
+            block = grouped(joined_calls(layer, calls.pop(layer.name), batch_size), groups)
             result = per_example_norms(block, self._metric.get(layer.name))
             blocks[layer.name, result.whitened] = result.block
             own[layer.name] = result.norms.double()
         if not own:
             raise ValueError("no layer of the model was called by loss_fn")
         norms = torch.stack([x.square() for x in own.values()]).sum(0).sqrt()
+        if self._split is None:
+            factors = self._factors(own, norms)
+        else:
+            norms, factor = self._split.clip({name: block for (name, _), block in blocks.items()}, own, norms)
+            factors = dict.fromkeys(own, factor)
         finite = torch.isfinite(norms)
         broken = None if bool(finite.all()) else ~finite
-        factors = self._factors(own, norms)
-        for key in list(blocks):
+        for key in list(blocks) if self._split is None or self._split.keeps_residual else ():
             self._add(key, weighted_sum(blocks.pop(key), factors[key[0]], broken))
         return MicroBatch(norms, torch.stack([*factors.values()]).min(0).values)
 
@@ -133,9 +139,13 @@ class ClippedSummer:
             held += value
 
     def result(self) -> dict[str, Tensor]:
-        """The whitened clipped sum, parameter name to a tensor of the parameter's shape (zeros where nothing came)."""
+        """The whitened clipped sum, parameter name to a tensor of the parameter's shape (zeros where nothing came).
+
+        Along a basis it is the stacked sum of scaled embeddings (under a name of their own) and residuals.
+        """
         with full_precision():
-            return self._result()
+            sums = self._result()
+            return sums if self._split is None else self._split.result(sums, self._layers, split_sum)
 
     def _result(self) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Doubt", "LeadingAxis", "ambiguous", "leading_size", "marked_gradients", "settle", "spread"]
 
-_BATCH_FIRST = ("linear", "conv", "embedding", "tied", "norm")
+_BATCH_FIRST = ("linear", "conv", "computed", "embedding", "tied", "norm")
 
 
 @dataclass

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-__all__ = ["CLIPPINGS", "clip_factors", "contribution_bound"]
+__all__ = ["CLIPPINGS", "SPLIT", "clip_factors", "contribution_bound"]
 
 CLIPPINGS = ("flat", "normalised", "automatic", "per_layer")
+SPLIT = ("embedding", "embedding_residual")  # the parts of a gradient along a basis, clipped apart (GEP): see `subspace`
 
 
 def contribution_bound(clipping: str, max_grad_norm: float) -> float:
     """The largest norm one example may contribute to the sum after clipping.
 
     Args:
-        clipping: flat, normalised, automatic or per_layer.
+        clipping: flat, normalised, automatic, per_layer, embedding or embedding_residual.
         max_grad_norm: C.
 
     Returns:
         C for flat, automatic and per-layer clipping (C / √L for each of L layers), 1 for normalised clipping (De et al.
-        2022: clipped, then divided by C).
+        2022: clipped, then divided by C). Of a gradient split along a basis each part is divided by a norm of its own: 1 for
+        the embedding alone, √2 for embedding and residual.
 
     Raises:
-        ValueError: an unknown clipping or a C that is not positive and finite.
+        ValueError: an unknown clipping, a C that is not positive and finite, or one beside the norms of a split gradient.
     """
-    if clipping not in CLIPPINGS:
-        raise ValueError(f"unknown clipping '{clipping}'; choose one of {', '.join(CLIPPINGS)}")
+    if clipping not in CLIPPINGS + SPLIT:
+        raise ValueError(f"unknown clipping '{clipping}'; choose one of {', '.join(CLIPPINGS + SPLIT)}")
     if not 0 < max_grad_norm < float("inf"):
         raise ValueError(f"max_grad_norm must be positive and finite, got {max_grad_norm}")
+    if clipping in SPLIT and max_grad_norm != 1:
+        raise ValueError(
+            f"max_grad_norm={max_grad_norm} has no meaning with clipping='{clipping}', which clips to the embedding_norm and the "
+            "residual_norm of the preconditioner; leave max_grad_norm at 1"
+        )
+    if clipping in SPLIT:
+        return 1.0 if clipping == "embedding" else math.sqrt(2)
     return 1.0 if clipping == "normalised" else max_grad_norm
 
 
@@ -52,6 +63,8 @@ def clip_factors(norms: Tensor, max_grad_norm: float, clipping: str = "flat", au
         raise ValueError(f"automatic_gamma must be positive, got {automatic_gamma}")
     if clipping == "per_layer":
         raise ValueError("per_layer clipping has one factor a layer; clip each layer with C / √L and clipping='flat'")
+    if clipping in SPLIT:
+        raise ValueError(f"{clipping} clipping has one factor a part; clip each part with its own norm and clipping='flat'")
     if clipping == "automatic":
         factors = max_grad_norm / (norms + automatic_gamma)
     else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpkfc.gradients.layers import Layer
 
@@ -59,7 +59,7 @@ def refuse_shortcuts(parameters: Mapping[str, Tensor], gradients: Sequence[Tenso
         if gradient is not None and bool(gradient.to_dense().any()):
             raise ValueError(
                 f"the per-example gradient of '{name}' differs from what its layer has shown: the losses depend on it outside "
-                "the module that owns it (through F.linear with another module's weight, in loss_fn, in a method other than forward, or in "
-                "a graph that torch.compile made earlier): call that module itself, give the parameter to the module whose "
-                "forward uses it, or leave the function that calls the layers uncompiled"
+                "the module that owns it (through F.linear with another module's weight, in loss_fn, in a method other than "
+                "forward, or in a graph that torch.compile made earlier): call that module itself, give the parameter to the "
+                "module whose forward uses it, or leave the function that calls the layers uncompiled"
             )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from dpkfc.blocks import Outer
 
-__all__ = ["ConvBlock", "conv_block"]
+__all__ = ["ConvBlock", "conv_block", "interleaved"]
 
 _WEIGHT_GRADIENT = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
@@ -22,11 +23,12 @@ class ConvBlock:
     """A convolution's inputs and output gradients before any patch is formed.
 
     Attributes:
-        x: inputs `[N, c_in, *spatial]`, already padded unless `padding` is non-zero.
-        b: output gradients `[N, c_out, *positions]`.
+        x: inputs `[N * views, c_in, *spatial]`, already padded unless `padding` is non-zero.
+        b: output gradients `[N * views, c_out, *positions]`.
         kernel, stride, padding, dilation: one integer per spatial axis.
         groups: groups of the convolution.
         weight, bias: whether each is trained.
+        views: consecutive rows whose gradients add up to that of ONE example.
     """
 
     x: Tensor
@@ -38,16 +40,22 @@ class ConvBlock:
     groups: int
     weight: bool
     bias: bool
+    views: int = 1
 
     @property
     def batch_size(self) -> int:
         """Number of examples N."""
-        return self.x.shape[0]
+        return self.x.shape[0] // self.views
 
     @property
     def positions(self) -> int:
-        """Output positions T of one example."""
-        return math.prod(self.b.shape[2:])
+        """Output positions T of one example, those of all its views."""
+        return self.views * math.prod(self.b.shape[2:])
+
+    def examples(self, chosen: slice) -> ConvBlock:
+        """The block of some of the examples."""
+        rows = slice(chosen.start * self.views, chosen.stop * self.views)
+        return replace(self, x=self.x[rows], b=self.b[rows])
 
     @property
     def d_in(self) -> int:
@@ -61,14 +69,20 @@ class ConvBlock:
 
     def outer(self) -> Outer:
         """The explicit normal form: a `[N * groups, T, d_in]`, b `[N * groups, T, d_out]`."""
-        n, t = self.batch_size, self.positions
-        b = self.b.reshape(n * self.groups, self.d_out, t).transpose(1, 2)
+        b = self._joined(self.b.reshape(len(self.b) * self.groups, self.d_out, -1).transpose(1, 2))
         columns = []
         if self.weight:
             columns.append(self._patches())
         if self.bias:
-            columns.append(b.new_ones(n * self.groups, t, 1))
+            columns.append(b.new_ones(*b.shape[:2], 1))
         return Outer(torch.cat(columns, -1), b, self.groups)
+
+    def _joined(self, rows: Tensor) -> Tensor:
+        """`[N * views * groups, T / views, d]` to `[N * groups, T, d]`: the positions of the views one after the other."""
+        if self.views == 1:
+            return rows
+        split = rows.reshape(-1, self.views, self.groups, *rows.shape[1:]).transpose(1, 2)
+        return split.reshape(self.batch_size * self.groups, -1, rows.shape[2])
 
     def _patches(self) -> Tensor:
         """Patches `[N * groups, T, c_in / groups * prod(kernel)]` by a strided view and one copy."""
@@ -81,27 +95,33 @@ class ConvBlock:
             *(s * d for s, d in zip(steps, self.dilation, strict=True)),
             *(s * d for s, d in zip(steps, self.stride, strict=True)),
         )
-        columns = x.as_strided(shape, strides).reshape(self.batch_size * self.groups, -1, self.positions)
-        return columns.transpose(1, 2)
+        columns = x.as_strided(shape, strides).reshape(len(x) * self.groups, -1, math.prod(self.b.shape[2:]))
+        return self._joined(columns.transpose(1, 2))
 
     def per_example(self) -> Tensor:
-        """Materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution over all examples."""
+        """Materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution: examples as groups, views as batch."""
         n = self.batch_size
         parts = []
         if self.weight:
             if self.d_in <= _FEW_COLUMNS:
-                b = self.b.reshape(n * self.groups, self.d_out, self.positions)
-                parts.append(torch.bmm(b, self._patches()))
+                b = self._joined(self.b.reshape(len(self.b) * self.groups, self.d_out, -1).transpose(1, 2))
+                parts.append(torch.bmm(b.transpose(1, 2), self._patches()))
             else:
-                x = self.x.reshape(1, n * self.x.shape[1], *self.x.shape[2:])
-                b = self.b.reshape(1, n * self.b.shape[1], *self.b.shape[2:])
-                parts.append(self._weight_gradient(x, b, n).reshape(n * self.groups, self.d_out, -1))
+                gradient = self._weight_gradient(self._side_by_side(self.x), self._side_by_side(self.b), n)
+                parts.append(gradient.reshape(n * self.groups, self.d_out, -1))
         if self.bias:
-            parts.append(self.b.flatten(2).sum(-1).reshape(n * self.groups, self.d_out, 1))
+            sums = self.b.flatten(2).sum(-1).view(n, self.views, self.b.shape[1]).sum(1)
+            parts.append(sums.reshape(n * self.groups, self.d_out, 1))
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+    def _side_by_side(self, x: Tensor) -> Tensor:
+        """`[N * views, c, *spatial]` to `[views, N * c, *spatial]`."""
+        split = x.reshape(self.batch_size, self.views, *x.shape[1:]).transpose(0, 1)
+        return split.reshape(self.views, -1, *x.shape[2:])
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_n weights_n g_n as `[c_out, d_in]` for weights `[N]`, without forming any g_n."""
+        weights = weights if self.views == 1 else weights.repeat_interleave(self.views)
         b = self.b * weights.view(-1, *[1] * (self.b.dim() - 1))
         parts = []
         if self.weight:
@@ -118,12 +138,34 @@ class ConvBlock:
 
     def magnitudes(self) -> Tensor:
         """An upper bound `[N]` of Σ_t ‖a_t‖ ‖b_t‖ by Cauchy–Schwarz: √(Σ‖a_t‖²) √(Σ‖b_t‖²)."""
-        x = torch.linalg.vector_norm(self.x.flatten(1), dim=1, dtype=torch.float64)
-        b = torch.linalg.vector_norm(self.b.flatten(1), dim=1, dtype=torch.float64)
+        size = self.batch_size, self.views
+        x, b = (torch.linalg.vector_norm(side.flatten(1), dim=1, dtype=torch.float64) for side in (self.x, self.b))
+        x, b = (torch.linalg.vector_norm(side.view(size), dim=1) for side in (x, b))
         return (x.square() * math.prod(self.kernel) * self.weight + self.positions * self.bias).sqrt() * b
 
 
 _FEW_COLUMNS = 32  # below this many columns a strided copy and a batched product beat the grouped convolution
+
+
+def interleaved(blocks: Sequence[ConvBlock]) -> ConvBlock | None:
+    """Several calls of one convolution as one block whose views are the calls, or None where their shapes differ."""
+    first = blocks[0]
+    for other in blocks[1:]:
+        if _settings(other) != _settings(first):
+            return None
+
+    def merged(parts: list[Tensor]) -> Tensor:
+        n, views = first.batch_size, first.views
+        split = [part.reshape(n, views, *part.shape[1:]) for part in parts]
+        return torch.cat(split, 1).flatten(0, 1)
+
+    x, b = merged([block.x for block in blocks]), merged([block.b for block in blocks])
+    return replace(first, x=x, b=b, views=first.views * len(blocks))
+
+
+def _settings(block: ConvBlock) -> tuple[object, ...]:
+    rest = block.kernel, block.stride, block.padding, block.dilation, block.groups, block.weight, block.bias, block.views
+    return block.x.shape, block.b.shape, *rest
 
 
 def conv_block(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, b: Tensor) -> ConvBlock:

@@ -8,10 +8,12 @@ sums need nothing new. Weights are factors of the losses and arrive in `b`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
+from dpkfc.gradients.computed import Computed
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.rules import AnyBlock
 
@@ -31,7 +33,7 @@ class Groups:
     size: int = 1
 
 
-def grouped(block: AnyBlock, groups: Groups) -> AnyBlock:
+def grouped(block: AnyBlock | Computed, groups: Groups) -> AnyBlock:
     """The block of `count` examples whose gradients are the sums over the rows of each group.
 
     Args:
@@ -39,8 +41,7 @@ def grouped(block: AnyBlock, groups: Groups) -> AnyBlock:
         groups: which rows belong together.
 
     Returns:
-        A block of `count` examples with `size` times the positions. Convolutions in groups of two and more rows become
-        explicit patches.
+        A block of `count` examples with `size` times the positions.
     """
     rows, k = groups.count * groups.size, groups.size
     match block:
@@ -51,9 +52,10 @@ def grouped(block: AnyBlock, groups: Groups) -> AnyBlock:
             return _lookup(block, groups)
         case Tied():
             return Tied(_lookup(block.lookup, groups), _outer(block.outer, groups))
+        case Computed():
+            return block.mapped(partial(grouped, groups=groups)).per_example()
         case ConvBlock():
-            block = replace(block, x=block.x[:rows], b=block.b[:rows])
-            return block if k == 1 else _outer(block.outer(), groups)
+            return replace(block.examples(slice(0, rows)), views=block.views * k)
         case Outer():
             return _outer(block, groups)
 

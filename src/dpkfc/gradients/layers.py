@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpkfc.gradients.broadcast import LeadingAxis
+from dpkfc.gradients.computed import has_computed_weight
 from dpkfc.gradients.ownership import is_called, owned_parameters, refuse_power_iteration, weights_are_computed
 
 __all__ = ["Layer", "check_covered", "find_layers"]
@@ -21,6 +22,7 @@ __all__ = ["Layer", "check_covered", "find_layers"]
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ALONE = ("fallback", "computed")  # rules of layers that share no parameter with another
 _RECURRENT = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 
 
@@ -31,7 +33,8 @@ class Layer:
     Attributes:
         name: path of the (first) module in the model; "" is the model itself.
         modules: the module objects that use these parameters.
-        rule: linear, conv, embedding, tied (one weight of embeddings and linear layers), norm, recurrent or fallback.
+        rule: linear, conv, embedding, tied (one weight of embeddings and linear layers), norm, recurrent, computed (a linear
+            layer or convolution whose weight is parametrized) or fallback.
         parameters: role inside the module to the parameter's name in the model, trainable ones only.
         frozen: roles that are present but not trained.
         transposed: the weight of a linear layer is stored as `[d_in, d_out]`.
@@ -135,20 +138,19 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
                 "forward function that uses it, or freeze it"
             )
         if roles:
-            rule = "fallback" if weights_are_computed(module, roles) else _rule(module)
-            yield _Owner(name, module, rule, parameters)
+            yield _Owner(name, module, _rule_of(module, roles), parameters)
 
 
 def _sharers(role: str, users: list[tuple[_Owner, str]]) -> tuple[_Owner, ...]:
     """The modules that use one parameter, embeddings first, or raise where their gradients cannot be added."""
-    ruled = [(owner, as_role) for owner, as_role in users if owner.rule != "fallback"]
+    ruled = [(owner, as_role) for owner, as_role in users if owner.rule not in _ALONE]
     # A module without a rule that holds the parameter of a child (the bias of a BERT or RoBERTa head) does not use it.
-    held = [o for o, _ in users if o.rule == "fallback" and any(r.module in set(o.module.modules()) for r, _ in ruled)]
+    held = [o for o, _ in users if o.rule in _ALONE and any(r.module in set(o.module.modules()) for r, _ in ruled)]
     using = [(owner, as_role) for owner, as_role in users if owner not in held]
     first = using[0][0]
     rules = {owner.rule for owner, _ in using}
     for owner, as_role in using[1:]:
-        alike = len(rules) == 1 and owner.rule != "fallback" or rules == {"embedding", "linear"} and as_role == "weight"
+        alike = len(rules) == 1 and owner.rule not in _ALONE or rules == {"embedding", "linear"} and as_role == "weight"
         if not alike or as_role != using[0][1] or _is_transposed(owner.module) != _is_transposed(first.module):
             raise _untie(owner, first)
         if owner.rule in ("conv", "recurrent") and {r: id(p) for r, p in owner.trainable.items()} != {
@@ -179,6 +181,13 @@ def _layer(sharers: Sequence[_Owner], roles: Sequence[str], names: dict[Tensor, 
         frozen=tuple(role for role, p in first.parameters.items() if not p.requires_grad),
         transposed=_is_transposed(first.module),
     )
+
+
+def _rule_of(module: nn.Module, roles: list[str]) -> str:
+    if not weights_are_computed(module, roles):
+        return _rule(module)
+    ordinary = isinstance(module, (nn.Linear, *_CONVS)) and _rule(module) in ("linear", "conv")
+    return "computed" if ordinary and has_computed_weight(module, roles) else "fallback"
 
 
 def _rule(module: nn.Module) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.finer import check_alone
 from dpkfc.gradients.groups import Groups
 from dpkfc.gradients.ids import unknown_row
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
-from dpkfc.gradients.rules import Calls, settled
+from dpkfc.gradients.rules import Call, Calls, settled
 from dpkfc.gradients.tape import Tape, check_losses
-from dpkfc.gradients.verify import check_mode, check_per_example_gradients, check_whole_batch, restored_buffers
+from dpkfc.gradients.verify import check_mode, check_whole_batch, restored_buffers
+from dpkfc.gradients.views import augmented, check_augment
 from dpkfc.metric import Metric
 
 __all__ = ["HERE", "At", "LossFn", "Rows", "check_examples", "clipped_sum"]
@@ -126,18 +128,34 @@ def clipped_sum(
     norms = [torch.zeros(0)]
     for loaded, rows in micro_batches:
         n = len(rows.records)
-        batch = _to(loaded, device) if augment is None else augment(_to(loaded, device))
+        batch = augmented(augment, _to(loaded, device), n)
         restart, calls = random_state(device), Calls()
         for i, point in enumerate(points):
             if i:
                 restart()
             with at(layers, point.parameters):
                 found = _one_pass(model, layers, loss_fn, batch, rows=rows, factor=point.weight)
-                found = found if len(points) == 1 else settled(layers, found, n)
-            for name, several in found.items():
-                calls.setdefault(name, []).extend(several)
+                if len(points) > 1 or point.parameters is not None:  # what depends on the parameters is computed at this point
+                    found = kept_inputs(layers, settled(layers, found, n))
+            for name in list(found):  # moved: what two hold is not freed when the sum has used it
+                calls.setdefault(name, []).extend(found.pop(name))
         norms.append(summer.add(calls, n, Groups(rows.units, rows.group)).norms.detach())
     return summer.result(), torch.cat([x.to(norms[-1]) for x in norms])
+
+
+def kept_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
+    """The calls with copies of inputs that are parameters themselves (a learnt query), whose values are about to change."""
+    own = {layer.tensor(role).untyped_storage().data_ptr() for layer in layers for role in layer.parameters}
+
+    def kept(x: Any) -> Any:
+        return x.clone() if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in own else x
+
+    def call_of(call: Any) -> Any:
+        if not isinstance(call, Call):
+            return call
+        return replace(call, args=tree_map(kept, call.args), kwargs=tree_map(kept, call.kwargs))
+
+    return {name: [call_of(call) for call in several] for name, several in calls.items()}
 
 
 def _one_pass(
@@ -156,7 +174,13 @@ def _one_pass(
 
 
 def check_examples(
-    model: nn.Module, layers: Sequence[Layer], loss_fn: LossFn, batch_of: Callable[..., Any], count: int
+    model: nn.Module,
+    layers: Sequence[Layer],
+    loss_fn: LossFn,
+    batch_of: Callable[..., Any],
+    count: int,
+    *,
+    augment: Callable[[Any], Any] | None = None,
 ) -> bool:
     """Does the tape agree with plain autograd, does a row not depend on those beside it, and do all rows add up?
 
@@ -167,6 +191,7 @@ def check_examples(
         batch_of: numbers of rows to the batch of them.
         count: rows there are. The first two are compared one by one; three or more also together, which finds what a pair
             cannot show (triplets, groups of four).
+        augment: which must not mix rows; the gradients are compared without it.
 
     Returns:
         Whether these rows could show a fault: two or more, and not all of their gradients zero.
@@ -185,8 +210,9 @@ def check_examples(
 
     pair = tuple(range(min(count, 2)))
     with torch.enable_grad(), restored_buffers(model), torch.random.fork_rng(devices=[]):
+        check_augment(augment, moved, count)
         try:
-            shown = check_per_example_gradients(model, layers, loss, moved(*pair), [moved(i) for i in pair])
+            shown = check_alone(model, layers, loss, moved(*pair), [moved(i) for i in pair])
             if len(pair) == 2:
                 check_mode(model, layers, loss, moved(0, 1), moved(0, 0))
         except Exception as error:

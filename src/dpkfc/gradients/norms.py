@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.eigen import as_plain_lookup, formed_squares, rank_one_squares
+from dpkfc.gradients.eigen import as_plain_lookup, formed_squares, rank_one_norms
 from dpkfc.gradients.rules import AnyBlock
 from dpkfc.gradients.tied import tied_costs, tied_norms
 from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, LowRank, Side
@@ -167,20 +167,20 @@ def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbas
         return LayerNorms(_table_norms(block, metric), block, False)
     t, _, _, keeps = _shape(block)
     if isinstance(block, Outer) and t == 1 and block.groups == 1:
-        norms = rank_one_squares(block, metric).sqrt()
-        return LayerNorms(norms + _rounding_of_second_pass(block, metric, norms / max(metric.bound, 1e-30)), block, False)
+        plain = _magnitudes(block)  # with one position the norm of the gradient itself
+        return LayerNorms(rank_one_norms(block, metric) + _rounding_of_second_pass(block, metric, plain), block, False)
     return _kept_norms(block, metric) if keeps else _formed_twice_norms(block, metric)
 
 
 def _table_norms(block: Lookup | Tied, metric: Eigenbasis) -> Tensor:
     if isinstance(block, Lookup):
-        slack = 4 * math.sqrt(block.b.shape[2]) * metric.bound * _roundoff(block.b) if metric.output is not None else 0.0
+        slack = 8 * math.sqrt(block.b.shape[2]) * metric.bound * _roundoff(block.b) if metric.output is not None else 0.0
         plain = as_plain_lookup(block, metric)
         return _lookup_norms(plain, _IDENTITY) + slack * torch.linalg.vector_norm(block.b, dim=-1).sum(1)
     norms = formed_squares(block, metric, _chunks).sqrt()
     outer, size = block.outer, block.outer.d_in + block.outer.b.shape[2]
     lengths = (_input_squares(outer).sqrt() * _lengths(outer.b)).sum(1) + _lengths(block.lookup.b).sum(1)
-    share = (outer.a.shape[1] + block.lookup.ids.shape[1] + 4 * math.sqrt(size)) * _roundoff(outer.b)
+    share = (outer.a.shape[1] + block.lookup.ids.shape[1] + 8 * math.sqrt(size)) * _roundoff(outer.b)
     return norms + share * metric.bound * lengths
 
 
@@ -262,7 +262,8 @@ def _gram_norms(block: Outer) -> Tensor:
 def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     """Gradients no larger than the activations: formed and whitened once, and kept for the sum."""
     z = block.per_example()
-    z = z if metric.is_identity else metric.whiten(z)
+    for rows in _chunks(len(z), 64 * z[0].numel()) if len(z) and not metric.is_identity else ():
+        z[rows] = metric.whiten(z[rows])  # a few at a time: the products need no second copy of all
     norms = _over_groups(_lengths(z.flatten(1)), block.groups)
     norms = norms * (1 + 2 * math.sqrt(z[0].numel() if len(z) else 0) * _roundoff(z))
     return LayerNorms(norms, Formed(z, block.groups), True)
@@ -289,7 +290,10 @@ def _gain(metric: Kronecker | Eigenbasis) -> float:
 def _rounding_of_second_pass(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, plain: Tensor) -> Tensor:
     """How far the norm of the whitened sum's share can be from the norm taken here; `plain` is ‖g‖ `[N]`."""
     t, d_in, d_out, _ = _shape(block)
-    whitening = 0.0 if metric.is_identity else 4 * (math.sqrt(d_in) + math.sqrt(d_out))
+    sides = math.sqrt(d_in) + math.sqrt(d_out)
+    if isinstance(metric, Eigenbasis):  # turned to and back; the gain is that of its flattest direction, so nothing to spare
+        return _roundoff(block.b) * metric.bound * (t * _magnitudes(block) + 8 * sides * plain)
+    whitening = 0.0 if metric.is_identity else 4 * sides
     share = t * _magnitudes(block) + (whitening + 2 * math.sqrt(d_in * d_out)) * plain
     return _roundoff(block.b) * _gain(metric) * share  # `plain` is float64 whatever the sum is computed in
 
@@ -304,7 +308,7 @@ def _magnitudes(block: Outer | ConvBlock) -> Tensor:
 
 def _examples(block: Outer | ConvBlock, rows: slice) -> Outer | ConvBlock:
     if isinstance(block, ConvBlock):
-        return replace(block, x=block.x[rows], b=block.b[rows])
+        return block.examples(rows)
     grouped = slice(rows.start * block.groups, rows.stop * block.groups)
     return replace(block, a=block.a[grouped], b=block.b[grouped])
 

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
-from dpkfc.gradients.conv import ConvBlock, conv_block
+from dpkfc.gradients.computed import Computed, pulls_of
+from dpkfc.gradients.conv import ConvBlock, conv_block, interleaved
 from dpkfc.gradients.fallback import fallback_gradients
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.recurrent import recurrent_gradients
 
-__all__ = ["AnyBlock", "Call", "Calls", "blocks_of", "settled"]
+__all__ = ["AnyBlock", "Call", "Calls", "blocks_of", "joined_calls", "settled"]
 
 AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock
 
@@ -47,15 +48,24 @@ Calls = dict[str, list[Any]]  # layer name to its calls, or to blocks where thos
 
 def settled(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
     """The calls, with blocks in place of those whose gradients are computed from the parameters in force now."""
-    rules = {layer.name: layer for layer in layers if layer.rule in ("fallback", "recurrent")}
+    rules = {layer.name: layer for layer in layers if layer.rule in ("fallback", "recurrent", "computed")}
     return {
-        name: [blocks_of(rules[name], several, batch_size)] if name in rules else several
+        name: [joined_calls(rules[name], several, batch_size)] if name in rules else several
         for name, several in calls.items()
     }
 
 
 def blocks_of(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock:
     """The contribution of a layer for a batch, all its calls joined (the gradient is their SUM).
+
+    Arguments and errors are those of `joined_calls`.
+    """
+    found = joined_calls(layer, calls, batch_size)
+    return found.per_example() if isinstance(found, Computed) else found
+
+
+def joined_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock | Computed:
+    """As `blocks_of`, except that computed weights are not pulled back yet: rows of one group may be added up before.
 
     Args:
         layer: the layer.
@@ -65,13 +75,15 @@ def blocks_of(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock:
     Raises:
         ValueError: an input or output whose leading axis is not the batch, naming the layer.
     """
-    if calls and isinstance(calls[0], PerExample):
+    if calls and isinstance(calls[0], PerExample | Computed):
         return _joined(calls)
     if layer.rule == "recurrent":
         return PerExample(recurrent_gradients(layer, calls, batch_size))
     checked = [_checked(layer, call, batch_size) for call in calls]
     if layer.rule == "tied":
         return _tied(layer, checked, batch_size)
+    if layer.rule == "computed":
+        return _computed(layer, checked, batch_size)
     return _joined([_RULES[layer.rule](layer, call, batch_size) for call in checked])
 
 
@@ -123,6 +135,18 @@ def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
     if call.input.dim() != len(call.module.kernel_size) + 2:
         raise ValueError(f"layer '{layer.display_name}': a convolution needs an input [batch, channels, *spatial]")
     return conv_block(call.module, call.input.to(b.dtype), b)
+
+
+def _computed(layer: Layer, calls: Sequence[Call], batch_size: int) -> Computed:
+    """An ordinary linear layer or convolution in its effective weight and bias, and the way back to what they are made of."""
+    roles = list(layer.parameters)
+    pulls = pulls_of(calls[0].module, roles)
+    plain = replace(layer, parameters=dict.fromkeys(pulls, ""))
+    if isinstance(calls[0].module, nn.Linear):
+        return Computed(((_joined([_linear(plain, call, batch_size) for call in calls]), pulls),))
+    blocks = [_conv(plain, call, batch_size) for call in calls]
+    trained = [replace(block, weight="weight" in pulls, bias="bias" in pulls) for block in blocks]
+    return Computed(((_joined(trained), pulls),))
 
 
 def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
@@ -192,10 +216,15 @@ _RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
 }
 
 
-def _joined(blocks: Sequence[AnyBlock]) -> AnyBlock:
+def _joined(blocks: Sequence[Any]) -> Any:
     """Several uses of one layer as one block: positions are concatenated, materialised gradients are added."""
     if len(blocks) == 1:
         return blocks[0]
+    if isinstance(blocks[0], Computed):  # each at parameters of its own
+        return Computed(tuple(part for block in blocks for part in block.parts))
+    convolutions = [block for block in blocks if isinstance(block, ConvBlock)]
+    if convolutions and (one := interleaved(convolutions)) is not None:
+        return one
     outers = [block.outer() if isinstance(block, ConvBlock) else block for block in blocks]
     first = outers[0]
     if isinstance(first, Outer):

@@ -46,7 +46,8 @@ def weighted_sum(block: AnyBlock | Formed, weights: Tensor, broken: Tensor | Non
             rows = _without(block.lookup.b, broken) * weights.to(block.lookup.b.dtype).view(-1, 1, 1)
             return total.index_add_(0, block.lookup.ids.flatten(), rows.flatten(0, 1))
         case ConvBlock():
-            clean = replace(block, x=_without(block.x, broken), b=_without(block.b, broken))
+            x, b = (_without(side, broken, block.views) for side in (block.x, block.b))
+            clean = replace(block, x=x, b=b)
             return clean.weighted_sum(weights.to(block.b.dtype))
         case Outer():
             return _outer_sum(block, weights.to(block.b.dtype), broken)
@@ -64,9 +65,9 @@ def _outer_sum(block: Outer, weights: Tensor, broken: Tensor | None) -> Tensor:
     return torch.einsum("ngto,ngti->goi", *pair).flatten(0, 1)
 
 
-def _without(x: Tensor, broken: Tensor | None, groups: int = 1) -> Tensor:
-    """x with the rows of broken examples set to zero."""
+def _without(x: Tensor, broken: Tensor | None, each: int = 1) -> Tensor:
+    """x with the rows of broken examples set to zero, `each` rows an example."""
     if broken is None:
         return x
-    rows = broken if groups == 1 else broken.repeat_interleave(groups)
+    rows = broken if each == 1 else broken.repeat_interleave(each)
     return x.masked_fill(rows.view(-1, *[1] * (x.dim() - 1)), 0)

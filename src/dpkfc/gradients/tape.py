@@ -236,14 +236,16 @@ class Tape:
             For each layer that was called, its calls with inputs and output gradients.
 
         Raises:
-            ValueError: losses of the wrong shape or without a path to any layer; a parameter used past its layer; an input
-                overwritten in place.
+            ValueError: losses of the wrong shape, on no path to a layer or on one past it; an input overwritten in place.
         """
         check_losses(losses)
         records = self._take()
-        edges = [edge for record in records for edge in record.edges if edge is not None]
+        edges: list[Any] = [edge for record in records for edge in record.edges if edge is not None]
         if not edges or losses.grad_fn is None:
-            raise ValueError("the losses do not depend on any trainable layer of the model that the session was given")
+            raise ValueError(
+                "the losses do not depend on any trainable layer of the model that the session was given (or, where the function "
+                "that calls the layers is compiled, its graph is from before the session: leave that function uncompiled)"
+            )
         doubtful = [
             (edge, doubt)
             for record in records

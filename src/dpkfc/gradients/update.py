@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.layers import Layer, check_covered
 
-__all__ = ["check_moved", "check_optimizer", "check_unchanged", "traces"]
+__all__ = ["check_moved", "check_optimizer", "check_unchanged", "refuse_gradient_hooks", "traces"]
 
 Trace = tuple[int, Tensor]
 
@@ -56,14 +56,33 @@ def check_unchanged(model: nn.Module, layers: Sequence[Layer], parameters: Mappi
 
     Raises:
         RuntimeError: a parameter that was replaced, frozen, unfrozen or added, by name.
+        ValueError: a parameter with a hook on its gradient, by name.
     """
     check_covered(model, layers)
+    refuse_gradient_hooks(model)
     now = dict(model.named_parameters())
     for name, parameter in parameters.items():
         if now.get(name) is not parameter:
             raise RuntimeError(
                 f"parameter '{name}' was replaced after the session was built; move, cast or adapt the model before "
                 "creating the optimizer and the session"
+            )
+
+
+def refuse_gradient_hooks(model: nn.Module) -> None:
+    """Raise if a parameter has a hook on its gradient, which would be shown private gradients before they are noised.
+
+    `wandb.watch(model, log="gradients")` leaves such hooks, as do optimizers that step while a backward pass runs.
+
+    Raises:
+        ValueError: naming the parameter.
+    """
+    for name, p in model.named_parameters():
+        if getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None):
+            raise ValueError(
+                f"parameter '{name}' has a hook on its gradient, which would be shown gradients of private examples without "
+                "noise (wandb.watch(log='gradients'), an optimizer that steps during the backward pass?); remove it. What is "
+                "released is in p.grad when optimizer.step() is called"
             )
 
 

@@ -105,7 +105,7 @@ def check_per_example_gradients(
     Raises:
         ValueError: naming the parameter whose gradient differs, and the likely causes.
     """
-    shown = True
+    shown, used = True, set()
     with evaluation_mode(model):
         tape = Tape(model, layers, batch_size=len(singles))
         with tape:
@@ -118,8 +118,9 @@ def check_per_example_gradients(
             expected = _autograd(model, loss_fn, single)
             for name, gradient in expected.items():
                 _compare(name, gradient, found[i].get(name), len(singles), _Tolerance.of(expected, precision))
+            used |= {name for name, gradient in expected.items() if gradient is not None}
             shown = shown and any(g is not None and bool(g.any()) for g in expected.values())
-    _check_coverage(layers, found)
+    _check_coverage(layers, used)
     return shown
 
 
@@ -299,13 +300,13 @@ def _compare(
         )
 
 
-def _check_coverage(layers: Sequence[Layer], found: list[dict[str, Tensor]]) -> None:
+def _check_coverage(layers: Sequence[Layer], used: set[str]) -> None:
     for layer in layers:
         for full in layer.parameters.values():
-            if all(full not in row for row in found):
+            if full not in used:
                 raise ValueError(
-                    f"parameter '{full}' is trainable but loss_fn never uses layer '{layer.display_name}': it would receive "
-                    "noise alone; freeze it with requires_grad_(False) or use it"
+                    f"parameter '{full}' of layer '{layer.display_name}' is trainable but loss_fn never uses it: it would "
+                    "receive noise alone; freeze it with requires_grad_(False) or use it"
                 )
 
 

@@ -1,0 +1,214 @@
+"""Layers whose weight is computed: pulled back from the ordinary block, equal to a loop in every metric and grouping."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from dpkfc.data.layout import layout
+from dpkfc.gradients import computed
+from dpkfc.gradients.accumulate import Clip
+from dpkfc.gradients.computed import Computed
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.micro import At, clipped_sum
+from dpkfc.gradients.rules import blocks_of, joined_calls
+from dpkfc.gradients.tape import Tape, capture
+from dpkfc.recipes.models.wide_resnet import WeightStandardisation, standardised_conv
+from tests.gradients.cases import loss_fn
+from tests.gradients.loop import assert_equals_a_loop, examples
+
+
+class Exponential(nn.Module):
+    """With a parameter of its own and a constant buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("shift", torch.tensor(0.2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(self.rate * x) - self.shift
+
+
+def made(module: nn.Module, *names: str) -> nn.Module:
+    for name in names:
+        parametrize.register_parametrization(module, name, Exponential())
+    return module
+
+
+def frozen(module: nn.Module, *names: str) -> nn.Module:
+    for name in names:
+        module.get_parameter(name).requires_grad_(False)
+    return module
+
+
+ORIGINAL, RATE = "parametrizations.weight.original", "parametrizations.weight.0.rate"
+CASES = {
+    "linear": lambda: made(nn.Linear(6, 4), "weight"),
+    "linear without bias": lambda: made(nn.Linear(6, 4, bias=False), "weight"),
+    "bias alone is computed": lambda: made(nn.Linear(6, 4), "bias"),
+    "both": lambda: made(nn.Conv2d(3, 4, 3), "weight", "bias"),
+    "conv": lambda: made(nn.Conv2d(3, 4, 3, padding=1), "weight"),
+    "grouped conv": lambda: made(nn.Conv2d(3, 6, 3, groups=3, stride=2), "weight"),
+    "reflected": lambda: made(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect", bias=False), "weight"),
+    "original frozen": lambda: frozen(made(nn.Conv2d(3, 4, 3), "weight"), ORIGINAL),
+    "own parameter frozen": lambda: frozen(made(nn.Linear(6, 4), "weight"), RATE),
+    "only the bias trains": lambda: frozen(made(nn.Conv2d(3, 4, 3), "weight"), ORIGINAL, RATE),
+    "only the weight trains": lambda: frozen(made(nn.Linear(6, 4), "weight"), "bias"),
+    "standardised": lambda: standardised_conv(3, 4, 3),
+}
+X = (6, 3, 6, 6)
+
+
+class Twice(nn.Module):
+    """The layer between two others, called once or twice."""
+
+    def __init__(self, inner: nn.Module, times: int) -> None:
+        super().__init__()
+        self.first, self.inner, self.times = nn.Conv2d(3, 3, 1), inner, times
+        self.head = nn.LazyLinear(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [self.inner(torch.tanh(self.first(x * scale))) for scale in range(1, self.times + 1)]
+        return self.head(sum(parts).flatten(1).tanh())
+
+
+def build(case: str, times: int = 1) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    model = Twice(CASES[case](), times)
+    model(torch.randn(X))
+    return model.double(), (torch.randn(X, dtype=torch.float64), torch.randint(0, 3, X[:1]))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_equals_a_loop(case: str, times: int) -> None:
+    model, batch = build(case, times)
+    assert {layer.name: layer.rule for layer in find_layers(model)}["inner"] == "computed"
+    assert_equals_a_loop(model, loss_fn, batch, examples(batch, X[0]))
+
+
+@pytest.mark.parametrize("case", ["linear", "both", "standardised"])
+def test_rows_of_a_group_are_added_before_they_are_pulled_back(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two records a unit, at two values of the parameters, in chunks: the same as autograd, one pull a unit and point."""
+    model, (x, y) = build(case)
+    layers = find_layers(model)
+    elsewhere = {n: p.detach() + 0.1 for n, p in model.named_parameters()}
+    pulled: list[int] = []
+    original = computed._vectorised
+    monkeypatch.setattr(computed, "_vectorised", lambda one, g: pulled.append(len(g)) or original(one, g))
+    monkeypatch.setattr(computed, "_CHUNK_ELEMENTS", 1)
+    rows = torch.arange(6).view(3, 2).numpy()
+    (part,) = layout(rows, None, None, "sum")
+    values = {n: p.detach().clone() for n, p in model.named_parameters()}
+    total, norms = clipped_sum(
+        model,
+        layers,
+        {},
+        Clip(0.5),
+        loss_fn=loss_fn,
+        micro_batches=[((x, y), part)],
+        points=[At(weight=1.5), At(elsewhere, -0.5)],
+    )
+    assert pulled and set(pulled) == {1} and len(pulled) == 3 * 2 * (2 if case == "both" else 1)
+    assert all(torch.equal(p, values[n]) for n, p in model.named_parameters())
+    found = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for i, own in enumerate(rows):
+        grads = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+        for point, weight in ((values, 1.5), (elsewhere, -0.5)):
+            leaves = {n: p.clone().requires_grad_() for n, p in point.items()}
+            logits = torch.func.functional_call(model, leaves, (x[own],))
+            loss = (F.cross_entropy(logits, y[own], reduction="none") * 2).sum()
+            for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+                grads[name] = grads[name] + weight * g
+        norm = float(torch.sqrt(sum(g.square().sum() for g in grads.values())))
+        assert float(norms[i]) == pytest.approx(norm, rel=1e-6)
+        found = {n: t + grads[n] * min(1.0, 0.5 / norm) for n, t in found.items()}
+    for name, value in found.items():
+        torch.testing.assert_close(total[name], value, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_one_pull_serves_both_uses_and_curvature_sees_single_examples() -> None:
+    model, batch = build("conv", 2)
+    layers = find_layers(model)
+    tape = Tape(model, layers)
+    with tape:
+        losses = loss_fn(model, batch)
+    calls = tape.backward(losses)
+    (layer,) = [layer for layer in layers if layer.name == "inner"]
+    found = joined_calls(layer, calls["inner"], X[0])
+    assert isinstance(found, Computed) and len(found.parts) == 1 and found.batch_size == X[0]
+    seen = capture(model, layers, lambda model: loss_fn(model, batch))["inner"]
+    assert {role: g.shape[0] for role, g in seen.grads.items()} == dict.fromkeys(layer.parameters, X[0])
+    expected = blocks_of(layer, calls["inner"], X[0])
+    assert all(torch.equal(seen.grads[role], g) for role, g in expected.grads.items())
+
+
+def test_a_parametrization_that_cannot_be_vectorised_is_looped() -> None:
+    class Stubborn(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return _Square.apply(x)
+
+    model = Twice(parametrize.register_parametrization(nn.Linear(6, 4), "weight", Stubborn()), 1)
+    model(torch.randn(X))
+    model, batch = model.double(), (torch.randn(X, dtype=torch.float64), torch.randint(0, 3, X[:1]))
+    assert_equals_a_loop(model, loss_fn, batch, examples(batch, X[0]))
+
+
+class _Square(torch.autograd.Function):
+    """Has no batching rule."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # noqa: ANN001
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:  # noqa: ANN001
+        (x,) = ctx.saved_tensors
+        if float(g.sum()) == 1e9:  # reads a value, which vmap cannot
+            raise AssertionError
+        return 2 * g * x
+
+
+def test_random_weights_are_refused_by_name() -> None:
+    model = Twice(parametrize.register_parametrization(nn.Linear(6, 4), "weight", nn.Dropout(0.5)), 1)
+    model(torch.randn(X))
+    batch = (torch.randn(X), torch.randint(0, 3, X[:1]))
+    with pytest.raises(ValueError, match=r"parametrization of 'weight' of a ParametrizedLinear.*draws random numbers"):
+        capture(model, find_layers(model), lambda model: loss_fn(model, batch))["inner"]
+
+
+def test_a_parametrization_shared_by_two_layers_is_refused() -> None:
+    shared = Exponential()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for layer in model:
+        parametrize.register_parametrization(layer, "weight", shared)
+    with pytest.raises(ValueError, match="shares a parameter"):
+        find_layers(model)
+
+
+def test_standardised_filters() -> None:
+    """Against the formula, filter by filter; a filter without variance is scaled by the floor."""
+    standardise = WeightStandardisation(3)
+    with torch.no_grad():
+        standardise.gain.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    weight = torch.randn(3, 4, 2, 2)
+    weight[2] = 0.5
+    found = standardise(weight)
+    for i, gain in enumerate((1.0, 2.0)):
+        own = weight[i]
+        expected = gain * (own - own.mean()) / torch.sqrt(own.var(correction=0) * 16)
+        torch.testing.assert_close(found[i], expected)
+        assert float(found[i].square().sum()) == pytest.approx(gain**2, rel=1e-5)
+    assert bool((found[2] == 0).all())
+    small = 1e-3 * torch.randn(3, 4, 2, 2)
+    torch.testing.assert_close(standardise(small)[0], (small[0] - small[0].mean()) / 1e-2)
+    conv = standardised_conv(4, 8, 3)
+    assert conv.bias is not None and float(conv.bias.abs().max()) == 0
+    assert set(dict(conv.named_parameters())) == {"bias", ORIGINAL, "parametrizations.weight.0.gain"}

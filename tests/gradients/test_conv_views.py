@@ -1,0 +1,112 @@
+"""Convolutions of several rows an example: the grouped convolution gives what explicit patches give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.gradients.conv import ConvBlock, conv_block, interleaved
+from dpkfc.gradients.groups import Groups, grouped
+from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.norms import per_example_norms
+from dpkfc.gradients.rules import Call, blocks_of
+from dpkfc.gradients.sums import weighted_sum
+from dpkfc.metric import Dense, Kronecker
+
+CONVS = {
+    "plain": lambda: nn.Conv2d(6, 8, 3, padding=1),
+    "few columns": lambda: nn.Conv2d(2, 3, 3),
+    "stride": lambda: nn.Conv2d(4, 5, 3, stride=2, padding=1),
+    "dilation": lambda: nn.Conv2d(4, 5, 3, dilation=2, bias=False),
+    "groups": lambda: nn.Conv2d(8, 6, 3, groups=2),
+    "one pixel": lambda: nn.Conv2d(40, 5, 1),
+    "line": lambda: nn.Conv1d(12, 4, 3, padding="same"),
+    "volume": lambda: nn.Conv3d(5, 4, 2),
+    "bias alone": lambda: _frozen(nn.Conv2d(4, 5, 3)),
+}
+N, VIEWS = 3, 4
+
+
+def _frozen(module: nn.Conv2d) -> nn.Conv2d:
+    module.weight.requires_grad_(False)
+    return module
+
+
+def _calls(name: str, rows: int, times: int = 1) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    module = CONVS[name]().double()
+    shape = (module.in_channels, *(7,) * len(module.kernel_size))
+    inputs = [torch.randn(rows, *shape, dtype=torch.float64) for _ in range(times)]
+    return module, [(x, torch.randn_like(module(x))) for x in inputs]
+
+
+def _metric(block: ConvBlock) -> Kronecker:
+    def side(d: int) -> Dense:
+        root = torch.randn(d, d, dtype=torch.float64)
+        root = root @ root.T / d + torch.eye(d, dtype=torch.float64)
+        return Dense(root, float(torch.linalg.matrix_norm(root, 2)))
+
+    return Kronecker(side(block.d_in), side(block.d_out))
+
+
+@pytest.mark.parametrize("name", sorted(CONVS))
+def test_views_equal_patches_and_the_sum_over_rows(name: str) -> None:
+    module, [(x, b)] = _calls(name, N * VIEWS + 2)  # two rows of padding
+    rows = conv_block(module, x, b)
+    block = grouped(rows, Groups(N, VIEWS))
+    assert isinstance(block, ConvBlock) and (block.batch_size, block.views) == (N, VIEWS)
+    patches = block.outer()
+    assert patches.a.shape == (N * module.groups, block.positions, block.d_in)
+    single = rows.per_example()[: N * VIEWS * module.groups].view(N, VIEWS, module.groups, *rows.per_example().shape[1:])
+    expected = single.sum(1).flatten(0, 1)
+    for found in (block.per_example(), patches.per_example()):
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    weights = torch.rand(N, dtype=torch.float64)
+    total = torch.einsum("n,ngoi->goi", weights, expected.view(N, module.groups, *expected.shape[1:])).flatten(0, 1)
+    for found in (weighted_sum(block, weights), weighted_sum(patches, weights)):
+        torch.testing.assert_close(found, total, rtol=1e-11, atol=1e-12)
+    lengths = (patches.a.norm(dim=2) * patches.b.norm(dim=2)).sum(1).view(N, -1).sum(1)
+    assert (block.magnitudes() >= lengths * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize("method", ["gram", "materialised"])
+@pytest.mark.parametrize("name", sorted(CONVS))
+def test_norms_of_views_in_a_metric(name: str, method: str) -> None:
+    module, [(x, b)] = _calls(name, N * VIEWS)
+    block = grouped(conv_block(module, x, b), Groups(N, VIEWS))
+    metric = _metric(block)
+    z = metric.whiten(block.outer().per_example()).reshape(N, -1)
+    found = per_example_norms(block, metric, method)
+    torch.testing.assert_close(found.norms, z.norm(dim=1), rtol=1e-8, atol=1e-10)
+    assert (found.norms >= z.norm(dim=1) * (1 - 1e-14)).all()
+
+
+@pytest.mark.parametrize("name", sorted(CONVS))
+def test_two_calls_are_views_of_one_block(name: str) -> None:
+    module, pairs = _calls(name, N * 2, times=2)
+    blocks = [conv_block(module, x, b) for x, b in pairs]
+    joined = blocks_of(_layer(module), [Call(module, (x,), {}, [b]) for x, b in pairs], N * 2)
+    assert isinstance(joined, ConvBlock) and joined.views == 2
+    expected = blocks[0].per_example() + blocks[1].per_example()
+    torch.testing.assert_close(joined.per_example(), expected, rtol=1e-11, atol=1e-12)
+    units = grouped(joined, Groups(N, 2))
+    assert (units.batch_size, units.views) == (N, 4)
+    torch.testing.assert_close(
+        units.per_example(), expected.view(N, 2, module.groups, *expected.shape[1:]).sum(1).flatten(0, 1), rtol=1e-11, atol=1e-12
+    )
+
+
+def test_calls_of_other_shapes_become_patches() -> None:
+    module, [(x, b)] = _calls("plain", N)
+    small, less = x[..., :5, :5], b[..., :5, :5]
+    assert interleaved([conv_block(module, x, b), conv_block(module, small, less)]) is None
+    joined = blocks_of(_layer(module), [Call(module, (x,), {}, [b]), Call(module, (small,), {}, [less])], N)
+    expected = conv_block(module, x, b).per_example() + conv_block(module, small, less).per_example()
+    torch.testing.assert_close(joined.explicit().per_example(), expected, rtol=1e-11, atol=1e-12)
+    assert interleaved([conv_block(module, x, b), replace(conv_block(module, x, b), stride=(2, 2))]) is None
+
+
+def _layer(module: nn.Module) -> Layer:
+    return Layer("conv", (module,), "conv", {name: name for name, p in module.named_parameters() if p.requires_grad})
