@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from dpkfc.config import PrivacyConfig
+from dpkfc.integrations.huggingface import PrivateTrainer
 from dpkfc.plan import Plan
 
 N, B, VOCABULARY = 48, 16, 30
@@ -90,3 +91,25 @@ def arguments(folder: Path, **settings: Any) -> TrainingArguments:
 
 def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+
+def trainer_of(
+    folder: Path, task: str = "sequence", plan: Plan | None = None, model: Any = None, **settings: Any
+) -> PrivateTrainer:
+    split = {
+        "per_example_loss",
+        "log_private_loss",
+        "callbacks",
+        "compute_metrics",
+        "data_collator",
+        "units",
+        "optimizers",
+    }
+    own = {name: settings.pop(name) for name in split & set(settings)}
+    chosen = {"train_dataset": examples(task), "eval_dataset": examples(task, 12), "data_collator": pad, **own}
+    return PrivateTrainer(
+        model_of(task, settings.pop("dropout", 0.0)) if model is None else model,
+        arguments(folder, **settings),
+        plan=plan or plan_of(),
+        **chosen,
+    )

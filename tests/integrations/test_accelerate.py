@@ -10,10 +10,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 pytest.importorskip("accelerate")
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.integrations.accelerate import guard
+from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
 
 N = 40
@@ -21,6 +22,7 @@ N = 40
 
 @pytest.fixture(autouse=True)
 def _fresh():
+    GradientState._reset_state()
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -77,7 +79,9 @@ def test_a_gradient_left_by_accelerate_reaches_no_release() -> None:
         torch.manual_seed(0)
         model = accelerator.prepare(nn.Linear(6, 3))
         rows = data()
-        plan = PrivacyConfig(expected_batch_size=8, steps=3, accountant="rdp", test_mode_seed=1).with_noise(0.5, 1e-3, N)
+        plan = PrivacyConfig(expected_batch_size=8, steps=3, accountant="rdp", test_mode_seed=1).with_noise(
+            0.5, 1e-3, N
+        )
         with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), rows) as session:
             guard(accelerator, session)
             for batch in session.batches():
@@ -122,6 +126,7 @@ class Wrapper(nn.parallel.DistributedDataParallel):
         ("mixed_precision", "fp16", "mixed_precision='bf16' or 'no'"),
         ("scaler", object(), "mixed_precision='bf16' or 'no'"),
         ("num_processes", 2, "one process"),
+        ("gradient_accumulation_steps", 4, "drawn and clipped as one"),
         ("distributed_type", "DEEPSPEED", "DEEPSPEED"),
     ],
 )
@@ -141,3 +146,41 @@ def test_scaling_and_distribution_are_refused(setting: str, value, match: str) -
 def test_a_wrapped_model_is_refused() -> None:
     with made(Wrapper(mlp())) as session, pytest.raises(ValueError, match=r"inside a Wrapper.*unwrap_model"):
         guard(Accelerator(cpu=True), session)
+
+
+# -- an Opacus-shaped engine in such a script -------------------------------------------------------------------------
+
+
+def test_an_engine_takes_no_prepared_optimizer() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = mlp()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(ValueError, match="wrapped in AcceleratedOptimizer.*out of accelerator.prepare"):
+        PrivacyEngine().make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=DataLoader(data(), 8),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+
+
+def test_an_engine_stays_private_when_its_model_and_optimizer_are_prepared() -> None:
+    accelerator, engine = Accelerator(cpu=True), PrivacyEngine()
+    model = mlp()
+    model, optimizer, loader = engine.make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), data_loader=DataLoader(data(), 8),
+        noise_multiplier=1e5, max_grad_norm=1.0,
+    )  # fmt: skip
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for batch in loader:
+        optimizer.zero_grad()
+        accelerator.backward(losses(model, batch).mean())
+        optimizer.step()
+    assert engine.ledger.count == 5
+    assert weights(model).norm() > 1e3
+    before = weights(model)
+    accelerator.backward(losses(model, data()[:8]).mean())
+    with pytest.raises(RuntimeError, match="without a new batch"):
+        optimizer.step()
+    assert torch.equal(weights(model), before)

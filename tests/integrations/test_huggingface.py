@@ -15,16 +15,17 @@ from transformers import BertForSequenceClassification, EarlyStoppingCallback, T
 from dpkfc.integrations.huggingface import PrivateTrainer, per_example_cross_entropy
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
-from tests.integrations.hf_cases import TASKS, VOCABULARY, B, N, arguments, examples, model_of, pad, plan_of, weights
-
-
-def trainer_of(folder, task: str = "sequence", plan=None, model=None, **settings):
-    split = {"per_example_loss", "log_private_loss", "callbacks", "compute_metrics", "data_collator", "units"}
-    own = {name: settings.pop(name) for name in split & set(settings)}
-    chosen = {"train_dataset": examples(task), "eval_dataset": examples(task, 12), "data_collator": pad, **own}
-    return PrivateTrainer(
-        model or model_of(task, settings.pop("dropout", 0.0)), arguments(folder, **settings), plan=plan or plan_of(), **chosen
-    )
+from tests.integrations.hf_cases import (
+    TASKS,
+    VOCABULARY,
+    arguments,
+    examples,
+    model_of,
+    pad,
+    plan_of,
+    trainer_of,
+    weights,
+)
 
 
 class Calls(TrainerCallback):
@@ -198,7 +199,7 @@ def test_logs_hold_epsilon_and_nothing_private(tmp_path) -> None:
     summary = json.loads((tmp_path / "privacy.json").read_text())
     assert summary["spent"] == {"epsilon": trainer.plan.epsilon(), "delta": 1e-3}
     assert summary["ledger"]["releases"] == 3
-    assert summary["not_private"] == []
+    assert summary["not_private"] == ["eval_*, in logs and trainer_state.json: of eval_dataset, which the plan does not cover"]
 
 
 def test_the_private_loss_is_logged_only_when_asked_for(tmp_path) -> None:
@@ -208,6 +209,28 @@ def test_the_private_loss_is_logged_only_when_asked_for(tmp_path) -> None:
     assert len(rows) == 3
     assert all(0.5 < x < 2 for x in rows)
     assert "NOT private" in json.loads((tmp_path / "privacy.json").read_text())["not_private"][0]
+
+
+def test_a_private_loss_of_an_earlier_part_of_the_run_stays_marked(tmp_path) -> None:
+    how = {"save_strategy": "steps", "save_steps": 1}
+    trainer_of(tmp_path, log_private_loss=True, callbacks=[Calls(stop_at=1)], **how).train()
+    later = trainer_of(tmp_path, **how)
+    later.train(resume_from_checkpoint=True)
+    assert ["loss (NOT private)" in row for row in later.state.log_history] == [True, False, False]
+    assert "NOT private" in json.loads((tmp_path / "privacy.json").read_text())["not_private"][0]
+
+
+def test_a_hook_that_would_be_shown_private_gradients_is_refused(tmp_path) -> None:
+    shown = []
+
+    class Watch(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **_):
+            model.classifier.bias.register_hook(shown.append)
+
+    with pytest.raises(ValueError, match="'classifier.bias' has a hook on its gradient"):
+        trainer_of(tmp_path, callbacks=[Watch()]).train()
+    assert not shown
+    assert not verify(tmp_path / "ledger.jsonl").releases
 
 
 @pytest.mark.parametrize("preconditioned", [False, True])
@@ -320,65 +343,3 @@ def test_unused_columns_are_removed(tmp_path) -> None:
         train_dataset=datasets.Dataset.from_list(rows),
     )  # fmt: skip
     assert trainer.train().global_step == 3
-
-
-# -- what is refused --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"per_device_train_batch_size": 4}, "expected_batch_size"),
-        ({"gradient_accumulation_steps": 2}, "drawn and clipped as one"),
-        ({"max_steps": 7}, "PrivacyConfig.steps"),
-        ({"num_train_epochs": 2}, "PrivacyConfig.epochs"),
-        ({"max_grad_norm": 0.5}, "bounds no example"),
-        ({"train_sampling_strategy": "group_by_length"}, "draws them at random"),
-        ({"include_num_input_tokens_seen": "all"}, "size of private batches"),
-        ({"auto_find_batch_size": True}, "max_physical_batch_size"),
-        ({"neftune_noise_alpha": 5.0}, "neftune"),
-        ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, "use_reentrant=False"),
-        ({"torch_compile": True}, "compiled"),
-        ({"use_liger_kernel": True}, "fused"),
-    ],
-)
-def test_arguments_that_contradict_the_plan(settings, match: str, tmp_path) -> None:
-    with pytest.raises(ValueError, match=match):
-        trainer_of(tmp_path, **settings)
-
-
-def test_loss_scaling_is_refused(tmp_path) -> None:
-    args = arguments(tmp_path)
-    args.fp16 = True  # the constructor of TrainingArguments wants a device for it
-    with pytest.raises(ValueError, match="bf16=True, which needs no scaling"):
-        PrivateTrainer(model_of("sequence"), args, plan=plan_of(), train_dataset=examples("sequence"))
-
-
-def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path) -> None:
-    settings = {"per_device_train_batch_size": B, "num_train_epochs": 1, "max_grad_norm": 0.0, "dataloader_drop_last": True}
-    assert trainer_of(tmp_path, **settings).train().global_step == 3
-
-
-def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match="pass per_example_loss="):
-        PrivateTrainer(model_of("sequence"), arguments(tmp_path), plan=plan_of(), compute_loss_func=len)
-    with pytest.raises(ValueError, match="pass model="):
-        PrivateTrainer(None, arguments(tmp_path), plan=plan_of(), model_init=model_of)
-
-    class Own(PrivateTrainer):
-        def compute_loss(self, model, inputs, **_):
-            return model(**inputs).loss
-
-    with pytest.raises(ValueError, match=r"compute_loss\(\) gives one loss for a batch"):
-        Own(model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=examples("sequence"))
-
-
-def test_schedules_and_datasets_that_do_not_fit(tmp_path) -> None:
-    with pytest.raises(ValueError, match="stepped? .*releases|steps its learning rate schedule on releases"):
-        trainer_of(
-            tmp_path, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", metric_for_best_model="loss"
-        ).train()
-    with pytest.raises(ValueError, match=f"dataset has {N}"):
-        trainer_of(tmp_path, plan=plan_of(n=N + 1)).train()
-    with pytest.raises(ValueError, match="no checkpoint in"):
-        trainer_of(tmp_path).train(resume_from_checkpoint=True)

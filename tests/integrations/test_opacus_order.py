@@ -149,6 +149,12 @@ def misuse_new_layer(model, optimizer, batches):
     optimizer.step()
 
 
+def misuse_watched_gradient(model, optimizer, batches):
+    batch = next(iter(batches))
+    model[0].weight.register_hook(lambda g: None)
+    backward(model, batch)
+
+
 def misuse_input_overwritten(model, optimizer, batches):
     x, y = next(iter(batches))
     loss = F.cross_entropy(model(x), y)
@@ -175,6 +181,7 @@ def misuse_input_overwritten(model, optimizer, batches):
         (misuse_changed_noise, "optimizer.noise_multiplier was changed"),
         (misuse_frozen_later, "'0.weight' was replaced or frozen"),
         (misuse_new_layer, "'2.weight' was replaced"),
+        (misuse_watched_gradient, "'0.weight' has a hook on its gradient"),
         (misuse_input_overwritten, "changed in place"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

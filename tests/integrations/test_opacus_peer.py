@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.delayed import DP2
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
 from tests.integrations.opacus_cases import B, N, cnn, data, kfac, loader, mlp, private, scaled, sgd, train, weights
@@ -140,16 +141,22 @@ def test_the_default_accountants_agree() -> None:
         assert 0 <= theirs.get_epsilon(delta) - engine.get_epsilon(delta) < 0.015
 
 
-@pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["plain", "kfac"])
-def test_the_steps_are_those_of_a_session(preconditioner) -> None:
+@pytest.mark.parametrize(
+    ("preconditioner", "clipping"),
+    [(None, "flat"), (None, "per_layer"), (kfac(), "flat"), (kfac(), "per_layer"), (DP2(phase=1), "flat")],
+    ids=["plain", "plain-per-layer", "kfac", "kfac-per-layer", "dp2"],
+)
+def test_the_steps_are_those_of_a_session(preconditioner, clipping: str) -> None:
     """One seed, one order, one noise: engine and session release the same."""
     mine, theirs = mlp(), mlp()
     noise = 0.7
-    _, mine, optimizer, batches = private(mine, noise_multiplier=noise, preconditioner=preconditioner)
+    _, mine, optimizer, batches = private(
+        mine, noise_multiplier=noise, preconditioner=preconditioner, clipping=clipping
+    )
     assert train(mine, optimizer, batches) == N // B
     config = PrivacyConfig(
-        expected_batch_size=B, steps=N // B, preconditioner=preconditioner, test_mode_seed=3, max_grad_norm=1.0
-    )
+        expected_batch_size=B, steps=N // B, preconditioner=preconditioner, clipping=clipping, test_mode_seed=3,
+    )  # fmt: skip
     x, y = data().tensors
     with Session(config.with_noise(noise, 1e-4, N), theirs, sgd(theirs), (x, y)) as session:
         for batch in session.batches():

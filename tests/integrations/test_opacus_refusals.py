@@ -47,7 +47,7 @@ class OwnLoader(DataLoader):
         ({"loss_reduction": "none"}, "'mean' or 'sum'"),
         ({"poisson_sampling": False}, "uncertified=True"),
         ({"uncertified": True}, "poisson_sampling=False"),
-        ({"clipping": "per_layer"}, "choose one of flat"),
+        ({"clipping": "per_layer", "max_grad_norm": [1.0, 1.0]}, "max_grad_norm must be one number"),
         ({"clipping": "adaptive"}, "choose one of flat"),
         ({"max_grad_norm": [1.0, 2.0]}, "one number"),
         ({"max_grad_norm": 0.0}, "positive"),

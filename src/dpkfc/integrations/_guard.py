@@ -1,4 +1,4 @@
-"""A hook on the optimizer that lets a step pass only where the session has released what it steps on."""
+"""What may not be hooked to a private run: steps without a release, and whoever is shown gradients before they are noised."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from dpkfc.gradients.update import refuse_gradient_hooks
 from dpkfc.session import Session
 
-__all__ = ["refuse_unreleased_steps"]
+__all__ = ["refuse_gradient_hooks", "refuse_unreleased_steps"]
 
 
 def refuse_unreleased_steps(session: Session, held: torch.optim.Optimizer | None = None) -> RemovableHandle:

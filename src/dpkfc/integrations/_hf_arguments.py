@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import IterableDataset
 
 from dpkfc.plan import Plan
 
-__all__ = ["check_arguments", "check_schedule", "check_settings", "steps_per_epoch"]
+__all__ = ["check_arguments", "check_overrides", "check_schedule", "check_settings", "steps_per_epoch"]
 
 _DEFAULT_BATCH, _DEFAULT_EPOCHS, _DEFAULT_CLIP = 8, 3.0, 1.0
 
@@ -43,14 +44,53 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     for name, instead in (("model_init", "model="), ("compute_loss_func", "per_example_loss=")):
         if settings.get(name) is not None:
             raise ValueError(f"{name}= is not supported by private training; pass {instead}")
+    train, held_out = settings.get("train_dataset"), settings.get("eval_dataset")
+    if isinstance(train, IterableDataset) or (train is not None and not hasattr(train, "__getitem__")):
+        raise ValueError(
+            f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a dataset with a length and "
+            "an index"
+        )
+    for dataset in held_out.values() if isinstance(held_out, dict) else (held_out,):
+        if dataset is not None and dataset is train:
+            raise ValueError("eval_dataset is the train_dataset; ε does not cover its metrics, evaluate on other data")
 
 
-def check_schedule(schedule: Any) -> None:
-    """Raise on a learning rate schedule that is not stepped on releases alone.
+def check_overrides(kind: type, base: type, has_loss: bool) -> None:
+    """Raise on a method of a subclass that the private loop would pass over in silence.
+
+    Args:
+        kind: the class of the trainer.
+        base: the trainer that closes the Trainer's own loop.
+        has_loss: whether per_example_loss= was given.
 
     Raises:
-        ValueError: it reads a metric.
+        ValueError: naming the method and what to do instead.
     """
+    session = "the session draws the batches; pass data_collator= and leave sampling to the plan"
+    for name, instead in {
+        "training_step": "the session makes the steps; pass per_example_loss=",
+        "_inner_training_loop": "the session makes the steps; use callbacks",
+        "get_train_dataloader": session,
+        "_get_train_sampler": session,
+        "get_batch_samples": session,
+    }.items():
+        if getattr(kind, name) is not getattr(base, name):
+            raise ValueError(f"{kind.__name__}.{name}() would never be called: {instead}")
+    if kind.compute_loss is not base.compute_loss and not has_loss:  # type: ignore[attr-defined]
+        raise ValueError("compute_loss() gives one loss for a batch, which cannot be clipped; pass per_example_loss=")
+
+
+def check_schedule(optimizer: Any, schedule: Any) -> None:
+    """Raise on a learning rate schedule that is not stepped on releases alone, and on an optimizer that has modes.
+
+    Raises:
+        ValueError: the schedule reads a metric; the optimizer keeps other weights for training than for evaluation.
+    """
+    if callable(getattr(optimizer, "train", None)):
+        raise ValueError(
+            f"{type(optimizer).__name__} exchanges the weights between training and evaluation, which is not supported; choose "
+            "another optimizer"
+        )
     if isinstance(schedule, ReduceLROnPlateau) or type(schedule).__name__ == "GreedyLR":
         raise ValueError(
             f"{type(schedule).__name__} reads a metric; a private run steps its learning rate schedule on releases. Choose "

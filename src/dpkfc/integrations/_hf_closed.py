@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -12,10 +10,13 @@ from typing import Any, NoReturn
 import torch
 from transformers import Trainer
 
+from dpkfc.integrations._summary import write_summary
 from dpkfc.plan import Plan
 from dpkfc.session import Session
 
-__all__ = ["ClosedTrainer"]
+__all__ = ["PRIVATE_LOSS", "ClosedTrainer"]
+
+PRIVATE_LOSS = "loss (NOT private)"
 
 
 class ClosedTrainer(Trainer):
@@ -25,7 +26,6 @@ class ClosedTrainer(Trainer):
         plan: of the run.
         session: of the run, None before it.
         ledger_path: file of its ledger.
-        not_private: what it writes that ε does not protect.
     """
 
     model: Any  # set by the Trainer, which leaves them open
@@ -35,7 +35,6 @@ class ClosedTrainer(Trainer):
     plan: Plan
     session: Session | None = None
     ledger_path: Path
-    not_private: tuple[str, ...] = ()
 
     # -- closed --------------------------------------------------------------------------------------------------------
 
@@ -58,6 +57,20 @@ class ClosedTrainer(Trainer):
             RuntimeError: always.
         """
         raise RuntimeError("every trial of a search spends a budget of its own; plan and train each run by itself")
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """As of `transformers.Trainer`, for other data than was trained on.
+
+        Raises:
+            ValueError: the train_dataset, whose metrics would be logged without noise.
+        """
+        used = self.eval_dataset if eval_dataset is None else eval_dataset
+        if used is not None and used is self.train_dataset:
+            raise ValueError(
+                "eval_dataset is the train_dataset: its metrics would be logged without noise, and ε would not cover them. "
+                "Evaluate on other data; log_private_loss=True logs the training loss, marked as not private"
+            )
+        return super().get_eval_dataloader(eval_dataset)
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
         """Autocast of the forward pass where `bf16=True`."""
@@ -89,18 +102,16 @@ class ClosedTrainer(Trainer):
 
     def write_summary(self, folder: str | None) -> None:
         """Write `privacy.json`: what was spent, by which plan, recorded in which ledger."""
-        session = self.session
-        if session is None or folder is None:
-            return
-        epsilon = session.epsilon if math.isfinite(session.epsilon) else "inf"
-        summary = {
-            "spent": {"epsilon": epsilon, "delta": self.plan.delta},
-            "ledger": {"file": self.ledger_path.name, "releases": session.steps_done, "head": session.ledger.head},
-            "not_private": list(self.not_private),
-            "plan": self.plan.describe(),
-        }
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / "privacy.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+        if self.session is not None and folder is not None:
+            write_summary(folder, self.session, self.ledger_path, self._not_private())
+
+    def _not_private(self) -> list[str]:
+        """What the logs hold, those of resumed runs included, that ε does not cover."""
+        names = {name for row in self.state.log_history for name in row}
+        found = [f"{PRIVATE_LOSS}, in logs and trainer_state.json"] if PRIVATE_LOSS in names else []
+        if any(name.startswith("eval_") for name in names):
+            found.append("eval_*, in logs and trainer_state.json: of eval_dataset, which the plan does not cover")
+        return found
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         assert self.session is not None

@@ -75,6 +75,11 @@ class ModelLoss:
             if shifted:
                 logits, labels = logits[:, :-1], labels[:, 1:]
             return per_example_cross_entropy(logits, labels, label_smoothing)
+        if label_smoothing:
+            raise ValueError(
+                f"label_smoothing_factor is for labels that are classes, not those of {self._name}; leave it out or pass "
+                "per_example_loss="
+            )
         wide = logits if logits.dtype == torch.float64 else logits.float()
         if labels.is_floating_point() and labels.numel() == logits.numel() and logits.dim() == 2:
             targets = labels.reshape(logits.shape).to(wide)
@@ -100,6 +105,11 @@ class ModelLoss:
         """
         logits: Tensor | None = None
         for single in singles:
+            if getattr(single.get("input_ids"), "ndim", 2) > 2:
+                raise ValueError(
+                    f"an example of {self._name} holds several sequences (choices), which the model folds into the batch; such "
+                    "models are not supported"
+                )
             outputs = model(**single)
             own, logits = _part(outputs, "loss"), _part(outputs, "logits")
             if own is None or logits is None or not bool(torch.isfinite(own)):

@@ -35,7 +35,10 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
     """
     folder = get_last_checkpoint(trainer.args.output_dir) if resume is True else resume or None
     if resume is True and folder is None:
-        raise ValueError(f"no checkpoint in {trainer.args.output_dir}; leave resume_from_checkpoint out")
+        raise ValueError(
+            f"no checkpoint in {trainer.args.output_dir}; leave resume_from_checkpoint out, and where releases were made "
+            "before the first checkpoint begin anew in another output_dir"
+        )
     loader: Any = trainer.get_train_dataloader()  # for its dataset without unused columns, and its collate function
     collate = AsDict(loader.collate_fn)
     if trainer.args.activation_checkpointing:  # spares memory where most layers are frozen, as with adapters
@@ -43,7 +46,7 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
     random = collate.draws(loader.dataset)
     _check_loss(trainer, loader.dataset, collate, random)
     trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
-    check_schedule(trainer.lr_scheduler)
+    check_schedule(trainer.optimizer, trainer.lr_scheduler)
     trainer.ledger_path.parent.mkdir(parents=True, exist_ok=True)
     session = trainer.session = Session(
         trainer.plan,
@@ -81,7 +84,8 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
     if folder is None and session.steps_done:
         raise ValueError(
             f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier run; continue it with "
-            "resume_from_checkpoint=True, or choose another output_dir for a run with a budget of its own"
+            "resume_from_checkpoint=True, or choose another output_dir for a run with a budget of its own (what was spent "
+            "here stays spent)"
         )
     handler, plan = trainer.callback_handler, trainer.plan
     exported = [x for x in [*handler.callbacks, trainer.control] if isinstance(x, ExportableState)]

@@ -25,7 +25,8 @@ class Options:
         batch_first: only True.
         loss_reduction: of the script's loss, "mean" or "sum"; with "sum" the gradient is not divided by the batch size.
         poisson_sampling: False shuffles, which needs `uncertified=True`.
-        clipping: "flat", or this library's "normalised" or "automatic".
+        clipping: "flat", "per_layer" with one max_grad_norm C (each of L layers is clipped to C / √L), or this library's
+            "normalised" or "automatic".
         noise_generator: only None.
         grad_sample_mode: "hooks", or "ghost" for the four return values of such a script; both compute the same.
         wrap_model: only True; the module itself is returned, no wrapper.
@@ -84,8 +85,7 @@ def _refused_values(options: Options) -> Iterator[tuple[bool, str]]:
     )
     yield (
         options.clipping not in CLIPPINGS,
-        f"clipping={options.clipping!r} is not supported; choose one of {', '.join(CLIPPINGS)} (a preconditioner balances "
-        "the layers, which is what per-layer clipping is used for)",
+        f"clipping={options.clipping!r} is not supported; choose one of {', '.join(CLIPPINGS)}",
     )
     yield (
         options.noise_generator is not None,

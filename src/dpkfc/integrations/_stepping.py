@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader
 
+from dpkfc.coordinates import Coordinates
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.broadcast import leading_size
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.rules import Call
-from dpkfc.gradients.tape import Tape, capture
+from dpkfc.gradients.tape import Tape
 from dpkfc.gradients.verify import restored_buffers
 from dpkfc.integrations._checks import SHOWN, Hook, check_model, check_optimizer, check_untouched
+from dpkfc.integrations._guard import refuse_gradient_hooks
 from dpkfc.integrations._loss_scale import LossScale
 from dpkfc.integrations._padding import check_padding
 from dpkfc.integrations._poisson_loader import Drawn
@@ -66,7 +68,7 @@ class PrivateStep:
     ) -> None:
         self.plan, self.model, self.optimizer, self.ledger = plan, model, optimizer, ledger
         self.layers = find_layers(model)
-        self.preconditioner: Preconditioner | None = None
+        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
         self.step = ledger.count
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
@@ -98,6 +100,13 @@ class PrivateStep:
         self._summer: ClippedSummer | None = None
         self._heard: list[tuple[Tape, Drawn | None, int | None]] = []
         self._batch: Any = None
+        self._stop()
+
+    def _stop(self) -> None:
+        """End the recording of a forward pass that an interrupt has left."""
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.close()
 
     def begin(self) -> object:
         """A pass over the loader begins."""
@@ -130,6 +139,8 @@ class PrivateStep:
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Start to record a pass that may be differentiated."""
+        if module is self.model and self._recording is not None and not self._busy:
+            self._stop()  # torch calls no hook after a KeyboardInterrupt
         recordable = module is self.model and module.training and torch.is_grad_enabled()
         if not recordable or self._busy or self._recording is not None:
             return
@@ -181,7 +192,7 @@ class PrivateStep:
         self._clear()
         self._busy = True  # the fallback runs the model again
         try:
-            if len(args) > 1 or kwargs.get("closure") is not None:
+            if any(x is not None for x in (*args[1:], *kwargs.values())):  # Accelerate passes closure=None on
                 raise RuntimeError(
                     "optimizer.step(closure) is not supported; call loss.backward() before optimizer.step()"
                 )
@@ -219,8 +230,8 @@ class PrivateStep:
                 "optimizer's weight_decay for a penalty and zero_grad() after other backward passes"
             )
         if drawn.first:
-            self._refresh()
-            self._summer = ClippedSummer(self.layers, self._metric, self._clip)
+            self._coordinates.refresh(self.step)  # of the probe, released weights, releases and the step only
+            self._summer = ClippedSummer(self.layers, self._coordinates.metric, self._clip)
         assert self._summer is not None
         if drawn.size:
             self._summer.add(calls, drawn.size)
@@ -261,6 +272,7 @@ class PrivateStep:
         clipped = ClippedSum(summer.result(), self._clip.max_grad_norm, self._clip.clipping)
         self._summer = None
         released = release(clipped, self.plan, self._noise, self.ledger, self.step)
+        self._coordinates.observe(released)
         self.step += 1
         factor = 1.0 if self._reduction == "mean" else float(self.plan.expected_batch_size)
         for name, p in self._parameters.items():
@@ -272,17 +284,9 @@ class PrivateStep:
     # -- the preconditioner --------------------------------------------------------------------------------------------
 
     @property
-    def _metric(self) -> Any:
-        return {} if self.preconditioner is None else self.preconditioner.metric
-
-    def _refresh(self) -> None:
-        """Rebuild the metric when it is due: a function of the probe, the released weights and the step only."""
-        kfac: Any = self.plan.config.preconditioner
-        if kfac is not None and (self.preconditioner is None or kfac.due(self.step)):
-            rules = {layer.name: layer.rule for layer in self.layers}
-            self.preconditioner = kfac.build(
-                self.model, lambda model, loss: capture(model, self.layers, loss), self.step, rules=rules
-            )
+    def preconditioner(self) -> Preconditioner | None:
+        """The preconditioner in force; None before the first step, and without one."""
+        return self._coordinates.current
 
     # -- care ----------------------------------------------------------------------------------------------------------
 
@@ -297,7 +301,8 @@ class PrivateStep:
         return [full for x in covered for full in x.parameters.values() if self._parameters[full].grad is not None]
 
     def _check_unchanged(self) -> None:
-        """Raise if the model or the optimizer is not the one that was made private."""
+        """Raise if the model or the optimizer is not the one that was made private, or a hook is shown gradients."""
+        refuse_gradient_hooks(self.model)
         for layer in self.layers:
             for role, full in layer.parameters.items():
                 if layer.tensor(role) is not self._parameters[full] or not self._parameters[full].requires_grad:

@@ -32,7 +32,7 @@ def guard(accelerator: Any, session: Session) -> RemovableHandle:
         A handle; `remove()` lets the optimizer step freely again, when training is over.
 
     Raises:
-        ValueError: loss scaling, several processes, a wrapped model or a prepared optimizer, naming the fix.
+        ValueError: loss scaling, accumulation, several processes, a wrapped model or a prepared optimizer, naming the fix.
     """
     for refused, message in _refused(accelerator, session):
         if refused:
@@ -46,6 +46,11 @@ def _refused(accelerator: Any, session: Session) -> Iterator[tuple[bool, str]]:
         scaled,
         "the Accelerator scales losses (mixed_precision='fp16') by a factor that follows overflows of private gradients, "
         "before they are clipped; use mixed_precision='bf16' or 'no'",
+    )
+    yield (
+        accelerator.gradient_accumulation_steps != 1,
+        f"the Accelerator accumulates gradients over {accelerator.gradient_accumulation_steps} batches; a logical batch is drawn "
+        "and clipped as one. Set PrivacyConfig.expected_batch_size to the whole batch and max_physical_batch_size to what fits",
     )
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     yield (

@@ -25,17 +25,15 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
-from dpkfc.integrations._guard import refuse_unreleased_steps
-from dpkfc.integrations._hf_arguments import check_arguments, check_settings, steps_per_epoch
-from dpkfc.integrations._hf_closed import ClosedTrainer
+from dpkfc.integrations._guard import refuse_gradient_hooks, refuse_unreleased_steps
+from dpkfc.integrations._hf_arguments import check_arguments, check_overrides, check_settings, steps_per_epoch
+from dpkfc.integrations._hf_closed import PRIVATE_LOSS, ClosedTrainer
 from dpkfc.integrations._hf_losses import LossFn, ModelLoss, per_example_cross_entropy
 from dpkfc.integrations._hf_opening import open_session
 from dpkfc.plan import Plan
 from dpkfc.session import Session
 
 __all__ = ["PrivateTrainer", "per_example_cross_entropy"]
-
-PRIVATE_LOSS = "loss (NOT private)"
 
 
 class PrivateTrainer(ClosedTrainer):
@@ -73,10 +71,9 @@ class PrivateTrainer(ClosedTrainer):
     ) -> None:
         check_arguments(args, plan)
         check_settings(settings)
-        if type(self).compute_loss is not ClosedTrainer.compute_loss and per_example_loss is None:
-            raise ValueError(
-                "compute_loss() gives one loss for a batch, which cannot be clipped; pass per_example_loss="
-            )
+        check_overrides(type(self), ClosedTrainer, per_example_loss is not None)
+        if hasattr(model, "_orig_mod"):
+            raise ValueError("the model is compiled, and shows no calls of its layers; pass the plain module")
         super().__init__(model, args, **settings)
         self.plan = plan
         self.units = self.train_dataset[units] if isinstance(units, str) else units
@@ -85,8 +82,6 @@ class PrivateTrainer(ClosedTrainer):
         self.ledger_path = Path(ledger_path or Path(str(args.output_dir)) / "ledger.jsonl")
         self._losses: list[Tensor] | None = [] if log_private_loss else None
         self._private_loss = math.nan
-        if log_private_loss:
-            self.not_private += (f"{PRIVATE_LOSS}, in logs and trainer_state.json",)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -140,6 +135,7 @@ class PrivateTrainer(ClosedTrainer):
                 self._event("on_epoch_begin")
             self._event("on_step_begin")
             self.model.train()
+            refuse_gradient_hooks(self.model)
             record = session.step(batch, self.per_example_loss)
             if self._losses and record.batch_size:  # those before are of the check of the first step
                 self._private_loss = float(torch.cat(self._losses)[-record.batch_size :].mean())

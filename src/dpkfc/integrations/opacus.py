@@ -1,4 +1,4 @@
-"""The interface of Opacus 1.6: a script for a CNN or an MLP runs with only its import changed.
+"""The interface of Opacus 1.6: a script for a CNN, an LSTM or a transformer runs with only its import changed.
 
     from dpkfc.integrations.opacus import PrivacyEngine, BatchMemoryManager
 
@@ -44,7 +44,8 @@ class PrivacyEngine:
 
     Args:
         accountant: "pld" (default), "prv" (the same) or "rdp".
-        secure_mode: only False. Noise is always keyed by the operating system, but not drawn from a cipher.
+        secure_mode: only False. On a CPU the noise comes from a cipher in every mode; what Opacus does beyond that under
+            this name, against attacks on the rounding of floating-point numbers, is not done.
 
     Raises:
         ValueError: another accountant, or secure_mode=True.
@@ -57,8 +58,9 @@ class PrivacyEngine:
     def __init__(self, *, accountant: str = "pld", secure_mode: bool = False) -> None:
         if secure_mode:
             raise ValueError(
-                "secure_mode=True is not supported: keys come from the operating system in every mode, but the noise is not "
-                "drawn from a cipher; leave it out"
+                "secure_mode=True is not supported; leave it out: noise comes from a cipher keyed by the operating system in "
+                "every mode (on an accelerator from its own generator, seeded anew for each release), but the rounding of "
+                "floating-point numbers is not guarded against"
             )
         self.accountant = Accountant(accountant)
         self._step: PrivateStep | None = None
@@ -152,7 +154,9 @@ class PrivacyEngine:
         self, options: Options, data_loader: DataLoader[Any], max_grad_norm: float, steps: int
     ) -> PrivacyConfig:
         if not isinstance(max_grad_norm, (int, float)):
-            raise ValueError(f"max_grad_norm must be one number (flat clipping), got {type(max_grad_norm).__name__}")
+            raise ValueError(
+                f"max_grad_norm must be one number, for all layers together, got {type(max_grad_norm).__name__}"
+            )
         assert data_loader.batch_size is not None
         return PrivacyConfig(
             expected_batch_size=data_loader.batch_size,
@@ -335,6 +339,11 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             f"optimizer must be a torch optimizer that steps without a closure, got {type(optimizer).__name__}"
+        )
+    if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        raise ValueError(
+            f"optimizer is wrapped in {type(optimizer).__name__}, whose steps cannot be seen; pass the plain torch optimizer, "
+            "and leave optimizer and loader out of accelerator.prepare"
         )
     check_loader(data_loader)
     find_layers(module)

@@ -1,0 +1,123 @@
+"""What the private Trainer refuses, each before a release and with its fix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+from transformers import BertForMultipleChoice, BertForSequenceClassification
+
+from dpkfc.integrations.huggingface import PrivateTrainer
+from dpkfc.privacy.ledger import verify
+from tests.integrations.hf_cases import B, N, arguments, examples, model_of, plan_of, trainer_of
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"per_device_train_batch_size": 4}, "expected_batch_size"),
+        ({"gradient_accumulation_steps": 2}, "drawn and clipped as one"),
+        ({"max_steps": 7}, "PrivacyConfig.steps"),
+        ({"num_train_epochs": 2}, "PrivacyConfig.epochs"),
+        ({"max_grad_norm": 0.5}, "bounds no example"),
+        ({"train_sampling_strategy": "group_by_length"}, "draws them at random"),
+        ({"include_num_input_tokens_seen": "all"}, "size of private batches"),
+        ({"auto_find_batch_size": True}, "max_physical_batch_size"),
+        ({"neftune_noise_alpha": 5.0}, "neftune"),
+        ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, "use_reentrant=False"),
+        ({"torch_compile": True}, "compiled"),
+        ({"use_liger_kernel": True}, "fused"),
+    ],
+)
+def test_arguments_that_contradict_the_plan(settings, match: str, tmp_path) -> None:
+    with pytest.raises(ValueError, match=match):
+        trainer_of(tmp_path, **settings)
+
+
+def test_loss_scaling_is_refused(tmp_path) -> None:
+    args = arguments(tmp_path)
+    args.fp16 = True  # the constructor of TrainingArguments wants a device for it
+    with pytest.raises(ValueError, match="bf16=True, which needs no scaling"):
+        PrivateTrainer(model_of("sequence"), args, plan=plan_of(), train_dataset=examples("sequence"))
+
+
+def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path) -> None:
+    settings = {"per_device_train_batch_size": B, "num_train_epochs": 1, "max_grad_norm": 0.0, "dataloader_drop_last": True}
+    assert trainer_of(tmp_path, **settings).train().global_step == 3
+
+
+def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match="pass per_example_loss="):
+        PrivateTrainer(model_of("sequence"), arguments(tmp_path), plan=plan_of(), compute_loss_func=len)
+    with pytest.raises(ValueError, match="pass model="):
+        PrivateTrainer(None, arguments(tmp_path), plan=plan_of(), model_init=model_of)
+
+    class Own(PrivateTrainer):
+        def compute_loss(self, model, inputs, **_):
+            return model(**inputs).loss
+
+    with pytest.raises(ValueError, match=r"compute_loss\(\) gives one loss for a batch"):
+        Own(model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=examples("sequence"))
+    for name in ("training_step", "get_train_dataloader", "_get_train_sampler", "get_batch_samples"):
+        kind = type("Other", (PrivateTrainer,), {name: lambda self, *_: None})
+        with pytest.raises(ValueError, match=rf"Other.{name}\(\) would never be called"):
+            kind(model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=examples("sequence"))
+
+
+def test_training_data_is_not_evaluated_on(tmp_path) -> None:
+    rows = examples("sequence")
+    for held_out in (rows, {"a": examples("sequence", 4), "b": rows}):
+        with pytest.raises(ValueError, match="eval_dataset is the train_dataset"):
+            PrivateTrainer(
+                model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=rows, eval_dataset=held_out
+            )
+    trainer = trainer_of(tmp_path)
+    with pytest.raises(ValueError, match="eval_dataset is the train_dataset"):
+        trainer.evaluate(trainer.train_dataset)
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_models_and_datasets_that_no_session_can_take(tmp_path) -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from examples("sequence")
+
+    with pytest.raises(ValueError, match="Stream, which cannot be sampled"):
+        PrivateTrainer(model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=Stream())
+    with pytest.raises(ValueError, match="the model is compiled"):
+        trainer_of(tmp_path, model=torch.compile(model_of("sequence")))
+    choices = [{"input_ids": [[3, 4, 5]] * 3, "labels": i % 3} for i in range(N)]
+    model = BertForMultipleChoice(model_of("sequence").config)
+    trainer = PrivateTrainer(model, arguments(tmp_path), plan=plan_of(), train_dataset=choices)
+    with pytest.raises(ValueError, match="BertForMultipleChoice holds several sequences"):
+        trainer.train()
+    scores = [{"input_ids": [3, 4, 5], "labels": float(i % 3)} for i in range(N)]
+    config = model_of("sequence").config
+    config.num_labels = 1
+    trainer = PrivateTrainer(
+        BertForSequenceClassification(config), arguments(tmp_path, label_smoothing_factor=0.1), plan=plan_of(),
+        train_dataset=scores,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="labels that are classes"):
+        trainer.train()
+    assert not (tmp_path / "ledger.jsonl").exists() or not verify(tmp_path / "ledger.jsonl").releases
+
+
+def test_schedules_and_datasets_that_do_not_fit(tmp_path) -> None:
+    with pytest.raises(ValueError, match="stepped? .*releases|steps its learning rate schedule on releases"):
+        trainer_of(
+            tmp_path, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", metric_for_best_model="loss"
+        ).train()
+
+    class Modes(torch.optim.SGD):
+        def train(self):
+            """Told before every step, as the optimizers without a schedule are."""
+
+    model = model_of("sequence")
+    with pytest.raises(ValueError, match="Modes exchanges the weights"):
+        trainer_of(tmp_path, model=model, optimizers=(Modes(model.parameters(), 0.1), None)).train()
+    with pytest.raises(ValueError, match=f"dataset has {N}"):
+        trainer_of(tmp_path, plan=plan_of(n=N + 1)).train()
+    with pytest.raises(ValueError, match="no checkpoint in"):
+        trainer_of(tmp_path).train(resume_from_checkpoint=True)

@@ -1,0 +1,169 @@
+"""What the private fit of Lightning refuses, each before a release and with its fix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytest.importorskip("lightning.pytorch")
+import lightning.pytorch as L
+from torch.utils.data import DataLoader
+
+from dpkfc.integrations.lightning import PrivateModule, PrivateTraining
+from tests.integrations.lightning_cases import Net, data, fit, plan_of, quiet, releases, trainer_of, weights
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with quiet():
+        yield
+
+
+class Plain(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def training_step(self, batch, _):
+        return F.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Empty(PrivateModule):
+    def configure_optimizers(self):
+        return torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+
+
+class Two(Net):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(part.parameters(), 0.1) for part in (self.layers[0], self.layers[3])]
+
+
+class Plateau(Net):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return [optimizer], [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)]
+
+
+class Automatic(Net):
+    def setup(self, stage):
+        self.automatic_optimization = True
+
+
+def automatic():
+    module = Net()
+    module.automatic_optimization = True
+    return module
+
+
+class Other:
+    def training_step(self, batch, _):
+        return None
+
+
+class Inherited(Other, Net):
+    """Gets its training step from beside PrivateModule."""
+
+
+class Watched(Net):
+    def on_train_start(self):
+        self.layers[0].weight.register_hook(lambda g: None)
+
+
+class Mixing(Net):
+    def forward(self, x):
+        return self.layers(x - x.mean(0))
+
+
+class BatchMean(Net):
+    def per_example_loss(self, batch):
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "match"),
+    [
+        (Plain, {}, "Plain has a training_step of its own.*PrivateModule"),
+        (Empty, {}, "does not define per_example_loss"),
+        (automatic, {}, "would step the optimizer without noise"),
+        (Two, {}, "one optimizer of all trainable parameters"),
+        (Plateau, {}, "stepped on releases"),
+        (Mixing, {}, "mixes examples"),
+        (Inherited, {}, "Inherited has a training_step of its own"),
+        (Watched, {}, "'layers.0.weight' has a hook on its gradient"),
+        (Net, {"callbacks": [PrivateTraining(plan_of(), data())]}, "several PrivateTraining callbacks"),
+        (Net, {"min_steps": 20}, "ask for 20 steps.*calibrated for 7"),
+        (Net, {"min_epochs": 2}, "ask for 10 steps.*calibrated for 7"),
+        (Net, {"callbacks": [L.callbacks.LearningRateFinder(num_training_steps=3)]}, "A search for a learning rate"),
+        (BatchMean, {}, "one loss per example"),
+        (Net, {"overfit_batches": 1}, "overfit_batches replaces the sampler"),
+        (Net, {"gradient_clip_val": 1.0}, "clipping is not supported for manual"),
+        (Net, {"accumulate_grad_batches": 2}, "accumulation is not supported for manual"),
+    ],
+)
+def test_what_would_train_otherwise_is_refused_before_anything_is_spent(build, settings, match: str, tmp_path) -> None:
+    module = build()
+    before = weights(module) if list(module.parameters()) else None
+    with pytest.raises(Exception, match=match):
+        fit(tmp_path, module, **settings)
+    assert not (tmp_path / "ledger.jsonl").exists() or releases(tmp_path) == 0
+    assert before is None or torch.equal(weights(module), before)
+
+
+def test_automatic_optimization_switched_on_later_steps_nothing(tmp_path) -> None:
+    """Whatever the module does, the optimizer does not move without a release."""
+    module = Automatic()
+    before = weights(module)
+    with pytest.raises(RuntimeError, match="without a release of the session"):
+        fit(tmp_path, module)
+    assert torch.equal(weights(module), before)
+    assert releases(tmp_path) == 0
+
+
+def test_a_private_module_without_the_callback_does_not_train(tmp_path) -> None:
+    module = Net()
+    before = weights(module)
+    with pytest.raises(RuntimeError, match="add PrivateTraining"):
+        trainer_of(tmp_path, None).fit(module)
+    assert torch.equal(weights(module), before)
+
+
+def test_a_loader_of_the_users_own_is_refused(tmp_path) -> None:
+    module = Net()
+    with pytest.raises(ValueError, match="without train_dataloaders"):
+        trainer_of(tmp_path, PrivateTraining(plan_of(), data())).fit(module, DataLoader(data(), 8))
+
+
+def test_a_step_of_the_users_own_is_refused(tmp_path) -> None:
+    class Own(L.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            F.cross_entropy(module(data().tensors[0]), data().tensors[1]).backward()
+            self.before = weights(module)
+            module.optimizers().step()
+
+    own, module = Own(), Net()
+    with pytest.raises(RuntimeError, match="without a release of the session"):
+        fit(tmp_path, module, callbacks=[own])
+    assert torch.equal(weights(module), own.before)
+
+
+@pytest.mark.parametrize("name", ["training_step", "train_dataloader"])
+def test_a_private_module_may_not_define_its_own_training(name: str) -> None:
+    with pytest.raises(TypeError, match="per_example_loss"):
+        type("Own", (PrivateModule,), {name: lambda self: None})
+
+
+def test_loss_scaling_is_refused(tmp_path) -> None:
+    private = PrivateTraining(plan_of(), data())
+    trainer = trainer_of(tmp_path, private, precision="bf16-mixed")
+    module = Net()
+    trainer.fit(module)
+    assert trainer.global_step == 7
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+    trainer = trainer_of(tmp_path, PrivateTraining(plan_of(), data()), precision="16-true")
+    with pytest.raises(ValueError, match="scales losses"):
+        trainer.fit(Net())
