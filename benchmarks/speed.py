@@ -160,6 +160,9 @@ def _wake_libraries() -> None:
     (x @ x).sum().backward()
     torch.nn.functional.conv2d(image, torch.randn(4, 4, 3, 3, requires_grad=True)).sum().backward()
     torch.bmm(x.detach().view(4, 64, 256), x.detach().view(4, 256, 64))
+    torch.linalg.eigh(x.detach() @ x.detach().T)
+    torch.linalg.qr(x.detach())
+    torch.fft.ifft2(torch.fft.fft2(image.detach()))
 
 
 # -- ratios and tables -------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ SUMMARY = {"plain": "plain SGD", "opacus_hooks": "Opacus hooks", "dp_sgd": "DP-S
 
 
 def documents() -> list[Path]:
-    return [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if path.exists()]
+    return [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
 
 
 def missing(command: str) -> str:
@@ -82,7 +82,26 @@ def accuracy() -> str:
     return study.table() + "\n\n" + machine(results) if results else missing("python benchmarks/accuracy.py")
 
 
-TABLES: dict[str, Callable[[], str]] = {"speed-summary": speed_summary, "speed": speed, "accuracy": accuracy}
+def methods(page: str = "") -> str:
+    """The methods on the digits, all or those of one page of docs/methods."""
+    import methods as study
+    from dpkfc.recipes.methods import METHODS
+
+    results = read_json(RESULTS / "methods.json")
+    if not results:
+        return missing("python benchmarks/methods.py")
+    only = tuple(name for name, method in METHODS.items() if not page or method.page == f"{page}.md" or name == "dp-sgd")
+    return study.table(results, only) + "\n\n" + machine(results)
+
+
+TABLES: dict[str, Callable[[], str]] = {"speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "methods": methods}
+
+
+def table(name: str) -> str:
+    """A table by its name; `methods-PAGE` is that of one page of docs/methods."""
+    if name not in TABLES and name.startswith("methods-"):
+        return methods(name.removeprefix("methods-"))
+    return TABLES[name]()
 
 
 def filled(text: str) -> str:
@@ -91,7 +110,7 @@ def filled(text: str) -> str:
     Raises:
         KeyError: a marker names a table that does not exist.
     """
-    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
+    return MARKED.sub(lambda found: f"{found[1]}{table(found[2])}\n{found[3]}", text)
 
 
 def main() -> int:

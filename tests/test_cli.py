@@ -46,7 +46,7 @@ def test_help_names_every_command():
 
 def test_every_setting_is_a_flag():
     text = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
-    flags = set(re.findall(r"--[a-z][a-z-]*", text))
+    flags = set(re.findall(r"--[a-z][a-z0-9-]*", text))
     wanted = {"--" + f.name.replace("_", "-") for f in dataclasses.fields(RunConfig)}
     assert wanted <= flags
 
@@ -71,6 +71,7 @@ def test_every_setting_is_a_flag():
         (["epsilon", "-s", "1", "--steps", "3"], "--dataset-size and --batch-size, or --sample-rate"),
         (["epsilon", "-s", "1", "-q", "0.1"], "exactly one of --epochs and --steps"),
         (["epsilon", "-s", "1", "-q", "2", "--steps", "3"], "sample_rate"),
+        (["epsilon", "-s", "1", "-q", "0.1", "--steps", "3", "--sampler", "fixed"], "for --sampler fixed give"),
         (["doctor", "digts"], "did you mean 'digits'"),
         (["doctor", "no_such_module:f"], "cannot be imported"),
         (["ledger", "verify", "none.jsonl"], "cannot be read"),

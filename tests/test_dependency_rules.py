@@ -19,13 +19,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "dpkfc"
 
-VALUES = {"blocks", "metric"}
+VALUES = {"blocks", "metric", "subspace"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 PLANS = {"config", "plan"}
 ABOVE = VALUES | FOUR | PLANS | {"checkpoint", "steps", "session", "postprocess", "coordinates"}
 ALLOWED = {
     "blocks": set(),
     "metric": {"blocks"},
+    "subspace": {"metric"},
     **{package: VALUES for package in FOUR},
     "postprocess": VALUES | {"privacy", "gradients"},
     "coordinates": VALUES | {"privacy", "gradients", "curvature"},

@@ -16,8 +16,8 @@ import pytest
 
 from tests.documents import ROOT, blocks, commands, executed, local_links
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-RUN = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", ROOT / "docs" / "models.md"]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+RUN = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("tutorial.md", "models.md", "integrations.md", "extending.md"))]
 CODE_NAME = re.compile(r"`(dpkfc(?:\.\w+)+)`")
 LANGUAGES = {"python", "sh", "text", "toml", "json", ""}
 

@@ -308,18 +308,13 @@ def autocast_inside(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(logits.float(), batch[1], reduction="none")
 
 
-FALSELY_REFUSED = pytest.mark.xfail(
-    strict=True, raises=ValueError, reason="gradients/verify.py differentiates under the autocast around it"
-)
-
-
 @pytest.mark.parametrize(
     ("model", "losses", "around"),
     [
         (lambda: net(dtype=torch.float32), loss_fn, True),
         (lambda: net(dtype=torch.float32), autocast_inside, False),
         (Exact, autocast_inside, False),
-        pytest.param(Exact, exact_loss, True, marks=FALSELY_REFUSED),
+        (Exact, exact_loss, True),
     ],
     ids=["around", "inside", "inside, exact model", "around, exact model"],
 )
@@ -364,6 +359,18 @@ def test_a_layer_that_is_added_after_the_session_was_built_is_refused_by_name() 
         with pytest.raises(RuntimeError, match=r"'3\.weight'"):
             s.step(next(s.batches()), loss_fn)
         assert s.ledger.count == 0
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_on_a_gradient_is_refused_before_it_sees_one(kind: str) -> None:
+    """`wandb.watch` and optimizers that step during the backward pass leave such hooks."""
+    seen: list[Tensor] = []
+    model = net()
+    with session(plan(), model) as s:
+        getattr(model[0].weight, kind)(seen.append)
+        with pytest.raises(ValueError, match="'0.weight' has a hook on its gradient"):
+            s.step(next(s.batches()), loss_fn)
+        assert not seen and s.ledger.count == 0
 
 
 def test_freezing_after_the_session_was_built_is_refused_by_name() -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 __all__ = ["CheckpointError", "check_same_tensors", "load_optimizer", "read", "unique_tensors", "write"]
 
+_ADVICE = "use another checkpoint, or start a new run: what the ledger holds stays spent"
 _FORMAT = 2
 _STATE = "state"  # the group of tensors that were found inside meta
 _MARKS = ("!tensor", "!tuple", "!dict")
@@ -93,13 +94,12 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], 
         for group, digest in manifest["sha256"].items():
             path = target / f"{group}.safetensors"
             if _digest(path) != digest:
-                raise CheckpointError(
-                    f"{path} is damaged (its hash is not the one in manifest.json); use an older checkpoint"
-                )
-            tensors[group] = load_file(path)
+                raise CheckpointError(f"{path} is damaged (its hash is not the one in manifest.json); {_ADVICE}")
+            # Copies: those of a file begin at any address, and sums over them could differ in the last bit.
+            tensors[group] = {name: tensor.clone() for name, tensor in load_file(path).items()}
         return tensors, _unpacked(manifest["meta"], tensors.pop(_STATE, {}))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint {target} is damaged: {error}; use an older checkpoint") from error
+        raise CheckpointError(f"checkpoint {target} is damaged: {error}; {_ADVICE}") from error
 
 
 def _digest(path: Path) -> str:

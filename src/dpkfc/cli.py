@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
-from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml
+from dpkfc.recipes.config import ConfigError, RunConfig, flatten, nearest, read_toml
 from dpkfc.report.numbers import rounded_up
 
 if TYPE_CHECKING:
+    from dpkfc.recipes.methods import Method
     from dpkfc.recipes.prepared import Result
 
 __all__ = ["app", "main"]
@@ -255,6 +257,10 @@ def epsilon(
     from dpkfc.config import PrivacyConfig
 
     if sample_rate:
+        if sampler != "poisson":
+            raise ConfigError(
+                f"--sample-rate is the rate of Poisson sampling; for --sampler {sampler} give --dataset-size and --batch-size"
+            )
         _print_epsilon_of_rate(noise_multiplier, sample_rate, epochs, steps, delta)
         return
     if not (dataset_size and batch_size):
@@ -326,10 +332,52 @@ def doctor(
     console.print("not covered: nothing; every trainable parameter belongs to one of the layers above")
 
 
+@app.command()
+def methods(
+    name: Annotated[str, typer.Argument(help="One method, with its equation and settings; left out: all of them.")] = "",
+) -> None:
+    """The methods that --method takes: where each acts in a step, what it needs, costs and keeps, and its source."""
+    from dpkfc.recipes.methods import METHODS
+
+    if name:
+        if name not in METHODS:
+            raise ConfigError(f"unknown method {name!r}; {nearest(name, METHODS)}")
+        _console().print(_method_sheet(METHODS[name]))
+        return
+    table = Table(header_style="bold", show_lines=True)
+    for column in ("method", "acts on", "side data", "extra privacy cost", "state", "cost of a step", "source"):
+        table.add_column(column, overflow="fold")
+    for row in METHODS.values():
+        table.add_row(f"[bold]{row.name}[/bold]", row.acts, row.side_data, row.privacy, row.state, row.cost, row.source)
+    _console().print(table)
+    _console().print("d: the number of parameters. One in full: dpkfc methods NAME. --filter, --readout and --source compose.")
+
+
+def _method_sheet(method: Method) -> Table:
+    table = Table(show_header=False)
+    settings = ", ".join(f"{name} = {value!r}" for name, value in method.settings.items()) or "the defaults"
+    for what, text in (
+        ("method", f"{method.name} ({method.label})"),
+        ("equation", method.equation),
+        ("acts on", method.acts),
+        ("side data", method.side_data),
+        ("extra privacy cost", method.privacy),
+        ("state", method.state),
+        ("cost of a step", method.cost),
+        ("source", method.source),
+        ("settings", settings),
+        ("page", f"docs/methods/{method.page}"),
+    ):
+        table.add_row(what, Text(text))
+    return table
+
+
 @ledger_app.command("verify")
 def ledger_verify(
     path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or a run folder.")],
-    delta: _Delta = 1e-5,
+    delta: Annotated[
+        float | None, typer.Option("--delta", "-d", help="δ of ε; left out: that of the card beside the ledger, else 1e-5.")
+    ] = None,
 ) -> None:
     """Check the hash chain of a ledger and say what its releases cost."""
     from dpkfc.recipes.spent import spent

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle
-from dpkfc.gradients.clipping import contribution_bound
+from dpkfc.gradients.clipping import SPLIT, contribution_bound
 from dpkfc.plan import Plan
 from dpkfc.postprocess.base import PostProcess
-from dpkfc.postprocess.chain import check_chain
+from dpkfc.postprocess.chain import check_chain, check_not_a_step
+from dpkfc.postprocess.ema import WeightEMA
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
 from dpkfc.privacy.events import ACCOUNTANTS
 
@@ -37,7 +38,8 @@ class PrivacyConfig:
         epochs: passes over the dataset, in expectation; exactly one of `epochs` and `steps` is given.
         steps: number of releases.
         max_grad_norm: C, in the coordinates of the preconditioner.
-        clipping: "flat", "normalised", "automatic" or "per_layer" (C / √L for each of L layers).
+        clipping: "flat", "normalised", "automatic" or "per_layer" (C / √L for each of L layers); with a basis along which
+            gradients are split (GEP) "embedding_residual", or "embedding" where it drops the residual.
         automatic_gamma: γ of automatic clipping.
         sampler: "poisson", "fixed" (without replacement, drawn anew at every step) or "shuffle" (uncertified).
         uncertified: must be True for "shuffle", whose ε is no guarantee.
@@ -45,6 +47,7 @@ class PrivacyConfig:
         preconditioner: a preconditioner such as `curvature.KFAC`, or None for plain DP-SGD.
         readout: "whitened" steps along the release itself (DP-KFC), "natural" maps it once more (DP-NGD), "inverse" back.
         postprocess: what happens to releases before the optimizer, in order, such as `DiSK(...)` and `AdamBC(...)`.
+        weight_average: an average of the weights for evaluation, see `Session.averaged_weights`; it changes no training.
         augmentations: K, views of every example whose mean gradient is clipped (De et al. 2022); the session's `augment`, or
             a dataset that is random itself, makes them.
         unit: what is protected: "example", or the name of a larger unit such as "patient". All records of a unit share one
@@ -74,6 +77,7 @@ class PrivacyConfig:
     preconditioner: Preconditioner | None = None
     readout: str = "whitened"
     postprocess: tuple[PostProcess, ...] = ()
+    weight_average: WeightEMA | None = None
     augmentations: int = 1
     unit: str = "example"
     max_records_per_unit: int | None = None
@@ -87,7 +91,8 @@ class PrivacyConfig:
         _check_integer("steps", self.steps, 1)
         _check_integer("max_records_per_unit", self.max_records_per_unit, 1)
         _check_integer("augmentations", self.augmentations, 1)
-        object.__setattr__(self, "postprocess", tuple(self.postprocess))
+        alone = isinstance(self.postprocess, PostProcess)
+        object.__setattr__(self, "postprocess", (self.postprocess,) if alone else tuple(self.postprocess))
         check_chain(self.postprocess, self.readout)
         self._check_micro_batches()
         _check_integer("test_mode_seed", self.test_mode_seed, 0)
@@ -99,10 +104,27 @@ class PrivacyConfig:
         if not (self.automatic_gamma > 0 and math.isfinite(self.automatic_gamma)):
             raise ValueError(f"automatic_gamma must be positive and finite, got {self.automatic_gamma}")
         self._check_sampler()
+        check_not_a_step(self.preconditioner, self.weight_average)
         if self.preconditioner is not None and not isinstance(self.preconditioner, Preconditioner):
             raise ValueError(
                 f"preconditioner must have a describe() method, got {type(self.preconditioner).__name__}; "
                 "use for example curvature.KFAC(probe=...)"
+            )
+        self._check_split()
+
+    def _check_split(self) -> None:
+        """A basis along which gradients are split goes with a clipping of its own, from which the sensitivity follows."""
+        needed = getattr(self.preconditioner, "clipping", None)
+        if self.clipping in SPLIT and needed is None:
+            raise ValueError(f"clipping={self.clipping!r} clips along a public basis; it needs preconditioner=GEP(...)")
+        if needed is not None and self.clipping != needed:
+            name = type(self.preconditioner).__name__
+            raise ValueError(
+                f"this {name} splits a gradient and clips its parts, which needs clipping={needed!r}, not {self.clipping!r}"
+            )
+        if needed is not None and self.readout != "whitened":
+            raise ValueError(
+                f"readout={self.readout!r} maps by a metric, and {type(self.preconditioner).__name__} has none: leave it out"
             )
 
     def _check_micro_batches(self) -> None:

@@ -66,6 +66,9 @@ class Plan:
                 f"the sampler draws from {self.sampler.dataset_size} examples, the plan is for {self.dataset_size}"
             )
         check_target(self.target_epsilon, self.delta)
+        check_plan = getattr(self.config.preconditioner, "check_plan", None)
+        if check_plan is not None:  # a schedule must fit the run
+            check_plan(self.steps, self.config.readout)
 
     @property
     def max_grad_norm(self) -> float:
@@ -126,6 +129,10 @@ class Plan:
         return not self.caveats
 
     @property
+    def _curvature_is_private(self) -> bool:
+        return bool((self.config.describe_preconditioner() or {}).get("uses_private_data"))
+
+    @property
     def caveats(self) -> tuple[str, ...]:
         """Why this run has no certified guarantee, one sentence each; empty where it has."""
         return tuple(
@@ -133,6 +140,7 @@ class Plan:
             for applies, text in (
                 (self.noise_multiplier == 0, "NOT PRIVATE: no noise is added, epsilon is infinite"),
                 (self.test_mode, "NOT PRIVATE: test mode, the noise can be repeated from a seed"),
+                (self._curvature_is_private, "NOT PRIVATE: curvature is measured on the private data themselves"),
                 (
                     not self.sampler.certified,
                     "UNCERTIFIED: shuffled batches; epsilon is that of Poisson sampling at the same rate, which these "
@@ -245,6 +253,7 @@ class Plan:
             "preconditioner": self.config.describe_preconditioner(),
             "readout": self.config.readout,
             "postprocess": [step.describe() for step in self.config.postprocess],
+            "weight_average": None if self.config.weight_average is None else self.config.weight_average.describe(),
             "augmentations": self.config.augmentations,
             "assumed_public": ["dataset_size", "expected_batch_size", "max_grad_norm", "steps", "delta"],
         }

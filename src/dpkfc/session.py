@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,8 @@ from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.data.layout import layout
 from dpkfc.data.loader import MicroBatches, Rows, collate
-from dpkfc.data.units import Units, unit_ids
+from dpkfc.data.public import check_probes
+from dpkfc.data.units import units_of
 from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.layers import Layer, find_layers
@@ -31,6 +33,7 @@ from dpkfc.gradients.micro import At, LossFn, check_examples, clipped_sum
 from dpkfc.gradients.update import check_moved, check_optimizer, check_unchanged, traces
 from dpkfc.plan import Plan
 from dpkfc.postprocess.chain import Chain, check_with_optimizer
+from dpkfc.postprocess.ema import WeightAverage
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.steps import Batch, StepRecord, step_record
@@ -87,7 +90,9 @@ class Session:
         check_optimizer(optimizer, self._parameters)
         self._dataset, self._collate_fn = dataset, collate_fn
         self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
-        self._units = _units(plan, dataset, units, len(self._loader))
+        self._units = units_of(plan.config, dataset, units, len(self._loader), plan.dataset_size)
+        check_probes(plan.config.preconditioner, dataset)
+        check_with_optimizer(plan.config.postprocess, optimizer)
         self._size = MicroBatchSize(*plan.config.micro_batch)
         self._clip = Clip(plan.config.max_grad_norm, plan.config.clipping, plan.config.automatic_gamma)
         self._noise = plan.noise_stream()
@@ -98,8 +103,8 @@ class Session:
             self._charge()  # the other ranks count along
         self._augment = augment
         self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
-        check_with_optimizer(plan.config.postprocess, optimizer)
         self._chain = Chain(plan.config.postprocess, plan.config.readout)
+        self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None
         self._verify = verify
         self._first = True
@@ -112,7 +117,8 @@ class Session:
         Raises:
             RuntimeError: a drawn batch was not passed to `step` (leaving batches out by their content voids ε).
         """
-        self._pending = None
+        if self._pending is not None and self._ledger.count < self.plan.steps:
+            yield self._pending  # left behind by a loop that ended: another one in its place would have been chosen
         while self._ledger.count < self.plan.steps:
             if self._pending is not None:
                 raise RuntimeError(
@@ -148,6 +154,7 @@ class Session:
         if batch is not self._pending:
             raise RuntimeError("pass each batch of session.batches() to session.step() once, in the order drawn")
         check_unchanged(self.model, self.layers, self._parameters)
+        self._average.before_step()
         self._coordinates.refresh(self._step)
         sums, norms = self._ranks.together(lambda: self._clipped_sum(batch, loss_fn))
         clipped = ClippedSum(self._ranks.sum(sums), self._clip.max_grad_norm, self._clip.clipping)
@@ -156,6 +163,7 @@ class Session:
         self._coordinates.observe(released)
         update = self._chain.apply(released, self._coordinates.metric, self.layers)
         self._apply(update)
+        self._average.update()
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
         return record
@@ -175,12 +183,12 @@ class Session:
     def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[dict[str, Tensor], Tensor]:
         """The clipped sum of this rank's units and their private norms; nothing outlives an exception in here."""
         self._check_once(batch, loss_fn)
-        drawn = self._ranks.share(batch.drawn)
-        count = int((np.asarray(drawn) >= 0).sum())
+        drawn = np.asarray(self._ranks.share(batch.drawn))
         config, points = self.plan.config, self._points()
+        records, views = drawn[drawn >= 0], config.augmentations
 
-        def attempt(rows: Any, bound: int | None, multiple: int | None = None) -> tuple[dict[str, Tensor], Tensor]:
-            parts = layout(rows, bound, multiple, config.unit_reduction, config.augmentations)
+        def attempt(rows: Any, bound: int | None, multiple: int | None, at: list[At]) -> tuple[dict[str, Tensor], Tensor]:
+            parts = layout(rows, bound, multiple, config.unit_reduction, views)
             loaded = self._loader.load([part.records for part in parts])
             return clipped_sum(
                 self.model,
@@ -189,17 +197,18 @@ class Session:
                 self._clip,
                 loss_fn=loss_fn,
                 micro_batches=zip(loaded, parts, strict=True),
-                points=points,
+                points=at,
                 augment=self._augment,
             )
 
         device = next(iter(self._parameters.values())).device
-        self._size.measure(lambda n: attempt(np.ravel(drawn)[np.ravel(drawn) >= 0][:n], None), count, device)
-        return self._size.fit(lambda bound: attempt(drawn, bound, config.pad_to_multiple), count)
+        rows, multiple = views * records.size, config.pad_to_multiple  # measured with the points of the steps to come
+        self._size.measure(lambda n: attempt(records[: -(-n // views)], None, None, self._points(True)), rows, device)
+        return self._size.fit(lambda bound: attempt(drawn, bound, multiple, points), rows)
 
-    def _points(self) -> list[At]:
+    def _points(self, all_of_them: bool = False) -> list[At]:
         """Where this step's gradients are taken: one point, or several that a filter combines before the clip."""
-        chosen = self._chain.evaluations()
+        chosen = self._chain.evaluations(all_of_them)
         return [At(self._chain.displaced(self._parameters, x.ahead), x.weight) for x in chosen]
 
     def _check_once(self, batch: Batch, loss_fn: LossFn) -> None:
@@ -212,8 +221,12 @@ class Session:
             return
         rows = Rows(self._dataset)
         held = {k: rows[int(i)] for k, i in enumerate(few)}  # fetched once: augmentation may be random
+
+        def batch_of(*chosen: int) -> Any:
+            return collate(held, np.array(chosen), self._collate_fn)
+
         self._verify = not check_examples(
-            self.model, self.layers, loss_fn, lambda *k: collate(held, np.array(k), self._collate_fn), len(few)
+            self.model, self.layers, loss_fn, batch_of, len(few), augment=self._augment
         )  # where these could not show a fault (one example alone, or no gradient), the next batch is looked at too
 
     @property
@@ -238,6 +251,14 @@ class Session:
             check_moved(self.optimizer, self._parameters, before)
         self._first = False
 
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """`with session.averaged_weights():` puts the average of the weights into the model, and its own back at the end.
+
+        Raises:
+            RuntimeError: the plan keeps none (`PrivacyConfig.weight_average`), or it is in the model already.
+        """
+        return self._average.in_model()
+
     # -- what was spent ------------------------------------------------------------------------------------------------
 
     @property
@@ -258,7 +279,7 @@ class Session:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
-        """Write a checkpoint: released parameters, buffers, optimizer, metric and counters; never a noise stream.
+        """Write a checkpoint: released parameters, buffers, states of optimizer and filters, metric; never a noise stream.
 
         Args:
             folder: an earlier checkpoint in it is replaced, and stays readable until the new one is complete.
@@ -271,7 +292,8 @@ class Session:
         tensors = {"model": checkpoint.unique_tensors(self.model.state_dict())}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()
-        more = {"filters": self._chain.state_dict(), "past": dict(self._coordinates.past)}
+        filters, average = self._chain.state_dict(), self._average.state_dict()
+        more = {"filters": filters, "average": average, "past": dict(self._coordinates.past)}
         tensors |= {group: held for group, held in more.items() if held}
         meta = {
             "plan": self.plan.hash,
@@ -313,6 +335,7 @@ class Session:
         preconditioner = self._loaded(tensors["preconditioner"]) if "preconditioner" in tensors else None
         self._chain.load_state_dict(self._here(tensors.get("filters", {})))
         self._coordinates.past = self._here(tensors.get("past", {}))
+        self._average.load_state_dict(self._here(tensors.get("average", {})))
         checkpoint.load_optimizer(self.optimizer, meta["optimizer"])
         self.model.load_state_dict(tensors["model"], strict=False)
         if "torch_rng" in meta:
@@ -327,10 +350,9 @@ class Session:
 
     def _loaded(self, state: dict[str, Tensor]) -> Preconditioner:
         device = next(iter(self._parameters.values())).device
-        preconditioner = Preconditioner.from_state_dict(state).to(device)
-        preconditioner.check(
-            {layer.name: {r: layer.tensor(r).shape for r in layer.parameters} for layer in self.layers}
-        )
+        kind: type[Preconditioner] = getattr(self.plan.config.preconditioner, "result", Preconditioner)
+        preconditioner = kind.from_state_dict(state).to(device)
+        preconditioner.check({layer.name: {r: layer.tensor(r).shape for r in layer.parameters} for layer in self.layers})
         return preconditioner
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -354,32 +376,3 @@ def _open_ledger(plan: Plan, path: str | os.PathLike[str] | None) -> Ledger:
     if path is None:
         return Ledger.in_memory(plan.hash, header, plan.steps)
     return Ledger.open(path, plan.hash, header, plan.steps)
-
-
-def _units(plan: Plan, dataset: Any, column: Any, records: int) -> Units | None:
-    """The units of a dataset, None where each record is one.
-
-    Raises:
-        ValueError: units and plan do not agree.
-    """
-    config = plan.config
-    if (column is None) != (config.max_records_per_unit is None):
-        raise ValueError(
-            f"the plan protects one {config.unit}, so the session needs units=, one id a record"
-            if column is None
-            else "units were given, but the plan protects single examples; say which unit in "
-            "PrivacyConfig(unit=..., max_records_per_unit=...) and calibrate with dataset_size = number of units"
-        )
-    units = None
-    if config.max_records_per_unit is not None:
-        ids = unit_ids(dataset, column)
-        if len(ids) != records:
-            raise ValueError(f"units has {len(ids)} ids for the {records} records of the dataset; give one a record")
-        units = Units.of(ids, config.max_records_per_unit)
-    found, what = (records, "example") if units is None else (len(units), config.unit)
-    if found != plan.dataset_size:
-        raise ValueError(
-            f"the plan was calibrated for {plan.dataset_size} {what}s but the dataset has {found}; calibrate with "
-            f"dataset_size={'len(dataset)' if units is None else 'the number of distinct ids'}"
-        )
-    return units

@@ -14,7 +14,7 @@ from dpkfc.recipes.assemble import kfac, make_optimizer, make_plan, privacy_conf
 from dpkfc.recipes.config import ConfigError, RunConfig
 from dpkfc.recipes.models import digits_mlp
 
-CONFIG = RunConfig(recipe="digits", expected_batch_size=32, steps=4, accountant="rdp", epsilon=8.0)
+CONFIG = RunConfig(recipe="digits", preconditioner="kfac", expected_batch_size=32, steps=4, accountant="rdp", epsilon=8.0)
 SHAPE = (1, 8, 8)
 
 
@@ -25,7 +25,7 @@ def test_settings_reach_the_preconditioner():
     )  # fmt: skip
     assert built.probe == PinkNoise(SHAPE) and built.layer_rules is None
     assert kfac(replace(CONFIG, layer_rules="linear, conv"), SHAPE).layer_rules == ("linear", "conv")
-    assert kfac(replace(CONFIG, probe="white"), SHAPE).probe == WhiteNoise(SHAPE)
+    assert kfac(replace(CONFIG, source="white"), SHAPE).probe == WhiteNoise(SHAPE)
     assert kfac(replace(CONFIG, power_exponent=2.0), SHAPE).probe == PinkNoise(SHAPE, power_exponent=2.0)
     assert kfac(CONFIG, (7,)).probe == FeatureNoise(7)
     assert isinstance(kfac(CONFIG, SHAPE, torch.zeros(3, *SHAPE)).probe, PublicData)
@@ -34,19 +34,19 @@ def test_settings_reach_the_preconditioner():
 def test_a_public_probe_comes_from_a_file(tmp_path: Path):
     path = tmp_path / "public.safetensors"
     save_file({"inputs": torch.randn(5, *SHAPE), "labels": torch.arange(5)}, path)
-    probe = kfac(replace(CONFIG, probe="public", public_data=str(path)), SHAPE).probe
+    probe = kfac(replace(CONFIG, source="public", public_data=str(path)), SHAPE).probe
     assert probe.describe()["examples"] == 5 and "public.safetensors" in probe.describe()["provenance"]
     with pytest.raises(ConfigError, match="expected `inputs`"):
-        kfac(replace(CONFIG, probe="public", public_data=str(path)), (3, 8, 8))
+        kfac(replace(CONFIG, source="public", public_data=str(path)), (3, 8, 8))
     path.write_bytes(b"junk")
     for name in (path, tmp_path / "none.safetensors"):
         with pytest.raises(ConfigError, match="cannot be read as safetensors"):
-            kfac(replace(CONFIG, probe="public", public_data=str(name)), SHAPE)
+            kfac(replace(CONFIG, source="public", public_data=str(name)), SHAPE)
 
 
-def test_only_dp_kfc_has_a_preconditioner():
+def test_a_plain_method_has_no_preconditioner():
     assert privacy_config(CONFIG, SHAPE).preconditioner is not None
-    assert privacy_config(replace(CONFIG, method="dp-adam"), SHAPE).preconditioner is None
+    assert privacy_config(replace(CONFIG, preconditioner="none"), SHAPE).preconditioner is None
 
 
 def test_the_plan_is_that_of_the_settings():

@@ -8,7 +8,7 @@ from torch import nn
 
 from dpkfc.gradients.layers import find_layers
 from dpkfc.recipes.base import RECIPES, find_recipe
-from dpkfc.recipes.models import cifar_cnn, digits_cnn, digits_mlp, mnist_cnn, seeded
+from dpkfc.recipes.models import cifar_cnn, digits_cnn, digits_mlp, mnist_cnn, seeded, wide_resnet
 
 
 def _size(model: nn.Module) -> int:
@@ -22,6 +22,7 @@ def _size(model: nn.Module) -> int:
         (cifar_cnn, 522_122, (3, 32, 32)),
         (digits_cnn, 13_706, (1, 8, 8)),
         (digits_mlp, 4_810, (1, 8, 8)),
+        (wide_resnet, 2_753_818, (3, 32, 32)),
     ],
 )
 def test_size_and_shapes(build, size: int, shape: tuple):
@@ -37,7 +38,7 @@ def test_every_recipe_has_a_covered_model_of_its_input_shape(name: str):
     assert recipe.name == name
     dtype = torch.float32 if recipe.probe is None else torch.long
     assert model(torch.ones(1, *recipe.input_shape, dtype=dtype)).shape == (1, recipe.num_classes)
-    assert {layer.rule for layer in find_layers(model)} <= {"conv", "linear", "norm"}
+    assert {layer.rule for layer in find_layers(model)} <= {"conv", "computed", "linear", "norm"}
 
 
 def test_initial_weights_are_a_function_of_the_seed_alone():

@@ -42,7 +42,7 @@ def _other(field: dataclasses.Field):
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_recipe_has_defaults_for_every_method(name: str, method: str):
-    config = run_config({"recipe": name, "method": method})
+    config = run_config({"recipe": name, "method": method, "public_data": "public.safetensors"})
     assert config.optimizer == {"dp-sgd": "sgd", "dp-adam": "adam"}.get(method, config.optimizer)
     other = "adam" if config.optimizer == "sgd" else "sgd"
     if method == "dp-kfc":
@@ -104,9 +104,10 @@ def test_an_unknown_key_names_the_nearest_known_one(content: dict, what: str):
         ({"method": "dp-kfac"}, "unknown method 'dp-kfac'; did you mean 'dp-kfc'"),
         ({"sampler": "poison"}, "did you mean 'poisson'"),
         ({"exponent": 0.7}, "exponent must be at most 0.5"),
+        ({"momentum": 1.0}, "momentum must be below 1"),
         ({"method": "dp-sgd", "optimizer": "adam"}, "means optimizer = 'sgd', got 'adam'"),
         ({"eval_on": "validation"}, "needs validation_size > 0"),
-        ({"probe": "public"}, "needs public_data"),
+        ({"preconditioner": "kfac", "source": "public"}, "needs public_data"),
     ],
 )
 def test_a_bad_value_names_the_field_and_the_value(settings: dict, what: str):

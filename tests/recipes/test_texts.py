@@ -80,7 +80,7 @@ def test_the_recipe_probes_with_tokens_of_its_own_length():
     ids, labels = recipe.probe(config).sample(5, torch.Generator().manual_seed(0))
     assert isinstance(ids, Tensor) and ids.shape == (5, *recipe.input_shape) and labels is None
     with pytest.raises(ConfigError, match="'tokens' is for text"):
-        run(RunConfig(**{"recipe": "digits", "method": "dp-kfc", "probe": "tokens"}))
+        run(RunConfig(**{"recipe": "digits", "method": "dp-kfc", "preconditioner": "kfac", "source": "tokens"}))
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from dpkfc.checkpoint import CheckpointError
@@ -132,9 +133,20 @@ def test_what_a_ledger_spent_is_read_from_its_lines(finished, tmp_path: Path):
     (tmp_path / "privacy_card.json").write_text((folder / "privacy_card.json").read_text())
     with pytest.raises(ConfigError, match="lines were removed"):
         spent(tmp_path / "ledger.jsonl", 1e-5)
+    (tmp_path / "privacy_card.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"privacy_card\.json is damaged"):
+        spent(tmp_path / "ledger.jsonl")
     (tmp_path / "ledger.jsonl").write_text(lines[0])
     (tmp_path / "privacy_card.json").unlink()
     assert spent(tmp_path / "ledger.jsonl", 1e-5)["ε"] == 0.0
+
+
+def test_the_delta_of_what_was_spent_is_that_of_the_card(tmp_path: Path):
+    run(_config(tmp_path / "run", delta=1e-4, method="dp-sgd", steps=2))
+    found = spent(tmp_path / "run" / "ledger.jsonl")
+    assert "ε by RDP at δ = 0.0001" in found
+    (tmp_path / "run" / "privacy_card.json").unlink()
+    assert "ε by RDP at δ = 1e-05" in spent(tmp_path / "run" / "ledger.jsonl")
 
 
 def _stop_after(monkeypatch: pytest.MonkeyPatch, step: int, act) -> None:
@@ -173,6 +185,18 @@ def test_an_interrupted_run_is_continued(tmp_path: Path, monkeypatch: pytest.Mon
     assert steps == sorted(set(steps)) and {0, 1, 2, 4} <= set(steps)
     with pytest.raises(ConfigError, match="is complete"):
         resume(tmp_path / "run")
+
+
+def test_a_run_that_dies_before_its_first_evaluation_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def die() -> None:
+        raise OSError("the machine is gone")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="gone"):
+        _stop_after(patched, 1, die)
+        run(_config(tmp_path / "run"))
+    result = resume(tmp_path / "run")
+    assert result.steps == 4, "the release before the end is charged, the others are made"
+    assert [row["step"] for row in verify(tmp_path / "run" / "ledger.jsonl").releases] == [0, 0, 1, 2]
 
 
 def test_a_resumed_run_goes_on_from_the_saved_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -226,6 +250,8 @@ def test_test_mode_is_stamped(tmp_path: Path):
     card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
     assert card["stamp"] == result.stamp and not card["guarantee"]["certified"]
     assert "NOT PRIVATE" in (tmp_path / "run" / "privacy_card.md").read_text("utf-8")
+    with safe_open(tmp_path / "run" / "model.safetensors", "pt") as model:
+        assert model.metadata()["stamp"] == result.stamp and model.metadata()["certified"] == "False"
 
 
 def test_test_mode_repeats(tmp_path: Path):
@@ -291,6 +317,7 @@ def test_targets_of_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         "def net():\n    return nn.Linear(4, 3)\n"
         "def tokens():\n    return nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)), torch.ones(2, 5).long()\n"
         "def text():\n    return 'no'\n"
+        "def broken():\n    return {}['key']\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load_target("digits")[1] == (1, 8, 8)
@@ -302,6 +329,7 @@ def test_targets_of_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("mine:net", "0", "--input-shape"),
         ("mine:nett", "4", "did you mean 'net'"),
         ("mine:text", "", "returned str"),
+        ("mine:broken", "", "mine:broken raised KeyError: 'key'"),
         ("no_such_module_here:f", "", "cannot be imported"),
     ):
         with pytest.raises(ConfigError, match=what):

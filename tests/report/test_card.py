@@ -47,6 +47,21 @@ def test_the_card_states_the_guarantee_and_the_mechanism():
     assert json.loads(json.dumps(card, allow_nan=False)) == card
 
 
+@pytest.mark.parametrize(
+    ("device", "seed", "text"),
+    [("cpu", None, "AES-256"), ("cuda:0", None, "torch's generator on cuda:0"), ("cpu", 0, "NOT PRIVATE")],
+)
+def test_the_card_says_where_noise_comes_from(device: str, seed: int | None, text: str):
+    card = build_card(_plan(test_mode_seed=seed), replace(FACTS, device=device))
+    assert text in card["mechanism"]["noise_generator"] and text in to_markdown(card)
+
+
+def test_neighbours_differ_in_the_unit_of_the_plan():
+    card = build_card(_plan(unit="patient", max_records_per_unit=4), FACTS)
+    assert card["guarantee"]["neighbours_differ_in"] == "one patient added or removed"
+    assert "for one patient (all records" in to_markdown(card) and "one example" not in to_markdown(card)
+
+
 def test_an_unfinished_run_is_charged_for_what_it_released():
     plan = _plan()
     card = build_card(plan, replace(FACTS, releases=2))

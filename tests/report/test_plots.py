@@ -45,20 +45,28 @@ def _signals(count: int) -> list[LayerSignal]:
     return [LayerSignal(name=f"blocks.{i} · Conv2d", plain=10.0**-i, preconditioned=0.5) for i in range(count)]
 
 
+# As long as a recipe makes it.
+LONG = "DP-Adam on Fashion-MNIST, at the released weights, on the probe; preconditioner not used; 1,024 examples"
+
 FIGURES = {
     "history": lambda: history(_curve()),
     "history, one point": lambda: history(_curve(count=1)),
     "history, no budget": lambda: history(_curve(target_epsilon=None, epsilon=(), epsilon_steps=())),
     "history, stamped": lambda: history(_curve(stamp="NOT PRIVATE: test mode")),
     "history, long": lambda: history(_curve(count=80)),
+    "history, perfect": lambda: history(
+        _curve(accuracy=[0.5] * 5 + [1.0], target_epsilon=100.0, epsilon=[0, 20, 40, 60, 80, 100])
+    ),
     "comparison": lambda: comparison([_curve("DP-SGD"), _curve("DP-KFC")], "Side by side", "ε = 2"),
     "comparison of many": lambda: comparison([_curve(f"method {i}") for i in range(6)], "Side by side"),
-    "signal": lambda: signal_to_noise(_signals(4), "on the probe"),
+    "signal": lambda: signal_to_noise(_signals(4), LONG),
     "signal of none": lambda: signal_to_noise([]),
-    "spectra": lambda: spectra(_spectra(4), "on the probe"),
+    "signal, stamped": lambda: signal_to_noise(_signals(4), "on the probe", "NOT PRIVATE: test mode"),
+    "spectra": lambda: spectra(_spectra(4), LONG),
     "spectra of one": lambda: spectra(_spectra(1)),
     "spectra of many": lambda: spectra(_spectra(21)),
     "spectra of none": lambda: spectra([]),
+    "spectra, stamped": lambda: spectra(_spectra(4), "on the probe", "UNCERTIFIED"),
 }
 
 
@@ -76,7 +84,10 @@ def _boxes(figure: Figure) -> list:
     return [(t.get_text(), t.get_window_extent(renderer)) for t in texts if not t.get_rotation()]
 
 
-@pytest.mark.parametrize("name", ["history", "history, long", "comparison", "comparison of many", "signal", "spectra"])
+@pytest.mark.parametrize(
+    "name",
+    ["history", "history, long", "history, perfect", "comparison", "comparison of many", "signal", "spectra"],
+)
 def test_no_text_overlaps_another_or_leaves_the_picture(tmp_path: Path, name: str):
     figure = FIGURES[name]()
     save(figure, tmp_path / "x.png")
@@ -88,6 +99,17 @@ def test_no_text_overlaps_another_or_leaves_the_picture(tmp_path: Path, name: st
         assert both[0] <= 1 or both[1] <= 1, f"{first!r} overlaps {second!r}"
     for text, box in inside:
         assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1, f"{text!r} leaves the picture"
+
+
+@pytest.mark.parametrize("name", ["history, stamped", "signal, stamped", "spectra, stamped"])
+def test_a_run_without_a_guarantee_is_stamped_across_its_pictures(name: str):
+    assert any(t.get_text() in {"NOT PRIVATE: test mode", "UNCERTIFIED"} for t in FIGURES[name]().texts)
+
+
+def test_eigenvalues_that_are_rounding_are_not_drawn():
+    figure = spectra([LayerSpectra(name="0", values={"A": [1.0, 0.5, 1e-8], "G": [1.0]})])
+    drawn = [line.get_ydata() for line in figure.axes[0].lines if len(line.get_ydata()) > 1]
+    assert [list(y) for y in drawn] == [[1.0, 0.5]]
 
 
 def test_sixteen_panels_at_most_and_said_so():

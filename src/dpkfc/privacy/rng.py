@@ -77,7 +77,7 @@ class NoiseStream(_Keyed):
 
     @classmethod
     def secure(cls) -> NoiseStream:
-        """A stream under a fresh 128-bit key of the operating system; no two draws ever repeat."""
+        """A stream under a fresh 256-bit key of the operating system; no two draws ever repeat."""
         return cls()
 
     @classmethod

@@ -17,7 +17,7 @@ from dpkfc.recipes.models import seeded
 
 __all__ = ["RECIPES", "Recipe", "find_recipe", "image_recipe", "run_config"]
 
-RECIPES = ("digits", "mnist-cnn", "fashion-mnist-cnn", "cifar10-cnn", "sst2-minilm")
+RECIPES = ("digits", "mnist-cnn", "fashion-mnist-cnn", "cifar10-cnn", "cifar10-wrn", "sst2-minilm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Recipe:
         input_shape: of one input.
         num_classes: number of labels.
         constants: what the preparation of the data takes as public: name to (value, where it comes from).
-        probe: the recipe's own source of probe inputs, for `probe = "tokens"`.
+        probe: the recipe's own source of probe inputs, for `source = "tokens"`.
     """
 
     name: str

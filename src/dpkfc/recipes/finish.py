@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from safetensors.torch import save_file
@@ -15,6 +16,7 @@ from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.tape import capture
 from dpkfc.recipes.assemble import kfac
+from dpkfc.recipes.config import RunConfig
 from dpkfc.recipes.prepared import LABELS, Prepared
 from dpkfc.report import plots
 from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
@@ -24,16 +26,22 @@ from dpkfc.report.plots import Curve, LayerSignal, LayerSpectra
 from dpkfc.report.run_folder import RunFolder
 from dpkfc.session import Session
 
-__all__ = ["curve_of", "write_results"]
+__all__ = ["curve_of", "judged_weights", "write_results"]
 
 _LOG = logging.getLogger(__name__)
 _EPSILON_POINTS = 32
 
 
+def judged_weights(session: Session) -> AbstractContextManager[None]:
+    """The weights that are evaluated and delivered: the average where the plan keeps one, else those of the last step."""
+    return session.averaged_weights() if session.plan.config.weight_average and session.steps_done else nullcontext()
+
+
 def write_results(prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics) -> None:
     """Everything that a finished run leaves in its folder beside settings, ledger and checkpoint."""
     card = build_card(prepared.plan, _facts(prepared, session, metrics))
-    _save_model(prepared.model, folder, card)
+    with judged_weights(session):
+        _save_model(prepared.model, folder, card)
     metrics.write(folder.metrics)
     folder.write_json(folder.card, card)
     folder.write_text(folder.card.with_suffix(".md"), to_markdown(card))
@@ -45,8 +53,9 @@ def _save_model(model: nn.Module, folder: RunFolder, card: dict[str, Any]) -> No
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
     promise = card["guarantee"]
     metadata = {"epsilon": str(promise["epsilon"]), "delta": str(promise["delta"]), "plan_hash": card["plan_hash"]}
+    metadata |= {"certified": str(promise["certified"]), "stamp": card["stamp"] or ""}
     part = folder.model.with_name(folder.model.name + ".part")
-    save_file(tensors, part, metadata=metadata | {"certified": str(promise["certified"])})
+    save_file(tensors, part, metadata=metadata)
     part.replace(folder.model)
 
 
@@ -75,8 +84,15 @@ def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
             "lr": config.lr,
             **({"momentum": config.momentum} if config.optimizer == "sgd" else {}),
             "weight_decay": config.weight_decay,
+            **({"schedule": config.schedule, "warmup_steps": config.warmup_steps} if _scheduled(config) else {}),
+            **({"augment": config.augment, "augmentations": config.augmentations} if config.augment else {}),
         },
+        device=config.device,
     )
+
+
+def _scheduled(config: RunConfig) -> bool:
+    return config.schedule != "constant" or config.warmup_steps > 0
 
 
 def _title(prepared: Prepared) -> str:
@@ -99,6 +115,7 @@ def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
         **recipe.constants,
         "hyper-parameters": ("see below", "their choice is not accounted for"),
         "model and initial weights": (f"{_size(prepared.model):,} parameters", "architecture and seed are public"),
+        **({"pre-training": (prepared.start, "the public data are declared so by their user")} if prepared.start else {}),
     }
 
 
@@ -151,6 +168,8 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
     rules = {layer.name: layer.rule for layer in layers}
     built = settings.build(model, capture_layers, session.steps_done, rules=rules)
     where = "at the released weights, on the probe"
+    if not prepared.config.uses_preconditioner:
+        where += "; preconditioner not used"
     if plan.noise_multiplier > 0:
         ratios = signal_to_noise(
             settings,
@@ -170,8 +189,8 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
             for name, ratio in ratios.items()
         ]
         caption = f"{_title(prepared)}, {where}; {amplitude:,} examples"
-        plots.save(plots.signal_to_noise(shown, caption), folder.plots / "signal_to_noise.png")
-    figure = plots.spectra(_spectra(model, settings, built), f"{_title(prepared)}, {where}")
+        plots.save(plots.signal_to_noise(shown, caption, stamp(plan)), folder.plots / "signal_to_noise.png")
+    figure = plots.spectra(_spectra(model, settings, built), f"{_title(prepared)}, {where}", stamp(plan))
     plots.save(figure, folder.plots / "spectra.png")
 
 

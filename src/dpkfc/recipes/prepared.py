@@ -11,11 +11,12 @@ from dpkfc.plan import Plan
 from dpkfc.recipes.base import Recipe
 from dpkfc.recipes.config import RunConfig
 from dpkfc.recipes.datasets import ExampleSet
+from dpkfc.recipes.methods import METHODS
 from dpkfc.report.plots import Curve
 
 __all__ = ["LABELS", "Prepared", "Result"]
 
-LABELS = {"dp-sgd": "DP-SGD", "dp-adam": "DP-Adam", "dp-kfc": "DP-KFC"}
+LABELS = {name: method.label for name, method in METHODS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class Prepared:
         data: examples.
         model: on its device, with its initial weights.
         plan: calibrated for the training set.
+        start: where the initial weights come from, if not from the seed alone.
     """
 
     config: RunConfig
@@ -35,6 +37,7 @@ class Prepared:
     data: ExampleSet
     model: nn.Module
     plan: Plan
+    start: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

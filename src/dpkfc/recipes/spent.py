@@ -15,7 +15,7 @@ from dpkfc.recipes.config import ConfigError
 __all__ = ["spent"]
 
 
-def spent(path: Path, delta: float) -> dict[str, Any]:
+def spent(path: Path, delta: float | None = None) -> dict[str, Any]:
     """Check a ledger and account for its releases.
 
     A privacy card beside the ledger must agree with it: lines that were cut off at the end leave a valid chain, and only
@@ -23,19 +23,20 @@ def spent(path: Path, delta: float) -> dict[str, Any]:
 
     Args:
         path: the ledger.
-        delta: δ of the ε that is reported.
+        delta: δ of the ε that is reported; None takes that of the card beside the ledger, or 1e-5 where there is none.
 
     Returns:
         What there is to say, by name.
 
     Raises:
         LedgerError: the chain does not hold.
-        ConfigError: the card beside it remembers another head.
+        ConfigError: the card beside it is damaged or remembers another head.
     """
     found = verify(path)
     card = path.parent / "privacy_card.json"
     if card.is_file():
-        remembered = json.loads(card.read_text("utf-8"))["ledger"]
+        remembered, stated = _remembered(card)
+        delta = stated if delta is None else delta
         known = remembered["releases"]
         if known >= len(found.heads) or found.heads[known] != remembered["head"]:
             raise ConfigError(
@@ -50,7 +51,20 @@ def spent(path: Path, delta: float) -> dict[str, Any]:
         "certified": found.header.get("certified"),
         "noise generator": found.header.get("rng"),
     }
-    return facts | _cost(found.releases, delta)
+    return facts | _cost(found.releases, 1e-5 if delta is None else delta)
+
+
+def _remembered(card: Path) -> tuple[dict[str, Any], float]:
+    """What a privacy card says of its ledger, and its δ."""
+    try:
+        content = json.loads(card.read_text("utf-8"))
+        remembered, delta = content["ledger"], float(content["guarantee"]["delta"])
+        return {"releases": int(remembered["releases"]), "head": str(remembered["head"])}, delta
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the privacy card {card} is damaged ({type(error).__name__}: {error}): what the ledger held when it was written "
+            "cannot be compared; move it away to look at the ledger alone"
+        ) from None
 
 
 def _cost(releases: list[dict[str, Any]], delta: float) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def load_target(target: str, input_shape: str = "", seed: int = 0) -> Target:
             raise ConfigError(f"unknown recipe {target!r}; {nearest(target, RECIPES)} (or give module:factory)")
         recipe = find_recipe(target)
         return recipe.model(seed), recipe.input_shape, None, target
-    made = _factory(target)()
+    made = _made(target)
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module) or not (inputs is None or isinstance(inputs, Tensor)):
         raise ConfigError(
@@ -44,6 +44,15 @@ def load_target(target: str, input_shape: str = "", seed: int = 0) -> Target:
     if inputs is not None:
         return model, tuple(inputs.shape[1:]), inputs, target
     return model, _shape(target, input_shape), None, target
+
+
+def _made(target: str) -> object:
+    """What the factory returns; what it raises, whatever that is, becomes one line that names it."""
+    factory = _factory(target)
+    try:
+        return factory()
+    except Exception as error:
+        raise ConfigError(f"{target} raised {type(error).__name__}: {error}; it is called without arguments") from error
 
 
 def _factory(target: str):  # noqa: ANN202 - whatever the module holds under that name

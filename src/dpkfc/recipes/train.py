@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from dpkfc.plan import Plan
-from dpkfc.recipes.assemble import make_optimizer, make_plan
+from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
 from dpkfc.recipes.base import find_recipe
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml, to_toml
 from dpkfc.recipes.evaluate import cross_entropy, evaluate
-from dpkfc.recipes.finish import curve_of, write_results
+from dpkfc.recipes.finish import curve_of, judged_weights, write_results
 from dpkfc.recipes.prepared import LABELS, Prepared, Result
+from dpkfc.recipes.pretrain import pretrain
 from dpkfc.recipes.stopping import stop_on_signals
 from dpkfc.report.card import stamp
 from dpkfc.report.metrics import Metrics, Row
@@ -35,13 +36,17 @@ def prepare(config: RunConfig) -> Prepared:
     if config.threads:
         torch.set_num_threads(config.threads)
     recipe = find_recipe(config.recipe)
+    make_augment(config, recipe.input_shape)  # what is wrong with it is said before data are read
     data = recipe.data(config)
-    plan = make_plan(config, recipe.input_shape, len(data.train[1]), recipe.probe)
+    private = data.train if "private-oracle" in (config.source, config.output_source) else None
+    plan = make_plan(config, recipe.input_shape, len(data.train[1]), recipe.probe, private)
+    learning_rate(config, 0, plan.steps)
     try:
         model = recipe.model(config.seed).to(torch.device(config.device))
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {config.device!r} cannot be used ({str(error).splitlines()[0]}); try cpu") from None
-    return Prepared(config=config, recipe=recipe, data=data, model=model, plan=plan)
+    start = pretrain(config, model, recipe.input_shape, data.train) if config.pretrain_epochs else ""
+    return Prepared(config=config, recipe=recipe, data=data, model=model, plan=plan, start=start)
 
 
 def run(config: RunConfig, console: Console | None = None) -> Result:
@@ -99,6 +104,7 @@ def _train(
         prepared.data.train,
         ledger_path=folder.ledger,
         num_workers=config.num_workers,
+        augment=make_augment(config, prepared.recipe.input_shape),
     )
     with session:
         if resumed:
@@ -129,9 +135,11 @@ class _Loop:
         plan = self._prepared.plan
         if not self._metrics.rows:
             self._metrics.add(self._judged(Row(step=0, epsilon=0.0), progress))
+            self._save()  # so that a run killed at any step can be continued: what it has spent cannot be had back
         with stop_on_signals() as stop:
             try:
                 for batch in self._session.batches():
+                    self._set_learning_rate(batch.step)
                     record = self._session.step(batch, cross_entropy)
                     self._note_refresh()
                     row = _row(record, plan)
@@ -152,15 +160,23 @@ class _Loop:
                 return True
         return False
 
+    def _set_learning_rate(self, step: int) -> None:
+        plan = self._prepared.plan
+        factor = getattr(plan.config.preconditioner, "learning_rate_factor", lambda _: 1.0)(step)
+        for group in self._session.optimizer.param_groups:
+            group["lr"] = learning_rate(self._prepared.config, step, plan.steps) * factor
+
     def _judged(self, row: Row, progress: TrainingProgress) -> Row:
-        judged = evaluate(self._prepared.model, self._held_out)
+        with judged_weights(self._session):
+            judged = evaluate(self._prepared.model, self._held_out)
         progress.accuracy(judged.accuracy, self._prepared.config.eval_on)
         return replace(row, accuracy=judged.accuracy, loss=judged.loss)
 
     def _note_refresh(self) -> None:
         metric = self._session.preconditioner
         if metric is not None and all(metric.step != known["step"] for known in self._metrics.refreshes):
-            self._metrics.refreshes.append({"step": metric.step, "digest": metric.digest, "scale": metric.scale})
+            row = {"step": metric.step, "digest": metric.digest, "scale": metric.scale}
+            self._metrics.refreshes.append(row | ({"note": metric.note} if metric.note else {}))
 
     def _save(self) -> None:
         self._session.save(self._folder.checkpoint)
@@ -175,6 +191,7 @@ def _row(record: StepRecord, plan: Plan) -> Row:
         batch_size=record.batch_size,
         clipped_fraction=record.clipped_fraction,
         median_norm=record.median_norm,
+        floor_fraction=record.notes.get("adam_bc/floor_fraction"),
     )
 
 

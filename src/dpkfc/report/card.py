@@ -16,7 +16,7 @@ from dpkfc.report.numbers import rounded_up
 __all__ = ["CardFacts", "build_card", "software", "stamp", "to_markdown"]
 
 FORMAT = 1
-_RELATIONS = {"add_or_remove_one": "one example added or removed", "replace_one": "one example replaced by another"}
+_RELATIONS = {"add_or_remove_one": "one {} added or removed", "replace_one": "one {} replaced by another"}
 _PACKAGES = ("dpkfc", "torch", "dp-accounting", "numpy", "scipy")
 
 
@@ -35,6 +35,7 @@ class CardFacts:
         seeds: public seeds.
         refreshes: step, digest and scale of every preconditioner that was used.
         settings: hyper-parameters of training that the plan does not hold.
+        device: where the noise was drawn.
     """
 
     title: str
@@ -47,6 +48,7 @@ class CardFacts:
     seeds: Mapping[str, int] = field(default_factory=dict)
     refreshes: Sequence[Mapping[str, Any]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
 
 
 def stamp(plan: Plan) -> str:
@@ -55,7 +57,7 @@ def stamp(plan: Plan) -> str:
         return ""
     if plan.test_mode:
         return "NOT PRIVATE: test mode"
-    return "NOT PRIVATE" if plan.noise_multiplier == 0 else "UNCERTIFIED"
+    return "NOT PRIVATE" if any(text.startswith("NOT PRIVATE") for text in plan.caveats) else "UNCERTIFIED"
 
 
 def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
             "target_epsilon": plan.target_epsilon,
             "unit": described["privacy_unit"],
             "neighbouring_relation": plan.neighbouring_relation,
-            "neighbours_differ_in": _RELATIONS.get(plan.neighbouring_relation, plan.neighbouring_relation),
+            "neighbours_differ_in": _RELATIONS[plan.neighbouring_relation].format(plan.config.unit),
             "releases": facts.releases,
             "planned_steps": plan.steps,
         },
@@ -92,7 +94,8 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
             "stddev": plan.stddev,
             "divisor": plan.expected_batch_size,
             "event": described["event"],
-            "noise_generator": "repeatable: NOT PRIVATE" if plan.test_mode else "seeded by the operating system",
+            "noise_generator": _generator(plan, facts.device),
+            **{name: described[name] for name in _AROUND if described.get(name) not in (None, [], 1, "whitened")},
         },
         "accounting": _accounting(plan, facts.releases),
         "curvature": _curvature(described["preconditioner"], facts.refreshes),
@@ -105,6 +108,23 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "plan_hash": plan.hash,
         "software": software(),
     }
+
+
+# What may stand before the clip and behind the noise, and how the card calls it; shown where a run departs from the defaults.
+_AROUND = {
+    "augmentations": "views of an example, averaged before the clip",
+    "readout": "read-out",
+    "postprocess": "between release and optimizer",
+    "weight_average": "average of the weights, which is what is delivered",
+}
+
+
+def _generator(plan: Plan, device: str) -> str:
+    if plan.test_mode:
+        return "repeatable: NOT PRIVATE"
+    if device.startswith("cpu"):
+        return "AES-256 in counter mode, keyed by the operating system; floating-point Gaussian"
+    return f"torch's generator on {device}, seeded by the operating system for each release; floating-point Gaussian"
 
 
 def _number(value: float) -> float | str:
@@ -144,7 +164,7 @@ def to_markdown(card: Mapping[str, Any]) -> str:
     parts.append(_curvature_text(card["curvature"]))
     public = [(name, _show(entry["value"]), entry["why"]) for name, entry in card["assumed_public"].items()]
     parts.append(_table("Taken as public", public, ("setting", "value", "why")))
-    chosen = [(name, _show(value)) for name, value in card["hyper_parameters"].items()]
+    chosen = [(name.replace("_", " "), _show(value)) for name, value in card["hyper_parameters"].items()]
     parts.append(_table("Hyper-parameters", chosen))
     parts.append(_table("Results", [(name, _show(value)) for name, value in card["results"].items()]))
     hidden = list(card["not_private"].items())
@@ -198,16 +218,27 @@ def _mechanism_rows(mechanism: Mapping[str, Any]) -> list[tuple[str, ...]]:
         ("standard deviation on the sum", _show(mechanism["stddev"])),
         ("divisor (expected batch size)", _show(mechanism["divisor"])),
         ("noise generator", mechanism["noise_generator"]),
+        *((text, _described(mechanism[name])) for name, text in _AROUND.items() if name in mechanism),
     ]
+
+
+def _described(value: Any) -> str:
+    """A setting, the description of a step, or several of them."""
+    if isinstance(value, list):
+        return "; ".join(map(_described, value))
+    if isinstance(value, Mapping):
+        rest = ", ".join(f"{key} {_show(item)}" for key, item in value.items() if key != "name")
+        return f"{value.get('name', '')} ({rest})" if value.get("name") else rest
+    return _show(value)
 
 
 def _curvature_text(curvature: Mapping[str, Any] | None) -> str:
     if curvature is None:
         return "## Curvature\n\nNo preconditioner was used."
-    probe = ", ".join(f"{name} {_show(value)}" for name, value in curvature["probe"].items())
-    rows = [("comes from", probe)]
+    sources = {"comes from": curvature["probe"], "output factors come from": curvature.get("output_probe")}
+    rows = [(what, ", ".join(f"{name} {_show(v)}" for name, v in probe.items())) for what, probe in sources.items() if probe]
     rows.append(("uses private data", "yes: NOT PRIVATE" if curvature.get("uses_private_data") else "no"))
-    skipped = {"probe", "refreshes", "uses_private_data", "curvature_source"}
+    skipped = {"probe", "output_probe", "refreshes", "uses_private_data", "curvature_source"}
     rows += [(name.replace("_", " "), _show(value)) for name, value in curvature.items() if name not in skipped]
     refreshes = curvature["refreshes"]
     rows.append(("refreshes", f"{len(refreshes)}, before steps {', '.join(str(r['step']) for r in refreshes[:12])}"))
@@ -215,6 +246,7 @@ def _curvature_text(curvature: Mapping[str, Any] | None) -> str:
         rows[-1] = ("refreshes", f"{rows[-1][1]}, … {refreshes[-1]['step']}")
     if refreshes:
         rows.append(("digest of the last", f"`{refreshes[-1]['digest']}`"))
+        rows += [("note", note) for note in dict.fromkeys(r["note"] for r in refreshes if r.get("note"))]
     return _table("Curvature", rows)
 
 

@@ -39,6 +39,7 @@ class Row:
         batch_size: realised logical batch. NOT PRIVATE.
         clipped_fraction: share of examples that were clipped. NOT PRIVATE.
         median_norm: median norm in the coordinates of the noise. NOT PRIVATE.
+        floor_fraction: share of entries at the floor of DP-AdamBC; computed from releases.
     """
 
     step: int
@@ -49,6 +50,7 @@ class Row:
     batch_size: int | None = None
     clipped_fraction: float | None = None
     median_norm: float | None = None
+    floor_fraction: float | None = None
 
 
 _TYPES = {"step": pa.int64(), "batch_size": pa.int64()}

@@ -22,6 +22,7 @@ INK, MUTED, GRID, PAPER = "#22303c", "#6b7886", "#e4e8ec", "#ffffff"
 PLAIN, WHITENED, SPENT, WARNING = "#8a97a6", "#d1662b", "#2f6f8f", "#b3261e"
 COLOURS = (PLAIN, WHITENED, SPENT, "#5b8c5a", "#7d5ba6", "#a6813c")
 MAX_PANELS = 16
+_ROUNDING = 1e-6  # eigenvalues of a float32 factor below this share of the largest are rounding, whatever they say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,7 @@ def _accuracy(axes: Axes, curve: Curve, colour: str, *, fill: bool = False) -> N
     few = len(curve.steps) <= 40
     axes.plot(
         curve.steps, curve.accuracy, color=colour, linewidth=2.2, marker="o" if few else None, markersize=4.5,
-        markeredgecolor=PAPER, solid_capstyle="round", label=curve.label,
+        markeredgecolor=PAPER, solid_capstyle="round", label=curve.label, clip_on=False,
     )  # fmt: skip
     if len(curve.accuracy):
         if fill:
@@ -189,7 +190,7 @@ def comparison(curves: Sequence[Curve], title: str, caption: str = "") -> Figure
         marker = "o" if len(curve.steps) <= 40 else None
         axes.plot(
             curve.steps, curve.accuracy, color=colour, linewidth=2.4, marker=marker, markersize=4.5,
-            markeredgecolor=PAPER, solid_capstyle="round",
+            markeredgecolor=PAPER, solid_capstyle="round", clip_on=False,
         )  # fmt: skip
         if len(curve.accuracy):
             text = f"{curve.label}  {100 * curve.accuracy[-1]:.1f} %"
@@ -215,10 +216,15 @@ def _apart(ends: Sequence[float], curves: Sequence[Curve], height_points: float 
     return [new - old - middle for new, old in zip(shifted, places, strict=True)]
 
 
-def signal_to_noise(layers: Sequence[LayerSignal], caption: str = "", plain_label: str = "DP-SGD") -> Figure:
+def signal_to_noise(layers: Sequence[LayerSignal], caption: str = "", stamp: str = "") -> Figure:
     """Per-layer signal-to-noise ratio, one row a layer in the order of the network, on a logarithmic axis.
 
     What Fig. 1 of the DP-KFC paper shows.
+
+    Args:
+        layers: a ratio that is zero leaves its layer out.
+        caption: a line below the title.
+        stamp: text across the picture of a run without a certified ε.
     """
     shown = [layer for layer in layers if layer.plain > 0 and layer.preconditioned > 0]
     longest = max((len(layer.name) for layer in shown), default=4)
@@ -230,7 +236,7 @@ def signal_to_noise(layers: Sequence[LayerSignal], caption: str = "", plain_labe
     rows = np.arange(len(shown))
     plain, whitened = [s.plain for s in shown], [s.preconditioned for s in shown]
     axes.hlines(rows, plain, whitened, color=GRID, linewidth=5, zorder=1)
-    axes.scatter(plain, rows, s=62, color=PLAIN, label=plain_label, zorder=3, edgecolor=PAPER)
+    axes.scatter(plain, rows, s=62, color=PLAIN, label="without the preconditioner", zorder=3, edgecolor=PAPER)
     axes.scatter(whitened, rows, s=62, color=WHITENED, label="with the preconditioner", zorder=4, edgecolor=PAPER)
     axes.set_yticks(rows, [layer.name for layer in shown], color=INK)
     axes.set_ylim(len(shown) - 0.4, -0.6)
@@ -242,6 +248,7 @@ def signal_to_noise(layers: Sequence[LayerSignal], caption: str = "", plain_labe
         loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, frameon=False, fontsize=9.5, labelcolor=INK,
         handletextpad=0.2, columnspacing=1.6, borderaxespad=0.2,
     )  # fmt: skip
+    _stamp(figure, stamp)
     return figure
 
 
@@ -254,11 +261,17 @@ def _log_limits(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def spectra(layers: Sequence[LayerSpectra], caption: str = "") -> Figure:
-    """Eigenvalues of A and G of every layer, largest first; dashed lines are the damping. At most 16 panels."""
+def spectra(layers: Sequence[LayerSpectra], caption: str = "", stamp: str = "") -> Figure:
+    """Eigenvalues of A and G of every layer, largest first; dashed lines are the damping. At most 16 panels.
+
+    Args:
+        layers: of more than 16, evenly spaced ones are shown and the caption says so.
+        caption: a line below the title.
+        stamp: text across the picture of a run without a certified ε.
+    """
     chosen = _evenly(layers, MAX_PANELS)
-    columns = min(4, max(1, len(chosen)))
-    rows = max(1, math.ceil(len(chosen) / columns))
+    rows = max(1, math.ceil(len(chosen) / 4))
+    columns = max(1, math.ceil(len(chosen) / rows))
     width, height = 1.2 + 2.35 * max(columns, 3), 1.55 + 2.0 * rows
     if len(chosen) < len(layers):
         caption = f"{caption}{'; ' if caption else ''}{len(chosen)} of {len(layers)} layers shown"
@@ -284,6 +297,7 @@ def spectra(layers: Sequence[LayerSpectra], caption: str = "") -> Figure:
         handles=handles, loc="upper left", bbox_to_anchor=(0.28 / width, 1 - 0.68 / height), ncols=3, frameon=False,
         fontsize=9, labelcolor=INK, borderaxespad=0,
     )  # fmt: skip
+    _stamp(figure, stamp)
     return figure
 
 
@@ -303,7 +317,7 @@ def _spectrum(axes: Axes, layer: LayerSpectra) -> None:
         values = values[np.isfinite(values) & (values > 0)]
         if not len(values):
             continue
-        kept = values[values >= values[0] * 1e-9]  # smaller ones are rounding
+        kept = values[values >= values[0] * _ROUNDING]
         total = max(1, layer.sizes.get(name, len(layer.values[name])) - 1)
         axes.plot(
             np.arange(len(kept)) / total, kept, color=colour, linewidth=2, solid_capstyle="round",

@@ -62,6 +62,8 @@ def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("no zip archive, or one that was cut short")
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files if name in {"delta", "x", "y"}}
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, KeyError, AttributeError) as error:

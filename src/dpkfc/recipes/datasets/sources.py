@@ -149,10 +149,11 @@ def _existing(path: Path) -> Path | None:
 
 
 def _how_to_get(source: Source) -> str:
-    return (
-        f"put {', '.join(source.files)} into DIR/{source.folder} and give --data-dir DIR (or set {VARIABLE}=DIR), "
-        f"or pip install datasets to load {source.hub} from Hugging Face"
-    )
+    return f"{_by_hand(source)}, or pip install datasets to load {source.hub} from Hugging Face"
+
+
+def _by_hand(source: Source) -> str:
+    return f"put {', '.join(source.files)} into DIR/{source.folder} and give --data-dir DIR (or set {VARIABLE}=DIR)"
 
 
 def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -171,8 +172,8 @@ def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
         train, test = (convert(stored[part]) for part in source.hub_splits)
     except Exception as error:  # whatever the hub, its cache or the network raise becomes one line
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        failed = f"{source.name} could not be loaded from Hugging Face ({reason})"
-        raise DatasetError(f"{failed}: {_how_to_get(source)}") from error
+        failed = f"{source.name} could not be loaded from Hugging Face as {source.hub} ({reason})"
+        raise DatasetError(f"{failed}: {_by_hand(source)}") from error
     return train, test
 
 

@@ -1,0 +1,184 @@
+"""From settings to the values on the axes: preconditioner, post-processing, and where curvature comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dpkfc.config import Preconditioner
+from dpkfc.curvature import DP2, GEP, KFAC, NGD, AdaDPS, FeatureNoise, PinkNoise, PrivateOracle, PublicData, WhiteNoise
+from dpkfc.curvature.probes import Probe
+from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass
+from dpkfc.postprocess.base import PostProcess
+from dpkfc.recipes.settings import ConfigError, RunConfig
+
+OwnProbe = Callable[[RunConfig], Probe]
+
+__all__ = ["OwnProbe", "kfac", "postprocess", "preconditioner", "public_data"]
+
+
+def kfac(
+    config: RunConfig,
+    input_shape: tuple[int, ...],
+    inputs: Tensor | None = None,
+    own: OwnProbe | None = None,
+    private: Any = None,
+) -> KFAC:
+    """The K-FAC curvature that the settings describe, whether or not the method uses it.
+
+    Args:
+        config: settings.
+        input_shape: of one input.
+        inputs: public example inputs, instead of the source that the settings name.
+        own: the recipe's own probe, for `source = "tokens"`.
+        private: the private training set, for `source = "private-oracle"`.
+
+    Raises:
+        ConfigError: settings of the curvature that do not go together.
+    """
+    rules = tuple(config.layer_rules.replace(",", " ").split())
+    given = None if inputs is None else PublicData(inputs, provenance="example inputs")
+    other = config.output_source if given is None else ""
+    try:
+        return KFAC(
+            probe=given or _probe(config, config.source, input_shape, own, private),
+            output_probe=_probe(config, other, input_shape, own, private) if other else None,
+            control=config.control,
+            probe_size=config.probe_size,
+            labels=config.labels,
+            sides=config.sides,
+            damping=config.damping,
+            damping_mode=config.damping_mode,
+            gamma=config.gamma,
+            exponent=config.exponent,
+            scale=config.scale,
+            every=config.every,
+            sharing=config.sharing,
+            max_factor_size=config.max_factor_size,
+            oversize=config.oversize,
+            max_rank=config.max_rank or None,
+            layer_rules=rules or None,
+            seed=config.seed,
+        )
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def preconditioner(
+    config: RunConfig, input_shape: tuple[int, ...], steps: int, own: OwnProbe | None = None, private: Any = None
+) -> Preconditioner | None:
+    """What stands in `PrivacyConfig.preconditioner`; None for plain coordinates.
+
+    Args:
+        config: settings.
+        input_shape: of one input.
+        steps: of the plan, for schedules.
+        own: the recipe's own probe.
+        private: the private training set, for an oracle.
+
+    Raises:
+        ConfigError: settings that do not go together.
+    """
+    kind = config.preconditioner
+    if kind == "none":
+        return None
+    if kind == "kfac":
+        return kfac(config, input_shape, own=own, private=private)
+    if kind == "dp2":
+        return DP2(phase=config.dp2_phase, ratio=config.dp2_ratio, corrected=config.dp2_corrected)
+    probe = _probe(config, config.source, input_shape, own, private)
+    size = None if config.source == "public" else config.probe_size
+    if kind == "adadps":
+        return AdaDPS(
+            probe=probe, probe_size=size, floor=config.adadps_floor, every=config.every, seed=config.seed,
+            batch_size=20 if size is None else min(20, size),
+        )  # fmt: skip
+    if kind == "ngd":
+        return NGD(
+            probe=probe, probe_size=size, lambda_safe=config.lambda_safe, lambda_base=config.lambda_base or None, steps=steps,
+            every=config.every, order=config.ngd_order, max_factor_size=config.max_factor_size, labels=config.labels,
+            seed=config.seed,
+        )  # fmt: skip
+    return GEP(
+        probe=probe, probe_size=size, rank=config.gep_rank, embedding_norm=config.gep_embedding_norm,
+        residual_norm=config.gep_residual_norm or None, every=config.every, seed=config.seed,
+    )  # fmt: skip
+
+
+def postprocess(config: RunConfig) -> tuple[PostProcess, ...]:
+    """The steps between release and optimizer.
+
+    Raises:
+        ConfigError: a setting outside its range.
+    """
+    try:
+        filters: dict[str, Callable[[], PostProcess]] = {
+            "disk": lambda: DiSK(config.filter_kappa, config.disk_gamma, momentum_allowed=config.filter_momentum),
+            "disk-look-ahead": lambda: DiSK(
+                config.filter_kappa, mode="look_ahead", momentum_allowed=config.filter_momentum
+            ),
+            "storm": lambda: DiSK(config.filter_kappa, mode="storm", momentum_allowed=config.filter_momentum),
+            "ema": lambda: EMA(config.filter_kappa, momentum_allowed=config.filter_momentum),
+            "doppler": lambda: LowPass.butterworth(2, config.doppler_cutoff, config.filter_momentum),
+            "doppler-first-order": lambda: LowPass.first_order(config.filter_kappa, config.filter_momentum),
+            "doppler-chebyshev": lambda: LowPass.chebyshev(config.filter_momentum),
+        }
+        steps = [filters[config.filter]()] if config.filter != "none" else []
+        if config.optimizer == "adam-bc":
+            steps.append(AdamBC(floor=config.adam_bc_floor or "auto"))
+        if config.optimizer == "sofim":
+            steps.append(SOFIM(config.sofim_rho, config.sofim_beta, config.sofim_direction))
+        return tuple(steps)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _probe(
+    config: RunConfig, source: str, input_shape: tuple[int, ...], own: OwnProbe | None, private: Any
+) -> Probe:
+    if source == "tokens":
+        if own is None:
+            raise ConfigError(f"source = 'tokens' is for text; the recipe {config.recipe!r} takes pink, white or public")
+        return own(config)
+    if source == "private-oracle":
+        if private is None:
+            raise ConfigError("source = 'private-oracle' needs the private training set: it is for `dpkfc train`")
+        return PrivateOracle(private)
+    if source == "public":
+        return PublicData(*_public(config, input_shape), provenance=_origin(config))
+    if len(input_shape) == 1:
+        return FeatureNoise(input_shape[0])
+    return PinkNoise(input_shape, power_exponent=config.power_exponent) if source == "pink" else WhiteNoise(input_shape)
+
+
+def _origin(config: RunConfig) -> str:
+    return f"file {Path(config.public_data).name}, declared public by its user"
+
+
+def _public(config: RunConfig, input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+    return public_data(Path(config.public_data), input_shape)
+
+
+def public_data(path: Path, input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+    """Public examples of a safetensors file with `inputs` `[n, *input_shape]` and, if given, `labels` `[n]`.
+
+    Raises:
+        ConfigError: the file cannot be read, or its inputs have another shape.
+    """
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"public_data {path} cannot be read as safetensors ({error})") from None
+    inputs = tensors.get("inputs")
+    if inputs is None or tuple(inputs.shape[1:]) != tuple(input_shape):
+        found = "no `inputs`" if inputs is None else f"inputs of shape {list(inputs.shape)}"
+        expected = ", ".join(map(str, input_shape))
+        raise ConfigError(f"public_data {path} holds {found}; expected `inputs` [n, {expected}]")
+    return inputs, tensors.get("labels")

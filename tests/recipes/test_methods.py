@@ -1,0 +1,143 @@
+"""Every method by its name: it runs, says what it is, and composes; wrong combinations are refused before any training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dpkfc.recipes.assemble import make_augment, make_optimizer
+from dpkfc.recipes.base import run_config
+from dpkfc.recipes.config import ConfigError, RunConfig
+from dpkfc.recipes.evaluate import cross_entropy
+from dpkfc.recipes.methods import METHODS
+from dpkfc.recipes.train import prepare, resume, run
+from dpkfc.session import Session
+from tests.documents import ROOT
+
+QUICK = {"recipe": "digits", "steps": 2, "expected_batch_size": 24, "accountant": "rdp", "epsilon": 1.0, "probe_size": 16}
+QUICK |= {"gep_rank": 6, "dp2_phase": 1, "delta": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Forty labelled public images of the digits' shape."""
+    generator = torch.Generator().manual_seed(3)
+    path = tmp_path_factory.mktemp("public") / "public.safetensors"
+    save_file(
+        {"inputs": torch.rand(40, 1, 8, 8, generator=generator), "labels": torch.randint(10, (40,), generator=generator)}, path
+    )
+    return str(path)
+
+
+def card_of(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "privacy_card.json").read_text())
+
+
+def two_steps(chosen: dict[str, object]) -> RunConfig:
+    """What `run` does, without the folder and its pictures."""
+    config = run_config({**QUICK, **chosen})
+    prepared = prepare(config)
+    optimizer, augment = make_optimizer(config, prepared.model), make_augment(config, prepared.recipe.input_shape)
+    before = [p.detach().clone() for p in prepared.model.parameters()]
+    with Session(prepared.plan, prepared.model, optimizer, prepared.data.train, augment=augment) as session:
+        for batch in session.batches():
+            session.step(batch, cross_entropy)
+        assert session.steps_done == 2 and 0 < session.epsilon <= 1.0 + 1e-6
+    assert all(not torch.equal(p, q) for p, q in zip(before, prepared.model.parameters(), strict=True))
+    return config
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains(method: str, public: str) -> None:
+    more = {"pretrain_epochs": 1} if "pretrain_epochs" in METHODS[method].settings else {}
+    config = two_steps({**more, "method": method, "public_data": public})
+    for name, value in METHODS[method].settings.items():
+        assert getattr(config, name) == {**{name: value}, **more}[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dp-ngd", "gep", "dp-sgd-pt"])
+def test_the_card_says_what_was_run(method: str, tmp_path: Path, public: str) -> None:
+    more = {"pretrain_epochs": 1, "filter": "disk", "momentum": 0.0} if method == "dp-sgd-pt" else {}
+    run(run_config({**QUICK, **more, "method": method, "public_data": public, "out": str(tmp_path / "run")}))
+    text = (tmp_path / "run" / "privacy_card.md").read_text()
+    assert METHODS[method].label in text and "public.safetensors" in text
+    assert ("disk" in text.lower()) == bool(more)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"method": "dp-kfc", "optimizer": "adam-bc"},
+        {"method": "dp-kfc", "filter": "disk", "optimizer": "sgd", "momentum": 0.0},
+        {"method": "dp-kfc", "filter": "disk", "optimizer": "adam-bc"},
+        {"method": "dp-ngd", "optimizer": "adam-bc"},
+        {"method": "de-et-al", "preconditioner": "kfac", "augmentations": 2},
+        {"method": "dp-ngd", "pretrain_epochs": 1},
+        {"method": "dp-kfc", "readout": "inverse"},
+        {"method": "dp-kfc", "source": "public", "output_source": "pink"},
+        {"method": "dp-sgd", "clipping": "per_layer", "nesterov": True, "schedule": "cosine", "warmup_steps": 1},
+    ],
+    ids=lambda chosen: " ".join(map(str, chosen.values())),
+)
+def test_axes_compose(chosen: dict[str, object], public: str) -> None:
+    two_steps({**chosen, "public_data": public})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"method": "dp-sgd", "filter": "disk", "momentum": 0.9}, "doubles the lag"),
+        ({"method": "disk", "filter_kappa": 1.5}, "kappa"),
+        ({"method": "disk", "disk_gamma": 0.0}, "gamma"),
+        ({"method": "sofim", "sofim_beta": 1.0}, "beta"),
+        ({"method": "dp-sgd", "schedule": "cosine", "schedule_steps": 9}, "longer than the plan"),
+        ({"method": "dp-sgd", "warmup_steps": 9}, "longer than the plan"),
+        ({"method": "dp-adam", "optimizer": "sgd"}, "means optimizer"),
+        ({"method": "dp-kfc", "filter": "kalman"}, "unknown filter"),
+        ({"method": "dp-sgd", "augmentations": 3}, "equal views"),
+        ({"method": "adadps", "source": "public"}, "needs public_data"),
+        ({"method": "dp-sgd-pt"}, "needs public_data"),
+        ({"method": "dp-ngdd"}, "did you mean 'dp-ngd'"),
+    ],
+)
+def test_wrong_settings_are_refused(chosen: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(run_config({**QUICK, **chosen, "out": str(tmp_path / "run")}))
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_public_data_that_are_private_are_refused(tmp_path: Path) -> None:
+    from dpkfc.recipes.base import find_recipe
+
+    train = find_recipe("digits").data(run_config(QUICK)).train
+    save_file({"inputs": train[0][:30].clone(), "labels": train[1][:30].clone()}, tmp_path / "public.safetensors")
+    chosen = {**QUICK, "public_data": str(tmp_path / "public.safetensors")}
+    for method in ({"method": "adadps"}, {"method": "dp-sgd-pt", "pretrain_epochs": 1}):
+        with pytest.raises(ValueError, match="share 30 rows"):
+            run(run_config({**chosen, **method, "out": str(tmp_path / str(method["method"]))}))
+
+
+def test_an_oracle_is_stamped(tmp_path: Path) -> None:
+    chosen = {**QUICK, "method": "dp-kfc", "source": "private-oracle", "out": str(tmp_path / "run")}
+    with pytest.warns(UserWarning, match="NOT PRIVATE"):
+        result = run(run_config(chosen))
+    assert "NOT PRIVATE" in result.stamp
+    assert card_of(tmp_path / "run")["guarantee"]["certified"] is False
+
+
+def test_averaged_weights_are_evaluated_and_delivered(tmp_path: Path) -> None:
+    """And a run with filters, schedule and average is continued from its checkpoint."""
+    chosen = {**QUICK, "method": "dp-sgd", "steps": 3, "weight_average": 0.5, "filter": "ema", "momentum": 0.0}
+    run(run_config({**chosen, "schedule": "linear", "out": str(tmp_path / "run")}))
+    with pytest.raises(ConfigError, match="is complete"):
+        resume(tmp_path / "run")
+
+
+def test_every_page_exists_and_is_linked() -> None:
+    for method in METHODS.values():
+        assert (ROOT / "docs" / "methods" / method.page).is_file(), method.page
