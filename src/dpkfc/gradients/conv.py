@@ -75,7 +75,7 @@ class ConvBlock:
             columns.append(self._patches())
         if self.bias:
             columns.append(b.new_ones(*b.shape[:2], 1))
-        return Outer(torch.cat(columns, -1), b, self.groups)
+        return Outer(columns[0] if len(columns) == 1 else torch.cat(columns, -1), b, self.groups)
 
     def _joined(self, rows: Tensor) -> Tensor:
         """`[N * views * groups, T / views, d]` to `[N * groups, T, d]`: the positions of the views one after the other."""
