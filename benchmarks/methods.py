@@ -124,8 +124,9 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
 
     rows = []
     base = results["chosen"].get("dp-sgd", {}).get("seconds")
-    for method, found in results["chosen"].items():
-        if only and method not in only:
+    for method in METHODS:
+        found = results["chosen"].get(method)
+        if found is None or (only and method not in only):
             continue
         runs = [run for run in results["runs"].values() if run["evaluate_on"] == "test" and run["chosen"]["method"] == method]
         runs = [run for run in runs if run["chosen"]["lr"] == found["lr"]]
