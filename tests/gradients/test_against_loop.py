@@ -13,22 +13,11 @@ from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.norms import per_example_norms
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
-from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Metric, Side
+from dpkfc.metric import Elementwise, Kronecker, Metric, Side
 from tests.gradients.cases import CASES, Case, build, looped, loss_fn
+from tests.gradients.whitened import side
 
 SIDES = ("identity", "diagonal", "dense", "lowrank")
-
-
-def make_side(kind: str, d: int) -> Side:
-    if kind == "identity":
-        return Identity(1.7)
-    if kind == "diagonal":
-        return Diagonal(torch.rand(d, dtype=torch.float64) + 0.2)
-    q, _ = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))
-    values = torch.rand(d, dtype=torch.float64) + 0.2
-    if kind == "dense":
-        return Dense((q * values) @ q.T, float(values.max()))
-    return LowRank(q[:, : max(1, d // 3)], values[: max(1, d // 3)], 0.9)
 
 
 def make_metric(layers: list[Layer], kind: str) -> Metric:
@@ -40,12 +29,12 @@ def make_metric(layers: list[Layer], kind: str) -> Metric:
             continue
         weight = layer.tensor("weight")
         if layer.rule == "embedding":
-            rows = make_side(kind if kind in ("identity", "diagonal") else "diagonal", weight.shape[0])
-            metric[layer.name] = Kronecker(rows, make_side(kind, weight.shape[1]))
+            rows = side(kind if kind in ("identity", "diagonal") else "diagonal", weight.shape[0])
+            metric[layer.name] = Kronecker(rows, side(kind, weight.shape[1]))
         else:
             groups = getattr(layer.module, "groups", 1)
             d_in = weight[0].numel() + ("bias" in layer.parameters)
-            metric[layer.name] = Kronecker(make_side(kind, d_in), make_side(kind, weight.shape[0] // groups))
+            metric[layer.name] = Kronecker(side(kind, d_in), side(kind, weight.shape[0] // groups))
     return metric
 
 

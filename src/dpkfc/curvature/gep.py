@@ -27,7 +27,7 @@ from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import Capture, ProbeRun, blocks_on_probe, public_generator, undisturbed
 from dpkfc.curvature.report import UNREACHED, identity_row
-from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, probe_examples
+from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, probe_examples, run_of
 from dpkfc.curvature.state import pack, unpack
 from dpkfc.metric import Elementwise
 from dpkfc.subspace import Span, Subspace, clipping_of
@@ -174,10 +174,7 @@ class GEP:
 
     def run_at(self, step: int) -> ProbeRun:
         """The probe of one rebuild."""
-        return ProbeRun(
-            probe=self.probe, size=probe_examples(self.probe, self.probe_size), chunk=self.chunk, labels=self.labels,
-            likelihood=self.likelihood, loss=self.loss, seed=self.seed, step=step,
-        )  # fmt: skip
+        return run_of(self, step)
 
     def build(
         self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None = None

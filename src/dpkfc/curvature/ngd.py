@@ -30,7 +30,7 @@ from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import Capture, ProbeRun, undisturbed
-from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, probe_examples
+from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, run_of
 from dpkfc.metric import Entry, Kronecker, Metric
 
 __all__ = ["NGD", "AfterClip"]
@@ -170,10 +170,7 @@ class NGD:
 
     def run_at(self, step: int) -> ProbeRun:
         """The probe of one refresh."""
-        return ProbeRun(
-            probe=self.probe, size=probe_examples(self.probe, self.probe_size), chunk=self.chunk, labels=self.labels,
-            likelihood=self.likelihood, loss=self.loss, seed=self.seed, step=step,
-        )  # fmt: skip
+        return run_of(self, step)
 
     def build(
         self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None = None

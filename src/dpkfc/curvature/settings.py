@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.probing import ProbeRun
 
 __all__ = [
     "check_choices",
@@ -16,6 +17,7 @@ __all__ = [
     "function_name",
     "labels_of",
     "probe_examples",
+    "run_of",
 ]
 
 USUAL_EXAMPLES = 256
@@ -55,6 +57,14 @@ def check_positive(config: Any, names: Sequence[str]) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+
+
+def run_of(config: Any, step: int) -> ProbeRun:
+    """The probe of one refresh, for settings that name all of it."""
+    return ProbeRun(
+        probe=config.probe, size=probe_examples(config.probe, config.probe_size), chunk=config.chunk, labels=config.labels,
+        likelihood=config.likelihood, loss=config.loss, seed=config.seed, step=step,
+    )  # fmt: skip
 
 
 def probe_examples(probe: Probe, wanted: int | None) -> int:

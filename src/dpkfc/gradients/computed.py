@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from dpkfc.blocks import Outer, PerExample
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.memory import is_out_of_memory
+from dpkfc.gradients.random_state import random_states, same_states
 
 __all__ = ["Computed", "Pull", "has_computed_weight", "pulls_of"]
 
@@ -131,9 +132,9 @@ def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pul
     parametrization = module.get_submodule(prefix[:-1])
     held = {path: parametrization.get_parameter(path).detach().clone() for path in paths}
     device = next(iter(held.values())).device
-    before = _random_states(device)
+    before = random_states(device)
     value, pull = vjp(lambda own: functional_call(parametrization, own, ()), held)[:2]
-    if any(not torch.equal(a, b) for a, b in zip(before, _random_states(device), strict=True)):
+    if not same_states(before, random_states(device)):
         raise ValueError(
             f"the parametrization of '{name}' of a {type(module).__name__} draws random numbers, so that the weight of the "
             "forward pass cannot be computed again; put it in eval mode or take the randomness out"
@@ -160,7 +161,3 @@ def _vectorised(one: Callable[[Tensor], dict[str, Tensor]], g: Tensor) -> dict[s
         _log.debug("a parametrization cannot be vectorised over examples: %s", error)
     rows = [one(x) for x in g]
     return {path: torch.stack([row[path] for row in rows]) for path in rows[0]}
-
-
-def _random_states(device: torch.device) -> list[Tensor]:
-    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
+from dpkfc.gradients.random_state import device_of, random_states, same_states
 
 __all__ = ["fallback_gradients"]
 
@@ -195,13 +196,13 @@ def _whole(layer: Layer, module: nn.Module, division: _Division, weights: Tensor
     Raises:
         ValueError: the module draws random numbers, so that the call cannot be repeated.
     """
-    states = _random_states(layer)
+    states = random_states(device_of([layer]))
     scaled = [
         g * weights.to(g).view([-1 if i == axis else 1 for i in range(g.dim())])
         for g, axis in zip(division.gradients, division.axes, strict=True)
     ]
     result = _differentiated(layer, module, division, division.leaves, scaled)
-    if any(not torch.equal(a, b) for a, b in zip(states, _random_states(layer), strict=True)):
+    if not same_states(states, random_states(device_of([layer]))):
         raise ValueError(
             f"module '{layer.display_name}' ({type(module).__name__}) owns parameters directly and draws random numbers, so "
             "its forward pass cannot be repeated for single examples; move the parameters, or the randomness, into a module "
@@ -315,11 +316,6 @@ def _attributes_kept(module: nn.Module) -> Iterator[None]:
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in vars(module).items() if isinstance(x, Tensor)}
-
-
-def _random_states(layer: Layer) -> list[Tensor]:
-    device = layer.tensor(next(iter(layer.parameters))).device
-    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
 
 
 def _refuse_dropout(layer: Layer, module: nn.Module) -> None:

@@ -23,6 +23,7 @@ from dpkfc.gradients.groups import Groups
 from dpkfc.gradients.ids import unknown_row
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
+from dpkfc.gradients.random_state import device_of, restarter
 from dpkfc.gradients.rules import Call, Calls, settled
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.gradients.verify import check_mode, check_whole_batch, restored_buffers
@@ -74,22 +75,10 @@ def at(layers: Sequence[Layer], parameters: Mapping[str, Tensor] | None) -> Iter
 
 
 def _write(held: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    torch.clear_autocast_cache()  # casts of the weights as they were
     with torch.no_grad():
         for name, tensor in held.items():
             tensor.copy_(values[name])
-
-
-def random_state(device: torch.device) -> Callable[[], None]:
-    """A function that puts the generators of the CPU and of a device back to where they are now."""
-    state = torch.get_rng_state()
-    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restart() -> None:
-        torch.set_rng_state(state)
-        if own is not None:
-            torch.cuda.set_rng_state(own, device)
-
-    return restart
 
 
 def clipped_sum(
@@ -123,13 +112,13 @@ def clipped_sum(
         ValueError: bad losses, layers or data.
     """
     torch.clear_autocast_cache()  # weights cast for an earlier step would be stale under an autocast around the loop
-    device = _device(layers)
+    device = device_of(layers)
     summer = ClippedSummer(layers, metric, clip)
     norms = [torch.zeros(0)]
     for loaded, rows in micro_batches:
         n = len(rows.records)
         batch = augmented(augment, _to(loaded, device), n)
-        restart, calls = random_state(device), Calls()
+        restart, calls = restarter(device), Calls()
         for i, point in enumerate(points):
             if i:
                 restart()
@@ -162,7 +151,7 @@ def _one_pass(
     model: nn.Module, layers: Sequence[Layer], loss_fn: LossFn, batch: Any, *, rows: Rows, factor: float
 ) -> Calls:
     """Forward and backward through one micro-batch, each row's loss times its weight and a factor."""
-    n, device = len(rows.records), _device(layers)
+    n, device = len(rows.records), device_of(layers)
     tape = Tape(model, layers, batch_size=n)
     with torch.enable_grad(), restored_buffers(model), tape:
         losses = _losses(loss_fn, model, batch)
@@ -200,7 +189,7 @@ def check_examples(
         ValueError: naming the parameter whose gradient differs.
         RuntimeError: not even two rows fit into memory.
     """
-    device = _device(layers)
+    device = device_of(layers)
 
     def moved(*chosen: int) -> Any:
         return _to(batch_of(*chosen), device)
@@ -229,10 +218,6 @@ def check_examples(
             if not is_out_of_memory(error):  # the pair was found right, and more do not fit
                 raise
     return shown and len(pair) == 2
-
-
-def _device(layers: Sequence[Layer]) -> torch.device:
-    return layers[0].tensor(next(iter(layers[0].parameters))).device
 
 
 def _losses(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:

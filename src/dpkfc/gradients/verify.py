@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from dpkfc.gradients.accumulate import full_precision, split_sum
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.random_state import device_of, restarter
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape, check_losses
@@ -143,7 +144,7 @@ def check_mode(
         ValueError: naming the parameter whose gradient differs.
     """
     found, precision = [], torch.float64
-    restart = _random_state(layers)
+    restart = restarter(device_of(layers))
     for batch in (pair, _as_long_as(pair, twins)):
         restart()
         tape = Tape(model, layers, batch_size=2)
@@ -178,7 +179,7 @@ def check_whole_batch(
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     weights = 0.5 + torch.frac(0.618 * torch.arange(1, batch_size + 1, dtype=torch.float64))
-    restart = _random_state(layers)
+    restart = restarter(device_of(layers))
     losses = loss_fn(model, batch)
     check_losses(losses, batch_size)
     total = (losses * weights.to(losses)).sum()
@@ -200,20 +201,6 @@ def check_whole_batch(
     wide = replace(tolerance, relative=5 * tolerance.relative)
     for name, gradient in expected.items():
         _compare(name, gradient, found.get(name), batch_size, wide, what=what)
-
-
-def _random_state(layers: Sequence[Layer]) -> Callable[[], None]:
-    """A function that puts the generators of the CPU and of the model's device back to where they are now."""
-    device = layers[0].tensor(next(iter(layers[0].parameters))).device
-    state = torch.get_rng_state()
-    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restart() -> None:
-        torch.set_rng_state(state)
-        if own is not None:
-            torch.cuda.set_rng_state(own, device)
-
-    return restart
 
 
 def _as_long_as(pair: Any, twins: Any) -> Any:

@@ -152,18 +152,11 @@ def _probe(
             raise ConfigError("source = 'private-oracle' needs the private training set: it is for `dpkfc train`")
         return PrivateOracle(private)
     if source == "public":
-        return PublicData(*_public(config, input_shape), provenance=_origin(config))
+        path = Path(config.public_data)
+        return PublicData(*public_data(path, input_shape), provenance=f"file {path.name}, declared public by its user")
     if len(input_shape) == 1:
         return FeatureNoise(input_shape[0])
     return PinkNoise(input_shape, power_exponent=config.power_exponent) if source == "pink" else WhiteNoise(input_shape)
-
-
-def _origin(config: RunConfig) -> str:
-    return f"file {Path(config.public_data).name}, declared public by its user"
-
-
-def _public(config: RunConfig, input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-    return public_data(Path(config.public_data), input_shape)
 
 
 def public_data(path: Path, input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:

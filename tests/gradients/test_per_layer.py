@@ -1,0 +1,75 @@
+"""Per-layer clipping against a loop of autograd over single examples: C / √L for each of L layers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.tape import Tape
+
+F64 = torch.float64
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.Tanh(), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(48, 5), nn.Tanh(), nn.Linear(5, 3)
+    ).to(F64)
+
+
+def data(n: int = 6) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1)
+    return 3 * torch.randn(n, 1, 6, 6, generator=g, dtype=F64), torch.randint(0, 3, (n,), generator=g)
+
+
+def clipped(net: nn.Module, layers: list[Layer], x: Tensor, y: Tensor, c: float) -> dict[str, Tensor]:
+    summer = ClippedSummer(layers, {}, Clip(c, "per_layer"))
+    tape = Tape(net, layers, batch_size=len(x))
+    with tape:
+        losses = F.cross_entropy(net(x), y, reduction="none")
+    summer.add(tape.backward(losses), len(x))
+    return summer.result()
+
+
+@pytest.mark.parametrize("c", [1e-3, 0.3, 1e3])
+def test_each_layer_is_clipped_to_its_share(c: float) -> None:
+    net, (x, y) = model(), data()
+    layers = find_layers(net)
+    expected = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+    for i in range(len(x)):
+        loss = F.cross_entropy(net(x[i : i + 1]), y[i : i + 1])
+        own = dict(zip(expected, torch.autograd.grad(loss, list(net.parameters())), strict=True))
+        for layer in layers:
+            norm = torch.cat([own[name].flatten() for name in layer.parameters.values()]).norm()
+            for name in layer.parameters.values():
+                expected[name] += own[name] * min(1.0, c / math.sqrt(len(layers)) / float(norm))
+    found = clipped(net, layers, x, y, c)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])
+def test_one_example_moves_the_sum_by_at_most_c(value: float) -> None:
+    """Whatever it is; one whose gradient is not finite in any layer contributes to none."""
+    net, (x, y) = model(), data()
+    layers = find_layers(net)
+    x[2, 0, 3, 3] = value
+    whole = clipped(net, layers, x, y, 0.3)
+    kept = [i for i in range(len(x)) if i != 2]
+    rest = clipped(net, layers, x[kept], y[kept], 0.3)
+    moved = torch.cat([(whole[name] - rest[name]).flatten() for name in whole]).norm()
+    assert float(moved) <= 0.3 * (1 + 1e-9)
+    if not math.isfinite(value):
+        assert float(moved) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_plan_has_the_whole_bound_as_its_sensitivity() -> None:
+    plan = PrivacyConfig(expected_batch_size=4, steps=2, max_grad_norm=0.7, clipping="per_layer").with_noise(1.0, 1e-3, 20)
+    assert plan.sensitivity == 0.7
