@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,21 @@ def test_averaged_weights_are_evaluated_and_delivered(tmp_path: Path) -> None:
 def test_every_page_exists_and_is_linked() -> None:
     for method in METHODS.values():
         assert (ROOT / "docs" / "methods" / method.page).is_file(), method.page
+
+
+FLAG = re.compile(r"--([a-z][a-z0-9-]+)((?: (?!-)[A-Za-z0-9.|][A-Za-z0-9.|-]*)*)")
+OWN = {"no", "data-dir", "config", "resume", "quiet"}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "methods").glob("*.md")), ids=lambda page: page.stem)
+def test_flags_on_the_pages_exist(page: Path) -> None:
+    """In every piece of code on a page of docs/methods: the flag is a setting, and a value given with it is allowed."""
+    fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(RunConfig)}
+    for code in re.findall(r"`([^`\n]+)`", page.read_text("utf-8")):
+        for name, given in FLAG.findall(code):
+            assert name in fields or name in OWN, f"{page.name}: --{name}"
+            choices = fields[name].metadata["choices"] if name in fields else ()
+            for value in filter(None, re.split(r"[ |]+", given)):
+                assert not choices or value in choices, f"{page.name}: --{name} {value}"
+                if name in fields and fields[name].type in ("int", "float"):
+                    assert value[0].isdigit() or value in ("K", "FILE"), f"{page.name}: --{name} {value}"
