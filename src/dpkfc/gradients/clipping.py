@@ -10,6 +10,7 @@ from torch import Tensor
 __all__ = ["CLIPPINGS", "SPLIT", "clip_factors", "contribution_bound"]
 
 CLIPPINGS = ("flat", "normalised", "automatic", "per_layer")
+_LEAST = torch.finfo(torch.float32).tiny  # smallest factor that the sum, in float32, holds to full precision
 SPLIT = ("embedding", "embedding_residual")  # the parts of a gradient along a basis, clipped apart (GEP): see `subspace`
 
 
@@ -53,7 +54,8 @@ def clip_factors(norms: Tensor, max_grad_norm: float, clipping: str = "flat", au
         automatic_gamma: γ of automatic clipping.
 
     Returns:
-        Factors `[N]`; zero for an example whose norm is not finite, which thereby contributes nothing.
+        Factors `[N]`; zero for an example whose norm is not finite, or so large that its factor is not a normal number of
+        float32 (rounded up, it would let more than C through): such an example contributes nothing.
 
     Raises:
         ValueError: as `contribution_bound`; γ not positive.
@@ -71,4 +73,4 @@ def clip_factors(norms: Tensor, max_grad_norm: float, clipping: str = "flat", au
         factors = (max_grad_norm / norms).clamp(max=1.0)
         if clipping == "normalised":
             factors = factors / max_grad_norm
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+    return torch.where(torch.isfinite(norms) & (factors >= _LEAST), factors, torch.zeros_like(factors))

@@ -141,7 +141,11 @@ class ConvBlock:
         size = self.batch_size, self.views
         x, b = (torch.linalg.vector_norm(side.flatten(1), dim=1, dtype=torch.float64) for side in (self.x, self.b))
         x, b = (torch.linalg.vector_norm(side.view(size), dim=1) for side in (x, b))
-        return (x.square() * math.prod(self.kernel) * self.weight + self.positions * self.bias).sqrt() * b
+        return (x.square() * math.prod(self.kernel) * self.weight + self.own_positions() * self.bias).sqrt() * b
+
+    def own_positions(self) -> Tensor:
+        """Output positions of each example, all its views together, that have a gradient `[N]`."""
+        return (self.b != 0).any(1).flatten(1).sum(1).view(self.batch_size, self.views).sum(1)
 
 
 _FEW_COLUMNS = 32  # below this many columns a strided copy and a batched product beat the grouped convolution

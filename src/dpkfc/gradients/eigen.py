@@ -16,7 +16,7 @@ from torch import Tensor
 from dpkfc.blocks import Lookup, Outer, Tied
 from dpkfc.metric import Eigenbasis
 
-__all__ = ["as_plain_lookup", "formed_squares", "rank_one_norms"]
+__all__ = ["as_plain_lookup", "formed_squares", "rank_one_norms", "rank_one_turning"]
 
 
 def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
@@ -33,9 +33,14 @@ def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
     bound, (d_out, d_in) = metric.bound, metric.scale.shape
     squares = ((rotated_b @ (metric.scale / bound).square()) * rotated_a).double().sum(1)
     u = torch.finfo(b.dtype).eps / 2
-    rotations = (metric.input is not None) + (metric.output is not None)
-    share = squares.sqrt() * (1 + (d_in + d_out + 8) * u) + 4 * (rotations * math.sqrt(d_in + d_out) + 1) * u
+    share = squares.sqrt() * (1 + (d_in + d_out + 8) * u) + rank_one_turning(d_out, d_in, metric) * u
     return share * bound * long_a * long_b
+
+
+def rank_one_turning(d_out: int, d_in: int, metric: Eigenbasis) -> float:
+    """Units of roundoff, as a share of the gradient's own length, that turning into the basis may cost."""
+    rotations = (metric.input is not None) + (metric.output is not None)
+    return 4 * (rotations * math.sqrt(d_in + d_out) + 1)
 
 
 def _length(rows: Tensor) -> Tensor:

@@ -1,14 +1,19 @@
 """Per-example gradient norms in a metric, each an upper bound of the norm of what is summed.
 
 Three methods give the same number: rank-one (one position), Gram (T×T products, no gradient formed) and materialised
-(gradients formed in chunks). A cost rule picks one per layer and shape. Whitened rows or gradients that had to be formed
+(gradients formed in chunks). A rule on the widths of a layer picks one. Whitened rows or gradients that had to be formed
 for the norm are kept, and the clipped sum is taken of those very numbers.
+
+What one example counts may not depend on the others: a longer neighbour pads all rows of a micro-batch, and if that moved
+their bounds, it would move their contributions too, and the sum by more than the sensitivity. So a bound is a function of
+its own example: the method never follows T, positions whose output gradient is zero do not enter the slack, and where
+rounding could move a norm by more than a small share it is taken again in float64.
 
 In floating point a Gram norm can come out far too small when positions cancel, and the norm of a gradient that is formed
 again for the sum can differ from the norm that clipped it. Both are covered by an explicit bound on the rounding error,
 with u the unit roundoff and λ = 4 in the probabilistic model of Higham and Mary (2019):
 
-* Gram: the squared norm loses at most (T + d_in + d_out) u (Σ_t ‖a_t‖‖b_t‖)²;
+* Gram: the squared norm loses at most (T + d_in + d_out) u (Σ_t ‖a_t‖‖b_t‖)², T counting the example's own positions;
 * formed twice: the norm loses at most T u ‖U_A‖‖U_G‖ Σ_t ‖a_t‖‖b_t‖ + λ (√d_in + √d_out) u ‖U_A‖‖U_G‖‖g‖.
 """
 
@@ -23,7 +28,7 @@ from torch import Tensor
 
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.eigen import as_plain_lookup, formed_squares, rank_one_norms
+from dpkfc.gradients.eigen import as_plain_lookup, formed_squares, rank_one_norms, rank_one_turning
 from dpkfc.gradients.rules import AnyBlock
 from dpkfc.gradients.tied import tied_costs, tied_norms
 from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, LowRank, Side
@@ -32,6 +37,11 @@ __all__ = ["Choice", "Formed", "LayerNorms", "choice_for", "choose_method", "per
 
 _CHUNK_ELEMENTS = 1 << 24
 _SHORT = 4096  # entries of a row whose squares may be summed in its own precision
+_NARROW = 32  # the narrower side of a layer up to which gradients are formed
+_SMALL = 1 << 18  # entries of a convolution's gradient up to which it is formed
+_KEPT = 1 << 16  # entries of a gradient in an eigenbasis up to which it is kept for the sum
+_SURE = 2.0**-8  # share of a squared norm that rounding may move; beyond it the norm is taken in float64
+_TINY = 2.0**-80  # squared norms below it may have lost terms that are too small for float32
 _IDENTITY = Kronecker()
 
 
@@ -48,8 +58,10 @@ class Choice:
         """Why, in one phrase."""
         if self.method == "rank-one":
             return "one position: the norm is a product of two vector norms"
-        low, high = sorted((self.gram_cost, self.materialised_cost))
-        return f"{low:.3g} against {high:.3g} multiplications an example"
+        chosen, other = self.gram_cost, self.materialised_cost
+        if self.method == "materialised":
+            chosen, other = other, chosen
+        return f"{chosen:.3g} multiplications an example (the other way {other:.3g}), by the widths of the layer"
 
 
 @dataclass(frozen=True)
@@ -94,32 +106,34 @@ def side_cost(side: Side, d: int) -> int:
 
 
 def choose_method(
-    positions: int, d_in: int, d_out: int, metric: Kronecker = _IDENTITY, *, keeps: bool = False, patches: bool = False
+    positions: int, d_in: int, d_out: int, metric: Kronecker = _IDENTITY, *, patches: bool = False
 ) -> Choice:
-    """Pick the cheapest norm method for a layer shape.
+    """Pick the norm method of a layer. Only the widths decide, so that an example's bound cannot follow the length of others.
 
     Args:
-        positions: shared axis T.
+        positions: shared axis T; with one position the norm is a product, whatever the widths.
         d_in: input features, homogeneous coordinate included.
         d_out: output features.
         metric: the layer's map; its sides decide what whitening costs.
-        keeps: materialised gradients are small enough to keep, which saves the product of the clipped sum.
-        patches: forming `a` costs a copy (convolutions).
+        patches: a convolution, where forming `a` costs a copy.
     """
     cost_in, cost_out = side_cost(metric.input, d_in), side_cost(metric.output, d_out)
     gram = positions * (cost_in + cost_out) + positions**2 * (d_in + d_out) + patches * positions * d_in * 8.0
-    formed = positions * d_in * d_out * (0.0 if keeps else 1.0) + d_out * cost_in + d_in * cost_out
+    formed = float(positions * d_in * d_out + d_out * cost_in + d_in * cost_out)
     if positions == 1:
         return Choice("rank-one", cost_in + cost_out + d_in + d_out, formed)
-    return Choice("gram" if gram <= formed else "materialised", gram, formed)
+    return Choice("materialised" if _is_formed(d_in, d_out, patches) else "gram", gram, formed)
+
+
+def _is_formed(d_in: int, d_out: int, patches: bool) -> bool:
+    return d_in * d_out <= _SMALL if patches else min(d_in, d_out) <= _NARROW
 
 
 def choice_for(block: Outer | Tied | ConvBlock, metric: Kronecker) -> Choice:
     """The norm method that `per_example_norms` takes for a block."""
     if isinstance(block, Tied):
         return Choice(*tied_costs(block, metric))
-    t, d_in, d_out, keeps = _shape(block)
-    return choose_method(t, d_in, d_out, metric, keeps=keeps, patches=isinstance(block, ConvBlock))
+    return choose_method(*_shape(block), metric, patches=isinstance(block, ConvBlock))
 
 
 def per_example_norms(block: AnyBlock, metric: Entry | None, method: str | None = None) -> LayerNorms:
@@ -152,9 +166,10 @@ def per_example_norms(block: AnyBlock, metric: Entry | None, method: str | None 
 
 def _outer_norms(block: Outer | ConvBlock, metric: Kronecker, method: str) -> LayerNorms:
     if method == "materialised":
-        return _kept_norms(block, metric) if _shape(block)[3] else _formed_twice_norms(block, metric)
+        return _formed_norms(block, metric)
     rows = _whitened_rows(block.outer() if isinstance(block, ConvBlock) else block, metric)
-    norms = _over_groups(_rank_one_norms(rows) if method == "rank-one" else _gram_norms(rows), rows.groups)
+    found = _rank_one_norms(rows) if method == "rank-one" else _gram_norms(rows)
+    norms = _over_groups(found, rows.groups)
     if isinstance(block, ConvBlock):  # patches are larger than the image: the sum is taken of the image again
         slack = _rounding_of_second_pass(block, metric, norms / max(_gain(metric), 1e-30))
         return LayerNorms(norms + slack, block, False)
@@ -165,11 +180,23 @@ def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbas
     """Norms where every entry has a scale of its own: by its squares for one position, formed otherwise."""
     if isinstance(block, Lookup | Tied):
         return LayerNorms(_table_norms(block, metric), block, False)
-    t, _, _, keeps = _shape(block)
-    if isinstance(block, Outer) and t == 1 and block.groups == 1:
-        plain = _magnitudes(block)  # with one position the norm of the gradient itself
+    if isinstance(block, Outer) and block.a.shape[1] == 1 and block.groups == 1:
+        plain = _magnitudes(block)[0]  # with one position the norm of the gradient itself
         return LayerNorms(rank_one_norms(block, metric) + _rounding_of_second_pass(block, metric, plain), block, False)
-    return _kept_norms(block, metric) if keeps else _formed_twice_norms(block, metric)
+    return _formed_norms(block, metric)
+
+
+def _formed_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
+    return _kept_norms(block, metric) if _is_kept(block, metric) else _formed_twice_norms(block, metric)
+
+
+def _is_kept(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> bool:
+    """Whether formed gradients are kept for the sum; where that follows the shapes, the bound is the same either way."""
+    _, d_in, d_out = _shape(block)
+    if isinstance(block, ConvBlock):  # no larger than twice the activations that the tape holds anyway
+        held = (block.x.numel() + block.b.numel()) / max(1, block.batch_size * block.groups)
+        return d_in * d_out <= 2 * held
+    return d_in * d_out <= _KEPT if isinstance(metric, Eigenbasis) else True
 
 
 def _table_norms(block: Lookup | Tied, metric: Eigenbasis) -> Tensor:
@@ -179,9 +206,10 @@ def _table_norms(block: Lookup | Tied, metric: Eigenbasis) -> Tensor:
         return _lookup_norms(plain, _IDENTITY) + slack * torch.linalg.vector_norm(block.b, dim=-1).sum(1)
     norms = formed_squares(block, metric, _chunks).sqrt()
     outer, size = block.outer, block.outer.d_in + block.outer.b.shape[2]
-    lengths = (_input_squares(outer).sqrt() * _lengths(outer.b)).sum(1) + _lengths(block.lookup.b).sum(1)
-    share = (outer.a.shape[1] + block.lookup.ids.shape[1] + 8 * math.sqrt(size)) * _roundoff(outer.b)
-    return norms + share * metric.bound * lengths
+    magnitudes, positions = _magnitudes(outer)
+    looked_up = _lengths(block.lookup.b)
+    share = (positions + (looked_up > 0).sum(1) + 8 * math.sqrt(size)) * _roundoff(outer.b)
+    return norms + share * metric.bound * (magnitudes + looked_up.sum(1))
 
 
 def _kronecker(metric: Entry | None) -> Kronecker:
@@ -192,13 +220,11 @@ def _kronecker(metric: Entry | None) -> Kronecker:
     return metric
 
 
-def _shape(block: Outer | ConvBlock) -> tuple[int, int, int, bool]:
-    """(T, d_in, d_out, whether gradients are no larger than twice the activations that the tape holds anyway)."""
+def _shape(block: Outer | ConvBlock) -> tuple[int, int, int]:
+    """(T, d_in, d_out)."""
     if isinstance(block, ConvBlock):
-        held = (block.x.numel() + block.b.numel()) / max(1, block.batch_size * block.groups)
-        return block.positions, block.d_in, block.d_out, block.d_in * block.d_out <= 2 * held
-    t, d_in, d_out = block.a.shape[1], block.d_in, block.b.shape[2]
-    return t, d_in, d_out, d_in * d_out <= t * (d_in + d_out)
+        return block.positions, block.d_in, block.d_out
+    return block.a.shape[1], block.d_in, block.b.shape[2]
 
 
 def _over_groups(norms: Tensor, groups: int) -> Tensor:
@@ -206,17 +232,20 @@ def _over_groups(norms: Tensor, groups: int) -> Tensor:
 
 
 def _lengths(x: Tensor) -> Tensor:
-    """Upper bounds of the norms over the last axis, in float64.
+    """Upper bounds of the norms over the last axis, in float64; each row's is its own.
 
-    Long rows are summed in float64: float32 loses percents over millions of entries. Short ones are summed as they are:
-    the sum of d squares is off by at most a share (d + 2) u, and by d times the least normal number where squares vanish.
+    Long rows are summed in float64: float32 loses percents over millions of entries. Short ones are summed as they are: the
+    sum of d squares is off by at most a share (d + 2) u. Rows whose squares leave the range of float32 are taken again.
     """
     d, info = x.shape[-1], torch.finfo(x.dtype)
-    if x.dtype == torch.float32 and d <= _SHORT:
-        square = torch.linalg.vector_norm(x, dim=-1).double().square()
-        if bool(torch.isfinite(square).all()):
-            return (square * (1 + (d + 2) * info.eps) + d * info.tiny).sqrt()
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+    if x.dtype != torch.float32 or d > _SHORT:
+        return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+    square = torch.linalg.vector_norm(x, dim=-1).double().square()
+    lengths = (square * (1 + (d + 2) * info.eps)).sqrt()
+    again = ~((square >= _TINY) & (square < math.inf))
+    if bool(again.any()):
+        lengths[again] = torch.linalg.vector_norm(x[again], dim=-1, dtype=torch.float64)
+    return lengths
 
 
 def _roundoff(x: Tensor) -> float:
@@ -239,48 +268,109 @@ def _input_squares(block: Outer) -> Tensor:
 
 
 def _rank_one_norms(block: Outer) -> Tensor:
-    norms = _input_squares(block).sqrt() * _lengths(block.b)
-    return norms[:, 0] * (1 + 2 * math.sqrt(block.d_in + block.b.shape[2]) * _roundoff(block.b))
+    """One position; rounded up as the method is that takes the same layer where a neighbour has more of them."""
+    d_in, d_out, u = block.d_in, block.b.shape[2], _roundoff(block.b)
+    if _is_formed(d_in, d_out, False):
+        into, out = (torch.linalg.vector_norm(x[:, 0], dim=-1, dtype=torch.float64) for x in (block.a, block.b))
+        return (into.square() + float(block.homogeneous)).sqrt() * out * (1 + 2 * math.sqrt(d_in * d_out) * u)
+    return _magnitudes_of_rows(block)[0] * math.sqrt(1 + (1 + d_in + d_out) * u)
 
 
 def _gram_norms(block: Outer) -> Tensor:
     t, size = block.a.shape[1], block.d_in + block.b.shape[2]
-    pieces = [block.b.new_zeros(0)]
+    pieces = [block.b.new_zeros(0, dtype=torch.float64)]
     for rows in _chunks(block.a.shape[0], t * t):
-        a, b = block.a[rows], block.b[rows]
-        inputs = torch.bmm(a, a.transpose(1, 2))
-        if block.homogeneous:
-            inputs += 1
-        outputs = torch.bmm(b, b.transpose(1, 2))
-        lengths = (_input_squares(replace(block, a=a)).sqrt() * _lengths(b)).sum(1)
-        square = inputs.mul_(outputs).sum((1, 2))
-        rounding = (t + size) * _roundoff(a) * lengths.square()
+        part = replace(block, a=block.a[rows], b=block.b[rows])
+        square, lengths, positions = _gram_squares(part)
+        square = torch.where(positions == 1, lengths.square(), square)
+        rounding = (positions + size) * _roundoff(block.a) * lengths.square()
         pieces.append((square.clamp(min=0) + rounding + 0 * square).sqrt())  # NaN in the Gram stays NaN
     return torch.cat(pieces)
 
 
+def _gram_squares(block: Outer) -> tuple[Tensor, Tensor, Tensor]:
+    """‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and the number of positions that count, each `[n]` in float64."""
+    into, out = _input_squares(block).sqrt(), _lengths(block.b)
+    lengths, positions = (into * out).sum(1), (out > 0).sum(1)
+    inputs = torch.bmm(block.a, block.a.transpose(1, 2))
+    if block.homogeneous:
+        inputs += 1
+    outputs = torch.bmm(block.b, block.b.transpose(1, 2))
+    square = (inputs * outputs).sum((1, 2)).double()
+    if block.b.dtype != torch.float32:
+        return square, lengths, positions
+    size = block.d_in + block.b.shape[2] + 2 * math.log2(block.a.shape[1]) + 8
+    unsure = ~(size * _roundoff(block.b) * lengths.square() <= _SURE * square) | (square < _TINY)
+    unsure &= lengths > 0
+    if bool(unsure.any()):
+        rows = unsure.nonzero()[:, 0]
+        widths = (block.d_in, block.b.shape[2])
+        closer = _gram_rounding(inputs[rows], outputs[rows], into[rows], out[rows], widths)
+        rows = rows[~(closer <= _SURE * square[rows]) | (square[rows] < _TINY)]
+        if len(rows):
+            exact = replace(block, a=block.a[rows].double(), b=block.b[rows].double())
+            square[rows] = _gram_squares(exact)[0]
+    return square, lengths, positions
+
+
+def _gram_rounding(inputs: Tensor, outputs: Tensor, into: Tensor, out: Tensor, widths: tuple[int, int]) -> Tensor:
+    """Upper bound `[n]` of what rounding moves the sum of inputs ⊙ outputs by.
+
+    Entries of the one are off by d u of the lengths that they come from, which counts by the size of the other; adding up
+    costs the depth of the sum.
+    """
+    u, t = torch.finfo(inputs.dtype).eps / 2, inputs.shape[1]
+    a, b = inputs.abs().double(), outputs.abs().double()
+    along_in = torch.einsum("ns,nst,nt->n", into, b, into)
+    along_out = torch.einsum("ns,nst,nt->n", out, a, out)
+    depth = 2 * math.log2(t) + 8
+    return u * (widths[0] * along_in + widths[1] * along_out + depth * (a * b).sum((1, 2)))
+
+
 def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
-    """Gradients no larger than the activations: formed and whitened once, and kept for the sum."""
+    """Gradients that are formed and whitened once, and kept for the sum."""
     z = block.per_example()
+    slack = _slack_of_formed(block, metric, _over_groups(_lengths(z.flatten(1)), block.groups))
     for rows in _chunks(len(z), 64 * z[0].numel()) if len(z) and not metric.is_identity else ():
         z[rows] = metric.whiten(z[rows])  # a few at a time: the products need no second copy of all
     norms = _over_groups(_lengths(z.flatten(1)), block.groups)
-    norms = norms * (1 + 2 * math.sqrt(z[0].numel() if len(z) else 0) * _roundoff(z))
-    return LayerNorms(norms, Formed(z, block.groups), True)
+    return LayerNorms(_rounded_up(norms, z, slack, block, metric), Formed(z, block.groups), True)
 
 
 def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     """Large gradients: formed in chunks for their norms, while the sum comes from one product over the batch."""
-    _, d_in, d_out, _ = _shape(block)
-    pieces = [block.b.new_zeros(0)]
+    _, d_in, d_out = _shape(block)
+    pieces = [block.b.new_zeros(0, dtype=torch.float64)]
     for rows in _chunks(block.batch_size, d_in * d_out * block.groups):
         part = _examples(block, rows)
         g = part.per_example()
+        slack = _slack_of_formed(part, metric, _over_groups(_lengths(g.flatten(1)), block.groups))
         z = metric.rotate(g) * metric.scale if isinstance(metric, Eigenbasis) else metric.whiten(g)
         norms = _over_groups(_lengths(z.flatten(1)), block.groups)
-        plain = _over_groups(_lengths(g.flatten(1)), block.groups)
-        pieces.append(norms + _rounding_of_second_pass(part, metric, plain))
+        pieces.append(_rounded_up(norms, z, slack, part, metric))
     return LayerNorms(torch.cat(pieces), block, False)
+
+
+def _slack_of_formed(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, plain: Tensor) -> Tensor | float:
+    """What a second pass may add, also where this batch needs none: elsewhere the same example may be formed twice."""
+    if isinstance(metric, Eigenbasis):
+        turning = rank_one_turning(*metric.scale.shape, metric) * _roundoff(block.b) * metric.bound
+        return _rounding_of_second_pass(block, metric, plain) + turning * plain
+    return 0.0 if isinstance(block, Outer) else _rounding_of_second_pass(block, metric, plain)
+
+
+def _rounded_up(
+    norms: Tensor, z: Tensor, slack: Tensor | float, block: Outer | ConvBlock, metric: Kronecker | Eigenbasis
+) -> Tensor:
+    """Upper bounds `[N]`; where positions cancel so far that the norm is a matter of their order, by what cancelled."""
+    _, d_in, d_out = _shape(block)
+    size = d_in + d_out + 8 if isinstance(metric, Eigenbasis) else 2 * math.sqrt(d_in * d_out)  # as with one position
+    norms = norms * (1 + size * _roundoff(z)) + slack
+    if isinstance(block, ConvBlock):  # images of one size: nothing changes the order
+        return norms
+    magnitudes, positions = _magnitudes(block)
+    order = positions.double().sqrt() * (_roundoff(z) / _SURE * _gain(metric))
+    return torch.maximum(norms, torch.where(positions > 1, order * magnitudes, 0.0))
 
 
 def _gain(metric: Kronecker | Eigenbasis) -> float:
@@ -289,21 +379,27 @@ def _gain(metric: Kronecker | Eigenbasis) -> float:
 
 def _rounding_of_second_pass(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, plain: Tensor) -> Tensor:
     """How far the norm of the whitened sum's share can be from the norm taken here; `plain` is ‖g‖ `[N]`."""
-    t, d_in, d_out, _ = _shape(block)
+    _, d_in, d_out = _shape(block)
+    magnitudes, positions = _magnitudes(block)
     sides = math.sqrt(d_in) + math.sqrt(d_out)
     if isinstance(metric, Eigenbasis):  # turned to and back; the gain is that of its flattest direction, so nothing to spare
-        return _roundoff(block.b) * metric.bound * (t * _magnitudes(block) + 8 * sides * plain)
+        return _roundoff(block.b) * metric.bound * (positions * magnitudes + 8 * sides * plain)
     whitening = 0.0 if metric.is_identity else 4 * sides
-    share = t * _magnitudes(block) + (whitening + 2 * math.sqrt(d_in * d_out)) * plain
+    share = positions * magnitudes + (whitening + 2 * math.sqrt(d_in * d_out)) * plain
     return _roundoff(block.b) * _gain(metric) * share  # `plain` is float64 whatever the sum is computed in
 
 
-def _magnitudes(block: Outer | ConvBlock) -> Tensor:
-    """Upper bounds `[N]` of Σ_t ‖a_t‖‖b_t‖ (over groups too)."""
+def _magnitudes(block: Outer | ConvBlock) -> tuple[Tensor, Tensor]:
+    """Upper bounds `[N]` of Σ_t ‖a_t‖‖b_t‖ (over groups too), and how many positions count, `[N]`."""
     if isinstance(block, ConvBlock):
-        return block.magnitudes()
-    sums = (_input_squares(block).sqrt() * _lengths(block.b)).sum(1)
-    return sums.view(-1, block.groups).sum(1)
+        return block.magnitudes(), block.own_positions()
+    sums, positions = _magnitudes_of_rows(block)
+    return sums.view(-1, block.groups).sum(1), positions.view(-1, block.groups).amax(1)
+
+
+def _magnitudes_of_rows(block: Outer) -> tuple[Tensor, Tensor]:
+    out = _lengths(block.b)
+    return (_input_squares(block).sqrt() * out).sum(1), (out > 0).sum(1)
 
 
 def _examples(block: Outer | ConvBlock, rows: slice) -> Outer | ConvBlock:
@@ -330,16 +426,26 @@ def _lookup_norms(block: Lookup, metric: Kronecker) -> Tensor:
         raise ValueError("the input side of an embedding must be diagonal or the identity")
     t, d = b.shape[1:]
     whitening = 0.0 if isinstance(metric.output, Identity) else 4 * math.sqrt(d) * metric.output.bound
-    pieces = [b.new_zeros(0)]
+    pieces = [b.new_zeros(0, dtype=torch.float64)]
     for rows in _chunks(b.shape[0], t * t):
-        same = (block.ids[rows].unsqueeze(2) == block.ids[rows].unsqueeze(1)).to(b.dtype)
-        square = (torch.bmm(b[rows], b[rows].transpose(1, 2)) * same).sum((1, 2))
-        lengths = torch.linalg.vector_norm(b[rows], dim=-1)
-        rounding = (t + d) * _roundoff(b) * torch.einsum("nt,nts,ns->n", lengths, same, lengths)
-        raw = torch.linalg.vector_norm(block.b[rows], dim=-1).sum(1) * metric.input.bound
-        norms = (square.clamp(min=0) + rounding + 0 * square).sqrt()
+        square, slack = _lookup_squares(block.ids[rows], b[rows])
+        raw = _lengths(block.b[rows]).sum(1) * metric.input.bound
+        norms = (square.clamp(min=0) + slack + 0 * square).sqrt()
         pieces.append(norms + whitening * _roundoff(b) * raw)
     return torch.cat(pieces)
+
+
+def _lookup_squares(ids: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """‖Σ_t e(id_t) b_tᵀ‖² and what rounding may take from it, `[n]` in float64."""
+    same = ids.unsqueeze(2) == ids.unsqueeze(1)
+    lengths = _lengths(b)
+    square = (torch.bmm(b, b.transpose(1, 2)) * same).sum((1, 2)).double()
+    products = torch.einsum("nt,nts,ns->n", lengths, same.double(), lengths)
+    slack = ((lengths > 0).sum(1) + b.shape[-1]) * _roundoff(b) * products
+    unsure = (~(slack <= _SURE * square) | (square < _TINY)) & (products > 0)
+    if b.dtype == torch.float32 and bool(unsure.any()):
+        square[unsure] = _lookup_squares(ids[unsure], b[unsure].double())[0]
+    return square, slack
 
 
 def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:

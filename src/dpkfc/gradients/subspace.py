@@ -232,16 +232,22 @@ def _error(block: Held, span: Span, norms: Tensor, gain: float) -> Tensor:
         case Formed():
             return _dot(size) * _unit(block.gradients) * span.length * norms
         case Lookup():
-            terms, magnitudes = block.ids.shape[1], _lengths(block.b).sum(1)
-            return _unit(block.b) * (_dot(terms * block.b.shape[-1]) * span.length + 2 * terms * gain) * magnitudes
+            terms, magnitudes = _own(block.b), _lengths(block.b).sum(1)
+            rounding = torch.minimum(terms * block.b.shape[-1], 4 * (terms * block.b.shape[-1]).sqrt())
+            return _unit(block.b) * (rounding * span.length + 2 * terms * gain) * magnitudes
         case ConvBlock():
-            terms, magnitudes, unit = block.positions, block.magnitudes(), _unit(block.b)
+            terms, magnitudes, unit = block.own_positions(), block.magnitudes(), _unit(block.b)
         case Tied():
-            terms = block.lookup.ids.shape[1] + block.outer.a.shape[1]
+            terms = _own(block.lookup.b) + _own(block.outer.b)
             magnitudes, unit = _lengths(block.lookup.b).sum(1) + _magnitudes(block.outer), _unit(block.outer.b)
         case Outer():
-            terms, magnitudes, unit = block.a.shape[1], _magnitudes(block), _unit(block.b)
+            terms, magnitudes, unit = _own(block.b).view(-1, block.groups).amax(1), _magnitudes(block), _unit(block.b)
     return unit * (_dot(size) * span.length * norms + 2 * terms * gain * magnitudes)
+
+
+def _own(b: Tensor) -> Tensor:
+    """Positions of each example that have a gradient, for rows `[N, T, d]`: `[N]` in float64."""
+    return (b != 0).any(-1).sum(1).double()
 
 
 def _unit(x: Tensor) -> float:

@@ -28,10 +28,13 @@ from dpkfc.metric import Dense, Diagonal, Identity, Kronecker, LowRank
 __all__ = ["tied_costs", "tied_norms"]
 
 _CHUNK_ELEMENTS = 1 << 24
+_SMALL = 1 << 14  # entries of a table up to which its gradients are formed
+_SURE = 2.0**-8  # share of a norm that the order of its terms may move
+_CANCELS = 2.0**-3  # slack over squared norm from which on the norm is taken in float64
 
 
 def tied_costs(block: Tied, metric: Kronecker) -> tuple[str, float, float]:
-    """(method, multiplications an example for Gram matrices, and for the gradient formed)."""
+    """(method, multiplications an example for Gram matrices, and for the gradient formed); the widths alone decide."""
     s, (t, d) = block.lookup.ids.shape[1], block.outer.a.shape[1:]
     v = block.lookup.num_rows
     match metric.input:
@@ -43,7 +46,7 @@ def tied_costs(block: Tied, metric: Kronecker) -> tuple[str, float, float]:
             a_row = d
     gram = (s + t) * a_row + t * v + s * s * d + t * t * (v + d) + s * t * d
     formed = t * v * d + v * a_row + v * d
-    return "gram" if gram <= formed else "materialised", float(gram), float(formed)
+    return "materialised" if v * d <= _SMALL else "gram", float(gram), float(formed)
 
 
 def tied_norms(block: Tied, metric: Kronecker, method: str | None = None) -> tuple[Tensor, Tied, bool]:
@@ -87,23 +90,36 @@ def _gram_norms(block: Tied) -> Tensor:
     pieces = [block.outer.b.new_zeros(0, dtype=torch.float64)]
     for rows in _chunks(block.batch_size, (s + t) ** 2):
         part = _examples(block, rows)
-        ids, c, a, b = part.lookup.ids, part.lookup.b, part.outer.a, part.outer.b
-        same = ids.unsqueeze(2) == ids.unsqueeze(1)
-        read = b.gather(2, ids.unsqueeze(1).expand(-1, t, -1))
-        square = (
-            _total(torch.bmm(c, c.mT) * same)
-            + _total(torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)))
-            + 2 * _total(torch.bmm(a, c.mT).mul_(read))
-        )
-        slack = rounding * _magnitudes(part).square()
+        square, slack = _gram_squares(part), rounding * _magnitudes(part).square()
+        # Where positions cancel, what rounding makes of them follows the shapes, and with those the other examples.
+        unsure = ~(slack <= _CANCELS * square) & (slack > 0)
+        if part.outer.b.dtype == torch.float32 and bool(unsure.any()):
+            square[unsure] = _gram_squares(_in_double(part, unsure))
         pieces.append((square.clamp(min=0) + slack + 0 * square).sqrt())  # NaN in a Gram matrix stays NaN
     return torch.cat(pieces)
+
+
+def _gram_squares(block: Tied) -> Tensor:
+    """‖g_n‖² `[n]`, added up in float64."""
+    ids, c, a, b = block.lookup.ids, block.lookup.b, block.outer.a, block.outer.b
+    same = ids.unsqueeze(2) == ids.unsqueeze(1)
+    read = b.gather(2, ids.unsqueeze(1).expand(-1, a.shape[1], -1))
+    return (
+        _total(torch.bmm(c, c.mT) * same)
+        + _total(torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)))
+        + 2 * _total(torch.bmm(a, c.mT).mul_(read))
+    )
+
+
+def _in_double(block: Tied, rows: Tensor) -> Tied:
+    """Some of the examples in float64."""
+    lookup = replace(block.lookup, ids=block.lookup.ids[rows], b=block.lookup.b[rows].double())
+    return Tied(lookup, Outer(block.outer.a[rows].double(), block.outer.b[rows].double()))
 
 
 def _formed_norms(block: Tied, metric: Kronecker) -> Tensor:
     """Gradients formed in chunks for their norms, while the sum comes from one product over the batch."""
     d, v = block.outer.a.shape[2], block.lookup.num_rows
-    positions = block.lookup.ids.shape[1] + block.outer.a.shape[1]
     unit = torch.finfo(block.outer.b.dtype).eps / 2 * metric.input.bound * metric.output.bound
     whitening = 0.0 if metric.is_identity else 4 * (math.sqrt(d) + math.sqrt(v))
     pieces = [block.outer.b.new_zeros(0, dtype=torch.float64)]
@@ -112,14 +128,21 @@ def _formed_norms(block: Tied, metric: Kronecker) -> Tensor:
         g = part.per_example()
         plain = _lengths(g.flatten(1))
         norms = plain if metric.is_identity else _lengths(metric.whiten(g).flatten(1))
-        slack = positions * _magnitudes(part) + (whitening + 2 * math.sqrt(v * d)) * plain
-        pieces.append(norms + unit * slack)
+        magnitudes, positions = _magnitudes(part), _own_positions(part)
+        slack = positions * magnitudes + (whitening + 2 * math.sqrt(v * d)) * plain
+        order = positions.double().sqrt() / _SURE * magnitudes  # cancelled so far that the norm is a matter of their order
+        pieces.append(torch.maximum(norms + unit * slack, torch.where(positions > 1, unit * order, 0.0)))
     return torch.cat(pieces)
 
 
 def _magnitudes(block: Tied) -> Tensor:
     """Σ_s ‖c_s‖ + Σ_t ‖a_t‖‖b_t‖, `[N]`."""
     return _lengths(block.lookup.b).sum(1) + (_lengths(block.outer.a) * _lengths(block.outer.b)).sum(1)
+
+
+def _own_positions(block: Tied) -> Tensor:
+    """Uses of each example that have a gradient `[N]`."""
+    return sum((b != 0).any(-1).sum(1) for b in (block.lookup.b, block.outer.b))  # type: ignore[return-value]
 
 
 def _examples(block: Tied, rows: slice) -> Tied:
