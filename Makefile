@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench results picture clean
+.PHONY: help install demo test lint bench assurance results picture clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -31,6 +31,10 @@ lint: $(TOOLS) ## ruff and mypy
 
 bench: $(TOOLS) ## time a step against plain SGD and Opacus, then refresh the tables
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/tables.py
+
+assurance: $(TOOLS) ## every check of the privacy promise at full size, then refresh the tables (up to 45 minutes)
+	$(BIN)/python benchmarks/assurance.py
 	$(BIN)/python benchmarks/tables.py
 
 results: $(TOOLS) ## refresh the tables in README.md and docs/results.md from benchmarks/results

@@ -94,13 +94,33 @@ def methods(page: str = "") -> str:
     return study.table(results, only) + "\n\n" + machine(results)
 
 
-TABLES: dict[str, Callable[[], str]] = {"speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "methods": methods}
+def assurance(section: str = "summary") -> str:
+    """The verdicts of the last full run of the checks, or the figures of one section."""
+    import assurance as checks
+
+    results = read_json(RESULTS / "assurance.json")
+    if not results:
+        return missing("make assurance")
+    if section != "summary":
+        return checks.evidence_table(results, next(name for name in checks.SECTIONS if name.replace(" ", "-") == section))
+    return checks.summary_table(results) + "\n\n" + machine(results)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "speed-summary": speed_summary,
+    "speed": speed,
+    "accuracy": accuracy,
+    "methods": methods,
+    "assurance": assurance,
+}
 
 
 def table(name: str) -> str:
-    """A table by its name; `methods-PAGE` is that of one page of docs/methods."""
+    """A table by its name; `methods-PAGE` is that of one page of docs/methods, `assurance-SECTION` of one section."""
     if name not in TABLES and name.startswith("methods-"):
         return methods(name.removeprefix("methods-"))
+    if name not in TABLES and name.startswith("assurance-"):
+        return assurance(name.removeprefix("assurance-"))
     return TABLES[name]()
 
 

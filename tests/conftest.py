@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -35,6 +39,25 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     np.random.seed(0)
     torch.manual_seed(0)
     monkeypatch.delenv("DPKFC_DATA", raising=False)
+
+
+@pytest.fixture
+def evidence() -> Callable[..., None]:
+    """`evidence("section", "row", figure=1.0, ...)`: what a check leaves for the tables of docs/assurance.md.
+
+    Each row is a file of its own below the folder DPKFC_EVIDENCE (`make assurance` sets it); nothing is kept without it.
+    """
+    folder = os.environ.get("DPKFC_EVIDENCE")
+
+    def keep(section: str, row: str, **figures: Any) -> None:
+        if folder:
+            name = "".join(c if c.isalnum() else "_" for c in row)
+            path = Path(folder) / section / f"{name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content = {"section": section, "row": row, **figures}
+            path.write_text(json.dumps(content, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
+
+    return keep
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -38,8 +38,9 @@ ALLOWED = {
     "": ABOVE,  # dpkfc/__init__.py
     "integrations": ABOVE,
     "report": ABOVE,
-    "recipes": ABOVE | {"report", "integrations"},
-    "cli": ABOVE | {"report", "integrations", "recipes", ""},
+    "assurance": ABOVE,
+    "recipes": ABOVE | {"report", "integrations", "assurance"},
+    "cli": ABOVE | {"report", "integrations", "recipes", "assurance", ""},
     "__main__": {"cli"},
 }
 OPTIONAL = {"opacus", "datasets", "sklearn", "transformers", "pandas", "torchvision", "lightning", "flwr", "psutil"}

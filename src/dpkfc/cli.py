@@ -1,4 +1,4 @@
-"""The command line: train, demo, calibrate, epsilon, doctor, ledger verify. One line on stderr for every mistake."""
+"""The command line: train, demo, calibrate, epsilon, doctor, methods, audit, ledger verify. One line on stderr for every mistake."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 from typer.core import TyperGroup
 
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, nearest, read_toml
 from dpkfc.report.numbers import rounded_up
 
 if TYPE_CHECKING:
-    from dpkfc.recipes.methods import Method
     from dpkfc.recipes.prepared import Result
 
 __all__ = ["app", "main"]
@@ -338,38 +336,46 @@ def methods(
 ) -> None:
     """The methods that --method takes: where each acts in a step, what it needs, costs and keeps, and its source."""
     from dpkfc.recipes.methods import METHODS
+    from dpkfc.recipes.tables import method_sheet, methods_table
 
     if name:
         if name not in METHODS:
             raise ConfigError(f"unknown method {name!r}; {nearest(name, METHODS)}")
-        _console().print(_method_sheet(METHODS[name]))
+        _console().print(method_sheet(METHODS[name]))
         return
-    table = Table(header_style="bold", show_lines=True)
-    for column in ("method", "acts on", "side data", "extra privacy cost", "state", "cost of a step", "source"):
-        table.add_column(column, overflow="fold")
-    for row in METHODS.values():
-        table.add_row(f"[bold]{row.name}[/bold]", row.acts, row.side_data, row.privacy, row.state, row.cost, row.source)
-    _console().print(table)
+    _console().print(methods_table())
     _console().print("d: the number of parameters. One in full: dpkfc methods NAME. --filter, --readout and --source compose.")
 
 
-def _method_sheet(method: Method) -> Table:
-    table = Table(show_header=False)
-    settings = ", ".join(f"{name} = {value!r}" for name, value in method.settings.items()) or "the defaults"
-    for what, text in (
-        ("method", f"{method.name} ({method.label})"),
-        ("equation", method.equation),
-        ("acts on", method.acts),
-        ("side data", method.side_data),
-        ("extra privacy cost", method.privacy),
-        ("state", method.state),
-        ("cost of a step", method.cost),
-        ("source", method.source),
-        ("settings", settings),
-        ("page", f"docs/methods/{method.page}"),
-    ):
-        table.add_row(what, Text(text))
-    return table
+@app.command()
+@_with_settings(leave_out=("out",))
+def audit(
+    run: Annotated[Path | None, typer.Argument(help="A run folder; left out: the settings, as of `train`.")] = None,
+    *,
+    settings: dict[str, Any],
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="step, one-run, membership; may be given several times.")] = None,
+    canaries: Annotated[int, typer.Option(help="Canaries of the one-run audit.")] = 1000,
+    runs: Annotated[int, typer.Option(help="Releases of each of the two worlds.")] = 1500,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+) -> None:
+    """Try to disprove the guarantee of a run: neighbours under frozen noise, the law of the noise, two worlds, one run."""
+    from dpkfc.recipes import audit as audits
+    from dpkfc.recipes.base import run_config
+
+    console, kinds = _console(), kind or ["step"]
+    if run is not None and (settings or config is not None):
+        raise ConfigError("a run folder is audited with its own settings; leave out every other setting")
+    bars = None if quiet else console
+    if run is not None:
+        verdict = audits.audit_folder(run, kinds, canaries=canaries, runs=runs, console=bars)
+    else:
+        written = {} if config is None else flatten(read_toml(config), str(config))
+        chosen = run_config({**written, **settings})
+        verdict = audits.audit(chosen, kinds, canaries=canaries, runs=runs, console=bars)
+    console.print(audits.verdict_table(verdict))
+    if not verdict.passed:
+        raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold for what runs")
 
 
 @ledger_app.command("verify")

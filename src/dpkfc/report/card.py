@@ -94,6 +94,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
             "stddev": plan.stddev,
             "divisor": plan.expected_batch_size,
             "event": described["event"],
+            "noise": _NOISE[plan.noise],
             "noise_generator": _generator(plan, facts.device),
             **{name: described[name] for name in _AROUND if described.get(name) not in (None, [], 1, "whitened")},
         },
@@ -119,12 +120,19 @@ _AROUND = {
 }
 
 
+# How noise meets the sum in a computer.
+_NOISE = {
+    "gaussian": "Gaussian in floating-point numbers, whose rounding is not accounted for",
+    "rounded": "Gaussian, sum and noise rounded to one grid, which the sensitivity accounts for",
+}
+
+
 def _generator(plan: Plan, device: str) -> str:
     if plan.test_mode:
         return "repeatable: NOT PRIVATE"
     if device.startswith("cpu"):
-        return "AES-256 in counter mode, keyed by the operating system; floating-point Gaussian"
-    return f"torch's generator on {device}, seeded by the operating system for each release; floating-point Gaussian"
+        return "AES-256 in counter mode, keyed by the operating system"
+    return f"torch's generator on {device}, seeded by the operating system for each release"
 
 
 def _number(value: float) -> float | str:
@@ -167,6 +175,7 @@ def to_markdown(card: Mapping[str, Any]) -> str:
     chosen = [(name.replace("_", " "), _show(value)) for name, value in card["hyper_parameters"].items()]
     parts.append(_table("Hyper-parameters", chosen))
     parts.append(_table("Results", [(name, _show(value)) for name, value in card["results"].items()]))
+    parts.append(_audit_text(card.get("audit")))
     hidden = list(card["not_private"].items())
     parts.append(_table("Figures that ε does NOT protect", hidden, ("figure", "why")))
     rest = [("plan", f"`{card['plan_hash']}`")]
@@ -175,6 +184,23 @@ def to_markdown(card: Mapping[str, Any]) -> str:
     rest += [(name, version) for name, version in card["software"].items()]
     parts.append(_table("Provenance", rest))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _audit_text(audit: Mapping[str, Any] | None) -> str:
+    """What `dpkfc audit` found; empty where none was made."""
+    if not audit:
+        return ""
+    rows = [tuple(f[k] for k in ("check", "measured", "bound")) for f in audit.get("step", {}).get("findings", ())]
+    failed = [f["check"] for f in audit.get("step", {}).get("findings", ()) if not f["passed"]]
+    for name in ("one_run", "membership"):
+        if name in audit:
+            found = audit[name]
+            claimed = _epsilon(found["claimed_epsilon"])
+            rows.append((name.replace("_", " "), f"ε ≥ {found['epsilon_lower']:.3g}", f"ε ≤ {claimed}"))
+            failed += [] if found["passed"] else [name.replace("_", " ")]
+    held = "Every check held. An audit that holds proves nothing; one that fails disproves."
+    said = f"**FAILED: {', '.join(failed)}.**" if failed else held
+    return f"{_table('Audit', rows, ('check', 'measured', 'allowed'))}\n\n{said}"
 
 
 def _statement(card: Mapping[str, Any]) -> str:
@@ -217,6 +243,7 @@ def _mechanism_rows(mechanism: Mapping[str, Any]) -> list[tuple[str, ...]]:
         ("sensitivity of the sum", _show(mechanism["sensitivity"])),
         ("standard deviation on the sum", _show(mechanism["stddev"])),
         ("divisor (expected batch size)", _show(mechanism["divisor"])),
+        ("noise", mechanism["noise"]),
         ("noise generator", mechanism["noise_generator"]),
         *((text, _described(mechanism[name])) for name, text in _AROUND.items() if name in mechanism),
     ]

@@ -1,0 +1,143 @@
+"""Run every check of docs/assurance.md at full size and write the figures to results/assurance.json.
+
+    python benchmarks/assurance.py                 # `make assurance`: up to three quarters of an hour on two cores
+    python benchmarks/assurance.py --only leaks    # one section; the others keep their last figures
+    python benchmarks/assurance.py --table leaks   # the Markdown table of a section
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, hardware, markdown, now, read_json, write_json
+
+OUTPUT = RESULTS / "assurance.json"
+ROOT = Path(__file__).resolve().parents[1]
+# section: the tests that leave its evidence
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "leaks": ("tests/leaks",),
+    "audit": ("tests/assurance/test_audit_step.py", "tests/assurance/test_replay.py", "tests/assurance/test_noise_law.py",
+              "tests/assurance/test_two_worlds.py"),
+    "one-run": ("tests/assurance/test_bounds.py", "tests/assurance/test_one_run.py"),
+    "membership": ("tests/assurance/test_membership.py",),
+    "accounting": ("tests/assurance/test_accounting_grid.py", "tests/assurance/test_accounting_integration.py"),
+    "samplers": ("tests/assurance/test_samplers.py",),
+    "noise": ("tests/assurance/test_noise_streams.py", "tests/assurance/test_rounded_noise.py"),
+    "floating point": ("tests/assurance/test_floating_point.py", "tests/gradients/test_neighbouring_sums.py"),
+    "crash": ("tests/assurance/test_crash.py",),
+    "fuzz": ("tests/assurance",),
+    "side doors": ("tests/assurance/test_side_doors.py",),
+}  # fmt: skip
+
+
+def tests_of(section: str) -> list[str]:
+    """Files of a section that exist; fuzzing has one a kind of file."""
+    if section == "fuzz":
+        return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/assurance").glob("test_fuzz*.py"))
+    return [name for name in SECTIONS[section] if (ROOT / name).exists()]
+
+
+def run_section(section: str, workers: int) -> dict[str, Any]:
+    """Run the tests of a section at full size; its verdict, its time and its evidence."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "DPKFC_ASSURANCE": "1", "DPKFC_EVIDENCE": folder, "OMP_NUM_THREADS": "1",
+                       "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # fmt: skip
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(workers), *tests_of(section)]
+        started = time.perf_counter()
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - started
+        rows = [json.loads(path.read_text("utf-8")) for path in sorted(Path(folder).rglob("*.json"))]
+    last = (done.stdout.strip().splitlines() or ["nothing ran"])[-1]
+    if done.returncode:
+        print(done.stdout[-6000:], file=sys.stderr)
+    return {
+        "passed": done.returncode == 0,
+        "summary": last.strip("= "),
+        "seconds": round(seconds, 1),
+        "date": now(),
+        "commit": commit(),
+        "rows": rows,
+    }
+
+
+def commit() -> str:
+    """The commit that is checked, with a mark where files differ from it."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "src", "tests") else "")
+
+
+def summary_table(results: Mapping[str, Any]) -> str:
+    """One row a section: verdict, tests, time, date and commit."""
+    rows = [
+        [name, "held" if s["passed"] else "**FAILED**", s["summary"], f"{s['seconds']:,.0f} s", s["date"][:10], s["commit"]]
+        for name, s in results["sections"].items()
+    ]
+    return markdown(["section", "verdict", "tests", "time", "date", "commit"], rows)
+
+
+def evidence_table(results: Mapping[str, Any], section: str) -> str:
+    """All rows of a section, with a column for each figure that any of them has."""
+    rows = results["sections"].get(section, {}).get("rows", [])
+    if not rows:
+        return "*No figures in the last run.*"
+    keys = list(dict.fromkeys(key for row in rows for key in row if key not in ("section", "row")))
+    cells = [[row["row"], *(_shown(row.get(key)) for key in keys)] for row in rows]
+    return markdown(["", *(key.replace("_", " ") for key in keys)], cells)
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case int():
+            return f"{value:,}"
+        case list():
+            return ", ".join(_shown(item) for item in value)
+        case dict():
+            return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+    return str(value).replace("|", "¦")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="a section; may be given several times")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--table", choices=["summary", *SECTIONS], help="print a table of the last run and run nothing")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    arguments = parser.parse_args(argv)
+    results: dict[str, Any] = read_json(arguments.output) or {"sections": {}}
+    if arguments.table:
+        print(summary_table(results) if arguments.table == "summary" else evidence_table(results, arguments.table))
+        return 0
+    failed = []
+    for section in arguments.only or list(SECTIONS):
+        print(f"{section} …", file=sys.stderr, flush=True)
+        found = run_section(section, arguments.workers)
+        results["sections"][section] = found
+        results |= {"date": now(), "hardware": hardware(1)}
+        write_json(arguments.output, results)
+        print(f"{section}: {found['summary']}", file=sys.stderr, flush=True)
+        failed += [] if found["passed"] else [section]
+    print(summary_table(results))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Two worlds: how well does anything tell releases with one more example from releases without it?
+
+The same batch is released many times under the secret noise stream, with a canary and without. The score of a release is
+learned: its components along the canary's own direction in every parameter group, and along the same pattern moved to
+other places (where noise that is shared between places would show), weighed by the inverse of their covariance. Weights and
+threshold are learned on a quarter of the releases; errors on the others bound μ of the trade-off curve from below.
+A release without sampling may have μ = 1 / noise_multiplier at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpkfc.assurance.bounds import gaussian_epsilon, gaussian_mu_lower
+from dpkfc.assurance.canaries import Canaries
+from dpkfc.assurance.noise_law import standardised
+from dpkfc.assurance.replay import SEED, prepared_canaries
+from dpkfc.assurance.subject import Subject, scripted, unmoved, watched
+from dpkfc.assurance.verdict import Finding
+from dpkfc.data.sampling import REPLACE_ONE
+
+__all__ = ["ALPHA", "RUNS", "TwoWorlds", "two_worlds"]
+
+ALPHA, RUNS, BATCH = 1e-3, 1500, 4
+MOVED = 4  # places that the canary's pattern is moved to
+Samples = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TwoWorlds:
+    """What the scores say.
+
+    Attributes:
+        mu_lower: lower bound of μ, at confidence 1 − ALPHA.
+        mu_claimed: 1 / noise_multiplier.
+        delta: at which both are turned into ε.
+        runs: releases of each world.
+    """
+
+    mu_lower: float
+    mu_claimed: float
+    delta: float
+    runs: int
+
+    def finding(self) -> Finding:
+        """As a line of the verdict."""
+        lower, claimed = (gaussian_epsilon(mu, self.delta) for mu in (self.mu_lower, self.mu_claimed))
+        return Finding(
+            check="two worlds",
+            measured=f"μ ≥ {self.mu_lower:.3f} (ε ≥ {lower:.2f} of one release without sampling)",
+            bound=f"μ ≤ {self.mu_claimed:.3f} (ε ≤ {claimed:.2f})",
+            passed=self.mu_lower <= self.mu_claimed,
+            detail=f"{self.runs:,} releases a world, learned score, confidence {1 - ALPHA:.1%}",
+        )
+
+
+def two_worlds(
+    subject: Subject,
+    canaries: Canaries | None = None,
+    *,
+    runs: int = RUNS,
+    progress: Callable[[int, int], None] | None = None,
+) -> TwoWorlds:
+    """Release a batch with and without a canary, `runs` times each, and bound μ.
+
+    The metric of one refresh is used throughout, and the weights stay where they are.
+    """
+    canaries = canaries or prepared_canaries(subject)
+    base = list(range(min(BATCH, max(1, subject.size // 2))))
+    with_it = [*base, subject.size + canaries.names.index("loss × 1e4")]  # clipped: as far as one example can reach
+    opposite = [*base, subject.size + canaries.names.index("loss × -1e4")]
+    without = opposite if subject.plan.neighbouring_relation == REPLACE_ONE else base
+    pattern = _difference(subject, canaries, without, with_it)
+    views = _views(pattern, _groups(subject))
+    scores = []
+    for part, rows in enumerate((without, with_it)):
+        found = []
+        for k, z in enumerate(_releases(subject, canaries, rows, runs)):
+            found.append(views @ z)
+            if progress is not None:
+                progress(part * runs + k + 1, 2 * runs)
+        scores.append(np.stack(found))
+    first = runs // 4
+    direction, threshold = _learned(scores[0][:first], scores[1][:first])
+    false_positives = int(np.sum(scores[0][first:] @ direction > threshold))
+    false_negatives = int(np.sum(scores[1][first:] @ direction <= threshold))
+    mu = gaussian_mu_lower(false_positives, runs - first, false_negatives, runs - first, ALPHA)
+    return TwoWorlds(mu, 1 / subject.plan.noise_multiplier, subject.plan.delta, runs)
+
+
+def _difference(subject: Subject, canaries: Canaries, without: list[int], with_it: list[int]) -> Samples:
+    """What the canary changes, from two releases under the same frozen noise."""
+    one, other = (next(_releases(subject, canaries, rows, 1, seed=SEED)) for rows in (without, with_it))
+    return other - one
+
+
+def _releases(subject: Subject, canaries: Canaries, rows: list[int], count: int, seed: int | None = None) -> Iterator[Samples]:
+    """Releases over the standard deviation of their noise, all at the same weights."""
+    plan = scripted(unmoved(subject.plan), [rows] * count, subject.size + len(canaries.names), seed=seed)
+    session, walk = watched(
+        subject, plan, canaries.dataset(subject), units=canaries.units(subject), verify=False, still=True
+    )
+    loss = canaries.loss(subject)
+    with session:
+        for batch in session.batches():
+            session.step(batch, loss)
+            walk.handed.clear()
+            yield standardised(session.released.pop(), plan.stddev / plan.expected_batch_size)
+
+
+def _groups(subject: Subject) -> list[int]:
+    return [p.numel() for p in subject.model().parameters() if p.requires_grad]
+
+
+def _views(pattern: Samples, sizes: list[int]) -> Samples:
+    """Unit vectors `[k, d]`: the pattern in each group of parameters, and the whole pattern moved by parts of its length."""
+    d, found = pattern.size, []
+    ends = np.cumsum(sizes) if sum(sizes) == d else np.array([d])
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        part = np.zeros(d)
+        part[start:end] = pattern[start:end]
+        found.append(part)
+    found += [np.roll(pattern, d * k // (MOVED + 1)) for k in range(1, MOVED + 1)]
+    lengths = [np.linalg.norm(x) for x in found]
+    most = max(lengths)
+    return np.stack([x / n for x, n in zip(found, lengths, strict=True) if n > 1e-9 * most])
+
+
+def _learned(without: Samples, with_it: Samples) -> tuple[Samples, float]:
+    """Fisher's linear discriminant `[k]` and the middle between the two means."""
+    covariance = np.atleast_2d((np.cov(without.T) + np.cov(with_it.T)) / 2)
+    ridge = 1e-9 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    direction = np.linalg.solve(covariance + ridge, with_it.mean(0) - without.mean(0))
+    return direction, float(direction @ (with_it.mean(0) + without.mean(0)) / 2)

@@ -1,0 +1,209 @@
+"""Audits of a run: of the settings in a run folder, or of settings that have not been trained yet."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from safetensors.torch import load_file
+
+from dpkfc.assurance.audit import Audit, audit_step
+from dpkfc.assurance.membership import Membership, membership
+from dpkfc.assurance.one_run import OneRun, one_run
+from dpkfc.assurance.subject import Subject
+from dpkfc.assurance.two_worlds import RUNS
+from dpkfc.assurance.verdict import Finding, to_rows
+from dpkfc.recipes.assemble import make_augment, make_optimizer
+from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml
+from dpkfc.recipes.evaluate import cross_entropy
+from dpkfc.recipes.prepared import Prepared
+from dpkfc.recipes.train import prepare
+from dpkfc.report.card import to_markdown
+from dpkfc.report.progress import Console
+from dpkfc.report.run_folder import RunFolder
+
+__all__ = ["KINDS", "Verdict", "audit", "audit_folder", "subject_of", "verdict_table"]
+
+KINDS = ("step", "one-run", "membership")
+EXAMPLES = 512  # of the training set, among which canaries are put
+MEMBERS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the audits of one run found.
+
+    Attributes:
+        step, one_run, membership: each that was asked for.
+    """
+
+    step: Audit | None = None
+    one_run: OneRun | None = None
+    membership: Membership | None = None
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All of them, one a check."""
+        others = [found.finding() for found in (self.one_run, self.membership) if found is not None]
+        return [*(self.step.findings if self.step else ()), *others]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check held."""
+        return bool(self.findings) and all(finding.passed for finding in self.findings)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for the card."""
+        parts = {"step": self.step, "one_run": self.one_run, "membership": self.membership}
+        found = {"passed": self.passed, **{name: part.describe() for name, part in parts.items() if part is not None}}
+        plain: dict[str, Any] = json.loads(json.dumps(found, default=lambda x: x.item()))  # numbers of numpy among them
+        return plain
+
+
+def subject_of(prepared: Prepared) -> Subject:
+    """The step of a run, for `assurance.audit_step`; a few hundred of its training examples serve as company."""
+    return Subject(
+        plan=prepared.plan,
+        model=lambda: copy.deepcopy(prepared.model),
+        dataset=tuple(x[:EXAMPLES] for x in prepared.data.train),
+        loss_fn=cross_entropy,
+        augment=make_augment(prepared.config, prepared.recipe.input_shape),
+    )
+
+
+def audit(
+    config: RunConfig,
+    kinds: Sequence[str],
+    *,
+    canaries: int = 1000,
+    runs: int = RUNS,
+    weights: Path | None = None,
+    console: Console | None = None,
+) -> Verdict:
+    """Audit the training that settings describe.
+
+    Args:
+        config: settings of the run.
+        kinds: of `KINDS`.
+        canaries: of the one-run audit.
+        runs: releases of each world of the two-world test.
+        weights: of the trained model, for membership inference.
+        console: where progress is drawn; None draws nothing.
+
+    Raises:
+        ConfigError: an unknown kind, or membership inference without a trained model.
+        DatasetError: missing or damaged data.
+    """
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"unknown audit {kind!r}; choose from {', '.join(KINDS)}")
+    if "membership" in kinds and weights is None:
+        raise ConfigError("membership inference needs a trained model: give the run folder of a finished run")
+    prepared = prepare(replace(config, test_mode=False))
+    with _Bars(console) as bars:
+        return Verdict(
+            step=audit_step(subject_of(prepared), runs=runs, progress=bars.said) if "step" in kinds else None,
+            one_run=_one_run(prepared, canaries, bars) if "one-run" in kinds else None,
+            membership=_membership(prepared, weights) if weights is not None and "membership" in kinds else None,
+        )
+
+
+def audit_folder(
+    path: Path, kinds: Sequence[str], *, canaries: int = 1000, runs: int = RUNS, console: Console | None = None
+) -> Verdict:
+    """Audit a run folder, and write the verdict into it: audit.json, and a section of the card where the run is finished.
+
+    Raises:
+        RunFolderError: no run folder.
+        ConfigError: as `audit`.
+    """
+    folder = RunFolder.open(path)
+    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    weights = folder.model if folder.model.is_file() else None
+    verdict = audit(replace(config, out=""), kinds, canaries=canaries, runs=runs, weights=weights, console=console)
+    described = verdict.describe()
+    folder.write_json(folder.path / "audit.json", described)
+    if folder.card.is_file():
+        card = json.loads(folder.card.read_text("utf-8"))
+        card["audit"] = {**card.get("audit", {}), **described}
+        card["audit"]["passed"] = all(part["passed"] for part in card["audit"].values() if isinstance(part, dict))
+        folder.write_json(folder.card, card)
+        folder.write_text(folder.card.with_suffix(".md"), to_markdown(card))
+    return verdict
+
+
+def _one_run(prepared: Prepared, canaries: int, bars: _Bars) -> OneRun:
+    model = copy.deepcopy(prepared.model)
+    return one_run(
+        prepared.plan,
+        model,
+        make_optimizer(prepared.config, model),
+        prepared.data.train,
+        cross_entropy,
+        canaries=canaries,
+        augment=make_augment(prepared.config, prepared.recipe.input_shape),
+        progress=lambda done, of: bars.said("one run with canaries", done, of),
+    )
+
+
+def _membership(prepared: Prepared, weights: Path) -> Membership:
+    model = copy.deepcopy(prepared.model)
+    model.load_state_dict(load_file(weights), strict=False)
+    return membership(
+        model,
+        cross_entropy,
+        tuple(x[:MEMBERS] for x in prepared.data.train),
+        tuple(x[:MEMBERS] for x in prepared.data.test),
+        delta=prepared.plan.delta,
+        claimed_epsilon=prepared.plan.epsilon(),
+    )
+
+
+class _Bars:
+    """One bar a check."""
+
+    def __init__(self, console: Console | None) -> None:
+        self._progress = None
+        if console is not None:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}/{task.total:,}"))
+            self._progress = Progress(*columns, TimeRemainingColumn(), console=console)
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> _Bars:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    @property
+    def said(self) -> Callable[[str, int, int], None]:
+        """Told (name, done, of all)."""
+
+        def told(name: str, done: int, of: int) -> None:
+            if self._progress is not None:
+                task = self._tasks.get(name)
+                if task is None:
+                    task = self._tasks[name] = self._progress.add_task(name, total=of)
+                self._progress.update(task, completed=done)
+
+        return told
+
+
+def verdict_table(verdict: Verdict) -> Table:
+    """One row a check."""
+    table = Table(header_style="bold", show_lines=False)
+    for column in ("check", "measured", "allowed", "verdict", "how"):
+        table.add_column(column, overflow="fold")
+    for row in to_rows(verdict.findings):
+        colour = "green" if row[3] == "held" else "bold red"
+        table.add_row(row[0], row[1], row[2], f"[{colour}]{row[3]}[/{colour}]", row[4])
+    return table
