@@ -94,6 +94,14 @@ def methods(page: str = "") -> str:
     return study.table(results, only) + "\n\n" + machine(results)
 
 
+def method_speed() -> str:
+    """A step of each method over the step it is built on."""
+    import method_speed as study
+
+    results = read_json(RESULTS / "method_speed.json")
+    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/method_speed.py")
+
+
 def assurance(section: str = "summary") -> str:
     """The verdicts of the last full run of the checks, or the figures of one section."""
     import assurance as checks
@@ -111,6 +119,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "accuracy": accuracy,
     "methods": methods,
+    "method-speed": method_speed,
     "assurance": assurance,
 }
 
