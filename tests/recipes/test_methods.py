@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from dpkfc.recipes.assemble import make_augment, make_optimizer
+from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer
 from dpkfc.recipes.base import run_config
 from dpkfc.recipes.config import ConfigError, RunConfig
 from dpkfc.recipes.evaluate import cross_entropy
@@ -138,6 +138,36 @@ def test_averaged_weights_are_evaluated_and_delivered(tmp_path: Path) -> None:
     run(run_config({**chosen, "schedule": "linear", "out": str(tmp_path / "run")}))
     with pytest.raises(ConfigError, match="is complete"):
         resume(tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoint"
+    delivered, last = load_file(tmp_path / "run" / "model.safetensors"), load_file(checkpoint / "model.safetensors")
+    average = load_file(checkpoint / "average.safetensors")
+    assert all(torch.equal(x, average[f"average.{name}"]) for name, x in delivered.items())
+    assert not any(torch.equal(x, last[name]) for name, x in delivered.items())
+
+
+def test_learning_rates_of_a_schedule() -> None:
+    """A warm-up of 2 of 6 steps to 1.0, then down to 0 over what is left, or over `schedule_steps` of it."""
+
+    def rates(**settings: object) -> list[float]:
+        config = run_config({**QUICK, "steps": 6, "method": "dp-sgd", "lr": 1.0, "warmup_steps": 2, **settings})
+        return [round(learning_rate(config, step, 6), 6) for step in range(6)]
+
+    assert rates() == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert rates(schedule="linear") == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    assert rates(schedule="cosine") == [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447]
+    assert rates(schedule="linear", schedule_steps=4) == [0.5, 1.0, 1.0, 0.5, 0.0, 0.0]
+    with pytest.raises(ConfigError, match="longer than the plan"):
+        rates(schedule_steps=7)
+
+
+def test_pre_training_moves_everything_but_the_head(public: str) -> None:
+    """The head has the weights it was built with and no bias; all else has learned from the public examples."""
+    chosen = run_config({**QUICK, "method": "dp-sgd-pt", "pretrain_epochs": 1, "public_data": public})
+    fresh = run_config({**QUICK, "method": "dp-sgd"})
+    trained, built = (dict(prepare(config).model.named_parameters()) for config in (chosen, fresh))
+    head = list(built)[-2:]
+    assert torch.equal(trained[head[0]], built[head[0]]) and not trained[head[1]].any()
+    assert not any(torch.equal(trained[name], built[name]) for name in built if name not in head)
 
 
 def test_every_page_exists_and_is_linked() -> None:
