@@ -155,6 +155,6 @@ def test_a_file_in_the_way_is_one_clear_error(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "c", {}, {})
     path = tmp_path / "c" / "manifest.json"
-    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
-    with pytest.raises(CheckpointError, match="has format 1, this version reads 2"):
+    path.write_text(path.read_text().replace('"format": 3', '"format": 1'))
+    with pytest.raises(CheckpointError, match="has format 1, this version reads 3"):
         read(tmp_path / "c")

@@ -52,7 +52,7 @@ UNSAFE_CALLS = {"torch.load", "torch.save", "eval", "exec"}
 GLOBAL_SEEDS = {"torch.manual_seed", "torch.random.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all"}
 GLOBAL_SEEDS |= {"torch.seed", "numpy.random.seed", "np.random.seed", "random.seed"}
 NORMAL_DRAWS = {"randn", "randn_like", "normal", "normal_", "standard_normal"}
-DRAWS_ALLOWED = ("privacy.mechanism", "privacy.rng", "curvature", "recipes")
+DRAWS_ALLOWED = ("privacy.mechanism", "privacy.rng", "curvature", "recipes", "assurance")
 PRIVATE_NAME = re.compile(
     r"^(mini_?|micro_?|train_?|user_?)?(batch|batches|dataset|data|loader|data_?loader|examples)$|private|secret|records?$"
 )

@@ -188,7 +188,7 @@ def test_a_preconditioner_must_describe_itself_plainly():
         ({"steps": None, "epochs": math.inf}, "epochs must be positive and finite, got inf"),
         ({"clipping": "soft"}, "unknown clipping 'soft'"),
         ({"automatic_gamma": 0.0}, "automatic_gamma must be positive and finite, got 0.0"),
-        ({"sampler": "cyclic"}, "unknown sampler 'cyclic'; choose one of poisson, fixed, shuffle"),
+        ({"sampler": "cyclic"}, "unknown sampler 'cyclic'; choose one of poisson, truncated_poisson, fixed, shuffle"),
         ({"sampler": "shuffle"}, "'shuffle' has no certified guarantee; .* set uncertified=True"),
         ({"accountant": "prv"}, "unknown accountant 'prv'; choose one of pld, rdp"),
         ({"sampler": "fixed", "accountant": "pld"}, "PLD cannot account for sampler='fixed'; use accountant='rdp'"),

@@ -209,7 +209,6 @@ def test_a_forward_pass_leaves_no_private_statistic_in_a_buffer(
         assert (done > 0) == (after > 3) or after == 3
 
 
-@pytest.mark.xfail(strict=True, reason="gradients/verify.py: _put_back leaves a buffer that is new, statistics and all")
 def test_a_buffer_that_the_forward_pass_registers_does_not_stay() -> None:
     def register(m: Writer, x: Tensor) -> None:
         m.register_buffer("secret", x.mean(0))

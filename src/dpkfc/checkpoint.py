@@ -10,8 +10,9 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,27 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["CheckpointError", "check_same_tensors", "load_optimizer", "read", "unique_tensors", "write"]
+__all__ = [
+    "CheckpointError",
+    "check_same_tensors",
+    "fitting",
+    "load_optimizer",
+    "read",
+    "read_session",
+    "unique_tensors",
+    "write",
+]
 
 _ADVICE = "use another checkpoint, or start a new run: what the ledger holds stays spent"
-_FORMAT = 2
+_FORMAT = 3
+_READABLE = (2, 3)  # 2 had no digest of the manifest itself
 _STATE = "state"  # the group of tensors that were found inside meta
 _MARKS = ("!tensor", "!tuple", "!dict")
+_GROUP = re.compile(r"\w[\w-]*")  # a name that stays inside the folder
+_NO_STATE = torch.empty(0, dtype=torch.uint8)
+_SESSION = {"plan": str, "step": int, "ledger_count": int, "ledger_head": str, "optimizer": dict}
+# What code that trusts its input does with a file that was made by hand: it is the file that is wrong.
+_UNFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 
 
 class CheckpointError(RuntimeError):
@@ -49,8 +65,7 @@ def write(folder: str | os.PathLike[str], tensors: Mapping[str, Mapping[str, Ten
     inside: dict[str, Tensor] = {}
     manifest: dict[str, Any] = {"format": _FORMAT, "meta": _packed(dict(meta), "meta", inside), "sha256": {}}
     try:
-        if not target.exists() and old.exists():
-            old.rename(target)  # a crash came between the two renames below: this is the only complete checkpoint
+        _bring_back(target, old)
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         for group, named in {**tensors, **({_STATE: inside} if inside else {})}.items():
@@ -58,7 +73,7 @@ def write(folder: str | os.PathLike[str], tensors: Mapping[str, Mapping[str, Ten
             save_file(_separate(named), path)
             _sync(path)
             manifest["sha256"][group] = _digest(path)
-        (fresh / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
+        (fresh / "manifest.json").write_text(json.dumps(manifest | {"digest": _digest_of(manifest)}, indent=1), "utf-8")
         _sync(fresh / "manifest.json")
         _sync(fresh)
         shutil.rmtree(old, ignore_errors=True)
@@ -67,8 +82,18 @@ def write(folder: str | os.PathLike[str], tensors: Mapping[str, Mapping[str, Ten
         fresh.rename(target)
         _sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot write the checkpoint {target}: {error}") from error
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            _bring_back(target, old)
+        shutil.rmtree(fresh, ignore_errors=True)  # a full disk gets its space back
+        kept = "; the one before is still there" if target.exists() else ""
+        raise CheckpointError(f"cannot write the checkpoint {target}: {error}{kept}") from error
+
+
+def _bring_back(target: Path, old: Path) -> None:
+    """After a crash between the two renames the old checkpoint is the only complete one."""
+    if not target.exists() and old.exists():
+        old.rename(target)
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -81,15 +106,13 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], 
         CheckpointError: missing, truncated, corrupt or of another format.
     """
     target = Path(folder)
-    if not (target / "manifest.json").exists():
-        previous = target.with_name(target.name + ".old")
-        if not (previous / "manifest.json").exists():
-            raise CheckpointError(f"no checkpoint in {target}: manifest.json is missing")
-        target = previous  # the crash came between the two renames
     try:
-        manifest = json.loads((target / "manifest.json").read_text())
-        if manifest["format"] != _FORMAT:
-            raise CheckpointError(f"checkpoint {target} has format {manifest['format']}, this version reads {_FORMAT}")
+        if not (target / "manifest.json").exists():
+            previous = target.with_name(target.name + ".old")
+            if not (previous / "manifest.json").exists():
+                raise CheckpointError(f"no checkpoint in {target}: manifest.json is missing")
+            target = previous  # the crash came between the two renames
+        manifest = _manifest(target)
         tensors = {}
         for group, digest in manifest["sha256"].items():
             path = target / f"{group}.safetensors"
@@ -98,8 +121,63 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], 
             # Copies: those of a file begin at any address, and sums over them could differ in the last bit.
             tensors[group] = {name: tensor.clone() for name, tensor in load_file(path).items()}
         return tensors, _unpacked(manifest["meta"], tensors.pop(_STATE, {}))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint {target} is damaged: {error}; {_ADVICE}") from error
+    except (OSError, SafetensorError, *_UNFIT) as error:
+        raise CheckpointError(f"checkpoint {target} is damaged ({_reason(error)}); {_ADVICE}") from error
+
+
+def _manifest(target: Path) -> dict[str, Any]:
+    """The manifest, once it is known to be whole."""
+    path = target / "manifest.json"
+    manifest = json.loads(path.read_text("utf-8"))
+    found = manifest["format"]
+    if found not in _READABLE:
+        raise CheckpointError(f"checkpoint {target} has format {found!r:.40}, this version reads {_FORMAT}")
+    digest = manifest.pop("digest", None)
+    if digest != (None if found == _READABLE[0] else _digest_of(manifest)):
+        raise CheckpointError(f"{path} is damaged (its hash does not fit); {_ADVICE}")
+    wrong = [name for name in manifest["sha256"] if not _GROUP.fullmatch(name)]
+    if wrong or not isinstance(manifest["meta"], dict):
+        raise CheckpointError(f"{path} is no manifest of a checkpoint; {_ADVICE}")
+    return manifest
+
+
+def _digest_of(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def read_session(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """`read` what a session saved.
+
+    Raises:
+        CheckpointError: as `read`, or something that a session writes is missing or of another kind.
+    """
+    tensors, meta = read(folder)
+    wrong = [name for name, kind in _SESSION.items() if not isinstance(meta.get(name), kind)]
+    wrong += [name for name in ("extra",) if name not in meta] + [name for name in ("model",) if name not in tensors]
+    if not wrong and not 0 <= meta["step"] <= meta["ledger_count"]:
+        wrong = ["step"]
+    if not isinstance(state := meta.get("torch_rng", _NO_STATE), Tensor) or state.dtype != torch.uint8:
+        wrong += ["torch_rng"]
+    if wrong:
+        raise CheckpointError(f"checkpoint {Path(folder)} was not saved by a session: {wrong[0]} does not fit; {_ADVICE}")
+    return tensors, meta
+
+
+@contextlib.contextmanager
+def fitting(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Around the loading of what a checkpoint holds: whatever does not fit where it goes is the checkpoint's fault.
+
+    Raises:
+        CheckpointError: it does not; names the folder.
+    """
+    try:
+        yield
+    except _UNFIT as error:
+        raise CheckpointError(f"checkpoint {Path(folder)} does not fit ({_reason(error)}); {_ADVICE}") from error
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _digest(path: Path) -> str:
@@ -183,12 +261,21 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     """Load a state into an optimizer of the same shape.
 
     Raises:
-        CheckpointError: the optimizer has other parameter groups.
+        CheckpointError: the optimizer has other parameter groups, or is of another kind; it keeps its own state then.
     """
+    own = optimizer.state_dict()
     try:
         optimizer.load_state_dict(state)
-    except (ValueError, KeyError) as error:
-        raise CheckpointError(f"the checkpoint belongs to another optimizer: {error}") from error
+    except _UNFIT as error:
+        optimizer.load_state_dict(own)  # what went wrong may have gone wrong halfway
+        raise CheckpointError(f"the checkpoint belongs to another optimizer ({_reason(error)})") from error
+    pairs = zip(own["param_groups"], optimizer.param_groups, strict=True)
+    missing = {name for before, group in pairs for name in before if name not in group}
+    if missing:
+        optimizer.load_state_dict(own)
+        raise CheckpointError(
+            f"the checkpoint belongs to another optimizer: it has no {sorted(missing)[0]!r} for {type(optimizer).__name__}"
+        )
 
 
 def unique_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -318,7 +318,8 @@ def doctor(
     from dpkfc.recipes.targets import load_target
     from dpkfc.report.doctor import examine, layer_table
 
-    model, shape, inputs, name = load_target(target, input_shape, int(settings.get("seed", 0)))
+    seed = RunConfig(seed=settings.get("seed", 0)).seed
+    model, shape, inputs, name = load_target(target, input_shape, seed)
     defaults = {"recipe": target if ":" not in target else "digits", "method": "dp-kfc"}
     own = find_recipe(target).probe if ":" not in target else None
     curvature = kfac(run_config({**defaults, **settings}), shape, inputs, own)

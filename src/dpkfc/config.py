@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle
+from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
 from dpkfc.gradients.clipping import SPLIT, contribution_bound
 from dpkfc.plan import Plan
 from dpkfc.postprocess.base import PostProcess
@@ -14,10 +14,11 @@ from dpkfc.postprocess.chain import check_chain, check_not_a_step
 from dpkfc.postprocess.ema import WeightEMA
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
 from dpkfc.privacy.events import ACCOUNTANTS
+from dpkfc.privacy.grid import GAUSSIAN, NOISES
 
 __all__ = ["Preconditioner", "PrivacyConfig"]
 
-SAMPLERS = ("poisson", "fixed", "shuffle")
+SAMPLERS = ("poisson", "truncated_poisson", "fixed", "shuffle")
 
 
 @runtime_checkable
@@ -41,7 +42,12 @@ class PrivacyConfig:
         clipping: "flat", "normalised", "automatic" or "per_layer" (C / √L for each of L layers); with a basis along which
             gradients are split (GEP) "embedding_residual", or "embedding" where it drops the residual.
         automatic_gamma: γ of automatic clipping.
-        sampler: "poisson", "fixed" (without replacement, drawn anew at every step) or "shuffle" (uncertified).
+        noise: "gaussian" in floating-point numbers, or "rounded": sum and noise on a grid that no data move, against attacks
+            on low bits, for a sensitivity wider by 2⁻²⁰.
+        sampler: "poisson", "truncated_poisson" (at most `max_batch_size`), "fixed" (without replacement, drawn anew at every
+            step) or "shuffle" (uncertified).
+        max_batch_size: most examples that a batch of "truncated_poisson" keeps, at least `expected_batch_size`; a larger one
+            costs less. Bounds memory without making a batch's size known; the divisor stays `expected_batch_size`.
         uncertified: must be True for "shuffle", whose ε is no guarantee.
         accountant: "pld" or "rdp"; None takes PLD, or RDP for "fixed", which PLD cannot treat.
         preconditioner: a preconditioner such as `curvature.KFAC`, or None for plain DP-SGD.
@@ -71,7 +77,9 @@ class PrivacyConfig:
     max_grad_norm: float = 1.0
     clipping: str = "flat"
     automatic_gamma: float = 0.01
+    noise: str = GAUSSIAN
     sampler: str = "poisson"
+    max_batch_size: int | None = None
     uncertified: bool = False
     accountant: str | None = None
     preconditioner: Preconditioner | None = None
@@ -103,6 +111,8 @@ class PrivacyConfig:
         contribution_bound(self.clipping, self.max_grad_norm)
         if not (self.automatic_gamma > 0 and math.isfinite(self.automatic_gamma)):
             raise ValueError(f"automatic_gamma must be positive and finite, got {self.automatic_gamma}")
+        if self.noise not in NOISES:
+            raise ValueError(f"unknown noise {self.noise!r}; choose one of {', '.join(NOISES)}")
         self._check_sampler()
         check_not_a_step(self.preconditioner, self.weight_average)
         if self.preconditioner is not None and not isinstance(self.preconditioner, Preconditioner):
@@ -173,6 +183,18 @@ class PrivacyConfig:
             )
         if self.accountant is not None and self.accountant not in ACCOUNTANTS:
             raise ValueError(f"unknown accountant {self.accountant!r}; choose one of {', '.join(ACCOUNTANTS)}")
+        _check_integer("max_batch_size", self.max_batch_size, 1)
+        if (self.sampler == "truncated_poisson") != (self.max_batch_size is not None):
+            raise ValueError(
+                f"sampler={self.sampler!r} and max_batch_size={self.max_batch_size} do not go together: 'truncated_poisson' "
+                "needs the most examples that a batch keeps, and no other sampler takes it"
+            )
+        if self.max_batch_size is not None and self.max_batch_size < self.expected_batch_size:
+            raise ValueError(
+                f"max_batch_size={self.max_batch_size} is less than expected_batch_size={self.expected_batch_size}, so more than "
+                "half of the batches would be cut; choose it so large that a full batch is rarer than delta, such as "
+                f"{math.ceil(self.expected_batch_size + 7 * math.sqrt(self.expected_batch_size)) + 10}"
+            )
         if self.sampler == "fixed" and self.accountant == "pld":
             raise ValueError("PLD cannot account for sampler='fixed'; use accountant='rdp' or leave it out")
 
@@ -240,13 +262,18 @@ class PrivacyConfig:
             )
         if self.sampler == "poisson":
             return Poisson(self.expected_batch_size / dataset_size, dataset_size)
+        if self.max_batch_size is not None:
+            return TruncatedPoisson(self.expected_batch_size / dataset_size, dataset_size, self.max_batch_size)
         return (FixedSize if self.sampler == "fixed" else Shuffle)(self.expected_batch_size, dataset_size)
 
     def _steps(self, dataset_size: int) -> int:
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
-        return max(1, round(self.epochs * dataset_size / self.expected_batch_size))
+        try:
+            return max(1, round(self.epochs * dataset_size / self.expected_batch_size))
+        except OverflowError:
+            raise ValueError(f"epochs = {self.epochs} are more steps than can be counted; choose fewer") from None
 
     def describe_preconditioner(self) -> dict[str, Any] | None:
         """The public description of the preconditioner, None without one."""
@@ -274,6 +301,7 @@ class PrivacyConfig:
     def _describe_steps(self) -> dict[str, Any]:
         """What comes before the clip and after the noise; defaults are left out, so that older plans keep their hash."""
         said = {
+            "noise": (self.noise, GAUSSIAN),
             "readout": (self.readout, "whitened"),
             "postprocess": ([step.describe() for step in self.postprocess], []),
             "augmentations": (self.augmentations, 1),

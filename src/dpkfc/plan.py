@@ -19,6 +19,7 @@ from dpkfc.gradients.clipping import contribution_bound
 from dpkfc.privacy import events
 from dpkfc.privacy.calibration import check_target
 from dpkfc.privacy.events import EpsilonCurve
+from dpkfc.privacy.grid import ROUNDED, widened
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 if TYPE_CHECKING:
@@ -87,8 +88,17 @@ class Plan:
 
     @property
     def sensitivity(self) -> float:
-        """Largest change of the clipped sum between neighbouring datasets, in the coordinates of the noise."""
-        return self.sampler.sensitivity(contribution_bound(self.config.clipping, self.config.max_grad_norm))
+        """Largest change of the clipped sum between neighbouring datasets, in the coordinates of the noise.
+
+        That of the sum as it is rounded, where the noise is.
+        """
+        found = self.sampler.sensitivity(contribution_bound(self.config.clipping, self.config.max_grad_norm))
+        return widened(found) if self.noise == ROUNDED else found
+
+    @property
+    def noise(self) -> str:
+        """Kind of the noise: "gaussian" or "rounded"."""
+        return self.config.noise
 
     @property
     def stddev(self) -> float:
@@ -180,6 +190,17 @@ class Plan:
         """
         return events.cross_check(self.event, self.steps, self.delta, self.neighbouring_relation)
 
+    def check_accounting(self) -> None:
+        """Refuse a plan whose ε is in dispute; done before a ledger is opened, so that nothing is charged.
+
+        A plan without a certified guarantee claims no ε that could be wrong.
+
+        Raises:
+            ValueError: the accountants contradict each other.
+        """
+        if self.certified:
+            self.cross_check()
+
     def noise_stream(self) -> NoiseStream:
         """A new noise stream: secure, or repeatable in test mode."""
         seed = self.config.test_mode_seed
@@ -245,6 +266,7 @@ class Plan:
             "steps": self.steps,
             "clipping": self.clipping,
             "max_grad_norm": self.max_grad_norm,
+            "noise": self.noise,
             "noise_multiplier": self.noise_multiplier,
             "sensitivity": self.sensitivity,
             "stddev": self.stddev,

@@ -318,9 +318,10 @@ class Session:
             The `extra` that was given to `save`.
 
         Raises:
-            CheckpointError: damaged, of another plan, model or ledger; nothing is loaded then.
+            CheckpointError: damaged, of another plan, model, optimizer or ledger; nothing is loaded then.
+            RuntimeError: a drawn batch waits for `step`, and the checkpoint is of another step.
         """
-        tensors, meta = checkpoint.read(folder)
+        tensors, meta = checkpoint.read_session(folder)
         if meta["plan"] != self.plan.hash:
             raise checkpoint.CheckpointError(
                 f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan {self.plan.hash[:12]}…; "
@@ -331,18 +332,28 @@ class Session:
                 f"the ledger does not contain the {meta['ledger_count']} releases that the checkpoint {Path(folder)} was "
                 "written after; resume with the ledger of the same run"
             )
+        if self._pending is not None and meta["step"] != self._step:
+            raise RuntimeError(
+                f"a batch was drawn for step {self._step} and not passed to session.step(), and a sampled batch may not be left "
+                f"out; pass it first, or restore the checkpoint (of step {meta['step']}) into a new session"
+            )
+        with checkpoint.fitting(folder):
+            self._load(tensors, meta)
+        return meta["extra"]
+
+    def _load(self, tensors: dict[str, dict[str, Tensor]], meta: dict[str, Any]) -> None:
+        """Take up what a checkpoint of this plan and ledger holds."""
         checkpoint.check_same_tensors(checkpoint.unique_tensors(self.model.state_dict()), tensors["model"])
         preconditioner = self._loaded(tensors["preconditioner"]) if "preconditioner" in tensors else None
+        checkpoint.load_optimizer(self.optimizer, meta["optimizer"])
         self._chain.load_state_dict(self._here(tensors.get("filters", {})))
         self._coordinates.past = self._here(tensors.get("past", {}))
         self._average.load_state_dict(self._here(tensors.get("average", {})))
-        checkpoint.load_optimizer(self.optimizer, meta["optimizer"])
         self.model.load_state_dict(tensors["model"], strict=False)
         if "torch_rng" in meta:
             torch.set_rng_state(meta["torch_rng"])
         self._coordinates.current = preconditioner
-        self._step, self._pending = meta["step"], None
-        return meta["extra"]
+        self._step = meta["step"]  # a batch that was drawn for it stays to be passed to `step`
 
     def _here(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         device = next(iter(self._parameters.values())).device
@@ -372,6 +383,7 @@ class Session:
 
 
 def _open_ledger(plan: Plan, path: str | os.PathLike[str] | None) -> Ledger:
+    plan.check_accounting()
     header = {"certified": plan.certified, "rng": "repeatable" if plan.test_mode else "secure"}
     if path is None:
         return Ledger.in_memory(plan.hash, header, plan.steps)

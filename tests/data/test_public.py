@@ -53,10 +53,49 @@ def test_probes_of_a_preconditioner_are_looked_at() -> None:
     check_probes(KFAC(probe=public), (rows[2:], Y[2:]))
     check_probes(KFAC(probe=noise), (rows, Y))
     check_probes(None, (rows, Y))
-    check_probes(KFAC(probe=public), torch.utils.data.TensorDataset(rows, Y))  # would be read through
+    whole = torch.utils.data.TensorDataset(rows, Y)
+    check_probes(KFAC(probe=public), torch.utils.data.Subset(whole, range(2, 20)))
+    check_probes(KFAC(probe=public), Loaded(whole))  # would be read through
+    listed = [whole[i] for i in range(20)]
+    held = [(rows, Y), [rows.numpy(), Y.numpy()], whole, listed, torch.utils.data.Subset(whole, range(5))]
     for config, name in ((KFAC(probe=public), "probe"), (KFAC(probe=noise, output_probe=public), "output probe")):
-        with pytest.raises(ValueError, match=f"the {name} of KFAC and the private dataset share 2 rows"):
-            check_probes(config, (rows, Y))
+        for private in held:
+            with pytest.raises(ValueError, match=f"the {name} of KFAC and the private dataset share 2 rows"):
+                check_probes(config, private)
+    check_probes(KFAC(probe=public), [object()] * 3)  # examples of a kind that cannot be compared
+
+
+class Loaded(torch.utils.data.Dataset):
+    """A dataset that might read its examples from a disk."""
+
+    def __init__(self, inner: torch.utils.data.TensorDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, ...]:
+        return self.inner[i]
+
+
+def test_every_way_to_train_compares_the_probe_with_tensors_that_lie_in_a_dataset() -> None:
+    from dpkfc.config import PrivacyConfig
+    from dpkfc.integrations.opacus import PrivacyEngine
+    from dpkfc.session import Session
+
+    rows, labels = X.flatten(1), Y
+    config = KFAC(probe=PublicData(rows[:2], provenance="rows"), probe_size=2)
+    model, dataset = torch.nn.Linear(6, 3), torch.utils.data.TensorDataset(rows, labels)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plan = PrivacyConfig(expected_batch_size=5, steps=1, preconditioner=config).with_noise(1.0, 1e-3, 20)
+    with pytest.raises(ValueError, match="share 2 rows"):
+        Session(plan, model, optimizer, dataset)
+    with pytest.raises(ValueError, match="share 2 rows"):
+        PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=torch.utils.data.DataLoader(dataset, batch_size=5),
+            noise_multiplier=1.0, max_grad_norm=1.0, preconditioner=config,
+        )  # fmt: skip
+    assert not model._forward_pre_hooks and not optimizer._optimizer_step_pre_hooks
 
 
 def test_minus_zero_and_shape() -> None:

@@ -17,11 +17,11 @@ class Rounded(nn.Module):
 
     def __init__(self, mixing: float = 0.0) -> None:
         super().__init__()
-        self.first, self.last, self.mixing = nn.Linear(40, 40), nn.Linear(40, 3), mixing
+        self.first, self.last, self.mixing = nn.Linear(40, 1000), nn.Linear(1000, 3), mixing
 
     def forward(self, x: Tensor) -> Tensor:
         y = 1e-3 * self.first(x)
-        y = (y + 3e4 * len(x)) - 3e4 * len(x)
+        y = (y + 25 * len(x)) - 25 * len(x)
         return self.last(F.relu(y + self.mixing * y.mean(0)) * 1e3)
 
 
@@ -44,6 +44,48 @@ def test_rounding_at_a_kink_is_taken() -> None:
 def test_mixing_is_refused_in_both_precisions(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match="differs from that of the example alone"):
         check_alone(*arguments(Rounded(mixing=0.5).to(dtype), dtype))
+
+
+class Single(nn.Module):
+    """Behaves in float64, and does something else in every other precision."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.inner, self.how = Rounded(), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float64:
+            x = {"scaled": x / len(x), "centred": x - x.mean(0, keepdim=True), "mixed": x + 0.3 * x.flip(0)}[self.how]
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("how", ["scaled", "centred", "mixed"])
+def test_float64_does_not_excuse_what_single_precision_alone_does(how: str) -> None:
+    torch.manual_seed(1)
+    model, layers, *others = arguments(Single(how))
+    assert check_per_example_gradients(model.double(), layers, *(_double(x) for x in others))
+    with pytest.raises(ValueError, match="differs from that of the example alone"):
+        check_alone(model.float(), layers, *others)
+
+
+def _double(x: object) -> object:
+    if isinstance(x, Tensor):
+        return x.double() if x.is_floating_point() else x
+    return type(x)(map(_double, x)) if isinstance(x, (tuple, list)) else x
+
+
+def test_no_text_of_an_error_reaches_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It may hold values of private examples."""
+    model, layers, loss, pair, singles = arguments(Rounded(mixing=0.5))
+
+    def told(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if batch[0].dtype == torch.float64:
+            raise ArithmeticError("SECRET 3.25")
+        return loss(m, batch)
+
+    with caplog.at_level("DEBUG", "dpkfc"), pytest.raises(ValueError, match="example alone"):
+        check_alone(model, layers, told, pair, singles)
+    assert "ArithmeticError" in caplog.text and "SECRET" not in caplog.text
 
 
 def test_a_loss_that_cannot_run_in_double_leaves_the_first_error() -> None:

@@ -9,8 +9,9 @@ from torch import nn
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.model_state import restored_state
 from dpkfc.gradients.tape import Tape, capture
-from dpkfc.gradients.verify import check_per_example_gradients, restored_buffers
+from dpkfc.gradients.verify import check_per_example_gradients
 from tests.gradients.cases import CASES, build, looped, loss_fn
 
 
@@ -161,7 +162,7 @@ def test_unused_trainable_layer_is_named() -> None:
 def test_a_buffer_written_in_the_forward_pass_is_put_back_and_named() -> None:
     model = nn.Module()
     model.register_buffer("mean", torch.zeros(3))
-    with pytest.raises(ValueError, match="changes the buffer 'mean'"), restored_buffers(model):
+    with pytest.raises(ValueError, match="changes the buffer 'mean'"), restored_state(model):
         model.mean += 1
     assert float(model.mean.sum()) == 0
 
@@ -220,6 +221,6 @@ def test_a_frozen_embedding_may_not_renormalise_rows_either() -> None:
 def test_writes_behind_the_version_counter_are_put_back_too() -> None:
     model = nn.Module()
     model.register_buffer("mean", torch.zeros(3))
-    with pytest.raises(ValueError, match="changes the buffer 'mean'"), restored_buffers(model):
+    with pytest.raises(ValueError, match="changes the buffer 'mean'"), restored_state(model):
         model.mean.data.add_(1)
     assert float(model.mean.sum()) == 0

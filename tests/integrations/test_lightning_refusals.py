@@ -79,9 +79,27 @@ class Mixing(Net):
         return self.layers(x - x.mean(0))
 
 
+class Logging(Net):
+    """Logs the un-noised loss, under a name that says so."""
+
+    def per_example_loss(self, batch):
+        losses = super().per_example_loss(batch)
+        self.log("loss (NOT private)", losses.mean(), on_step=True, on_epoch=True, batch_size=1)
+        return losses
+
+
+class Watching(Logging):
+    def configure_callbacks(self):
+        return [L.callbacks.EarlyStopping("loss (NOT private)_epoch", check_on_train_epoch_end=True)]
+
+
 class BatchMean(Net):
     def per_example_loss(self, batch):
         return F.cross_entropy(self(batch[0]), batch[1])
+
+
+def checkpoints(**settings):
+    return {"callbacks": [L.callbacks.ModelCheckpoint(**settings)], "enable_checkpointing": True}
 
 
 @pytest.mark.parametrize(
@@ -100,6 +118,10 @@ class BatchMean(Net):
         (Net, {"min_epochs": 2}, "ask for 10 steps.*calibrated for 7"),
         (Net, {"callbacks": [L.callbacks.LearningRateFinder(num_training_steps=3)]}, "A search for a learning rate"),
         (BatchMean, {}, "one loss per example"),
+        (Logging, {"callbacks": [L.callbacks.EarlyStopping("loss (NOT private)")]}, r"EarlyStopping\(monitor='loss.*reads what"),
+        (Watching, {}, "EarlyStopping.*without noise"),
+        (Logging, checkpoints(monitor="loss (NOT private)_step"), "ModelCheckpoint.*keeps"),
+        (Logging, checkpoints(filename="{loss (NOT private):.2f}"), r"ModelCheckpoint\(filename"),
         (Net, {"overfit_batches": 1}, "overfit_batches replaces the sampler"),
         (Net, {"gradient_clip_val": 1.0}, "clipping is not supported for manual"),
         (Net, {"accumulate_grad_batches": 2}, "accumulation is not supported for manual"),
@@ -112,6 +134,13 @@ def test_what_would_train_otherwise_is_refused_before_anything_is_spent(build, s
         fit(tmp_path, module, **settings)
     assert not (tmp_path / "ledger.jsonl").exists() or releases(tmp_path) == 0
     assert before is None or torch.equal(weights(module), before)
+
+
+def test_a_metric_of_validation_data_may_be_watched(tmp_path) -> None:
+    stopping = L.callbacks.EarlyStopping("val_loss", patience=50)
+    best = L.callbacks.ModelCheckpoint(tmp_path, monitor="val_loss")
+    fit(tmp_path, Logging(), callbacks=[stopping, best], enable_checkpointing=True)
+    assert releases(tmp_path) == 7 and best.best_model_path
 
 
 def test_automatic_optimization_switched_on_later_steps_nothing(tmp_path) -> None:

@@ -189,10 +189,8 @@ def test_a_loop_that_goes_on_after_an_error_is_stopped() -> None:
         next(stream)
         with pytest.raises(RuntimeError, match="without a backward pass"):
             optimizer.step()
-        x, y = next(stream)
-        F.cross_entropy(model(x), y).backward()
-        with pytest.raises(RuntimeError, match="begin a new loop"):
-            optimizer.step()
+        with pytest.raises(RuntimeError, match="not followed by optimizer.step.*new loop"):
+            next(stream)
     assert engine.ledger.count == 0
 
 

@@ -46,9 +46,10 @@ def test_epsilon_is_that_of_dp_accounting(event, count, accountant, relation):
     kind = pld.PLDAccountant if accountant == "pld" else rdp.RdpAccountant
     theirs = kind(neighboring_relation=ADD if relation == "add_or_remove_one" else REPLACE)
     theirs.compose(event, count)
-    assert epsilon(event, count, DELTA, accountant, relation) == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-9)
+    # PLD is asked for a δ that is smaller by what rounding may have taken, and full batches have a closed form
+    assert epsilon(event, count, DELTA, accountant, relation) == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-6)
     delta = delta_of_epsilon(event, count, 1.0, accountant, relation)
-    assert delta == pytest.approx(theirs.get_delta(1.0), rel=1e-9)
+    assert delta == pytest.approx(theirs.get_delta(1.0), rel=1e-9, abs=2.0**-50 * (count + 256))
 
 
 def gaussian_delta(eps, mu):
@@ -198,6 +199,7 @@ def test_the_upper_bound_is_one_grows_and_rarely_computes(accountant, monkeypatc
 
 def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypatch):
     monkeypatch.setattr(events, "_forwarded", set())
+    monkeypatch.setattr(events, "_values", {})
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             epsilon(poisson(0.1, 0.6), 1, DELTA, "rdp")

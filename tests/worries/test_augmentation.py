@@ -212,6 +212,71 @@ def test_mixing_examples_is_refused_before_anything_is_spent(augment: Callable[[
         assert s.ledger.count == 0
 
 
+class Remembers:
+    """An augment that keeps something of the batches it has seen."""
+
+    def __init__(self, how: str) -> None:
+        self.how, self.held = how, None
+
+    def __call__(self, batch: Batch) -> Batch:
+        x = batch[0]
+        if self.how == "swallows":
+            x = x.nan_to_num()
+        mean = x.mean(0)
+        before = mean if self.held is None else self.held
+        if self.how == "first":
+            self.held = before
+        elif self.how == "running":
+            self.held = 0.9 * before + 0.1 * mean
+        else:
+            self.held = mean
+        return batch[0] - before, batch[1]
+
+
+@pytest.mark.parametrize("how", ["first", "last", "running", "swallows"])
+@pytest.mark.parametrize("noise", [False, True])
+def test_an_augment_that_remembers_other_batches_is_refused(how: str, noise: bool) -> None:
+    memory = Remembers(how)
+
+    def augment(batch: Batch) -> Batch:
+        return memory(noisy(batch) if noise else batch)
+
+    with session(plan(1.0, augmentations=2), net(), augment=augment) as s:
+        with pytest.raises(ValueError, match=r"augment (remembers earlier batches|mixes the rows)"):
+            train(s)
+        assert s.ledger.count == 0
+
+
+def test_an_augment_of_ids_that_remembers_is_refused() -> None:
+    held: list[Tensor] = []
+
+    def augment(batch: Batch) -> Batch:
+        held.append(batch[0])
+        return torch.where(torch.rand(batch[0].shape) < 0.5, batch[0], held[max(0, len(held) - 2)][:1]), batch[1]
+
+    ids = torch.randint(0, 50, (N, 8))
+    model = nn.Sequential(nn.Embedding(50, 3), nn.Flatten(), nn.Linear(24, 3)).double()
+    with session(plan(1.0), model, dataset=(ids, data()[1]), augment=augment) as s:
+        with pytest.raises(ValueError, match="augment"):
+            train(s)
+        assert s.ledger.count == 0
+
+
+def refuses_nan(batch: Batch) -> Batch:
+    if batch[0].isnan().any():
+        raise ArithmeticError("not a number")
+    return noisy(batch)
+
+
+def counted(batch: Batch) -> Batch:
+    """Has a state that depends on no example."""
+    COUNTS.append(len(batch[0]))
+    return batch[0] * (1 + 1 / len(COUNTS)), batch[1]
+
+
+COUNTS: list[int] = []
+
+
 def by_numpy(batch: Batch) -> Batch:
     return batch[0] + torch.from_numpy(np.random.standard_normal(batch[0].shape)), batch[1]
 
@@ -224,7 +289,9 @@ def by_its_own_generator(batch: Batch) -> Batch:
     return batch[0] + torch.from_numpy(OWN.standard_normal(batch[0].shape)), batch[1]
 
 
-@pytest.mark.parametrize("augment", [noisy, by_numpy, by_random, by_its_own_generator], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "augment", [noisy, by_numpy, by_random, by_its_own_generator, refuses_nan, counted], ids=lambda f: f.__name__
+)
 def test_rows_changed_on_their_own_are_taken(augment: Callable[[Batch], Batch]) -> None:
     model = net()
     with session(plan(0.0, augmentations=2), model, augment=augment) as s:

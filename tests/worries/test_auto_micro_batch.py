@@ -235,3 +235,14 @@ def test_workers_are_started_again_after_a_failed_try() -> None:
     with Session(auto, model, optimizer, Mapped(), num_workers=1) as s:
         train(s)
     torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
+
+
+def test_no_text_of_an_error_reaches_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """What the user's code says of a batch may hold values of private examples."""
+
+    def work(rows: int) -> None:
+        raise ValueError("SECRET 3.25")
+
+    with caplog.at_level("DEBUG", "dpkfc"):
+        MicroBatchSize(automatic=True).measure(work, 8, torch.device("cpu"))
+    assert "ValueError" in caplog.text and "SECRET" not in caplog.text

@@ -216,3 +216,27 @@ def test_bfloat16_weights_and_buffers_are_resumed(tmp_path: Path) -> None:
         assert s.restore(tmp_path / "c") is None
         assert torch.equal(weights(model), weights(resumed)) and float(resumed.kept) == 4.0
         assert s.steps_done == 2
+
+
+def test_a_drawn_batch_survives_a_restore(tmp_path: Path) -> None:
+    """Otherwise a batch could be drawn again until its content pleases."""
+    p = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
+    with session(p, net(), ledger_path=tmp_path / "l.jsonl") as s:
+        s.save(tmp_path / "first")
+        drawn = next(s.batches())
+        s.restore(tmp_path / "first")
+        again = next(s.batches())
+        assert again is drawn
+        s.step(again, loss_fn)
+        s.save(tmp_path / "second")
+        drawn = next(s.batches())
+        before = weights(s.model)
+        with pytest.raises(RuntimeError, match="drawn for step 1 and not passed to session.step"):
+            s.restore(tmp_path / "first")
+        assert torch.equal(weights(s.model), before)
+        s.restore(tmp_path / "second")
+        s.step(drawn, loss_fn)
+        s.restore(tmp_path / "first")  # nothing is owed: an earlier state may be taken up, and its releases stay charged
+        assert s.steps_done == 2
+        train(s)
+    assert len(verify(tmp_path / "l.jsonl").releases) == 4

@@ -23,7 +23,11 @@ def accounted_noise(event: dp_accounting.DpEvent) -> float | None:
 
 
 def accounting(plan: Plan) -> Iterator[Finding]:
-    """The event of one release, ε by every accountant that knows it, the ε that is reported, and the budget."""
+    """Whether the plan claims a guarantee, its event, ε by every accountant that knows it, the reported ε, and the budget."""
+    yield Finding(
+        check="guarantee", measured="claimed" if plan.certified else "none", bound="claimed", passed=plan.certified,
+        detail="; ".join(plan.caveats) or "the plan has no caveat",
+    )  # fmt: skip
     noise, planned = accounted_noise(plan.event), plan.stddev / plan.sensitivity
     yield Finding(
         check="event",

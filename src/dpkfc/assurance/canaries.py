@@ -36,6 +36,7 @@ INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "input all zero": torch.zeros_like,
     "input all one": torch.ones_like,
     "input × 1e3": lambda x: x * 1e3,
+    "input × 1e20": lambda x: x * 1e20,  # its square is infinite in float32
     "input × 1e-3": lambda x: x * 1e-3,
     "input × -1": lambda x: -x,
     "input alternating ± 30": lambda x: 30.0 * (1 - 2 * (torch.arange(x.numel()) % 2)).to(x).view(x.shape),
@@ -43,6 +44,8 @@ INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "input infinite": lambda x: torch.full_like(x, math.inf),
     "input with one huge entry": lambda x: torch.cat([x.new_tensor([1e6]), x.flatten()[1:]]).view(x.shape),
 }
+# Norms, over C times the least number of float32, whose factors no number of float32 is near: most would be rounded up.
+HUGE = (1.33, 0.6, 0.28, 0.13, 0.06)
 LAYERS = 12  # in which gradients are planted, spread over the depth
 GAINS = 30  # rounds of power iteration
 
@@ -75,10 +78,25 @@ class Canaries:
         self.factors.append(factor)
         return len(self.names) - 1
 
-    def plant(self, name: str, row: tuple[Tensor, ...], layer: str, a: Tensor, u: Tensor, factor: float) -> None:
-        """One more with the gradient factor · u aᵀ in a layer."""
+    def plant(
+        self, name: str, row: tuple[Tensor, ...], layer: str, gradient: tuple[Tensor, Tensor], factor: float
+    ) -> None:
+        """One more with the gradient factor · u aᵀ in a layer, `gradient` being (a, u)."""
         number = self.add(name, row, factor)
-        self.plants.setdefault(layer, []).append((number, a, u))
+        self.plants.setdefault(layer, []).append((number, *gradient))
+
+    def only(self, *wanted: str) -> Canaries:
+        """Those whose names contain one of these texts, and always the one without a loss."""
+        kept = [n for n, name in enumerate(self.names) if n == self.zero or any(text in name for text in wanted)]
+        plants = {
+            layer: [(kept.index(n), a, u) for n, a, u in several if n in kept] for layer, several in self.plants.items()
+        }
+        return Canaries(
+            [self.names[n] for n in kept],
+            [self.rows[n] for n in kept],
+            [self.factors[n] for n in kept],
+            {layer: several for layer, several in plants.items() if several},
+        )
 
     def loss(self, subject: Subject) -> PlantedLoss:
         """The user's loss with these canaries in it."""
@@ -142,7 +160,9 @@ def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> 
 def _plant(
     made: Canaries, subject: Subject, row: tuple[Tensor, ...], layers: Mapping[str, Layer], metric: Metric
 ) -> None:
-    shapes = plantable(subject.model(), subject.loss_fn, tuple(x[:2] for x in subject.dataset))
+    shapes = plantable(subject.model(), subject.loss_fn, subject.batch(2))
+    if subject.collate_fn is not None:  # where a batch decides how long its examples are, no input of one length fits
+        shapes = {name: found for name, found in shapes.items() if len(found[0]) == 1}
     chosen = list(shapes)
     if len(chosen) > LAYERS:
         chosen = [chosen[round(i * (len(chosen) - 1) / (LAYERS - 1))] for i in range(LAYERS)]
@@ -151,11 +171,18 @@ def _plant(
         into, out = shapes[name]
         a, u = torch.randn(into, generator=generator), torch.randn(out, generator=generator)
         for factor in (1e-3, 1.0, 1e3):
-            made.plant(f"{name}: random × {factor:g}", row, name, a, u, factor)
-        made.plant(f"{name}: one entry", row, name, _first(a), _first(u), 1e3)
+            made.plant(f"{name}: random × {factor:g}", row, name, (a, u), factor)
+        made.plant(f"{name}: one entry", row, name, (_first(a), _first(u)), 1e3)
+        if len(into) == len(out) == 2 and into[0] > 1:
+            made.plant(f"{name}: positions cancel", row, name, _cancelling(a, u), 1.0)
         layer, entry = layers.get(name), metric.get(name)
         if layer is not None and isinstance(entry, Kronecker) and layer.rule == "linear":
             _plant_extremes(made, row, layer, entry, (into, out))
+    for name in chosen[-1:]:
+        a, u = (x / x.norm() for x in (torch.ones(shapes[name][0]), torch.ones(shapes[name][1])))
+        for k in HUGE:
+            far = k * 2.0**149 * subject.plan.max_grad_norm / 1e22
+            made.plant(f"{name}: norm of {k:g} · 2^149 C", row, name, (1e22 * a, far * u), 1.0)
 
 
 def _plant_extremes(
@@ -167,8 +194,8 @@ def _plant_extremes(
     for kind, changed in (("stretched most", entry), ("stretched least", entry.inverse())):
         a = _stretched(changed.input.apply, into[-1] + has_bias)[: into[-1]]
         u = _stretched(changed.output.apply, out[-1])
-        made.plant(f"{layer.name}: {kind}", row, layer.name, 30 * a.expand(into).clone(), u.expand(out).clone(), 1e3)
-        made.plant(f"{layer.name}: {kind}, small", row, layer.name, a.expand(into).clone(), u.expand(out).clone(), 1e-3)
+        made.plant(f"{layer.name}: {kind}", row, layer.name, (30 * a.expand(into).clone(), u.expand(out).clone()), 1e3)
+        made.plant(f"{layer.name}: {kind}, small", row, layer.name, (a.expand(into).clone(), u.expand(out).clone()), 1e-3)
 
 
 def _stretched(apply: Callable[[Tensor], Tensor], size: int) -> Tensor:
@@ -187,3 +214,12 @@ def _first(x: Tensor) -> Tensor:
     only = torch.zeros_like(x)
     only.view(-1)[0] = 1.0
     return only
+
+
+def _cancelling(a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs and output gradients `[T, d]` of positions that cancel but for a small rest."""
+    signs = torch.where(torch.arange(len(a)) % 2 == 0, 1.0, -1.0)[:, None]
+    signs[len(a) - len(a) % 2 :] = 0.0
+    inputs = (1e3 * torch.nn.functional.normalize(a[0], dim=0)).repeat(len(a), 1)
+    inputs[0] += torch.nn.functional.normalize(a[1], dim=0)
+    return inputs, 10 * signs * torch.nn.functional.normalize(u[0], dim=0)

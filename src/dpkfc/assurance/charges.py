@@ -42,10 +42,11 @@ def charges(subject: Subject) -> list[Finding]:
         and entry["event"] == event_to_dict(plan.event)
         for entry in entries
     )
+    late = f", not equal {behind[0]}" if behind else ""
     return [
         Finding(
             check="ledger",
-            measured=f"{len(entries)} charges for {len(session.released)} releases" + "".join(f", not equal {x}" for x in behind[:1]),
+            measured=f"{len(entries)} charges for {len(session.released)} releases{late}",
             bound="equal after every step, with the plan's event and noise",
             passed=len(entries) == len(session.released) == len(script) and not behind and stated,
             detail="read back from the file while it was written, hash chain verified",

@@ -23,6 +23,7 @@ from dpkfc.assurance.verdict import Finding
 __all__ = ["checkpoints"]
 
 STEPS = 3
+OWN = ("ledger_head", "torch_rng")  # the time at which a ledger began; the state of the repeatable mode
 
 
 def checkpoints(subject: Subject) -> Finding:
@@ -42,7 +43,7 @@ def checkpoints(subject: Subject) -> Finding:
             tensors, meta = checkpoint.read(f"{folder}/checkpoint")
         if hasattr(subject.plan.config.preconditioner, "observe"):  # made from the releases, which differ
             tensors = {group: held for group, held in tensors.items() if group not in ("past", "preconditioner")}
-        found.append({"tensors": tensors, "meta": {name: x for name, x in meta.items() if name != "torch_rng"}})
+        found.append({"tensors": tensors, "meta": {name: x for name, x in meta.items() if name not in OWN}})
     where = _difference(*found)
     return Finding(
         check="checkpoint",

@@ -56,13 +56,12 @@ def noise_law(
     steps = steps or max(40, min(500, NUMBERS // max(1, size)))
     zero = [subject.size + i for i in range(4)]
     script = [zero if k % 2 else [] for k in range(steps)]  # noise once a batch: also for one in two micro-batches
-    micro = max(2, (subject.plan.config.max_records_per_unit or 1) * subject.plan.config.augmentations)
-    plan = scripted(subject.plan, script, subject.size + 4, micro=micro)
+    plan = scripted(subject.plan, script, subject.size + 4, micro=subject.fewest_rows)
     plan = replace(plan, config=replace(plan.config, postprocess=(), readout="whitened"))
     stddev = (accounted_noise(plan.event) or plan.noise_multiplier) * plan.sensitivity / plan.expected_batch_size
     drawn: list[Samples] = []
     parts: dict[str, int] = {}
-    for released in _releases(subject, canaries, plan):
+    for released in _releases(subject, canaries, plan, steps):
         parts = parts or _parts(released)
         drawn.append(standardised(released, stddev, parts))
         if progress is not None:
@@ -70,10 +69,10 @@ def noise_law(
     return judge_noise(drawn, parts)
 
 
-def _releases(subject: Subject, canaries: Canaries, plan: Plan) -> Iterator[Released]:
+def _releases(subject: Subject, canaries: Canaries, plan: Plan, steps: int) -> Iterator[Released]:
     """Those of a session that is lost a few steps behind its checkpoint, and of the one that goes on from there."""
     loss, data, units = canaries.loss(subject), canaries.dataset(subject), canaries.units(subject)
-    saved = min(plan.steps - 1, plan.steps // 2)
+    saved = steps // 2
     restart, done = _globals(), 0
     with tempfile.TemporaryDirectory() as folder:
         for part in range(2):
@@ -161,18 +160,22 @@ def _variance(numbers: Samples) -> Finding:
 
 
 def _everywhere(drawn: Sequence[Samples], parts: Mapping[str, int]) -> Finding:
-    """The variance of every parameter and of every single number: one of them without noise is lost among all."""
-    squares = np.square(np.stack(drawn)).sum(0)
+    """The variance of each release, each parameter and each number: one of them without noise is lost among all."""
+    squares = np.square(np.stack(drawn))
+    count, size = squares.shape
     ends = np.cumsum(list(parts.values()))
-    freedom = np.concatenate([np.full(squares.size, len(drawn)), len(drawn) * np.array(list(parts.values()))])
-    sums = np.concatenate([squares, np.add.reduceat(squares, [0, *ends[:-1]])])
+    numbers = squares.sum(0)
+    sums = np.concatenate([numbers, np.add.reduceat(numbers, [0, *ends[:-1]]), squares.sum(1)])
+    freedom = np.concatenate([np.full(size, count), count * np.array(list(parts.values())), np.full(count, size)])
     p = 2 * np.minimum(stats.chi2.cdf(sums, freedom), stats.chi2.sf(sums, freedom))
-    worst = int(np.argmin(p))
-    place = int(np.searchsorted(ends, worst, side="right")) if worst < squares.size else worst - squares.size
-    limit = ALPHA / p.size
+    worst, limit = int(np.argmin(p)), ALPHA / p.size
+    if worst < size:
+        where = f"a number of '{list(parts)[int(np.searchsorted(ends, worst, side='right'))]}'"
+    else:
+        where = f"'{list(parts)[worst - size]}'" if worst < size + len(parts) else f"release {worst - size - len(parts)}"
     return Finding(
         check="noise everywhere", measured=f"p = {p[worst]:.2g}", bound=f"at least {limit:.1g}", passed=bool(p[worst] >= limit),
-        detail=f"variance of {len(parts):,} parameters and of each of {squares.size:,} numbers; worst in '{list(parts)[place]}'",
+        detail=f"variance of each of {size:,} numbers, {len(parts):,} parameters and {count:,} releases; worst: {where}",
     )  # fmt: skip
 
 

@@ -149,14 +149,13 @@ def one_run(  # noqa: PLR0913 - what a session takes, and options
     _check(plan, kind, canaries, confidence)
     tensors, rng = tuple(dataset), np.random.default_rng(seed)
     plan = audited_plan(plan, len(tensors[0]), canaries) if kind == "planted" else plan
-    started = time.perf_counter()
-    coins = rng.random(canaries) < 0.5
-    if kind == "planted":
-        chosen: _Canaries = Impulses(plan, model, tensors, loss_fn, coins, rng, layer)
-    else:
-        chosen = _Mislabelled(model, tensors, loss_fn, coins, rng, labels)
-    session = _Heard(plan, model, optimizer, chosen.dataset, augment=on_examples(augment), hear=chosen.hear)
-    _train(session, chosen, progress)
+    started, coins = time.perf_counter(), rng.random(canaries) < 0.5
+    chosen: _Canaries = (
+        Impulses(plan, model, tensors, loss_fn, coins, rng, layer)
+        if kind == "planted"
+        else _Mislabelled(model, tensors, loss_fn, coins, rng, labels)
+    )
+    _train(_Heard(plan, model, optimizer, chosen, augment=on_examples(augment)), chosen, progress)
     bound, guesses, correct = _guess(chosen.scores(), coins, plan.delta, 1 - confidence)
     seconds = time.perf_counter() - started
     claimed = plan.curve.at(plan.steps) if claimed_epsilon is None else claimed_epsilon
@@ -231,9 +230,9 @@ def _guess(scores: NDArray[np.float64], coins: NDArray[np.bool_], delta: float, 
 class _Heard(Session):
     """The session that ships, whose releases are heard."""
 
-    def __init__(self, *args: Any, hear: Callable[[Released, Metric], None], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._hear = hear
+    def __init__(self, plan: Plan, model: nn.Module, optimizer: Any, heard_by: _Canaries, **options: Any) -> None:
+        super().__init__(plan, model, optimizer, heard_by.dataset, **options)
+        self._hear = heard_by.hear
 
     def _release(self, clipped: ClippedSum) -> Released:
         released = super()._release(clipped)

@@ -132,7 +132,8 @@ def plantable(model: nn.Module, loss_fn: LossFn, batch: tuple[Any, ...]) -> dict
     with the batch in front.
 
     Args:
-        model, loss_fn: of the user.
+        model: of the user.
+        loss_fn: of the user.
         batch: the user's own batch of at least two examples.
     """
     seen: dict[str, list[tuple[torch.Size, torch.Size] | None]] = {}

@@ -14,6 +14,7 @@ example, where that is what neighbours are). Beside the distance it is checked t
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ from dpkfc.assurance.verdict import Finding, failed
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.plan import Plan
 from dpkfc.postprocess.chain import Chain
+from dpkfc.privacy.grid import ROUNDED
 from dpkfc.privacy.mechanism import Released
 
 __all__ = ["SIZES", "Replay", "World", "distance", "prepared_canaries", "replay", "resolution"]
@@ -115,11 +117,10 @@ def replay(
     canaries = canaries or prepared_canaries(subject)
     found = Replay()
     pairs = list(_pairs(subject, canaries, SIZES if sizes is None else sizes))
+    random.Random(SEED).shuffle(pairs)  # refreshes of the metric then meet canaries and sizes of all kinds
     some = pairs[:: max(1, len(pairs) // 40)]
-    config = subject.plan.config
-    fewest = max(2, (config.max_records_per_unit or 1) * config.augmentations)  # rows of one clip stay together
     total = len(pairs) + len(some)
-    for micro, chosen in ((None, pairs), (fewest, some)):
+    for micro, chosen in ((None, pairs), (subject.fewest_rows, some)):
         for chunk in _chunks(subject, chosen):
             for _ in _walk_through(subject, canaries, chunk, micro, found):
                 if progress is not None:
@@ -261,7 +262,8 @@ def resolution(plan: Plan, gradients: Mapping[str, Tensor]) -> float:
     """What rounding may move a release by, in units of the sensitivity, for sums of up to `SIZES` units."""
     coarsest = max(torch.finfo(x.dtype).eps for x in gradients.values())
     count = sum(x.numel() for x in gradients.values())
-    return coarsest * (plan.noise_multiplier * math.sqrt(count) + max(SIZES))
+    grid = 2.0**-18 if plan.noise == ROUNDED else 0.0  # four sums, each rounded to a share of 2^-20
+    return coarsest * (plan.noise_multiplier * math.sqrt(count) + max(SIZES)) + grid
 
 
 def _compare(plan: Plan, one: Released, other: Released, name: str, found: Replay) -> None:

@@ -59,7 +59,8 @@ class Sizes:
         if getattr(event, "dataset_size", getattr(event, "source_dataset_size", None)) != dataset_size:
             raise ValueError(f"the event {event} says nothing of batches from {dataset_size} examples")
         if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-            mass, most = stats.binom.pmf(every, dataset_size, event.sampling_probability), event.truncated_batch_size
+            mass = stats.binom.pmf(every, dataset_size, event.sampling_probability)
+            most = min(dataset_size, event.truncated_batch_size)
             mass[most] = stats.binom.sf(most - 1, dataset_size, event.sampling_probability)
             mass[most + 1 :] = 0.0
             return cls(dataset_size, mass)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +17,14 @@ from dpkfc.assurance.planted import on_examples, together
 from dpkfc.data.sampling import Sampler
 from dpkfc.metric import Metric
 from dpkfc.plan import Plan
+from dpkfc.postprocess.base import LookAhead
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
+from dpkfc.steps import Batch
 
 __all__ = ["Scripted", "Subject", "Walk", "Watched", "scripted", "unmoved", "watched"]
 
+SHORT, LONG = 1e-3, 0.1  # steps of a walk
 LossFn = Callable[[nn.Module, Any], Tensor]
 Script = Sequence[Sequence[int]]
 
@@ -66,6 +70,11 @@ class Subject:
     def size(self) -> int:
         """Examples, or units."""
         return int(self.unit_numbers.max()) + 1
+
+    @property
+    def fewest_rows(self) -> int:
+        """The smallest micro-batch that the plan allows, of two rows or more."""
+        return max(2, self.plan.config.micro_batch[2])
 
     @property
     def records_of_a_unit(self) -> int:
@@ -127,7 +136,8 @@ def scripted(plan: Plan, script: Script, dataset_size: int, *, seed: int | None 
         seed: for repeatable noise; None leaves it secret.
         micro: rows of a micro-batch; None leaves the plan's own.
     """
-    config = replace(plan.config, steps=len(script), epochs=None, test_mode_seed=seed)
+    steps = max(plan.steps, len(script))  # a schedule of the preconditioner must fit the run; a session stops with its script
+    config = replace(plan.config, steps=steps, epochs=None, test_mode_seed=seed)
     if micro is not None:
         config = replace(config, max_physical_batch_size=micro)
     rows = tuple(tuple(int(i) for i in batch) for batch in script)
@@ -137,7 +147,7 @@ def scripted(plan: Plan, script: Script, dataset_size: int, *, seed: int | None 
         sampler=Scripted(plan.sampler, rows, dataset_size),  # type: ignore[arg-type]
         noise_multiplier=plan.noise_multiplier,
         delta=plan.delta,
-        steps=len(script),
+        steps=steps,
     )
 
 
@@ -171,6 +181,12 @@ class Watched(Session):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.released: list[Released] = []
+
+    def batches(self) -> Iterator[Batch]:
+        """Those of the script."""
+        script, found = len(self.plan.sampler.rows), super().batches()  # type: ignore[union-attr]
+        while max(self._step, self._ledger.count) < script and (batch := next(found, None)) is not None:
+            yield batch
 
     @property
     def metric(self) -> Metric:
@@ -218,7 +234,7 @@ class Walk(torch.optim.Optimizer):
     """Moves the parameters along a path that no gradient decides, and keeps what it was handed last.
 
     Two runs over neighbouring data then see the same weights at every step, so that all that differs between their releases
-    is the data.
+    is the data. On its way the size of a parameter stays about what it is.
 
     Args:
         parameters: name to parameter.
@@ -226,7 +242,7 @@ class Walk(torch.optim.Optimizer):
         seed: of the path.
     """
 
-    def __init__(self, parameters: dict[str, Tensor], length: float = 1e-3, seed: int = 0) -> None:
+    def __init__(self, parameters: dict[str, Tensor], length: float = SHORT, seed: int = 0) -> None:
         super().__init__(list(parameters.values()), {"lr": 1.0})
         self._names, self._length = {p: name for name, p in parameters.items()}, length
         self._generator = torch.Generator().manual_seed(seed)
@@ -240,7 +256,7 @@ class Walk(torch.optim.Optimizer):
             if p.grad is not None:
                 self.handed[name] = p.grad.clone()
             scale = self._length * float(p.float().square().mean().sqrt().clamp(min=1e-3))
-            p.add_(torch.randn(p.shape, generator=self._generator).to(p), alpha=scale)
+            p.add_(torch.randn(p.shape, generator=self._generator).to(p), alpha=scale).div_(math.hypot(1, self._length))
 
 
 def watched(
@@ -251,6 +267,9 @@ def watched(
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0  # two runs would drop other units of the examples that they share
-    walk = Walk({name: p for name, p in model.named_parameters() if p.requires_grad}, length=0.0 if still else 1e-3)
+    # Where gradients are also taken ahead, those of far points differ most, and show whether they are clipped together.
+    length = LONG if any(isinstance(step, LookAhead) for step in plan.config.postprocess) else SHORT
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    walk = Walk(trained, length=0.0 if still else length)
     options |= {"augment": on_examples(subject.augment), "collate_fn": together(subject.collate_fn)}
     return Watched(plan, model, walk, dataset, **options), walk

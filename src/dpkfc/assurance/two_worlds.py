@@ -35,16 +35,18 @@ class TwoWorlds:
     """What the scores say.
 
     Attributes:
-        mu_lower: lower bound of μ, at confidence 1 − ALPHA.
+        mu_lower: lower bound of μ, at confidence 1 − alpha.
         mu_claimed: 1 / noise_multiplier.
         delta: at which both are turned into ε.
         runs: releases of each world.
+        alpha: probability that the bound is wrong.
     """
 
     mu_lower: float
     mu_claimed: float
     delta: float
     runs: int
+    alpha: float = ALPHA
 
     def finding(self) -> Finding:
         """As a line of the verdict."""
@@ -54,7 +56,7 @@ class TwoWorlds:
             measured=f"μ ≥ {self.mu_lower:.3f} (ε ≥ {lower:.2f} of one release without sampling)",
             bound=f"μ ≤ {self.mu_claimed:.3f} (ε ≤ {claimed:.2f})",
             passed=self.mu_lower <= self.mu_claimed,
-            detail=f"{self.runs:,} releases a world, learned score, confidence {1 - ALPHA:.1%}",
+            detail=f"{self.runs:,} releases a world, learned score, wrong with probability {self.alpha:g} at most",
         )
 
 
@@ -63,11 +65,20 @@ def two_worlds(
     canaries: Canaries | None = None,
     *,
     runs: int = RUNS,
+    alpha: float = ALPHA,
     progress: Callable[[int, int], None] | None = None,
 ) -> TwoWorlds:
     """Release a batch with and without a canary, `runs` times each, and bound μ.
 
     The metric of one refresh is used throughout, and the weights stay where they are.
+
+    Args:
+        subject: what is audited.
+        canaries: by default all there are; "loss × 1e4" is the one that is used, and "loss × -1e4" in its place where
+            neighbours are examples replaced.
+        runs: releases of each world.
+        alpha: probability that the bound is wrong.
+        progress: called with (releases done, of all).
     """
     canaries = canaries or prepared_canaries(subject)
     base = list(range(min(BATCH, max(1, subject.size // 2))))
@@ -88,8 +99,8 @@ def two_worlds(
     direction, threshold = _learned(scores[0][:first], scores[1][:first])
     false_positives = int(np.sum(scores[0][first:] @ direction > threshold))
     false_negatives = int(np.sum(scores[1][first:] @ direction <= threshold))
-    mu = gaussian_mu_lower(false_positives, runs - first, false_negatives, runs - first, ALPHA)
-    return TwoWorlds(mu, 1 / subject.plan.noise_multiplier, subject.plan.delta, runs)
+    mu = gaussian_mu_lower(false_positives, runs - first, false_negatives, runs - first, alpha)
+    return TwoWorlds(mu, 1 / subject.plan.noise_multiplier, subject.plan.delta, runs, alpha)
 
 
 def _difference(subject: Subject, canaries: Canaries, without: list[int], with_it: list[int]) -> Samples:

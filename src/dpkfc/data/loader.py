@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-__all__ = ["MicroBatches", "Rows", "collate", "split"]
+__all__ = ["MicroBatches", "Rows", "collate", "split", "tensors_of"]
 
 Collate = Callable[[list[Any]], Any]
 
@@ -46,7 +46,7 @@ def collate(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None 
         indices: `[n]`, n >= 1.
         collate_fn: list of examples to a batch; by default torch's own.
     """
-    tensors = _tensors(source)
+    tensors = tensors_of(source)
     if tensors is not None:
         chosen = torch.from_numpy(np.ascontiguousarray(indices))
         if collate_fn is None:
@@ -83,7 +83,7 @@ class MicroBatches:
         self._bound, self._collate_fn = max_physical_batch_size, collate_fn
         self._planned: list[list[int]] = []
         self._loader: DataLoader[Any] | None = None
-        if num_workers > 0 and (_tensors(dataset) is None or collate_fn is not None):
+        if num_workers > 0 and (tensors_of(dataset) is None or collate_fn is not None):
             self._loader = DataLoader(
                 Rows(dataset),
                 batch_sampler=self._planned,
@@ -143,13 +143,14 @@ class Rows(Dataset[Any]):
     """A dataset, or a tuple of tensors seen as one."""
 
     def __init__(self, source: Any) -> None:
-        self._source, self._tensors = source, _tensors(source)
+        self._source, self._tensors = source, tensors_of(source)
 
     def __getitem__(self, index: int) -> Any:
         return self._source[index] if self._tensors is None else tuple(x[index] for x in self._tensors)
 
 
-def _tensors(source: Any) -> tuple[Tensor, ...] | None:
+def tensors_of(source: Any) -> tuple[Tensor, ...] | None:
+    """The tensors that a dataset is, None where it is none of tensors with a common first axis."""
     if type(source) is TensorDataset:
         return tuple(source.tensors)
     if isinstance(source, (tuple, list)) and source and all(isinstance(x, Tensor) for x in source):
@@ -158,7 +159,7 @@ def _tensors(source: Any) -> tuple[Tensor, ...] | None:
 
 
 def _length(source: Any) -> int:
-    tensors = _tensors(source)
+    tensors = tensors_of(source)
     if tensors is not None:
         lengths = {x.shape[0] if x.ndim else 0 for x in tensors}
         if len(lengths) != 1:

@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
+
+from dpkfc.data.loader import tensors_of
 
 __all__ = ["check_disjoint", "check_probes", "in_memory", "shared_rows"]
 
@@ -79,11 +82,24 @@ def check_probes(preconditioner: Any, private: Any) -> None:
 
 
 def in_memory(data: Any) -> bool:
-    """Whether a dataset is tensors with a common leading axis."""
-    return isinstance(data, tuple | list) and len(data) > 0 and all(isinstance(x, Tensor | np.ndarray) for x in data)
+    """Whether a dataset is tensors with a common leading axis, a list of examples, or a subset of one of these."""
+    while isinstance(data, Subset):
+        data = data.dataset
+    if _columns(data) is not None:
+        return True
+    return isinstance(data, list) and len(data) > 0 and isinstance(_input(data[0]), _COMPARED)
+
+
+def _columns(data: Any) -> Sequence[Any] | None:
+    """The tensors of a dataset that is nothing else."""
+    tensors = tensors_of(data)
+    if tensors is None and isinstance(data, tuple | list) and all(isinstance(x, Tensor | np.ndarray) for x in data):
+        return data or None
+    return tensors
 
 
 _LABELS = ("labels", "label", "y", "target", "targets")
+_COMPARED = (Tensor, np.ndarray, str, bytes, Mapping)
 
 
 def _rows(data: Any) -> Iterator[Any]:
@@ -94,8 +110,8 @@ def _rows(data: Any) -> Iterator[Any]:
         held = {name: column for name, column in data.items() if name not in _LABELS}
         size = len(next(iter(held.values())))
         yield from ({name: column[i] for name, column in held.items()} for i in range(size))
-    elif in_memory(data):
-        yield from data[0]
+    elif (columns := _columns(data)) is not None:
+        yield from columns[0]
     else:
         yield from (_input(data[i]) for i in range(len(data)))
 

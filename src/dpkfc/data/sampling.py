@@ -13,8 +13,9 @@ from typing import Any
 import dp_accounting
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
-__all__ = ["ADD_OR_REMOVE_ONE", "REPLACE_ONE", "FixedSize", "Poisson", "Sampler", "Shuffle"]
+__all__ = ["ADD_OR_REMOVE_ONE", "REPLACE_ONE", "FixedSize", "Poisson", "Sampler", "Shuffle", "TruncatedPoisson"]
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
@@ -84,6 +85,66 @@ class Poisson:
     def describe(self) -> dict[str, Any]:
         """Public description for the card, the header of the ledger and the hash of the plan."""
         return {"name": "poisson", "sample_rate": self.sample_rate, **_common(self)}
+
+
+@dataclass(frozen=True)
+class TruncatedPoisson:
+    """A Poisson batch, of which a uniform subset of `max_batch_size` is kept where it is larger; so memory is bounded.
+
+    Neighbours: one example added or removed. In a full batch an example takes the place of another, which moves the sum by
+    up to 2 C; the event counts that in, so `noise_multiplier` stays noise over C (Ganesh 2025, arXiv 2508.15089).
+
+    Attributes:
+        sample_rate: q in (0, 1], before anything is left out.
+        dataset_size: number of examples N.
+        max_batch_size: most examples in a batch, B_max >= 1.
+
+    Raises:
+        ValueError: a rate outside (0, 1], or a size below 1.
+    """
+
+    sample_rate: float
+    dataset_size: int
+    max_batch_size: int
+
+    certified = True
+    neighbouring_relation = ADD_OR_REMOVE_ONE
+    steps_per_draw = 1
+
+    def __post_init__(self) -> None:
+        _check_size("max_batch_size", self.max_batch_size)
+        Poisson(self.sample_rate, self.dataset_size)
+
+    @property
+    def expected_batch_size(self) -> float:
+        """Mean number of examples in a batch, min(Binomial(N, q), B_max); at most q N."""
+        below = np.arange(min(self.max_batch_size, self.dataset_size))
+        return float(stats.binom.sf(below, self.dataset_size, self.sample_rate).sum())
+
+    def sensitivity(self, max_grad_norm: float) -> float:
+        """C, on which the noise multiplier of the event is based; the 2 C of full batches are part of the event."""
+        return max_grad_norm
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The event of one step whose noise has standard deviation noise_multiplier · C."""
+        return dp_accounting.TruncatedSubsampledGaussianDpEvent(
+            int(self.dataset_size),
+            self.sample_rate,
+            int(self.max_batch_size),
+            _gaussian(noise_multiplier).noise_multiplier,
+        )
+
+    def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Indices of one batch, increasing, possibly none; `step` plays no part."""
+        drawn = Poisson(self.sample_rate, self.dataset_size).indices(step, generator)
+        if drawn.size <= self.max_batch_size:
+            return drawn
+        return np.sort(generator.choice(drawn, size=self.max_batch_size, replace=False, shuffle=False))
+
+    def describe(self) -> dict[str, Any]:
+        """Public description for the card, the header of the ledger and the hash of the plan."""
+        public = {"sample_rate": self.sample_rate, "max_batch_size": int(self.max_batch_size)}
+        return {"name": "truncated_poisson", **public, **_common(self)}
 
 
 @dataclass(frozen=True)
@@ -194,7 +255,7 @@ class Shuffle:
         return {"name": "shuffle", "batch_size": self.batch_size, **_common(self)}
 
 
-Sampler = Poisson | FixedSize | Shuffle
+Sampler = Poisson | TruncatedPoisson | FixedSize | Shuffle
 
 
 def _common(sampler: Sampler) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,17 +51,45 @@ class MicroBatch:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Norms and sums are taken in the precision their bounds assume: no autocast, no TF32."""
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [backend.allow_tf32 for backend in backends]
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        try:
-            for backend in backends:
-                backend.allow_tf32 = False
-            yield
-        finally:
-            for backend, allowed in zip(backends, before, strict=True):
-                backend.allow_tf32 = allowed
+    """Norms and sums are taken in the precision their bounds assume: no autocast, no TF32 or bfloat16 inside float32.
+
+    Whatever was set through torch's older switches (`allow_tf32`, `set_float32_matmul_precision`) or its newer ones
+    (`fp32_precision`), on the CPU too, is so again afterwards.
+    """
+    with ExitStack() as undo, torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        operations = [x for x in _operations() if hasattr(x, "fp32_precision")]
+        before = [x.fp32_precision for x in operations]
+        for operation, value in zip(operations, before, strict=True):
+            undo.callback(_set_back, operation, value)
+        _switch_off(undo)
+        for operation in operations:
+            operation.fp32_precision = "ieee"
+        yield
+
+
+def _operations() -> Iterator[Any]:
+    backends: Any = torch.backends
+    yield backends.cuda.matmul
+    for backend in (backends.cudnn, backends.mkldnn):
+        yield from (getattr(backend, name) for name in ("matmul", "conv", "rnn") if hasattr(backend, name))
+
+
+def _switch_off(undo: ExitStack) -> None:
+    """The older switches, which torch can read only where nothing that the newer ones say differs from them."""
+    cudnn: Any = torch.backends.cudnn
+    with suppress(RuntimeError):
+        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("highest")
+    with suppress(RuntimeError):
+        undo.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
+        cudnn.allow_tf32 = False
+
+
+def _set_back(operation: Any, value: str) -> None:
+    """An operation that takes its backend's precision goes on doing so."""
+    operation.fp32_precision = "none"
+    if operation.fp32_precision != value:
+        operation.fp32_precision = value
 
 
 class ClippedSummer:

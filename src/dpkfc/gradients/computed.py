@@ -158,6 +158,6 @@ def _vectorised(one: Callable[[Tensor], dict[str, Tensor]], g: Tensor) -> dict[s
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        _log.debug("a parametrization cannot be vectorised over examples: %s", error)
+        _log.debug("a parametrization cannot be vectorised over examples: %s", type(error).__name__)
     rows = [one(x) for x in g]
     return {path: torch.stack([row[path] for row in rows]) for path in rows[0]}

@@ -248,7 +248,7 @@ def _one_by_one(layer: Layer, module: nn.Module, division: _Division, batch_size
         except Exception as error:  # noqa: BLE001 - no batching rule, data-dependent control flow, ...
             if is_out_of_memory(error):
                 raise
-            reason = str(error).partition("\n")[0]
+            reason = type(error).__name__  # its text may hold values of private examples
     rows = []
     for i in range(batch_size):
         full = [

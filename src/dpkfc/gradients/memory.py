@@ -75,8 +75,8 @@ class MicroBatchSize:
             try:
                 with torch.random.fork_rng(devices=[]):
                     peak = peak_bytes(partial(work, n))
-            except Exception as error:  # an error of the user's code comes again, where it belongs
-                logger.debug("the memory of %d rows could not be measured: %s", n, error)
+            except Exception as error:  # comes again where it belongs; its text may hold values of private examples
+                logger.debug("the memory of %d rows could not be measured: %s", n, type(error).__name__)
                 return
             # Fixed costs count once however many rows there are, so k times the rows take at most k times the peak.
             fits = n * budget // max(1, peak)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,10 +24,11 @@ from dpkfc.gradients.groups import Groups
 from dpkfc.gradients.ids import unknown_row
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
+from dpkfc.gradients.model_state import check_memory, checked_state, kept_attributes, restored_state
 from dpkfc.gradients.random_state import device_of, restarter
 from dpkfc.gradients.rules import Call, Calls, settled
 from dpkfc.gradients.tape import Tape, check_losses
-from dpkfc.gradients.verify import check_mode, check_whole_batch, restored_buffers
+from dpkfc.gradients.verify import as_long_as, check_mode, check_whole_batch
 from dpkfc.gradients.views import augmented, check_augment
 from dpkfc.metric import Metric
 
@@ -119,16 +121,17 @@ def clipped_sum(
         n = len(rows.records)
         batch = augmented(augment, _to(loaded, device), n)
         restart, calls = restarter(device), Calls()
-        for i, point in enumerate(points):
-            if i:
-                restart()
-            with at(layers, point.parameters):
-                found = _one_pass(model, layers, loss_fn, batch, rows=rows, factor=point.weight)
-                if len(points) > 1 or point.parameters is not None:  # what depends on the parameters is computed at this point
-                    found = kept_inputs(layers, settled(layers, found, n))
-            for name in list(found):  # moved: what two hold is not freed when the sum has used it
-                calls.setdefault(name, []).extend(found.pop(name))
-        norms.append(summer.add(calls, n, Groups(rows.units, rows.group)).norms.detach())
+        with kept_attributes(model):
+            for i, point in enumerate(points):
+                if i:
+                    restart()
+                with at(layers, point.parameters):
+                    found = _one_pass(model, layers, loss_fn, batch, rows=rows, factor=point.weight)
+                    if len(points) > 1 or point.parameters is not None:  # what depends on the parameters is computed here
+                        found = kept_inputs(layers, settled(layers, found, n))
+                for name in list(found):  # moved: what two hold is not freed when the sum has used it
+                    calls.setdefault(name, []).extend(found.pop(name))
+            norms.append(summer.add(calls, n, Groups(rows.units, rows.group)).norms.detach())
     return summer.result(), torch.cat([x.to(norms[-1]) for x in norms])
 
 
@@ -153,13 +156,14 @@ def _one_pass(
     """Forward and backward through one micro-batch, each row's loss times its weight and a factor."""
     n, device = len(rows.records), device_of(layers)
     tape = Tape(model, layers, batch_size=n)
-    with torch.enable_grad(), restored_buffers(model), tape:
-        losses = _losses(loss_fn, model, batch)
-    check_losses(losses, n)
-    if rows.weights is not None:
-        losses = losses * torch.from_numpy(rows.weights).to(losses)
-    with torch.autocast(device.type, enabled=False):
-        return tape.backward(losses if factor == 1 else losses * factor)
+    with restored_state(model):
+        with torch.enable_grad(), tape:
+            losses = _losses(loss_fn, model, batch)
+        check_losses(losses, n)
+        if rows.weights is not None:
+            losses = losses * torch.from_numpy(rows.weights).to(losses)
+        with torch.autocast(device.type, enabled=False):
+            return tape.backward(losses if factor == 1 else losses * factor)
 
 
 def check_examples(
@@ -198,12 +202,14 @@ def check_examples(
         return _losses(loss_fn, model, batch)
 
     pair = tuple(range(min(count, 2)))
-    with torch.enable_grad(), restored_buffers(model), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), checked_state(model) as before, torch.random.fork_rng(devices=[]):
         check_augment(augment, moved, count)
         try:
             shown = check_alone(model, layers, loss, moved(*pair), [moved(i) for i in pair])
             if len(pair) == 2:
                 check_mode(model, layers, loss, moved(0, 1), moved(0, 0))
+                twins = (as_long_as(moved(0, 1), moved(i, i)) for i in range(count))
+                check_memory(model, before, lambda x: loss(model, x), chain([moved(0, 1)], twins), device)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -20,28 +20,32 @@ with u the unit roundoff and λ = 4 in the probabilistic model of Higham and Mar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
-from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.conv import ConvBlock, within_reach
 from dpkfc.gradients.eigen import as_plain_lookup, formed_squares, rank_one_norms, rank_one_turning
+from dpkfc.gradients.gram import (
+    SURE,
+    chunks,
+    gram_norms,
+    lengths,
+    lookup_squares,
+    magnitudes_of_rows,
+    roundoff,
+)
 from dpkfc.gradients.rules import AnyBlock
 from dpkfc.gradients.tied import tied_costs, tied_norms
 from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, LowRank, Side
 
 __all__ = ["Choice", "Formed", "LayerNorms", "choice_for", "choose_method", "per_example_norms"]
 
-_CHUNK_ELEMENTS = 1 << 24
-_SHORT = 4096  # entries of a row whose squares may be summed in its own precision
 _NARROW = 32  # the narrower side of a layer up to which gradients are formed
 _SMALL = 1 << 18  # entries of a convolution's gradient up to which it is formed
 _KEPT = 1 << 16  # entries of a gradient in an eigenbasis up to which it is kept for the sum
-_SURE = 2.0**-8  # share of a squared norm that rounding may move; beyond it the norm is taken in float64
-_TINY = 2.0**-80  # squared norms below it may have lost terms that are too small for float32
 _IDENTITY = Kronecker()
 
 
@@ -168,7 +172,7 @@ def _outer_norms(block: Outer | ConvBlock, metric: Kronecker, method: str) -> La
     if method == "materialised":
         return _formed_norms(block, metric)
     rows = _whitened_rows(block.outer() if isinstance(block, ConvBlock) else block, metric)
-    found = _rank_one_norms(rows) if method == "rank-one" else _gram_norms(rows)
+    found = _rank_one_norms(rows) if method == "rank-one" else gram_norms(rows)
     norms = _over_groups(found, rows.groups)
     if isinstance(block, ConvBlock):  # patches are larger than the image: the sum is taken of the image again
         slack = _rounding_of_second_pass(block, metric, norms / max(_gain(metric), 1e-30))
@@ -201,14 +205,14 @@ def _is_kept(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> bool:
 
 def _table_norms(block: Lookup | Tied, metric: Eigenbasis) -> Tensor:
     if isinstance(block, Lookup):
-        slack = 8 * math.sqrt(block.b.shape[2]) * metric.bound * _roundoff(block.b) if metric.output is not None else 0.0
+        slack = 8 * math.sqrt(block.b.shape[2]) * metric.bound * roundoff(block.b) if metric.output is not None else 0.0
         plain = as_plain_lookup(block, metric)
         return _lookup_norms(plain, _IDENTITY) + slack * torch.linalg.vector_norm(block.b, dim=-1).sum(1)
-    norms = formed_squares(block, metric, _chunks).sqrt()
+    norms = formed_squares(block, metric, chunks).sqrt()
     outer, size = block.outer, block.outer.d_in + block.outer.b.shape[2]
     magnitudes, positions = _magnitudes(outer)
-    looked_up = _lengths(block.lookup.b)
-    share = (positions + (looked_up > 0).sum(1) + 8 * math.sqrt(size)) * _roundoff(outer.b)
+    looked_up = lengths(block.lookup.b)
+    share = (positions + (looked_up > 0).sum(1) + 8 * math.sqrt(size)) * roundoff(outer.b)
     return norms + share * metric.bound * (magnitudes + looked_up.sum(1))
 
 
@@ -231,27 +235,6 @@ def _over_groups(norms: Tensor, groups: int) -> Tensor:
     return norms if groups == 1 else norms.view(-1, groups).square().sum(1).sqrt()
 
 
-def _lengths(x: Tensor) -> Tensor:
-    """Upper bounds of the norms over the last axis, in float64; each row's is its own.
-
-    Long rows are summed in float64: float32 loses percents over millions of entries. Short ones are summed as they are: the
-    sum of d squares is off by at most a share (d + 2) u. Rows whose squares leave the range of float32 are taken again.
-    """
-    d, info = x.shape[-1], torch.finfo(x.dtype)
-    if x.dtype != torch.float32 or d > _SHORT:
-        return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
-    square = torch.linalg.vector_norm(x, dim=-1).double().square()
-    lengths = (square * (1 + (d + 2) * info.eps)).sqrt()
-    again = ~((square >= _TINY) & (square < math.inf))
-    if bool(again.any()):
-        lengths[again] = torch.linalg.vector_norm(x[again], dim=-1, dtype=torch.float64)
-    return lengths
-
-
-def _roundoff(x: Tensor) -> float:
-    return torch.finfo(x.dtype).eps / 2
-
-
 def _whitened_rows(block: Outer, metric: Kronecker) -> Outer:
     """The rows ã = U_in a and b̃ = U_out b; the column of ones stays implied where the input side is the identity."""
     b = metric.output.apply(block.b)
@@ -262,78 +245,23 @@ def _whitened_rows(block: Outer, metric: Kronecker) -> Outer:
     return Outer(metric.input.apply(block.a), b, block.groups)
 
 
-def _input_squares(block: Outer) -> Tensor:
-    """‖a_t‖² with the implied coordinate, `[N * groups, T]`."""
-    return _lengths(block.a).square() + float(block.homogeneous)
-
-
 def _rank_one_norms(block: Outer) -> Tensor:
     """One position; rounded up as the method is that takes the same layer where a neighbour has more of them."""
-    d_in, d_out, u = block.d_in, block.b.shape[2], _roundoff(block.b)
+    d_in, d_out, u = block.d_in, block.b.shape[2], roundoff(block.b)
     if _is_formed(d_in, d_out, False):
         into, out = (torch.linalg.vector_norm(x[:, 0], dim=-1, dtype=torch.float64) for x in (block.a, block.b))
-        return (into.square() + float(block.homogeneous)).sqrt() * out * (1 + 2 * math.sqrt(d_in * d_out) * u)
-    return _magnitudes_of_rows(block)[0] * math.sqrt(1 + (1 + d_in + d_out) * u)
-
-
-def _gram_norms(block: Outer) -> Tensor:
-    t, size = block.a.shape[1], block.d_in + block.b.shape[2]
-    pieces = [block.b.new_zeros(0, dtype=torch.float64)]
-    for rows in _chunks(block.a.shape[0], t * t):
-        part = replace(block, a=block.a[rows], b=block.b[rows])
-        square, lengths, positions = _gram_squares(part)
-        square = torch.where(positions == 1, lengths.square(), square)
-        rounding = (positions + size) * _roundoff(block.a) * lengths.square()
-        pieces.append((square.clamp(min=0) + rounding + 0 * square).sqrt())  # NaN in the Gram stays NaN
-    return torch.cat(pieces)
-
-
-def _gram_squares(block: Outer) -> tuple[Tensor, Tensor, Tensor]:
-    """‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and the number of positions that count, each `[n]` in float64."""
-    into, out = _input_squares(block).sqrt(), _lengths(block.b)
-    lengths, positions = (into * out).sum(1), (out > 0).sum(1)
-    inputs = torch.bmm(block.a, block.a.transpose(1, 2))
-    if block.homogeneous:
-        inputs += 1
-    outputs = torch.bmm(block.b, block.b.transpose(1, 2))
-    square = (inputs * outputs).sum((1, 2)).double()
-    if block.b.dtype != torch.float32:
-        return square, lengths, positions
-    size = block.d_in + block.b.shape[2] + 2 * math.log2(block.a.shape[1]) + 8
-    unsure = ~(size * _roundoff(block.b) * lengths.square() <= _SURE * square) | (square < _TINY)
-    unsure &= lengths > 0
-    if bool(unsure.any()):
-        rows = unsure.nonzero()[:, 0]
-        widths = (block.d_in, block.b.shape[2])
-        closer = _gram_rounding(inputs[rows], outputs[rows], into[rows], out[rows], widths)
-        rows = rows[~(closer <= _SURE * square[rows]) | (square[rows] < _TINY)]
-        if len(rows):
-            exact = replace(block, a=block.a[rows].double(), b=block.b[rows].double())
-            square[rows] = _gram_squares(exact)[0]
-    return square, lengths, positions
-
-
-def _gram_rounding(inputs: Tensor, outputs: Tensor, into: Tensor, out: Tensor, widths: tuple[int, int]) -> Tensor:
-    """Upper bound `[n]` of what rounding moves the sum of inputs ⊙ outputs by.
-
-    Entries of the one are off by d u of the lengths that they come from, which counts by the size of the other; adding up
-    costs the depth of the sum.
-    """
-    u, t = torch.finfo(inputs.dtype).eps / 2, inputs.shape[1]
-    a, b = inputs.abs().double(), outputs.abs().double()
-    along_in = torch.einsum("ns,nst,nt->n", into, b, into)
-    along_out = torch.einsum("ns,nst,nt->n", out, a, out)
-    depth = 2 * math.log2(t) + 8
-    return u * (widths[0] * along_in + widths[1] * along_out + depth * (a * b).sum((1, 2)))
+        into = (within_reach(into, block.a).square() + float(block.homogeneous)).sqrt()
+        return into * out * (1 + 2 * math.sqrt(d_in * d_out) * u)
+    return magnitudes_of_rows(block)[0] * math.sqrt(1 + (1 + d_in + d_out) * u)
 
 
 def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     """Gradients that are formed and whitened once, and kept for the sum."""
     z = block.per_example()
-    slack = _slack_of_formed(block, metric, _over_groups(_lengths(z.flatten(1)), block.groups))
-    for rows in _chunks(len(z), 64 * z[0].numel()) if len(z) and not metric.is_identity else ():
+    slack = _slack_of_formed(block, metric, _over_groups(lengths(z.flatten(1)), block.groups))
+    for rows in chunks(len(z), 64 * z[0].numel()) if len(z) and not metric.is_identity else ():
         z[rows] = metric.whiten(z[rows])  # a few at a time: the products need no second copy of all
-    norms = _over_groups(_lengths(z.flatten(1)), block.groups)
+    norms = _over_groups(lengths(z.flatten(1)), block.groups)
     return LayerNorms(_rounded_up(norms, z, slack, block, metric), Formed(z, block.groups), True)
 
 
@@ -341,12 +269,12 @@ def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis
     """Large gradients: formed in chunks for their norms, while the sum comes from one product over the batch."""
     _, d_in, d_out = _shape(block)
     pieces = [block.b.new_zeros(0, dtype=torch.float64)]
-    for rows in _chunks(block.batch_size, d_in * d_out * block.groups):
+    for rows in chunks(block.batch_size, d_in * d_out * block.groups):
         part = _examples(block, rows)
         g = part.per_example()
-        slack = _slack_of_formed(part, metric, _over_groups(_lengths(g.flatten(1)), block.groups))
+        slack = _slack_of_formed(part, metric, _over_groups(lengths(g.flatten(1)), block.groups))
         z = metric.rotate(g) * metric.scale if isinstance(metric, Eigenbasis) else metric.whiten(g)
-        norms = _over_groups(_lengths(z.flatten(1)), block.groups)
+        norms = _over_groups(lengths(z.flatten(1)), block.groups)
         pieces.append(_rounded_up(norms, z, slack, part, metric))
     return LayerNorms(torch.cat(pieces), block, False)
 
@@ -354,7 +282,8 @@ def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis
 def _slack_of_formed(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, plain: Tensor) -> Tensor | float:
     """What a second pass may add, also where this batch needs none: elsewhere the same example may be formed twice."""
     if isinstance(metric, Eigenbasis):
-        turning = rank_one_turning(*metric.scale.shape, metric) * _roundoff(block.b) * metric.bound
+        d_out, d_in = metric.scale.shape
+        turning = rank_one_turning(d_out, d_in, metric) * roundoff(block.b) * metric.bound
         return _rounding_of_second_pass(block, metric, plain) + turning * plain
     return 0.0 if isinstance(block, Outer) else _rounding_of_second_pass(block, metric, plain)
 
@@ -365,11 +294,11 @@ def _rounded_up(
     """Upper bounds `[N]`; where positions cancel so far that the norm is a matter of their order, by what cancelled."""
     _, d_in, d_out = _shape(block)
     size = d_in + d_out + 8 if isinstance(metric, Eigenbasis) else 2 * math.sqrt(d_in * d_out)  # as with one position
-    norms = norms * (1 + size * _roundoff(z)) + slack
+    norms = norms * (1 + size * roundoff(z)) + slack
     if isinstance(block, ConvBlock):  # images of one size: nothing changes the order
         return norms
     magnitudes, positions = _magnitudes(block)
-    order = positions.double().sqrt() * (_roundoff(z) / _SURE * _gain(metric))
+    order = positions.double().sqrt() * (roundoff(z) / SURE * _gain(metric))
     return torch.maximum(norms, torch.where(positions > 1, order * magnitudes, 0.0))
 
 
@@ -383,23 +312,18 @@ def _rounding_of_second_pass(block: Outer | ConvBlock, metric: Kronecker | Eigen
     magnitudes, positions = _magnitudes(block)
     sides = math.sqrt(d_in) + math.sqrt(d_out)
     if isinstance(metric, Eigenbasis):  # turned to and back; the gain is that of its flattest direction, so nothing to spare
-        return _roundoff(block.b) * metric.bound * (positions * magnitudes + 8 * sides * plain)
+        return roundoff(block.b) * metric.bound * (positions * magnitudes + 8 * sides * plain)
     whitening = 0.0 if metric.is_identity else 4 * sides
     share = positions * magnitudes + (whitening + 2 * math.sqrt(d_in * d_out)) * plain
-    return _roundoff(block.b) * _gain(metric) * share  # `plain` is float64 whatever the sum is computed in
+    return roundoff(block.b) * _gain(metric) * share  # `plain` is float64 whatever the sum is computed in
 
 
 def _magnitudes(block: Outer | ConvBlock) -> tuple[Tensor, Tensor]:
     """Upper bounds `[N]` of Σ_t ‖a_t‖‖b_t‖ (over groups too), and how many positions count, `[N]`."""
     if isinstance(block, ConvBlock):
         return block.magnitudes(), block.own_positions()
-    sums, positions = _magnitudes_of_rows(block)
+    sums, positions = magnitudes_of_rows(block)
     return sums.view(-1, block.groups).sum(1), positions.view(-1, block.groups).amax(1)
-
-
-def _magnitudes_of_rows(block: Outer) -> tuple[Tensor, Tensor]:
-    out = _lengths(block.b)
-    return (_input_squares(block).sqrt() * out).sum(1), (out > 0).sum(1)
 
 
 def _examples(block: Outer | ConvBlock, rows: slice) -> Outer | ConvBlock:
@@ -407,12 +331,6 @@ def _examples(block: Outer | ConvBlock, rows: slice) -> Outer | ConvBlock:
         return block.examples(rows)
     grouped = slice(rows.start * block.groups, rows.stop * block.groups)
     return replace(block, a=block.a[grouped], b=block.b[grouped])
-
-
-def _chunks(count: int, elements_each: int) -> Iterator[slice]:
-    size = max(1, _CHUNK_ELEMENTS // max(1, elements_each))
-    for start in range(0, count, size):
-        yield slice(start, min(count, start + size))
 
 
 def _lookup_norms(block: Lookup, metric: Kronecker) -> Tensor:
@@ -427,25 +345,12 @@ def _lookup_norms(block: Lookup, metric: Kronecker) -> Tensor:
     t, d = b.shape[1:]
     whitening = 0.0 if isinstance(metric.output, Identity) else 4 * math.sqrt(d) * metric.output.bound
     pieces = [b.new_zeros(0, dtype=torch.float64)]
-    for rows in _chunks(b.shape[0], t * t):
-        square, slack = _lookup_squares(block.ids[rows], b[rows])
-        raw = _lengths(block.b[rows]).sum(1) * metric.input.bound
+    for rows in chunks(b.shape[0], t * t):
+        square, slack = lookup_squares(block.ids[rows], b[rows])
+        raw = lengths(block.b[rows]).sum(1) * metric.input.bound
         norms = (square.clamp(min=0) + slack + 0 * square).sqrt()
-        pieces.append(norms + whitening * _roundoff(b) * raw)
+        pieces.append(norms + whitening * roundoff(b) * raw)
     return torch.cat(pieces)
-
-
-def _lookup_squares(ids: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """‖Σ_t e(id_t) b_tᵀ‖² and what rounding may take from it, `[n]` in float64."""
-    same = ids.unsqueeze(2) == ids.unsqueeze(1)
-    lengths = _lengths(b)
-    square = (torch.bmm(b, b.transpose(1, 2)) * same).sum((1, 2)).double()
-    products = torch.einsum("nt,nts,ns->n", lengths, same.double(), lengths)
-    slack = ((lengths > 0).sum(1) + b.shape[-1]) * _roundoff(b) * products
-    unsure = (~(slack <= _SURE * square) | (square < _TINY)) & (products > 0)
-    if b.dtype == torch.float32 and bool(unsure.any()):
-        square[unsure] = _lookup_squares(ids[unsure], b[unsure].double())[0]
-    return square, slack
 
 
 def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
@@ -456,8 +361,8 @@ def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
     size = 0
     for role, g in block.grads.items():
         z = g * scale[role] if role in scale else g
-        square = _lengths(z.flatten(1) if z.dim() > 1 else z.unsqueeze(1)).square()
+        square = lengths(z.flatten(1) if z.dim() > 1 else z.unsqueeze(1)).square()
         total = square if total is None else total + square
         size += z[0].numel() if z.shape[0] else 0
     assert total is not None
-    return total.sqrt() * (1 + 2 * math.sqrt(size) * _roundoff(next(iter(block.grads.values()))))
+    return total.sqrt() * (1 + 2 * math.sqrt(size) * roundoff(next(iter(block.grads.values()))))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.blocks import Outer, Tied
+from dpkfc.gradients.conv import within_reach
 from dpkfc.metric import Dense, Diagonal, Identity, Kronecker, LowRank
 
 __all__ = ["tied_costs", "tied_norms"]
@@ -85,14 +86,16 @@ def _whitened(block: Tied, metric: Kronecker) -> Tied:
 
 def _gram_norms(block: Tied) -> Tensor:
     s, t = block.lookup.ids.shape[1], block.outer.a.shape[1]
-    unit = torch.finfo(block.outer.b.dtype).eps / 2
-    rounding = (_dot(block.outer.a.shape[2]) + _dot(block.lookup.num_rows) + 4) * unit
+    info, size = torch.finfo(block.outer.b.dtype), block.outer.a.shape[2] + block.lookup.num_rows
+    rounding = (_dot(block.outer.a.shape[2]) + _dot(block.lookup.num_rows) + 4) * info.eps / 2
     pieces = [block.outer.b.new_zeros(0, dtype=torch.float64)]
     for rows in _chunks(block.batch_size, (s + t) ** 2):
         part = _examples(block, rows)
-        square, slack = _gram_squares(part), rounding * _magnitudes(part).square()
+        magnitudes, rows_together = _magnitudes(part)
+        square, slack = _gram_squares(part), rounding * magnitudes.square()
+        lost = size * info.tiny * (rows_together + _own_positions(part)).square()  # products of tiny rows, times huge ones
         # Where positions cancel, what rounding makes of them follows the shapes, and with those the other examples.
-        unsure = ~(slack <= _CANCELS * square) & (slack > 0)
+        unsure = (~(slack <= _CANCELS * square) | (square <= lost / _CANCELS)) & (magnitudes > 0)
         if part.outer.b.dtype == torch.float32 and bool(unsure.any()):
             square[unsure] = _gram_squares(_in_double(part, unsure))
         pieces.append((square.clamp(min=0) + slack + 0 * square).sqrt())  # NaN in a Gram matrix stays NaN
@@ -128,16 +131,18 @@ def _formed_norms(block: Tied, metric: Kronecker) -> Tensor:
         g = part.per_example()
         plain = _lengths(g.flatten(1))
         norms = plain if metric.is_identity else _lengths(metric.whiten(g).flatten(1))
-        magnitudes, positions = _magnitudes(part), _own_positions(part)
+        magnitudes, positions = _magnitudes(part)[0], _own_positions(part)
         slack = positions * magnitudes + (whitening + 2 * math.sqrt(v * d)) * plain
         order = positions.double().sqrt() / _SURE * magnitudes  # cancelled so far that the norm is a matter of their order
         pieces.append(torch.maximum(norms + unit * slack, torch.where(positions > 1, unit * order, 0.0)))
     return torch.cat(pieces)
 
 
-def _magnitudes(block: Tied) -> Tensor:
-    """Σ_s ‖c_s‖ + Σ_t ‖a_t‖‖b_t‖, `[N]`."""
-    return _lengths(block.lookup.b).sum(1) + (_lengths(block.outer.a) * _lengths(block.outer.b)).sum(1)
+def _magnitudes(block: Tied) -> tuple[Tensor, Tensor]:
+    """Σ_s ‖c_s‖ + Σ_t ‖a_t‖‖b_t‖ and Σ_s ‖c_s‖ + Σ_t ‖a_t‖ + ‖b_t‖, each `[N]`."""
+    c, b = _lengths(block.lookup.b).sum(1), _lengths(block.outer.b)
+    a = within_reach(_lengths(block.outer.a), block.outer.a)
+    return c + (a * b).sum(1), c + (a + b).sum(1)
 
 
 def _own_positions(block: Tied) -> Tensor:

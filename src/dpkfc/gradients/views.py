@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,12 @@ def augmented(augment: Callable[[Any], Any] | None, batch: Any, rows: int) -> An
 
 
 def check_augment(augment: Callable[[Any], Any] | None, batch_of: Callable[..., Any], count: int) -> None:
-    """Raise if a view of one example depends on the examples beside it.
+    """Raise if a view of one example depends on the examples beside it, or in a batch before.
 
-    Row 0 is augmented beside others and beside copies of itself, under one random state (torch, numpy, random), several
-    times. Where the augment has a generator of its own, which cannot be put back, the other rows are made NaN instead, and
-    row 0 may not show it.
+    The very first batch that the augment sees is NaN in every floating-point value, none of which may come out of the next
+    one; nor may what comes out change with the batch before. Row 0 is augmented beside others and beside copies of itself,
+    under one random state (torch, numpy, random), several times. Where the augment has a generator of its own, which cannot
+    be put back, the other rows are made NaN instead, and row 0 may not show it.
 
     Args:
         augment: what a session was given, None for nothing.
@@ -58,11 +60,12 @@ def check_augment(augment: Callable[[Any], Any] | None, batch_of: Callable[..., 
         count: rows there are; fewer than two show nothing.
 
     Raises:
-        ValueError: it mixes rows, or changes their number.
+        ValueError: it mixes rows, remembers earlier ones, or changes their number.
     """
     if augment is None or count < 2:
         return
     beside, alone = tuple(range(count)), (0,) * count
+    _refuse_memory(augment, batch_of, count)
     for _ in range(_TRIES):
         states = _states()
         first = _row_of(augmented(augment, batch_of(*beside), count), count)
@@ -83,31 +86,65 @@ def check_augment(augment: Callable[[Any], Any] | None, batch_of: Callable[..., 
             )
 
 
+def _refuse_memory(augment: Callable[[Any], Any], batch_of: Callable[..., Any], count: int) -> None:
+    states, clean = _states(), tuple(range(count))
+
+    def after(batch: Any) -> list[Tensor]:
+        with suppress(Exception):  # NaN may be refused
+            augment(batch)
+        _restore(states)
+        return _rows(augmented(augment, batch_of(*clean), count), count)
+
+    poisoned, some = _poisoned(batch_of(*clean), count, 0)
+    remembered = some and _any_nan(after(poisoned)) and not _any_nan(_rows(batch_of(*clean), count))
+    one, again, other = (after(batch_of(*(row,) * count)) for row in (0, 0, 1))
+    _restore(states)
+    if remembered or (_alike(one, again) and not _alike(one, other)):
+        raise ValueError(
+            "augment remembers earlier batches: what it made of a batch changed when only the batch before it did. One example "
+            "would then move the gradients of others, in other steps too, and ε would not hold. Use an augment without memory "
+            "(statistics of past batches, a queue of examples), or give it statistics of public data"
+        )
+
+
 def _shows_nan(augment: Callable[[Any], Any], batch: Any, count: int) -> bool:
-    poisoned = 0
-
-    def poison(x: Any) -> Any:
-        nonlocal poisoned
-        if not _leads(x, count) or not x.is_floating_point():
-            return x
-        poisoned += 1
-        return torch.cat([x[:1], torch.full_like(x[1:], float("nan"))])
-
-    made = tree_map(poison, batch)
-    if not poisoned:
+    made, some = _poisoned(batch, count, 1)
+    if not some:
         raise ValueError(
             "augment draws its random numbers from a generator of its own and changes no floating-point values, so that it "
             "cannot be checked whether it mixes rows; let it draw from torch's global generator"
         )
-    return any(bool(torch.isnan(x).any()) for x in _row_of(augmented(augment, made, count), count))
+    return _any_nan([x[:1] for x in _rows(augmented(augment, made, count), count)])
+
+
+def _poisoned(batch: Any, count: int, spared: int) -> tuple[Any, bool]:
+    """The batch with NaN in every floating-point value but those of the first rows, and whether there are any."""
+    some = False
+
+    def poison(x: Any) -> Any:
+        nonlocal some
+        if not _leads(x, count) or not x.is_floating_point():
+            return x
+        some = True
+        return torch.cat([x[:spared], torch.full_like(x[spared:], float("nan"))])
+
+    return tree_map(poison, batch), some
+
+
+def _any_nan(values: list[Tensor]) -> bool:
+    return any(bool(torch.isnan(x).any()) for x in values)
 
 
 def _leads(x: Any, count: int) -> bool:
     return isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == count
 
 
+def _rows(batch: Any, count: int) -> list[Tensor]:
+    return [x for x in tree_flatten(batch)[0] if _leads(x, count)]
+
+
 def _row_of(batch: Any, count: int) -> list[Tensor]:
-    return [x[0] for x in tree_flatten(batch)[0] if _leads(x, count)]
+    return [x[0] for x in _rows(batch, count)]
 
 
 def _alike(one: list[Tensor], other: list[Tensor]) -> bool:

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from dpkfc.gradients.broadcast import leading_size
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.verify import check_mode, check_per_example_gradients, check_whole_batch, restored_buffers
+from dpkfc.gradients.model_state import check_memory, checked_state
+from dpkfc.gradients.verify import check_mode, check_per_example_gradients, check_whole_batch
 
 __all__ = ["SHOWN", "Hook", "check_model", "check_optimizer", "check_untouched"]
 
@@ -110,9 +111,11 @@ def check_model(
     few = range(min(2, size))
     several = range(min(6, size))  # what a pair cannot show: groups of four
     device = layers[0].tensor(next(iter(layers[0].parameters))).device
-    with restored_buffers(model), torch.random.fork_rng(devices=[]), torch.autocast(device.type, enabled=False):
+    with checked_state(model) as before, torch.random.fork_rng(devices=[]), torch.autocast(device.type, enabled=False):
         check_per_example_gradients(model, layers, _projected, rows(*few), [rows(i) for i in few])
         if len(few) == 2:
             check_mode(model, layers, _projected, rows(0, 1), rows(0, 0))
+            pairs = (rows(*chosen) for chosen in ((0, 1), *((i, i) for i in several)))
+            check_memory(model, before, lambda x: _projected(model, x), pairs, device)
         if len(several) > 2:
             check_whole_batch(model, layers, _projected, rows(*several), len(several))

@@ -146,7 +146,21 @@ def refused(trainer: Any, module: pl.LightningModule) -> Iterator[tuple[bool, st
         f"precision={trainer.precision!r} scales losses by a factor that follows overflows of private gradients; use "
         "'bf16-mixed' or '32-true'",
     )
+    yield from _refused_callbacks(trainer)
     yield trainer.overfit_batches > 0, "overfit_batches replaces the sampler that ε is computed for; leave it out"
+
+
+def _refused_callbacks(trainer: Any) -> Iterator[tuple[bool, str]]:
+    """Callbacks that decide by, or write down, what is not private."""
+    for callback in trainer.callbacks:
+        for setting in ("monitor", "filename"):
+            value = getattr(callback, setting, None)
+            yield (
+                MARK in str(value),
+                f"{type(callback).__name__}({setting}={value!r}) reads what is computed from private examples without noise: "
+                "when it stops, what it keeps and how it names it would tell of them, and ε does not cover that; give it a "
+                "metric of validation data, or leave it out",
+            )
 
 
 def refused_at_start(trainer: Any, releases: int) -> Iterator[tuple[bool, str]]:

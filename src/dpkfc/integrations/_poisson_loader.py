@@ -24,29 +24,40 @@ from dpkfc.privacy.rng import SamplingStream
 __all__ = ["Draws", "Drawn", "Listener", "PrivateLoader", "check_loader"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drawn:
     """A physical batch that the loader hands out.
 
     Attributes:
         size: examples in it. PRIVATE.
         first, last: whether a logical batch begins or ends with it.
+        logical: the indices of its logical batch, the same object in all of its parts. PRIVATE.
     """
 
     size: int
     first: bool
     last: bool
+    logical: np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Listener(Protocol):
     """Who is told of the batches."""
 
     def begin(self) -> object:
-        """A pass over the loader begins: whatever was unfinished is dropped. Returns a token of this pass."""
+        """A pass over the loader begins: the work on an unfinished batch is dropped. Returns a token of this pass."""
+        ...
+
+    @property
+    def missing(self) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+        """Indices of the logical batch that must come first, since it was handed out and never released."""
         ...
 
     def draw(self, drawn: Drawn, token: object, batch: Any) -> None:
         """A batch of that pass is about to be handed out."""
+        ...
+
+    def finish(self, token: object) -> None:
+        """That pass has come to its end."""
         ...
 
 
@@ -56,18 +67,25 @@ class Draws:
     Args:
         plan: sampler and streams.
         length: logical batches a pass.
+
+    Attributes:
+        missing: indices of a logical batch with which the next pass begins, and which counts as one of it.
     """
 
     def __init__(self, plan: Plan, length: int) -> None:
         self.plan, self.length = plan, length
         self._stream: SamplingStream = plan.sampling_stream()
         self._next = 0
+        self.missing: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     def __iter__(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
         """Indices of one pass; a shuffled order begins anew."""
         period = self.plan.sampler.steps_per_draw
         self._next = -(-self._next // period) * period
-        for _ in range(self.length):
+        missing, self.missing = self.missing, None
+        if missing is not None:
+            yield missing
+        for _ in range(self.length - (missing is not None)):
             self._next += 1
             yield self.plan.draw(self._next - 1, self._stream)
 
@@ -84,7 +102,7 @@ class _Physical:
         for indices in self.draws:
             parts = split(indices, self.bound) or [indices]
             for i, part in enumerate(parts):
-                self.announced.append(Drawn(len(part), i == 0, i == len(parts) - 1))
+                self.announced.append(Drawn(len(part), i == 0, i == len(parts) - 1, indices))
                 yield part.tolist()
 
     def __len__(self) -> int:
@@ -133,11 +151,13 @@ class PrivateLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """The batches of one pass, an empty one where no example was drawn."""
+        """The batches of one pass, an empty one where no example was drawn; first the one that the last pass has left."""
         token = self.listener.begin()
+        self.draws.missing = self.listener.missing
         for batch in super().__iter__():
             self.listener.draw(self.physical.announced.popleft(), token, batch)
             yield batch
+        self.listener.finish(token)
 
     def cut(self, bound: int) -> PrivateLoader:
         """The same loader with physical batches of at most `bound` examples."""

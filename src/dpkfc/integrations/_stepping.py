@@ -18,15 +18,18 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader
 
 from dpkfc.coordinates import Coordinates
+from dpkfc.data.public import check_probes
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.broadcast import leading_size
+from dpkfc.gradients.kept import Attributes
 from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.model_state import put_back_attributes, restored_state
 from dpkfc.gradients.rules import Call
 from dpkfc.gradients.tape import Tape
-from dpkfc.gradients.verify import restored_buffers
 from dpkfc.integrations._checks import SHOWN, Hook, check_model, check_optimizer, check_untouched
 from dpkfc.integrations._guard import refuse_gradient_hooks
 from dpkfc.integrations._loss_scale import LossScale
+from dpkfc.integrations._owed import Owed
 from dpkfc.integrations._padding import check_padding
 from dpkfc.integrations._poisson_loader import Drawn
 from dpkfc.plan import Plan
@@ -73,12 +76,16 @@ class PrivateStep:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
         check_untouched(model, optimizer)
+        if source is not None:
+            check_probes(plan.config.preconditioner, source.dataset)
         self._clip = Clip(plan.max_grad_norm, plan.clipping, plan.config.automatic_gamma)
         self._noise = plan.noise_stream()
         self._reduction, self._scale, self._verify = loss_reduction, LossScale(loss_reduction), verify
         self._token: object = None
+        self._owed = Owed()
         self._source = source
         self._recording: ExitStack | None = None
+        self._attributes: Attributes | None = None
         self._size: int | None = None
         self._busy = False
         self.forget()
@@ -95,12 +102,19 @@ class PrivateStep:
     # -- the loader ----------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drop whatever is unfinished: nothing of it can reach a later release."""
+        """Drop the work on an unfinished batch: nothing of it can reach a later release. The batch itself stays owed."""
         self._drawn: Drawn | None = None
         self._summer: ClippedSummer | None = None
         self._heard: list[tuple[Tape, Drawn | None, int | None]] = []
         self._batch: Any = None
         self._stop()
+        self._put_attributes_back()
+
+    def _put_attributes_back(self) -> None:
+        """Of what passes left on modules, nothing outlives the step of their batch."""
+        before, self._attributes = self._attributes, None
+        if before is not None:
+            put_back_attributes(self.model, before)
 
     def _stop(self) -> None:
         """End the recording of a forward pass that an interrupt has left."""
@@ -109,11 +123,17 @@ class PrivateStep:
             recording.close()
 
     def begin(self) -> object:
-        """A pass over the loader begins."""
+        """A pass over the loader begins, with the batch that is `missing`."""
         self._require_open()
         self.forget()
+        self._owed.begin()
         self._token = object()
         return self._token
+
+    @property
+    def missing(self) -> Any:
+        """Indices of the logical batch that was handed out to be trained on and never released; None where there is none."""
+        return self._owed.batch
 
     def draw(self, drawn: Drawn, token: object, batch: Any) -> None:
         """The loader is about to hand out a batch.
@@ -124,16 +144,19 @@ class PrivateStep:
         self._require_open()
         if token is not self._token:
             raise RuntimeError("another pass over the private loader has begun; only the newest one can be continued")
-        if self._drawn is not None and self.model.training:
+        try:
+            self._owed.hand_out(drawn.logical, self.model.training)
+        except RuntimeError:
             self.forget()
-            raise RuntimeError(
-                "the last batch of the private loader was not followed by optimizer.step(); a drawn batch may not be skipped "
-                "or accumulated, because which ones are left out would depend on private data. Call step() for every batch, "
-                "empty ones included; for larger batches raise batch_size and use BatchMemoryManager; evaluate in model.eval()"
-            )
+            raise
         self._drawn, self._heard = drawn, []
         self._batch = batch if self._verify else None
         self._clear()
+
+    def finish(self, token: object) -> None:
+        """A pass over the loader has come to its end."""
+        if token is self._token:
+            self._owed.finish()
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
@@ -149,8 +172,9 @@ class PrivateStep:
         if self._verify and size:
             self._check_model((args, kwargs), size)
         scale = float(size or 0) if self._reduction == "mean" else 1.0
+        self._attributes = self._attributes or Attributes(self.model)  # the script's loss may read them until its step
         recording, self._size = ExitStack(), size
-        recording.enter_context(restored_buffers(self.model))
+        recording.enter_context(restored_state(self.model))
         recording.enter_context(Tape(self.model, self.layers, partial(self._hear, self._drawn, size), scale, size))
         self._recording = recording
 
@@ -204,10 +228,12 @@ class PrivateStep:
                 )
             self._contribute(strays)
         except BaseException:
+            self._owed.fail()
             self.forget()
             raise
         finally:
             self._busy = False
+        self._put_attributes_back()
 
     def _contribute(self, strays: list[str]) -> None:
         """Add the physical batch to the sum of its logical batch, and release that where it ends."""
@@ -217,6 +243,7 @@ class PrivateStep:
                 "optimizer.step() without a new batch: each batch of the private loader is released once. Step once for every "
                 "batch, inside the loop over the loader that make_private returned"
             )
+        self._owed.check(drawn.logical)
         if not drawn.first and self._summer is None:
             raise RuntimeError(
                 "an earlier part of this logical batch was lost to an error or was never stepped; begin a new loop over the "
@@ -239,6 +266,7 @@ class PrivateStep:
             self._scale.warn_without_verdict()
         if drawn.last:
             self._release(self._summer)
+        self._owed.step_done(drawn.last)
         self._drawn, self._heard = None, []
 
     def _one_pass(self, drawn: Drawn) -> dict[str, list[Call]]:

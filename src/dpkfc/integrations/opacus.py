@@ -178,6 +178,7 @@ class PrivacyEngine:
         limit: int | None,
     ) -> tuple[Any, ...]:
         """Open the ledger and put the hooks on, all or nothing."""
+        plan.check_accounting()
         module, optimizer, source = parts
         header = {"certified": plan.certified, "rng": "repeatable" if plan.test_mode else "secure"}
         with ExitStack() as undo:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import dp_accounting
 
 from dpkfc.privacy.events import EpsilonCurve
+from dpkfc.privacy.integration import integrated_epsilon
 
 __all__ = ["CalibrationError", "calibrate_noise_multiplier", "check_target"]
 
@@ -86,13 +87,19 @@ def calibrate_noise_multiplier(
     def by_rdp(log_noise: float) -> float:
         return excess(log_noise, "rdp")
 
+    def by_integral(log_noise: float) -> float:
+        found = integrated_epsilon(make_event(math.exp(log_noise)), count, delta)
+        return by_rdp(log_noise) if found is None else _log_ratio(found, epsilon)
+
     reach = (
         f"no noise multiplier in [{SMALLEST:g}, {LARGEST:g}] gives epsilon = {epsilon} at delta = {delta} in {count}"
     )
     if by_rdp(math.log(SMALLEST)) <= 0:
         raise CalibrationError(f"{reach} releases, all spend less; choose a smaller epsilon, or give the noise itself")
-    # RDP is ten times faster than PLD and its answer is slightly larger: a good place to start.
-    bracket = _bracket(excess, 0.0 if accountant == "rdp" else _start(by_rdp))
+    if accountant == "rdp":
+        bracket = _bracket(excess, 0.0)
+    else:  # RDP is fast and a little too large, the integral slower and about right: PLD, slowest of all, has little to search
+        bracket = _bracket(excess, _start(by_rdp, by_integral), _TOLERANCE / 2)
     if bracket is None:
         raise CalibrationError(f"{reach} releases by {accountant!r}, all spend more; choose a larger epsilon or delta")
     noise_multiplier = math.exp(_close(excess, bracket))
@@ -113,18 +120,20 @@ def _log_ratio(spent: float, target: float) -> float:
     return max(ratio, 1e-16) if spent > target else min(ratio, 0.0)
 
 
-def _start(by_rdp: Excess) -> float:
-    """log(noise_multiplier) a little below the calibration by RDP; the largest where RDP does not reach the target."""
+def _start(by_rdp: Excess, by_integral: Excess) -> float:
+    """log(noise_multiplier) by integration, looked for a little below that by RDP; the largest where none reaches the target."""
     bracket = _bracket(by_rdp, 0.0)
-    return math.log(LARGEST) if bracket is None else _close(by_rdp, bracket, 0.02) - 0.05
+    near = math.log(LARGEST) if bracket is None else _close(by_rdp, bracket, 0.02) - 0.05
+    bracket = _bracket(by_integral, near, 0.05)
+    return near if bracket is None else _close(by_integral, bracket, 1e-4)
 
 
-def _bracket(excess: Excess, start: float) -> Bracket | None:
+def _bracket(excess: Excess, start: float, step: float = 0.1) -> Bracket | None:
     """(low, high, excess at low > 0, excess at high <= 0) by growing steps from a start; None where there is none."""
     smallest, largest = math.log(SMALLEST), math.log(LARGEST)
     known = min(max(start, smallest), largest)
     value = excess(known)
-    direction, step = (1.0, 0.1) if value > 0 else (-1.0, 0.1)
+    direction = 1.0 if value > 0 else -1.0
     while True:
         if known == (largest if direction > 0 else smallest):
             return None

@@ -8,19 +8,18 @@ recorded a later head.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hashlib
-import json
 import logging
 import os
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import dp_accounting
 
+from dpkfc.privacy import chain
+from dpkfc.privacy.chain import LedgerError, Verified
 from dpkfc.privacy.events import event_to_dict
 
 try:
@@ -32,34 +31,9 @@ __all__ = ["BudgetExhausted", "Ledger", "LedgerError", "Verified", "verify"]
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
-_START = b'{"format":'
-_RESERVED = {"format", "plan_hash", "created", "prev", "hash"}
-
-
-class LedgerError(RuntimeError):
-    """A ledger that cannot be read, written or trusted."""
-
 
 class BudgetExhausted(RuntimeError):
     """A release beyond the plan: refused, nothing was written and nothing may leave."""
-
-
-@dataclass(frozen=True)
-class Verified:
-    """A ledger whose chain holds.
-
-    Attributes:
-        header: the first line.
-        releases: the other lines, in order.
-        heads: hash of every line; `heads[n]` is the head after n releases.
-        size: bytes that these lines take.
-    """
-
-    header: dict[str, Any]
-    releases: list[dict[str, Any]] = field(default_factory=list)
-    heads: list[str] = field(default_factory=list)
-    size: int = 0
 
 
 class Ledger:
@@ -73,6 +47,7 @@ class Ledger:
 
     def __init__(self, state: Verified, path: Path | None, descriptor: int | None, max_releases: int | None) -> None:
         self.path = path
+        self._place = None if path is None else path.absolute()  # wherever the process goes from here
         self.plan_hash: str = state.header["plan_hash"]
         self.max_releases = max_releases
         self._state = state
@@ -104,14 +79,14 @@ class Ledger:
                 its release never left.
         """
         path = Path(path)
-        first = _header(plan_hash, header)
-        line, head = _line(first)
+        first = chain.header(plan_hash, header)
+        line, head = chain.line(first)
         descriptor = _open_locked(path)
         try:
             content = _without_torn_end(_read_all(descriptor), descriptor, path)
             if content:
-                state = _parse(content, str(path))
-                _check_header(state.header, first, str(path))
+                state = chain.parse(content, str(path))
+                chain.check_header(state.header, first, str(path))
             else:
                 _write(descriptor, line, 0)
                 _sync_folder(path)
@@ -128,8 +103,8 @@ class Ledger:
         cls, plan_hash: str, header: Mapping[str, Any] | None = None, max_releases: int | None = None
     ) -> Ledger:
         """A ledger that ends with the process; for tests and for callers who keep their own."""
-        first = _header(plan_hash, header)
-        _, head = _line(first)
+        first = chain.header(plan_hash, header)
+        _, head = chain.line(first)
         return cls(Verified(first | {"hash": head}, [], [head]), None, None, max_releases)
 
     @property
@@ -178,7 +153,8 @@ class Ledger:
 
         Raises:
             BudgetExhausted: the plan allows no further release; nothing was written.
-            LedgerError: the ledger is closed, or could not be written; the release must not be made.
+            LedgerError: the ledger is closed, could not be written, or its file was deleted, replaced or changed since it was
+                opened; the release must not be made.
         """
         failure = self._failure or ("a forked process needs its own ledger" if os.getpid() != self._pid else None)
         if failure is not None:
@@ -197,7 +173,7 @@ class Ledger:
             "sensitivity": float(sensitivity),
             "prev": self.head,
         }
-        line, head = _line(record)
+        line, head = chain.line(record)
         if self._descriptor is not None:
             self._append(line)
         self._state.releases.append(record | {"hash": head})
@@ -225,6 +201,7 @@ class Ledger:
 
     def _append(self, line: bytes) -> None:
         assert self._descriptor is not None
+        self._check_place()
         try:
             _write(self._descriptor, line, self._size)
         except BaseException as error:
@@ -239,6 +216,20 @@ class Ledger:
         self._size += len(line)
 
 
+    def _check_place(self) -> None:
+        """What is written into a file without a name is on no disk for whoever comes after."""
+        assert self._descriptor is not None and self._place is not None
+        mine = os.fstat(self._descriptor)
+        try:
+            kept = os.path.samestat(mine, os.stat(self._place))
+        except OSError:
+            kept = False
+        if not kept or mine.st_size != self._size:
+            what = "changed by another program" if kept else "deleted or replaced"
+            self._failure = f"its file was {what} while it was open; put it back as it was, then resume"
+            raise LedgerError(f"{self._name} takes no further release: {self._failure}")
+
+
 def verify(path: str | os.PathLike[str]) -> Verified:
     """Read a ledger and check its chain, without changing it.
 
@@ -251,73 +242,7 @@ def verify(path: str | os.PathLike[str]) -> Verified:
         raise LedgerError(f"the ledger {path} cannot be read ({error})") from error
     if not content:
         raise LedgerError(f"the ledger {path} is empty")
-    return _parse(content, str(path))
-
-
-def _header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    extra = dict(extra or {})
-    if taken := _RESERVED & set(extra):
-        raise ValueError(f"a header of a ledger may not set {sorted(taken)}: the ledger writes these itself")
-    created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return {"format": FORMAT, "plan_hash": plan_hash, "created": created, "certified": None, "rng": None, **extra}
-
-
-def _canonical(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, separators=(",", ":"), allow_nan=False)
-
-
-def _line(record: Mapping[str, Any]) -> tuple[bytes, str]:
-    """The bytes of a line and its hash, which covers all of it and, through "prev", all lines before."""
-    head = hashlib.sha256(_canonical(record).encode("utf-8")).hexdigest()
-    return (_canonical({**record, "hash": head}) + "\n").encode("utf-8"), head
-
-
-def _parse(content: bytes, name: str) -> Verified:
-    state: Verified | None = None
-    for number, raw in enumerate(content.splitlines(keepends=True), start=1):
-        record = _record(raw, f"line {number} of the ledger {name}")
-        if state is None:
-            if record.get("format") != FORMAT or "plan_hash" not in record:
-                raise LedgerError(f"line 1 of the ledger {name} is not a header of format {FORMAT}")
-            state = Verified(record, [], [record["hash"]], len(content))
-            continue
-        if record.get("prev") != state.heads[-1] or record.get("release") != number - 1:
-            raise LedgerError(
-                f"line {number} of the ledger {name} does not follow line {number - 1}: lines are missing or in "
-                "another order; the privacy spent is unknown"
-            )
-        state.releases.append(record)
-        state.heads.append(record["hash"])
-    assert state is not None
-    return state
-
-
-def _record(raw: bytes, where: str) -> dict[str, Any]:
-    if not raw.endswith(b"\n"):
-        raise LedgerError(f"{where} is cut short")
-    try:
-        record = json.loads(raw)
-        stated = record.pop("hash")
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise LedgerError(f"{where} is damaged; the privacy spent is unknown") from error
-    line, head = _line(record)
-    if head != stated or line != raw:
-        raise LedgerError(f"{where} was changed: its hash does not fit; the privacy spent is unknown")
-    return record | {"hash": stated}
-
-
-def _check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> None:
-    if found["plan_hash"] != wanted["plan_hash"]:
-        raise LedgerError(
-            f"the ledger {name} belongs to the plan {found['plan_hash']}, this run to the plan {wanted['plan_hash']}; "
-            "use another folder, or the settings the run was begun with"
-        )
-    for key in ("certified", "rng"):
-        if found.get(key) != wanted[key]:
-            raise LedgerError(
-                f"the ledger {name} was begun with {key}={found.get(key)!r}, this run has {wanted[key]!r}; "
-                "use another folder"
-            )
+    return chain.parse(content, str(path))
 
 
 def _without_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
@@ -326,16 +251,15 @@ def _without_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
     torn = content[end:]
     if not torn:
         return content
-    begins_a_ledger = content.startswith(_START) or _START.startswith(content)
-    if not begins_a_ledger:
+    if not chain.begins_a_ledger(content):
         raise LedgerError(f"line 1 of the ledger {path} is damaged: this is no ledger, nothing was changed")
-    if _is_complete(torn):
+    if chain.is_complete(torn):
         # Only its newline is missing: kept, since a ledger may count too much but never too little.
-        _record(torn + b"\n", f"the last line of the ledger {path}")
+        chain.record(torn + b"\n", f"the last line of the ledger {path}")
         _write(descriptor, b"\n", len(content))
         return content + b"\n"
     if end:
-        _parse(content[:end], str(path))
+        chain.parse(content[:end], str(path))
     logger.warning(
         "the last line of the ledger %s was cut short by a crash and is removed: its release never left", path
     )
@@ -344,20 +268,14 @@ def _without_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
     return content[:end]
 
 
-def _is_complete(torn: bytes) -> bool:
-    """Whether a whole object stands here; the beginning of a line, which a crash leaves, is none."""
-    try:
-        json.JSONDecoder().raw_decode(torn.decode("utf-8", errors="replace"))
-    except ValueError:
-        return False
-    return True
-
-
 def _open_locked(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
     except OSError as error:
         raise _unwritable(path, error) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise LedgerError(f"the ledger {path} is no ordinary file; without one nothing may be released: choose another name")
     if fcntl is not None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,7 @@
 """The one place where noise is added: a clipped sum goes in, a noisy mean comes out, charged before it exists.
 
-Nothing downstream (optimisers, filters, checkpoints) takes any value but `Released`.
+Nothing downstream (optimisers, filters, checkpoints) takes any value but `Released`. Noise is either Gaussian in the
+floating-point numbers of the sum, or Gaussian rounded to a grid on which the sum is rounded too: see `grid`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import dp_accounting
 import torch
 from torch import Tensor
 
+from dpkfc.privacy.grid import MOST_STEPS, ROUNDED, grid_of
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import NoiseStream
 
-__all__ = ["ClippedSum", "MechanismPlan", "Released", "gaussian_release", "release"]
+__all__ = ["ClippedSum", "MechanismPlan", "Released", "gaussian_release", "release", "rounded_release"]
 
 Normal = Callable[[int, torch.dtype], Tensor]
 
@@ -29,6 +31,8 @@ class MechanismPlan(Protocol):
     def max_grad_norm(self) -> float: ...  # noqa: D102
     @property
     def clipping(self) -> str: ...  # noqa: D102
+    @property
+    def noise(self) -> str: ...  # noqa: D102
     @property
     def noise_multiplier(self) -> float: ...  # noqa: D102
     @property
@@ -99,7 +103,8 @@ class Released:
 def release(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int) -> Released:
     """Charge the ledger, then add N(0, stddev²) to every entry of the sum and divide by the expected batch size.
 
-    The guarantee is the plan's event for one release, provided the sum was clipped as it says.
+    The guarantee is the plan's event for one release, provided the sum was clipped as it says. With `plan.noise` "rounded"
+    it covers how sum and noise are added in the computer; with "gaussian" it is that of real numbers.
 
     Args:
         clipped: the clipped sum of one logical batch; all zero for an empty one, which is a release like any other.
@@ -115,9 +120,14 @@ def release(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger
         LedgerError: the charge could not be recorded; nothing was released.
     """
     _check(clipped, plan, noise, ledger, step)
+    numbers = sum(x.numel() for x in clipped.tensors.values())
+    grid = grid_of(plan.sensitivity, max(1, numbers), plan.stddev) if plan.noise == ROUNDED else 0.0
     number = ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
-    device = next(iter(clipped.tensors.values())).device
-    gradients = gaussian_release(clipped.tensors, plan.stddev, plan.expected_batch_size, _normal(noise, step, device))
+    normal = _normal(noise, step, next(iter(clipped.tensors.values())).device)
+    if grid:
+        gradients = rounded_release(clipped.tensors, plan.stddev, plan.expected_batch_size, normal, grid)
+    else:
+        gradients = gaussian_release(clipped.tensors, plan.stddev, plan.expected_batch_size, normal)
     variance = (plan.stddev / plan.expected_batch_size) ** 2
     return Released(gradients=gradients, noise_variance=variance, step=step, release=number)
 
@@ -137,10 +147,7 @@ def gaussian_release(tensors: Mapping[str, Tensor], stddev: float, divisor: floa
     Raises:
         ValueError: stddev negative or not finite, or divisor not positive and finite.
     """
-    if not (stddev >= 0 and math.isfinite(stddev)):
-        raise ValueError(f"stddev must be finite and >= 0, got {stddev}")
-    if not (divisor > 0 and math.isfinite(divisor)):
-        raise ValueError(f"divisor must be positive and finite, got {divisor}")
+    _check_scale(stddev, divisor)
     with torch.no_grad():
         if stddev == 0:
             return {name: x.detach() / divisor for name, x in tensors.items()}
@@ -152,13 +159,68 @@ def gaussian_release(tensors: Mapping[str, Tensor], stddev: float, divisor: floa
         return noisy
 
 
+def rounded_release(
+    tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal, grid: float
+) -> dict[str, Tensor]:
+    """(x̂ + ẑ) / divisor, x̂ being x and ẑ being stddev · z, each rounded to the nearest multiple of the grid.
+
+    Sum and noise are integers of 52 bits while they are added, so x̂ + ẑ is exact: it is stddev · z + x̂ rounded to the
+    grid. Entries of x beyond 2⁵¹ steps are moved there first, which brings no two sums farther apart.
+
+    Args:
+        tensors: name to a float32 or float64 tensor; not changed.
+        stddev: absolute standard deviation, >= 0; at 0 nothing is drawn.
+        divisor: positive.
+        normal: as for `gaussian_release`; asked for float64.
+        grid: a power of two, from `grid.grid_of`.
+
+    Returns:
+        New tensors of the same names, shapes and types; a float64 one with a power of two as divisor lies on the grid.
+
+    Raises:
+        ValueError: stddev negative or not finite, or divisor not positive and finite.
+    """
+    _check_scale(stddev, divisor)
+    sizes = [x.numel() for x in tensors.values()]
+    with torch.no_grad():
+        pieces = normal(sum(sizes), torch.float64).split(sizes) if stddev > 0 else [None] * len(sizes)
+        noisy = {}
+        for (name, x), z in zip(tensors.items(), pieces, strict=True):
+            steps = x.detach().to("cpu" if z is None else z.device, torch.float64, copy=True)
+            steps.div_(grid).round_().clamp_(-MOST_STEPS, MOST_STEPS)
+            if z is not None:
+                steps += z.view(x.shape).mul_(stddev / grid).round_()
+            noisy[name] = steps.mul_(grid / divisor).to(x)
+        return noisy
+
+
+def _check_scale(stddev: float, divisor: float) -> None:
+    if not (stddev >= 0 and math.isfinite(stddev)):
+        raise ValueError(f"stddev must be finite and >= 0, got {stddev}")
+    if not (divisor > 0 and math.isfinite(divisor)):
+        raise ValueError(f"divisor must be positive and finite, got {divisor}")
+
+
 def _normal(noise: NoiseStream, step: int, device: torch.device) -> Normal:
-    """The stream itself on the CPU; elsewhere the device's generator, seeded anew by the stream for this release."""
+    """The stream itself on the CPU; elsewhere the device's generator, seeded anew by the stream for this release.
+
+    A device without float64 leaves rounded noise to the stream.
+    """
+
+    def of_stream(size: int, dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(noise.normal(size, step, str(dtype).removeprefix("torch.")))
+
     if device.type == "cpu":
-        return lambda size, dtype: torch.from_numpy(noise.normal(size, step, str(dtype).removeprefix("torch.")))
+        return of_stream
     generator = torch.Generator(device=device)
     generator.manual_seed(noise.device_seed(step))
-    return lambda size, dtype: torch.randn(size, dtype=dtype, device=device, generator=generator)
+
+    def of_device(size: int, dtype: torch.dtype) -> Tensor:
+        if device.type == "mps" and dtype == torch.float64:
+            return of_stream(size, dtype)
+        return torch.randn(size, dtype=dtype, device=device, generator=generator)
+
+    return of_device
 
 
 def _check(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int) -> None:

@@ -4,9 +4,10 @@ Noise comes from a cipher: AES-256 in counter mode under a key of the operating 
 of the draw and of the chunk within it, so that no two draws of one key overlap, and who sees any number of releases can
 predict no other without breaking the cipher. Batches are drawn from Philox (Salmon et al. 2011) under a key of their own.
 
-Normal numbers are made by the transform of Box and Muller (1958): 32 bits decide the angle, 32 bits the radius, and 53 more
-where the radius exceeds 5.5, so that the tail ends beyond nine standard deviations. The guarantee is stated for ideal
-Gaussian noise, as in most implementations: no rounding of floating-point numbers is accounted for.
+Normal numbers are made by the transform of Box and Muller (1958). In float32 32 bits decide the angle and 32 the radius, and
+53 more where the radius exceeds 5.5; the tail ends at 10.9 standard deviations. In float64 both have 53 bits, and 53 more
+where the radius exceeds 3.3; the tail ends at 12.1. The guarantee is stated for ideal Gaussian noise. Which floating-point
+numbers a sum with noise can become is accounted for by rounded noise alone (`grid`), which is made of the float64 numbers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = ["NoiseStream", "SamplingStream"]
 CHUNK = 1 << 20  # numbers drawn from one counter; a constant, so that a repeatable draw does not depend on threads
 _DOMAINS = {"noise": 1, "sampling": 2, "device": 3}
 _RARE = 1 << 10  # radii whose 32 bits fall below this are given more bits: about one in four million
+_RARE_FINE = 1 << 45  # the same for 53 bits: one in 256, so that the radius is known to 2⁻⁴⁵ of its probability anywhere
 
 
 def _test_key(seed: int, domain: str) -> bytes:
@@ -139,14 +141,16 @@ def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -
         bits = words(2 * half, "<u4")
         radius: NDArray[Any] = bits[:half].astype(np.float64)
         angle: NDArray[Any] = bits[half:].astype(np.float32)
-        rare = np.flatnonzero(bits[:half] < _RARE)
-        radius += 0.5
-        radius[rare] += (words(rare.size, "<u8") >> np.uint64(11)) * 2.0**-53 + 2.0**-54 - 0.5
-        radius *= 2.0**-32
-        angle *= np.float32(2 * np.pi * 2.0**-32)
+        rare, unit = np.flatnonzero(bits[:half] < _RARE), 2.0**-32
     else:
         fine = words(2 * half, "<u8") >> np.uint64(11)
-        radius, angle = (fine[:half] + 0.5) * 2.0**-53, fine[half:] * (2 * np.pi * 2.0**-53)
+        radius, angle = fine[:half].astype(np.float64), fine[half:].astype(np.float64)
+        rare, unit = np.flatnonzero(fine[:half] < _RARE_FINE), 2.0**-53
+    more = (words(rare.size, "<u8") >> np.uint64(11)) * 2.0**-53 + 2.0**-54 + radius[rare]
+    radius += 0.5
+    radius[rare] = more
+    radius *= unit
+    angle *= angle.dtype.type(2 * np.pi * unit)
     np.log(radius, out=radius)
     radius *= -2.0
     np.sqrt(radius, out=radius)

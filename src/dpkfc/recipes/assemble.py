@@ -31,8 +31,8 @@ def privacy_config(
     Raises:
         ConfigError: settings that do not go together.
     """
-    steps = config.steps or max(1, round(config.epochs * dataset_size / config.expected_batch_size))
     try:
+        steps = config.steps or max(1, round(config.epochs * dataset_size / config.expected_batch_size))
         chosen = preconditioner(config, input_shape, steps, own, private)
         return PrivacyConfig(
             expected_batch_size=config.expected_batch_size,
@@ -44,8 +44,10 @@ def privacy_config(
             postprocess=postprocess(config),
             weight_average=WeightEMA(config.weight_average) if config.weight_average else None,
             automatic_gamma=config.automatic_gamma,
+            noise=config.noise,
             augmentations=config.augmentations,
             sampler=config.sampler,
+            max_batch_size=config.max_batch_size or None,
             uncertified=config.uncertified,
             accountant=config.accountant or None,
             preconditioner=chosen,
@@ -53,6 +55,8 @@ def privacy_config(
             pad_to_multiple=config.pad_to_multiple or None,
             test_mode_seed=config.seed if config.test_mode else None,
         )
+    except OverflowError:
+        raise ConfigError(f"epochs = {config.epochs} are more steps than can be counted; choose fewer") from None
     except ConfigError:
         raise
     except ValueError as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -163,7 +164,8 @@ def public_data(path: Path, input_shape: tuple[int, ...]) -> tuple[Tensor, Tenso
     """Public examples of a safetensors file with `inputs` `[n, *input_shape]` and, if given, `labels` `[n]`.
 
     Raises:
-        ConfigError: the file cannot be read, or its inputs have another shape.
+        ConfigError: the file cannot be read, its inputs have another shape or are no finite numbers, or its labels are not one
+            whole number for each.
     """
     try:
         tensors = load_file(path)
@@ -174,4 +176,20 @@ def public_data(path: Path, input_shape: tuple[int, ...]) -> tuple[Tensor, Tenso
         found = "no `inputs`" if inputs is None else f"inputs of shape {list(inputs.shape)}"
         expected = ", ".join(map(str, input_shape))
         raise ConfigError(f"public_data {path} holds {found}; expected `inputs` [n, {expected}]")
+    _check_values(path, inputs, tensors.get("labels"), images=len(input_shape) > 1)
     return inputs, tensors.get("labels")
+
+
+def _check_values(path: Path, inputs: Tensor, labels: Tensor | None, *, images: bool) -> None:
+    """Raise where a model could not run on them.
+
+    Raises:
+        ConfigError: naming the file and what is wrong.
+    """
+    whole = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    if len(inputs) == 0 or (images and not inputs.is_floating_point()) or not bool(torch.isfinite(inputs).all()):
+        wanted = "finite floats" if images else "finite numbers"
+        raise ConfigError(f"public_data {path}: `inputs` must be {wanted}, one example or more")
+    if labels is not None and (labels.shape != inputs.shape[:1] or labels.dtype not in whole):
+        found = f"{str(labels.dtype).removeprefix('torch.')} {list(labels.shape)}"
+        raise ConfigError(f"public_data {path}: `labels` are {found}; expected a whole number for each of {len(inputs)} inputs")

@@ -35,7 +35,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the name and its permissions") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # bad syntax, bytes that are no UTF-8, brackets without end
         raise ConfigError(f"{path}: is not TOML: {error}") from None
 
 
@@ -56,7 +56,8 @@ def flatten(content: Mapping[str, Any], where: str) -> dict[str, Any]:
             flat[key] = value
             continue
         if key not in SECTIONS:
-            raise ConfigError(f"{where}: unknown section [{key}]; {nearest(key, SECTIONS)}")
+            shown = f"[{key}]" if key.isprintable() else repr(key)
+            raise ConfigError(f"{where}: unknown section {shown}; {nearest(key, SECTIONS)}")
         for name, inner in value.items():
             section = _known_key(name, where).metadata["section"]
             if section != key:
@@ -95,7 +96,8 @@ def layered(defaults: Mapping[str, Any], chosen: Mapping[str, Any], where: str =
     preset = dict(known.settings) if known else {}
     settings |= {key: value for key, value in preset.items() if section != method or key not in of_method}
     optimizer = chosen.get("optimizer") or settings.get("optimizer") or "adam"
-    settings |= flatten(tables.get(optimizer, {}), f"{where} [method.{section}.{optimizer}]")
+    if isinstance(optimizer, str) and optimizer in tables:
+        settings |= flatten(tables[optimizer], f"{where} [method.{section}.{optimizer}]")
     return RunConfig(**{**settings, **{_known_key(key, "settings").name: value for key, value in chosen.items()}})
 
 

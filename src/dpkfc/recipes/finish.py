@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -23,7 +24,7 @@ from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
 from dpkfc.report.metrics import Metrics, not_private
 from dpkfc.report.numbers import rounded_up
 from dpkfc.report.plots import Curve, LayerSignal, LayerSpectra
-from dpkfc.report.run_folder import RunFolder
+from dpkfc.report.run_folder import LAST_PLOT, RunFolder, placed
 from dpkfc.session import Session
 
 __all__ = ["curve_of", "judged_weights", "write_results"]
@@ -54,9 +55,7 @@ def _save_model(model: nn.Module, folder: RunFolder, card: dict[str, Any]) -> No
     promise = card["guarantee"]
     metadata = {"epsilon": str(promise["epsilon"]), "delta": str(promise["delta"]), "plan_hash": card["plan_hash"]}
     metadata |= {"certified": str(promise["certified"]), "stamp": card["stamp"] or ""}
-    part = folder.model.with_name(folder.model.name + ".part")
-    save_file(tensors, part, metadata=metadata)
-    part.replace(folder.model)
+    placed(folder.model, lambda part: save_file(tensors, part, metadata=metadata))
 
 
 def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
@@ -157,17 +156,15 @@ def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
 def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> None:
     """Signal-to-noise ratio and spectra, measured on the probe at the released weights: public figures.
 
-    A method without a preconditioner is shown with the one that the settings describe.
+    A method without K-FAC is shown with the factors that the settings describe.
     """
     plan, model = prepared.plan, prepared.model
     layers = find_layers(model)
     capture_layers = functools.partial(_capture, layers)
-    settings = plan.config.preconditioner
-    if not isinstance(settings, KFAC):
-        settings = kfac(prepared.config, prepared.recipe.input_shape, own=prepared.recipe.probe)
+    settings, probe = _shown(prepared)
     rules = {layer.name: layer.rule for layer in layers}
     built = settings.build(model, capture_layers, session.steps_done, rules=rules)
-    where = "at the released weights, on the probe"
+    where = f"at the released weights, on {probe}"
     if not prepared.config.uses_preconditioner:
         where += "; preconditioner not used"
     if plan.noise_multiplier > 0:
@@ -191,7 +188,25 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
         caption = f"{_title(prepared)}, {where}; {amplitude:,} examples"
         plots.save(plots.signal_to_noise(shown, caption, stamp(plan)), folder.plots / "signal_to_noise.png")
     figure = plots.spectra(_spectra(model, settings, built), f"{_title(prepared)}, {where}", stamp(plan))
-    plots.save(figure, folder.plots / "spectra.png")
+    plots.save(figure, folder.plots / LAST_PLOT)
+
+
+def _shown(prepared: Prepared) -> tuple[KFAC, str]:
+    """The factors of the figures, and what they are measured on.
+
+    Those that the plan does not use are measured on noise: nothing has looked whether their source is public and disjoint from
+    the private examples.
+    """
+    config, recipe, used = prepared.config, prepared.recipe, prepared.plan.config.preconditioner
+    if isinstance(used, KFAC):
+        return used, "the probe"
+    sources = ("tokens",) if recipe.probe else ("pink", "white")
+    other = config.source not in sources or config.output_source not in ("", *sources)
+    if other:
+        config = dataclasses.replace(config, source=sources[0], output_source="")
+    if config.labels == "given":
+        config = dataclasses.replace(config, labels="model")
+    return kfac(config, recipe.input_shape, own=recipe.probe), "noise" if other else "the probe"
 
 
 def _capture(layers: Any, model: nn.Module, loss: Any) -> Any:

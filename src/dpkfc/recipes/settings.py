@@ -20,6 +20,7 @@ FILTERS = ("none", "disk", "disk-look-ahead", "storm", "ema", "doppler", "dopple
 READOUTS = ("whitened", "natural", "inverse")
 SCHEDULES = ("constant", "linear", "cosine")
 CLIPPINGS = ("flat", "automatic", "normalised", "per_layer")
+SAMPLERS = ("poisson", "truncated_poisson", "fixed", "shuffle")
 AUGMENTS = ("", "reflect-pad-crop-flip", "random-crop", "horizontal-flip")
 RECIPE_DEFAULTS = "defaults of the recipe; the search behind them, if any, is not covered by ε"
 SOURCES = ("pink", "white", "tokens", "public", "private-oracle")
@@ -75,9 +76,11 @@ class RunConfig:
     max_grad_norm: float = _setting(1.0, "privacy", "clipping bound C", above=0)
     clipping: str = _setting("flat", "privacy", "how examples are bounded", choices=CLIPPINGS)
     automatic_gamma: float = _setting(0.01, "privacy", "stabiliser of automatic clipping", above=0)
+    noise: str = _setting("gaussian", "privacy", "rounded: sum and noise on one grid", choices=("gaussian", "rounded"))
     augmentations: int = _setting(1, "privacy", "views of every example, averaged before the clip", least=1)
     augment: str = _setting("", "privacy", "random change of every view of an image; empty: none", choices=AUGMENTS)
-    sampler: str = _setting("poisson", "privacy", "how batches are drawn", choices=("poisson", "fixed", "shuffle"))
+    sampler: str = _setting("poisson", "privacy", "how batches are drawn", choices=SAMPLERS)
+    max_batch_size: int = _setting(0, "privacy", "most examples in a batch of truncated_poisson; 0: no bound", least=0)
     uncertified: bool = _setting(False, "privacy", "allow a sampler without a certified ε (stamped on the card)")
     accountant: str = _setting("", "privacy", "pld or rdp; empty: what suits the sampler", choices=("", "pld", "rdp"))
     test_mode: bool = _setting(False, "privacy", "repeatable noise from the seed: NOT PRIVATE, stamped on the card")
@@ -194,6 +197,14 @@ def _one_of(name: str, choices: Iterable[str]) -> str:
     return f"give {name}, one of {' | '.join(choices)}"
 
 
+def _fits_a_file(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _checked(setting: dataclasses.Field[Any], value: Any) -> Any:
     """The value in the type of its field.
 
@@ -205,6 +216,10 @@ def _checked(setting: dataclasses.Field[Any], value: Any) -> Any:
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool"):
         wanted = {"int": "an integer", "float": "a number", "str": "text in quotes", "bool": "true or false"}[kind]
         raise ConfigError(f"{name} must be {wanted}, got {value!r} ({type(value).__name__})")
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise ConfigError(f"{name} must be a number of at most 64 bits")
+    if isinstance(value, str) and not _fits_a_file(value):
+        raise ConfigError(f"{name} holds half a character, which no file can hold: {value!r}")
     value = float(value) if kind == "float" else value
     if rules["choices"] and value not in rules["choices"]:
         known = [choice for choice in rules["choices"] if choice]

@@ -30,7 +30,7 @@ def spent(path: Path, delta: float | None = None) -> dict[str, Any]:
 
     Raises:
         LedgerError: the chain does not hold.
-        ConfigError: the card beside it is damaged or remembers another head.
+        ConfigError: the card beside it is damaged or remembers another head, or no accountant can treat what was released.
     """
     found = verify(path)
     card = path.parent / "privacy_card.json"
@@ -51,7 +51,11 @@ def spent(path: Path, delta: float | None = None) -> dict[str, Any]:
         "certified": found.header.get("certified"),
         "noise generator": found.header.get("rng"),
     }
-    return facts | _cost(found.releases, 1e-5 if delta is None else delta)
+    try:
+        return facts | _cost(found.releases, 1e-5 if delta is None else delta)
+    except (ValueError, ArithmeticError, MemoryError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"the chain of the ledger {path} holds, but its ε cannot be computed: {reason}") from error
 
 
 def _remembered(card: Path) -> tuple[dict[str, Any], float]:
@@ -59,8 +63,11 @@ def _remembered(card: Path) -> tuple[dict[str, Any], float]:
     try:
         content = json.loads(card.read_text("utf-8"))
         remembered, delta = content["ledger"], float(content["guarantee"]["delta"])
-        return {"releases": int(remembered["releases"]), "head": str(remembered["head"])}, delta
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        releases = int(remembered["releases"])
+        if releases < 0 or not 0 < delta < 1:
+            raise ValueError(f"{releases} releases at δ = {delta}")
+        return {"releases": releases, "head": str(remembered["head"])}, delta
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"the privacy card {card} is damaged ({type(error).__name__}: {error}): what the ledger held when it was written "
             "cannot be compared; move it away to look at the ledger alone"

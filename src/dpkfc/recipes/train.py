@@ -74,7 +74,7 @@ def run(config: RunConfig, console: Console | None = None) -> Result:
     except BaseException:
         folder.remove_if_empty()
         raise
-    folder.write_text(folder.config, to_toml(config))
+    folder.begin(to_toml(config))
     return _train(prepared, folder, Metrics(config.eval_on), console, resumed=False)
 
 
@@ -109,7 +109,7 @@ def _train(
     with session:
         if resumed:
             session.restore(folder.checkpoint)
-            if session.steps_done >= plan.steps and folder.card.is_file():
+            if session.steps_done >= plan.steps and folder.is_complete:
                 raise ConfigError(f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are spent")
         loop = _Loop(prepared, folder, session, metrics)
         label = LABELS[config.method]
@@ -132,10 +132,12 @@ class _Loop:
 
     def run(self, progress: TrainingProgress) -> bool:
         """Train to the end of the plan; whether it was interrupted, in which case a checkpoint is on the disk."""
-        plan = self._prepared.plan
-        if not self._metrics.rows:
-            self._metrics.add(self._judged(Row(step=0, epsilon=0.0), progress))
-            self._save()  # so that a run killed at any step can be continued: what it has spent cannot be had back
+        plan, done = self._prepared.plan, self._session.steps_done
+        if not self._metrics.rows or done >= plan.steps:
+            # Before the first step: a run killed at any later one can be continued, since what it has spent cannot be had
+            # back. After the last: the weights that are left are judged anew, whatever was written before the run died.
+            self._metrics.add(self._judged(Row(step=done, epsilon=plan.curve.at(done)), progress))
+            self._save()
         with stop_on_signals() as stop:
             try:
                 for batch in self._session.batches():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from dpkfc.report.run_folder import placed
 
 __all__ = ["Metrics", "Row", "not_private"]
 
@@ -77,8 +78,10 @@ class Metrics:
     refreshes: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
-        """Append a row; a figure that is not finite becomes "not known"."""
+        """Append a row, or replace the last one of the same step; a figure that is not finite becomes "not known"."""
         known = {k: v for k, v in _items(row) if k == "epsilon" or not isinstance(v, float) or math.isfinite(v)}
+        if self.rows and self.rows[-1].step == row.step:
+            self.rows.pop()
         self.rows.append(Row(**known))
 
     def evaluated(self) -> list[Row]:
@@ -86,11 +89,13 @@ class Metrics:
         return [row for row in self.rows if row.accuracy is not None]
 
     def write(self, path: Path) -> None:
-        """Write the Parquet file; the schema marks each column `private` or not and says why."""
+        """Write the Parquet file; the schema marks each column `private` or not and says why.
+
+        Raises:
+            RunFolderError: the disk cannot take it; the file that was there before still is.
+        """
         table = pa.Table.from_pylist([asdict(row) for row in self.rows], schema=self._schema())
-        part = path.with_name(path.name + ".part")
-        pq.write_table(table, part)
-        os.replace(part, path)
+        placed(path, lambda part: pq.write_table(table, part, write_page_checksum=True))
 
     def _schema(self) -> pa.Schema:
         notes = not_private(self.measured_on)
@@ -98,7 +103,7 @@ class Metrics:
         for f in fields(Row):
             private = f.name in _NOTES or (f.name in notes and self.measured_on == "validation")
             metadata = {"private": str(private).lower(), "note": notes.get(f.name, "")}
-            columns.append(pa.field(f.name, _TYPES.get(f.name, pa.float64()), metadata=metadata))
+            columns.append(pa.field(f.name, _type(f.name), metadata=metadata))
         return pa.schema(columns, metadata={"measured_on": self.measured_on, "refreshes": json.dumps(self.refreshes)})
 
     @classmethod
@@ -109,12 +114,41 @@ class Metrics:
             ValueError: the file is damaged.
         """
         try:
-            table = pq.read_table(path)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ValueError(f"{path}: is no readable Parquet file ({error}); delete it to go on") from None
-        stored = table.schema.metadata or {}
-        rows = [Row(**row) for row in table.to_pylist()]
-        return cls(stored.get(b"measured_on", b"test").decode(), rows, json.loads(stored.get(b"refreshes", b"[]")))
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                schema = file.schema_arrow
+                _check_columns(schema)
+                rows = file.read().to_pylist()
+            stored = schema.metadata or {}
+            measured_on, refreshes = stored[b"measured_on"].decode(), json.loads(stored[b"refreshes"])
+            if any(row["step"] is None or row["epsilon"] is None for row in rows) or not _are_refreshes(refreshes):
+                raise ValueError("figures are missing")
+        except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"{path}: is no readable Parquet file of metrics ({reason}); delete it to go on") from None
+        return cls(measured_on, [Row(**row) for row in rows], refreshes)
+
+
+def _type(column: str) -> pa.DataType:
+    return _TYPES.get(column, pa.float64())
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    """Raise unless these are columns of `Row`; an older version may have written fewer.
+
+    Raises:
+        ValueError: naming the column.
+    """
+    names = [column.name for column in schema]
+    known = {f.name for f in fields(Row)}
+    wrong = [column.name for column in schema if column.name not in known or column.type != _type(column.name)]
+    wrong += [name for name in ("step", "epsilon") if names.count(name) != 1]
+    if wrong or len(set(names)) < len(names):
+        raise ValueError(f"the column {wrong[0] if wrong else names[0]!r} is not one of a run")
+
+
+def _are_refreshes(found: Any) -> bool:
+    """Whether these are rows of step, digest and scale."""
+    return isinstance(found, list) and all(isinstance(row, dict) and {"step", "digest", "scale"} <= set(row) for row in found)
 
 
 def _items(row: Row) -> Iterable[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from dpkfc.report.numbers import rounded_up
+from dpkfc.report.run_folder import placed
 
 __all__ = ["Curve", "LayerSignal", "LayerSpectra", "comparison", "history", "save", "signal_to_noise", "spectra"]
 
@@ -113,11 +114,9 @@ def save(figure: Figure, path: Path) -> Path:
     """Write a figure as PNG.
 
     Raises:
-        OSError: the path cannot be written.
+        RunFolderError: the path cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, facecolor=PAPER)
-    return path
+    return placed(path, lambda part: figure.savefig(part, facecolor=PAPER, format="png"))
 
 
 def history(curve: Curve) -> Figure:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RunFolder", "RunFolderError"]
+from safetensors import SafetensorError
+
+__all__ = ["LAST_PLOT", "RunFolder", "RunFolderError", "placed"]
+
+LAST_PLOT = "spectra.png"  # the file that a finished run writes last
 
 
 class RunFolderError(ValueError):
@@ -30,10 +34,10 @@ class RunFolder:
         Raises:
             RunFolderError: it exists and holds files, is no folder, or cannot be written.
         """
-        path = Path(path).expanduser()
-        if path.exists() and not path.is_dir():
-            raise RunFolderError(f"run folder {path} is a file; choose another name with --out")
+        path = _expanded(path)
         try:
+            if path.exists() and not path.is_dir():
+                raise RunFolderError(f"run folder {path} is a file; choose another name with --out")
             if path.is_dir() and any(path.iterdir()):
                 raise RunFolderError(
                     f"run folder {path} is not empty; choose another with --out, or continue it with --resume {path}"
@@ -69,11 +73,15 @@ class RunFolder:
         Raises:
             RunFolderError: it is no run folder, has no checkpoint, or cannot be written.
         """
-        folder = cls(Path(path).expanduser())
-        if not folder.config.is_file():
-            raise RunFolderError(f"{path} is not a run folder (no config.toml); give the folder of an earlier run")
-        if not folder.checkpoint.is_dir():
-            raise RunFolderError(f"{path} holds no checkpoint to resume; start a new run with --config config.toml")
+        folder = cls(_expanded(path))
+        before = folder.checkpoint.with_name(folder.checkpoint.name + ".old")  # left by a crash while the next was put in place
+        try:
+            if not folder.config.is_file():
+                raise RunFolderError(f"{path} is not a run folder (no config.toml); give the folder of an earlier run")
+            if not (folder.checkpoint.is_dir() or before.is_dir()):
+                raise RunFolderError(f"{path} holds no checkpoint to resume; start a new run with --config config.toml")
+        except OSError as error:
+            raise RunFolderError(f"run folder {path} cannot be read ({error.strerror or error}); change its rights") from None
         return folder._writable()
 
     def _writable(self) -> RunFolder:
@@ -120,25 +128,80 @@ class RunFolder:
         """PNG files."""
         return self.path / "plots"
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that a finished run leaves is there; a run that ended while it was written goes on from here."""
+        return all(path.is_file() for path in (self.model, self.card, self.card.with_suffix(".md"), self.plots / LAST_PLOT))
+
+    def begin(self, settings: str) -> Path:
+        """Write the settings of a new run; of two runs that begin in one folder the second is refused.
+
+        Raises:
+            RunFolderError: another run has begun here, or the disk cannot take them.
+        """
+        try:
+            with self.config.open("x", encoding="utf-8") as file:
+                file.write(settings)
+            _sync(self.config)
+        except FileExistsError:
+            raise RunFolderError(f"another run has begun in {self.path} just now; choose another folder with --out") from None
+        except OSError as error:
+            self.config.unlink(missing_ok=True)
+            raise _unwritable(self.config, error, "file") from None
+        return self.config
+
     def remove_if_empty(self) -> None:
         """Take the folder away again if nothing was written into it."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
     def write_text(self, path: Path, text: str) -> Path:
-        """Write a text file so that a crash leaves the old one or the new one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(text, "utf-8")
-        part.replace(path)
-        return path
+        """Write a text file as `placed` does."""
+        return placed(path, lambda part: part.write_text(text, "utf-8"))
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> Path:
         """Write JSON in the same way."""
         return self.write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _unwritable(path: Path, error: OSError) -> RunFolderError:
-    return RunFolderError(
-        f"run folder {path} cannot be written ({error.strerror or error}); change its rights or --out"
-    )
+def placed(path: Path, write: Callable[[Path], object]) -> Path:
+    """A file that a crash leaves as it was or as it will be: written under another name, synced, renamed.
+
+    Args:
+        path: the file; its folder is made.
+        write: writes the content to the path that it is given.
+
+    Raises:
+        RunFolderError: the disk cannot take it; an earlier file of that name is still there.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(part)
+        _sync(part)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise _unwritable(path, error, "file") from None
+    return path
+
+
+def _sync(path: Path) -> None:
+    """Wait until the disk has a file: its name must not come before its content."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _expanded(path: str | os.PathLike[str]) -> Path:
+    try:
+        if b"\0" not in os.fsencode(path):
+            return Path(path).expanduser()
+    except (UnicodeEncodeError, RuntimeError):  # half a character, or the home of nobody
+        pass
+    raise RunFolderError(f"run folder {str(path)!r} is no name that a folder can have; choose another with --out")
+
+
+def _unwritable(path: Path, error: Exception, what: str = "run folder") -> RunFolderError:
+    reason = getattr(error, "strerror", None) or error
+    return RunFolderError(f"{what} {path} cannot be written ({reason}); make room, change its rights, or choose another --out")

@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-import lzma
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-from dpkfc.recipes.datasets.errors import damaged, unreadable
+from dpkfc.recipes.datasets.errors import damaged
+from dpkfc.recipes.datasets.npz import read_npz
 
 __all__ = ["decode_delta", "encode_delta", "read_cifar"]
 
@@ -42,15 +40,17 @@ def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
         path: an `.npz` with `delta` (or `x`) and `y`.
 
     Returns:
-        Images uint8 `[N, 32, 32, 3]` and labels uint8 `[N]`.
+        Images uint8 `[N, 32, 32, 3]` and labels `[N]`, whole numbers.
 
     Raises:
         DatasetError: the file cannot be read, is no zip file, lacks an array, or an array has another shape or type.
     """
-    arrays = _arrays(path)
+    arrays = read_npz(path, ("delta", "x", "y"))
     if "y" not in arrays or not {"delta", "x"} & set(arrays):
         raise damaged(path, f"holds the arrays {sorted(arrays)} where `delta` and `y` were expected")
     labels = arrays["y"]
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise damaged(path, f"`y` is {labels.dtype} {labels.shape} where whole numbers, one for each image, were expected")
     if "delta" in arrays:
         _check(path, "delta", arrays["delta"], (3, len(labels), 32, 32))
         images = decode_delta(arrays["delta"])
@@ -58,19 +58,6 @@ def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
         images = arrays["x"]
     _check(path, "x", images, (len(labels), 32, 32, 3))
     return images, labels
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        if path.is_file() and not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("no zip archive, or one that was cut short")
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files if name in {"delta", "x", "y"}}
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, KeyError, AttributeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise damaged(path, f"is not a whole npz file ({reason})") from None
-    except OSError as error:
-        raise unreadable(path, error) from None
 
 
 def _check(path: Path, name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:

@@ -50,6 +50,8 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     expected = start + math.prod(shape)
     if len(content) != expected:
         raise damaged(path, f"holds {len(content)} bytes where its header {shape} promises {expected}")
+    if 0 in shape:
+        raise damaged(path, f"holds nothing: its header says {shape}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,18 @@ class Texts:
     test: Labelled
     source: str
 
+    def check(self, name: str, num_classes: int) -> Texts:
+        """These texts, if their labels lie in `0 … num_classes − 1`.
+
+        Raises:
+            DatasetError: a label outside; names the split.
+        """
+        for part, (_, labels) in (("training", self.train), ("test", self.test)):
+            if outside := [label for label in labels if not 0 <= label < num_classes]:
+                where = f"{name}, {part} split from {self.source}"
+                raise DatasetError(f"{where}: a label is {outside[0]!s:.40}, expected 0 to {num_classes - 1}; replace the file")
+        return self
+
     def tensors(self, tokenise: Tokenise) -> ExampleSet:
         """Token ids `[N, T]` and int64 labels `[N]`.
 
@@ -56,7 +69,7 @@ def _read_tsv(path: Path) -> Labelled:
         with opened(path, "rt", encoding="utf-8") as file:
             rows = [line.rstrip("\n").split("\t") for line in file][1:]
         texts, labels = [row[0] for row in rows], [int(row[1]) for row in rows]
-    except (OSError, EOFError, ValueError, IndexError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
         raise DatasetError(f"{path} is not a table of sentence and label ({error}); replace the file") from None
     if not texts:
         raise DatasetError(f"{path} holds no sentences; replace the file")

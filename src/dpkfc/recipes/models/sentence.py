@@ -46,8 +46,13 @@ def _model_folder() -> Path:
     return Path(get_model_path())
 
 
-def minilm_classifier(classes: int = 2) -> SentenceClassifier:
-    """MiniLM-L6 (six blocks of width 384) with its embeddings frozen, without dropout, and a new head.
+def minilm_classifier(classes: int = 2, trained_blocks: int = 1) -> SentenceClassifier:
+    """MiniLM-L6 (six blocks of width 384) without dropout, with a new head.
+
+    Args:
+        classes: number of labels.
+        trained_blocks: how many of the last blocks are trained beside the head; all before them is frozen. Noise grows with
+            the number of trained parameters, so that few of them are the better choice where steps are few.
 
     Raises:
         DatasetError: the packages that carry it are missing; the message says how to get them.
@@ -60,7 +65,9 @@ def minilm_classifier(classes: int = 2) -> SentenceClassifier:
     encoder: Any = BertModel.from_pretrained(
         folder, add_pooling_layer=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
-    encoder.embeddings.requires_grad_(False)
+    encoder.requires_grad_(False)
+    for block in list(encoder.encoder.layer)[len(encoder.encoder.layer) - trained_blocks :]:
+        block.requires_grad_(True)
     return SentenceClassifier(encoder, encoder.config.hidden_size, classes)
 
 

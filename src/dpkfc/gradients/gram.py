@@ -1,0 +1,131 @@
+"""Squared norms through Gram matrices, each a function of its own example and sure of its first two digits.
+
+What rounding may take from a square is bounded beside it; where that is more than a small share of the square, the rows of
+that example, and of it alone, are taken again in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dpkfc.blocks import Outer
+from dpkfc.gradients.conv import within_reach
+
+__all__ = ["SURE", "chunks", "gram_norms", "input_squares", "lengths", "lookup_squares", "magnitudes_of_rows", "roundoff"]
+
+_CHUNK_ELEMENTS = 1 << 24
+_SHORT = 4096  # entries of a row whose squares may be summed in its own precision
+SURE = 2.0**-8  # share of a squared norm that rounding may move; beyond it the norm is taken in float64
+_TINY = 2.0**-80  # squared norms below it may have lost terms that are too small for float32
+_LEAST = torch.finfo(torch.float32).tiny  # below it numbers lose bits, and then vanish
+
+
+def gram_norms(block: Outer) -> Tensor:
+    """Upper bounds of ‖Σ_t b_t a_tᵀ‖ `[N * groups]` in float64."""
+    t, size = block.a.shape[1], block.d_in + block.b.shape[2]
+    pieces = [block.b.new_zeros(0, dtype=torch.float64)]
+    for rows in chunks(block.a.shape[0], t * t):
+        part = replace(block, a=block.a[rows], b=block.b[rows])
+        square, magnitudes, positions = _gram_squares(part)
+        square = torch.where(positions == 1, magnitudes.square(), square)
+        rounding = (positions + size) * roundoff(block.a) * magnitudes.square()
+        pieces.append((square.clamp(min=0) + rounding + 0 * square).sqrt())  # NaN in the Gram stays NaN
+    return torch.cat(pieces)
+
+
+def _gram_squares(block: Outer) -> tuple[Tensor, Tensor, Tensor]:
+    """‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and the number of positions that count, each `[n]` in float64."""
+    into, out = input_squares(block).sqrt(), lengths(block.b)
+    magnitudes, positions = (into * out).sum(1), (out > 0).sum(1)
+    inputs = torch.bmm(block.a, block.a.transpose(1, 2))
+    if block.homogeneous:
+        inputs += 1
+    outputs = torch.bmm(block.b, block.b.transpose(1, 2))
+    square = (inputs * outputs).sum((1, 2)).double()
+    if block.b.dtype != torch.float32:
+        return square, magnitudes, positions
+    size = block.d_in + block.b.shape[2] + 2 * math.log2(block.a.shape[1]) + 8
+    lost = size * _LEAST * (into.sum(1) + out.sum(1) + positions).square()  # products of tiny rows, times those of huge ones
+    unsure = ~(size * roundoff(block.b) * magnitudes.square() <= SURE * square) | (square <= lost / SURE)
+    unsure &= magnitudes > 0
+    if bool(unsure.any()):
+        rows = unsure.nonzero()[:, 0]
+        widths = (block.d_in, block.b.shape[2])
+        closer = _gram_rounding(inputs[rows], outputs[rows], into[rows], out[rows], widths)
+        rows = rows[~(closer <= SURE * square[rows]) | (square[rows] <= lost[rows] / SURE)]
+        if len(rows):
+            exact = replace(block, a=block.a[rows].double(), b=block.b[rows].double())
+            square[rows] = _gram_squares(exact)[0]
+    return square, magnitudes, positions
+
+
+def _gram_rounding(inputs: Tensor, outputs: Tensor, into: Tensor, out: Tensor, widths: tuple[int, int]) -> Tensor:
+    """Upper bound `[n]` of what rounding moves the sum of inputs ⊙ outputs by.
+
+    Entries of the one are off by d u of the lengths that they come from, which counts by the size of the other; adding up
+    costs the depth of the sum.
+    """
+    u, t = torch.finfo(inputs.dtype).eps / 2, inputs.shape[1]
+    a, b = inputs.abs().double(), outputs.abs().double()
+    along_in = torch.einsum("ns,nst,nt->n", into, b, into)
+    along_out = torch.einsum("ns,nst,nt->n", out, a, out)
+    depth = 2 * math.log2(t) + 8
+    return u * (widths[0] * along_in + widths[1] * along_out + depth * (a * b).sum((1, 2)))
+
+
+def lengths(x: Tensor) -> Tensor:
+    """Upper bounds of the norms over the last axis, in float64; each row's is its own.
+
+    Long rows are summed in float64: float32 loses percents over millions of entries. Short ones are summed as they are: the
+    sum of d squares is off by at most a share (d + 2) u. Rows whose squares leave the range of float32 are taken again.
+    """
+    d, info = x.shape[-1], torch.finfo(x.dtype)
+    if x.dtype != torch.float32 or d > _SHORT:
+        return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+    square = torch.linalg.vector_norm(x, dim=-1).double().square()
+    found = (square * (1 + (d + 2) * info.eps)).sqrt()
+    again = ~((square >= _TINY) & (square < math.inf))
+    if bool(again.any()):
+        found[again] = torch.linalg.vector_norm(x[again], dim=-1, dtype=torch.float64)
+    return found
+
+
+def input_squares(block: Outer) -> Tensor:
+    """‖a_t‖² with the implied coordinate, `[N * groups, T]`."""
+    return within_reach(lengths(block.a), block.a).square() + float(block.homogeneous)
+
+
+def magnitudes_of_rows(block: Outer) -> tuple[Tensor, Tensor]:
+    """Upper bounds of Σ_t ‖a_t‖‖b_t‖, and how many positions have a gradient, each `[N * groups]`."""
+    out = lengths(block.b)
+    return (input_squares(block).sqrt() * out).sum(1), (out > 0).sum(1)
+
+
+def lookup_squares(ids: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """‖Σ_t e(id_t) b_tᵀ‖² and what rounding may take from it, `[n]` in float64."""
+    same = ids.unsqueeze(2) == ids.unsqueeze(1)
+    long = lengths(b)
+    square = (torch.bmm(b, b.transpose(1, 2)) * same).sum((1, 2)).double()
+    products = torch.einsum("nt,nts,ns->n", long, same.double(), long)
+    slack = ((long > 0).sum(1) + b.shape[-1]) * roundoff(b) * products
+    unsure = (~(slack <= SURE * square) | (square < _TINY)) & (products > 0)
+    if b.dtype == torch.float32 and bool(unsure.any()):
+        square[unsure] = lookup_squares(ids[unsure], b[unsure].double())[0]
+    return square, slack
+
+
+def roundoff(x: Tensor) -> float:
+    """Unit roundoff of the type of a tensor."""
+    return torch.finfo(x.dtype).eps / 2
+
+
+def chunks(count: int, elements_each: int) -> Iterator[slice]:
+    """Slices of 0 … count, each of which holds a bounded number of elements."""
+    size = max(1, _CHUNK_ELEMENTS // max(1, elements_each))
+    for start in range(0, count, size):
+        yield slice(start, min(count, start + size))

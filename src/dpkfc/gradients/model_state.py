@@ -1,0 +1,295 @@
+"""What a forward pass may leave in a model: nothing that it has computed from private examples.
+
+Parameters, buffers and extra state (`get_extra_state`) may not change at all: they are in every checkpoint, and released
+gradients alone move them. Plain attributes are put back after each pass, unless the check before the first release has seen
+that their value does not depend on the examples (a cache of positions); one that does, and that changes what the model
+computes later, is refused there.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from dpkfc.gradients.kept import Attributes, Kept, paths_of, same_values
+from dpkfc.gradients.random_state import restarter
+from dpkfc.gradients.verify import evaluation_mode
+
+__all__ = ["PassState", "check_memory", "checked_state", "kept_attributes", "put_back_attributes", "restored_state"]
+
+_log = logging.getLogger(__name__)
+
+_public: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()  # attributes that depend on no example
+_told: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()  # those that were put back, said once
+
+
+class PassState:
+    """Parameters, buffers and extra state of a model, as they are when this is made.
+
+    Args:
+        model: the model.
+        by_value: keep copies of the parameters too (in main memory), so that writing into one is seen even where torch does
+            not count it (`p.data`), and undone.
+    """
+
+    def __init__(self, model: nn.Module, *, by_value: bool = False) -> None:
+        self._paths = paths_of(model)
+        self._buffers = {
+            (m, leaf): (b, b.clone()) for m in self._paths for leaf, b in m._buffers.items() if b is not None
+        }
+        self._parameters = {
+            (m, leaf): (p, p._version, _copied(p) if by_value else None)
+            for m in self._paths
+            for leaf, p in m._parameters.items()
+            if p is not None
+        }
+        self._extra = {
+            m: _frozen(m.get_extra_state())
+            for m in self._paths
+            if type(m).get_extra_state is not nn.Module.get_extra_state
+        }
+        self.written: list[nn.Module] = []
+
+    def put_back(self) -> str:
+        """Undo whatever changed.
+
+        Returns:
+            Why that is refused, naming the first of it; empty where nothing changed.
+        """
+        faults = [*self._changed_extra(), *self._changed_buffers(), *self._changed_parameters()]
+        return faults[0] if faults else ""
+
+    def _changed_extra(self) -> Iterator[str]:
+        for module, before in self._extra.items():
+            if _frozen(module.get_extra_state()).equals(before):
+                continue
+            self.written.append(module)
+            if type(module).set_extra_state is not nn.Module.set_extra_state:
+                module.set_extra_state(before.put_back())
+            kind = type(module).__name__
+            yield (
+                f"the forward pass changes the extra state of the module '{self._paths[module]}' ({kind}.get_extra_state), which "
+                "every checkpoint would hold: it would carry private data out of the model without noise; freeze it, or use a "
+                "module without such a state"
+            )
+
+    def _changed_buffers(self) -> Iterator[str]:
+        added = [(m, leaf) for m in self._paths for leaf, b in m._buffers.items() if b is not None]
+        for module, leaf in [*self._buffers, *(key for key in added if key not in self._buffers)]:
+            held, copy = self._buffers.get((module, leaf), (None, None))
+            if held is None or copy is None:
+                del module._buffers[leaf]
+            elif module._buffers.get(leaf) is not held or not same_values(held, copy):
+                module._buffers[leaf] = _written(held, copy)
+            else:
+                continue
+            yield (
+                f"the forward pass changes the buffer '{self._name(module, leaf)}', which would carry private data out of the "
+                "model without noise; freeze it (.eval() for normalisation statistics) or use a layer without running state"
+            )
+
+    def _changed_parameters(self) -> Iterator[str]:
+        added = [(m, leaf) for m in self._paths for leaf, p in m._parameters.items() if p is not None]
+        for module, leaf in [*self._parameters, *(key for key in added if key not in self._parameters)]:
+            held, version, copy = self._parameters.get((module, leaf), (None, 0, None))
+            now, fate = module._parameters.get(leaf), "It has been put back"
+            if held is None:
+                del module._parameters[leaf]
+            elif copy is not None and not same_values(held.detach(), copy):
+                held.data = _written(held.data, copy)
+            elif copy is None and held._version != version:
+                with torch.no_grad():
+                    held.fill_(float("nan") if held.is_floating_point() else 0)
+                fate = "Its value has been erased, since what it was is not known any more: load the last checkpoint"
+            elif now is held or _moved(held, now, copy):
+                continue
+            if held is not None:
+                module._parameters[leaf] = held
+            yield (
+                f"the forward pass writes to the parameter '{self._name(module, leaf)}'; only released gradients may change one, "
+                f"and it would carry private data out of the model without noise. {fate}"
+            )
+
+    def _name(self, module: nn.Module, leaf: str) -> str:
+        self.written.append(module)
+        return f"{self._paths[module]}.{leaf}" if self._paths[module] else leaf
+
+
+def _copied(p: Tensor) -> Tensor | None:
+    """A copy in main memory, None of a kind of parameter that has none (not loaded, quantised)."""
+    try:
+        return p.detach().to("cpu", copy=True)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+
+
+def _moved(held: Tensor, now: Tensor | None, copy: Tensor | None) -> bool:
+    """Whether a frozen parameter is another object with the same values, as where its layer is loaded for the pass."""
+    if held.requires_grad or now is None:
+        return False
+    return copy is None or now.is_meta or same_values(now.detach(), copy)
+
+
+def _written(held: Tensor, copy: Tensor) -> Tensor:
+    """The tensor with the values of its copy; the copy itself where it has another shape now."""
+    if held.shape != copy.shape:
+        return copy.to(held.device)
+    with torch.no_grad():
+        held.copy_(copy)
+    return held
+
+
+def _frozen(state: Any) -> Kept:
+    return Kept.of(state.getvalue() if isinstance(state, io.BytesIO) else state)
+
+
+@contextmanager
+def restored_state(model: nn.Module) -> Iterator[None]:
+    """A forward pass: parameters, buffers and extra state are put back if the body changes them, also after an error.
+
+    A parameter is seen to be written by torch's counter, and erased: a copy of all of them in every pass would double their
+    memory. `checked_state` copies them, for the check before the first release.
+
+    Raises:
+        ValueError: naming the parameter, buffer or module: it would carry statistics of private data outside the mechanism.
+    """
+    state, fault = PassState(model), ""
+    try:
+        yield
+    finally:
+        fault = state.put_back()
+    if fault:
+        raise ValueError(fault)
+
+
+@contextmanager
+def kept_attributes(model: nn.Module) -> Iterator[None]:
+    """The work on one micro-batch: plain attributes are put back, but for those that are known to depend on no example."""
+    before = Attributes(model)
+    try:
+        yield
+    finally:
+        put_back_attributes(model, before)
+
+
+def put_back_attributes(model: nn.Module, before: Attributes) -> None:
+    """Undo what passes have changed in plain attributes, but for those that are known to depend on no example.
+
+    Args:
+        model: the model.
+        before: its attributes before those passes.
+    """
+    changed = {m: names - _public.get(m, frozenset()) for m, names in before.changed().items()}
+    before.put_back(changed)
+    paths = paths_of(model) if any(changed.values()) else {}
+    for module, names in changed.items():
+        new = names - _told.get(module, frozenset())
+        if new:
+            _told[module] = _told.get(module, frozenset()) | new
+            _log.warning(
+                "forward passes write to attributes of the module '%s' (%s) that may depend on private examples; they are put "
+                "back after every pass: %s",
+                paths.get(module, "?"), type(module).__name__, ", ".join(sorted(new)),
+            )  # fmt: skip
+
+
+@contextmanager
+def checked_state(model: nn.Module) -> Iterator[Attributes]:
+    """The check before the first release: whatever the body changes is seen by its value, and put back.
+
+    What an earlier check has found out about plain attributes is forgotten.
+
+    Yields:
+        The plain attributes before the body, for `check_memory`.
+
+    Raises:
+        ValueError: as `restored_state`.
+    """
+    state, before, fault = PassState(model, by_value=True), Attributes(model), ""
+    for module in model.modules():
+        _public.pop(module, None)
+    try:
+        yield before
+    finally:
+        fault = state.put_back()
+        before.put_back(before.changed(by_value=True, also=state.written))
+    if fault:
+        raise ValueError(fault)
+
+
+def check_memory(
+    model: nn.Module, before: Attributes, losses: Callable[[Any], Tensor], batches: Iterable[Any], device: torch.device
+) -> None:
+    """Raise if a forward pass writes an attribute that depends on the examples and changes what is computed later.
+
+    Attributes that do not depend on them are noted, and left alone in later passes.
+
+    Args:
+        model: in the mode it is trained in.
+        before: its attributes before any pass.
+        losses: of a batch `[n]`.
+        batches: two or more of equal shapes, with different examples.
+        device: of the model.
+
+    Raises:
+        ValueError: naming module and attribute.
+    """
+    if not before.changed(by_value=True):
+        return
+    restart, held, tested = restarter(device), [], list(batches)
+    for batch in tested:
+        before.put_back(before.changed(by_value=True))
+        restart()
+        losses(batch)
+        held.append(before.values(before.changed(by_value=True)))
+    dependent = _note_public(held)
+    for earlier, later in pairwise(tested) if dependent else ():
+        for evaluated in (False, True):
+            found = []
+            for past in ((), (earlier,)):
+                before.put_back(before.changed(by_value=True))
+                for batch in past:
+                    restart()
+                    losses(batch)
+                restart()
+                with evaluation_mode(model) if evaluated else nullcontext():
+                    found.append(losses(later).detach())
+            if not torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-6, equal_nan=True):
+                _refuse(model, dependent)
+
+
+def _note_public(held: Sequence[Mapping[nn.Module, Mapping[str, Kept | None]]]) -> dict[nn.Module, frozenset[str]]:
+    """Note the attributes that came out alike for all examples, in modules where all did; the others are returned."""
+    dependent: dict[nn.Module, frozenset[str]] = {}
+    for module in {module: None for values in held for module in values}:
+        runs = [values.get(module, {}) for values in held]
+        names = frozenset(name for run in runs for name in run)
+        alike = frozenset(name for name in names if all(_alike(name, runs[0], run) for run in runs[1:]))
+        if names == alike:
+            _public[module] = alike
+        else:
+            dependent[module] = names - alike
+    return dependent
+
+
+def _alike(name: str, one: Mapping[str, Kept | None], other: Mapping[str, Kept | None]) -> bool:
+    a, b = one.get(name), other.get(name)
+    return name in one and name in other and (a is b or (a is not None and b is not None and a.equals(b)))
+
+
+def _refuse(model: nn.Module, dependent: Mapping[nn.Module, frozenset[str]]) -> None:
+    for module, path in paths_of(model).items():
+        for name in sorted(dependent.get(module, ())):
+            raise ValueError(
+                f"the forward pass keeps '{name}' of the module '{path}' ({type(module).__name__}), which depends on the "
+                "examples and changes what the model computes for later ones: it would carry private data out of the model "
+                "without noise. Leave it out, freeze it, or compute it from parameters or public data before the training"
+            )

@@ -1,0 +1,69 @@
+"""Two worlds: the bound stays below the claim of an honest step, and exceeds it where there is too little noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dpkfc.assurance import two_worlds as module
+from dpkfc.assurance.subject import Subject
+from dpkfc.assurance.two_worlds import TwoWorlds, two_worlds
+from tests.assurance.sizes import size
+from tests.leaks import in_clip, in_noise
+from tests.leaks.subjects import canaries_of, subject_of
+
+ALPHA, RUNS = 1e-9, size(400, 3000)
+
+
+def bound(name: str, patch: Callable[[pytest.MonkeyPatch], None] | None = None) -> TwoWorlds:
+    """Of a subject, without and with a leak in its step."""
+    canaries = canaries_of(name).only("loss × 1e4", "loss × -1e4")
+    with pytest.MonkeyPatch.context() as m:
+        if patch is not None:
+            patch(m)
+        return two_worlds(subject_of(name), canaries, runs=RUNS, alpha=ALPHA)
+
+
+@pytest.mark.parametrize("name", size(("DP-KFC",), ("DP-SGD", "DP-KFC", "DP-NGD", "GEP", "batches of one size", "patients")))
+def test_an_honest_step_stays_below_its_claim_and_near_it(name: str, evidence) -> None:
+    found = bound(name)
+    assert found.finding().passed and found.mu_claimed == 1
+    assert size(0.05, 0.6) < found.mu_lower <= 1  # the score sees what there is to see
+    evidence("two worlds", name, runs=found.runs, mu_lower=found.mu_lower, mu_claimed=1.0, alpha=ALPHA)
+
+
+@pytest.mark.parametrize(
+    ("name", "patch"),
+    [
+        ("a fifth of the noise", in_noise.scaled(lambda stddev, divisor: 0.2)),
+        ("clip after noise", in_clip.after_noise),
+        ("shards draw noise from the same seed", in_noise.sharded),
+    ],
+)
+def test_a_leak_exceeds_the_claim(name: str, patch: Callable[[pytest.MonkeyPatch], None], evidence) -> None:
+    """Noise that is shared between shards has the right law in every number: only a learned score sees it cancel."""
+    found = bound("DP-SGD", patch)
+    assert not found.finding().passed
+    evidence("two worlds", name, runs=found.runs, mu_lower=found.mu_lower, mu_claimed=found.mu_claimed, alpha=ALPHA)
+
+
+def test_the_bound_is_that_of_the_exact_intervals() -> None:
+    subject = subject_of("DP-SGD")
+    steps: list[tuple[int, int]] = []
+    canaries = canaries_of("DP-SGD").only("loss × 1e4", "loss × -1e4")
+    found = two_worlds(subject, canaries, runs=20, progress=lambda done, of: steps.append((done, of)))
+    assert steps == [(k, 40) for k in range(1, 41)]
+    assert found.mu_lower <= 2.5  # what fifteen runs without an error would allow
+    assert "20 releases a world" in found.finding().detail
+
+
+def test_scores_look_along_the_difference_and_at_moved_places() -> None:
+    subject: Subject = subject_of("DP-SGD")
+    sizes = module._groups(subject)
+    pattern = np.random.default_rng(0).standard_normal(sum(sizes))
+    views = module._views(pattern, sizes)
+    assert views.shape == (len(sizes) + module.MOVED, sum(sizes))
+    assert np.allclose(np.linalg.norm(views, axis=1), 1)
+    assert np.allclose(views[len(sizes)], np.roll(pattern, sum(sizes) // 5) / np.linalg.norm(pattern))

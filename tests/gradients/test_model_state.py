@@ -1,0 +1,405 @@
+"""A forward pass leaves nothing in the model that it has computed from private examples."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.gradients.kept import Attributes
+from dpkfc.gradients.model_state import checked_state, kept_attributes, restored_state
+from dpkfc.session import Session
+from tests.integrations import opacus_cases
+
+N = 24
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(N, 4, generator=generator, dtype=torch.float64) + 100
+    return x, torch.randint(0, 3, (N,), generator=generator)
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def session(first: nn.Module, steps: int = 3, **options: Any) -> Session:
+    torch.manual_seed(0)
+    model = nn.Sequential(first, nn.Linear(4, 3)).double()
+    plan = PrivacyConfig(expected_batch_size=12, steps=steps, test_mode_seed=1).with_noise(1.0, 1e-3, N)
+    return Session(plan, model, torch.optim.SGD(model.parameters(), 0.01), data(), **options)
+
+
+def train(s: Session) -> None:
+    for batch in s.batches():
+        s.step(batch, loss_fn)
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+class ActNorm(nn.Module):
+    """Sets its offset from the first batch."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.loc, self.ready, self.how = nn.Parameter(torch.zeros(4)), False, how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.ready:
+            with torch.no_grad():
+                if self.how == "past the counter":
+                    self.loc.data.copy_(-x.mean(0))
+                elif self.how == "in place":
+                    self.loc.copy_(-x.mean(0))
+                elif self.how == "storage":
+                    self.loc.data = -x.mean(0)
+                else:
+                    self.loc = nn.Parameter(-x.mean(0))
+            self.ready = True
+        return x + self.loc
+
+
+@pytest.mark.parametrize("how", ["past the counter", "in place", "storage", "a new one"])
+def test_weights_set_from_private_data_are_refused_and_put_back_each_time(how: str) -> None:
+    with session(ActNorm(how)) as s:
+        own = s.model[0].loc
+        for _ in range(3):
+            with pytest.raises(ValueError, match=r"writes to the parameter '0.loc'.*released gradients|'0.loc'"):
+                train(s)
+            assert s.model[0].loc is own
+            assert torch.equal(own, torch.zeros(4, dtype=own.dtype)) and not s.model[0].ready
+        assert s.ledger.count == 0
+
+
+def test_an_opacus_script_puts_them_back_too() -> None:
+    model = nn.Sequential(ActNorm("past the counter"), nn.Linear(4, 3)).double()
+    dataset = torch.utils.data.TensorDataset(*data())
+    source = torch.utils.data.DataLoader(dataset, batch_size=12)
+    engine, model, optimizer, batches = opacus_cases.private(model, data_loader=source)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="writes to the parameter '0.loc'"):
+            opacus_cases.train(model, optimizer, batches)
+    assert engine.ledger.count == 0 and not model[0].loc.any()
+
+
+class Loaded(nn.Module):
+    """A frozen weight that is brought in for the length of a pass, as offloading does."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.gain, self.factor = nn.Parameter(torch.ones(4), requires_grad=False), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.gain = nn.Parameter(self.gain.detach() * (1 if self.factor == 1 else x.mean(0).detach()), requires_grad=False)
+        return x * self.gain
+
+
+def test_frozen_weights_may_be_other_objects_with_the_same_values() -> None:
+    with session(Loaded(1.0)) as s:
+        train(s)
+        assert torch.equal(s.model[0].gain, torch.ones(4, dtype=torch.float64))
+    with session(Loaded(2.0)) as s:
+        with pytest.raises(ValueError, match="'0.gain'|example alone"):
+            train(s)
+        assert s.ledger.count == 0 and torch.equal(s.model[0].gain, torch.ones(4, dtype=torch.float64))
+
+
+class Late(nn.Module):
+    """Writes its parameter when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loc, self.now = nn.Parameter(torch.zeros(4)), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.now:
+            with torch.no_grad():
+                self.loc.copy_(-x.mean(0))
+        return x + self.loc
+
+
+def test_a_parameter_written_in_a_later_step_is_erased_and_named() -> None:
+    """No copy of it is kept in every step, so what it was cannot be had back; what it is must not stay."""
+    with session(Late()) as s:
+        s.step(next(s.batches()), loss_fn)
+        s.model[0].now = True
+        batch = next(s.batches())
+        with pytest.raises(ValueError, match="'0.loc'.*has been erased.*checkpoint"):
+            s.step(batch, loss_fn)
+        assert s.model[0].loc.isnan().all() and s.ledger.count == 1
+
+
+# -- buffers and extra state -------------------------------------------------------------------------------------------
+
+
+def test_buffers_are_put_back_whoever_wrote_them() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mean", torch.zeros(3))
+    own = model.mean
+    for write in (
+        lambda: model.mean.add_(1),
+        lambda: model.mean.data.add_(1),
+        lambda: setattr(model, "mean", torch.ones(3)),
+        lambda: model.register_buffer("more", torch.ones(1)),
+    ):
+        with pytest.raises(ValueError, match="changes the buffer '(mean|more)'"), restored_state(model):
+            write()
+        assert model.mean is own and not own.any() and "more" not in dict(model.named_buffers())
+    with pytest.raises(ZeroDivisionError), restored_state(model):
+        model.mean.add_(1)
+        raise ZeroDivisionError
+    assert not own.any()
+
+
+class Largest(nn.Module):
+    """Keeps the largest values seen for its extra state, as layers with 8-bit numbers do."""
+
+    def __init__(self, on: bool = True) -> None:
+        super().__init__()
+        self.amax, self.on = torch.zeros(4, dtype=torch.float64), on
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.on:
+            self.amax = torch.maximum(self.amax, x.detach().abs().amax(0))
+        return x
+
+    def get_extra_state(self) -> Tensor:
+        return self.amax
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.amax = state
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_extra_state_that_follows_the_data_is_refused(verify: bool) -> None:
+    with session(Largest(), verify=verify) as s:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"extra state of the module '0' \(Largest.get_extra_state\)"):
+                train(s)
+            assert not s.model[0].amax.any()
+        assert s.ledger.count == 0
+
+
+def test_extra_state_that_stays_is_saved(tmp_path: Path) -> None:
+    with session(Largest(on=False)) as s:
+        train(s)
+        s.save(tmp_path / "c")
+    assert not load_file(tmp_path / "c" / "model.safetensors")["0._extra_state"].any()
+
+
+# -- plain attributes --------------------------------------------------------------------------------------------------
+
+
+def initialised(m: Any, x: Tensor) -> Tensor:
+    if m.state is None:
+        m.state = x.mean(0)
+    return x - m.state
+
+
+def running(m: Any, x: Tensor) -> Tensor:
+    m.state = x.mean(0) if m.state is None else 0.9 * m.state + 0.1 * x.detach().mean(0)
+    return x - m.state if not m.training else x
+
+
+def in_place(m: Any, x: Tensor) -> Tensor:
+    m.state = torch.zeros(4, dtype=x.dtype) if m.state is None else m.state
+    y = x + m.state
+    m.state.data.add_(x.detach().mean(0))
+    return y
+
+
+def previous(m: Any, x: Tensor) -> Tensor:
+    m.state = m.state or deque(maxlen=1)
+    y = x + (m.state[0] if m.state else 0)
+    m.state.append(x.detach().mean(0))
+    return y
+
+
+def as_number(m: Any, x: Tensor) -> Tensor:
+    scale = m.state or 1.0
+    m.state = float(x.detach().abs().mean())
+    return x / scale
+
+
+def as_array(m: Any, x: Tensor) -> Tensor:
+    y = x if m.state is None else x + torch.from_numpy(m.state["mean"])
+    m.state = {"mean": x.detach().numpy().mean(0)}
+    return y
+
+
+def first_labels(m: Any, x: Tensor) -> Tensor:
+    m.state = m.state or ([round(float(v)) for v in x[:, 0].detach()], torch.ones(1))
+    return x * (1 + m.state[0][0] % 7)
+
+
+class Keeps(nn.Module):
+    def __init__(self, work: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.state, self.work = None, work
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.work(self, x)
+
+
+MEMORIES = [initialised, running, in_place, previous, as_number, as_array, first_labels]
+
+
+@pytest.mark.parametrize("work", MEMORIES, ids=lambda f: f.__name__)
+def test_a_memory_of_examples_is_refused_by_module_and_attribute(work: Callable[[Any, Tensor], Tensor]) -> None:
+    with session(Keeps(work)) as s:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"keeps 'state' of the module '0' \(Keeps\)|example alone"):
+                train(s)
+            assert s.model[0].state is None
+        assert s.ledger.count == 0
+
+
+def test_an_opacus_script_refuses_it_too() -> None:
+    model = nn.Sequential(Keeps(running), nn.Linear(4, 3)).double()
+    source = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=12)
+    engine, model, optimizer, batches = opacus_cases.private(model, data_loader=source)
+    with pytest.raises(ValueError, match="keeps 'state' of the module '0'|example alone"):
+        opacus_cases.train(model, optimizer, batches)
+    assert engine.ledger.count == 0 and model[0].state is None
+
+
+class Rotary(nn.Module):
+    """A cache of positions that grows with the batch, with a number that says how far it reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reach, self.cos, self.built, self.tau = 0, None, 0, 1.0
+        self.table: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > self.reach:
+            self.reach, self.cos = x.shape[1], torch.arange(x.shape[1], dtype=x.dtype).cos()
+            self.table[x.shape[1]] = torch.ones(x.shape[1], dtype=x.dtype)
+            self.built += 1
+        if self.training:
+            self.tau *= 0.9  # a schedule of the module's own
+        return x * self.cos[: x.shape[1]] * self.table[x.shape[1]]
+
+
+def test_caches_and_schedules_that_depend_on_no_example_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with session(Rotary()) as s:
+        train(s)
+        kept = s.model[0]
+        assert kept.reach == 4 and torch.equal(kept.cos, torch.arange(4, dtype=torch.float64).cos())
+        assert list(kept.table) == [4] and kept.built == 1 and abs(kept.tau - 0.9**3) < 1e-12
+    assert "put back" not in caplog.text
+
+
+class Shown(nn.Module):
+    """Leaves its attention and an additional loss for whoever wants to look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.attention, self.penalty, self.history = None, 0.0, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.attention = self.inner(x).softmax(1)
+        self.penalty = self.attention.square().sum(1)
+        self.history.append(self.attention.detach())
+        return x * self.attention
+
+
+def penalised(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return loss_fn(model, batch) + 0.1 * model[0].penalty
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_what_a_pass_leaves_to_look_at_is_gone_after_it(verify: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The loss reads it, and the gradients are right; nothing of the examples stays on the model."""
+    with session(Shown(), verify=verify) as s:
+        before = s.model[0].inner.weight.detach().clone()
+        for batch in s.batches():
+            s.step(batch, penalised)
+            shown = s.model[0]
+            assert shown.attention is None and shown.penalty == 0.0 and shown.history == []
+        assert not torch.equal(before, s.model[0].inner.weight)
+    assert caplog.text.count("put back after every pass: attention, history, penalty") == 1
+
+
+def test_an_opacus_loss_reads_it_until_the_step() -> None:
+    model = nn.Sequential(Shown(), nn.Linear(4, 3)).double()
+    source = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=12)
+    engine, model, optimizer, batches = opacus_cases.private(model, data_loader=source)
+    for x, y in batches:
+        out = model(x)
+        (F.cross_entropy(out, y) + model[0].penalty.mean()).backward()
+        optimizer.step()
+        assert model[0].attention is None and model[0].penalty == 0.0 and model[0].history == []
+    assert engine.ledger.count == 2
+
+
+def test_an_error_in_a_pass_leaves_nothing_either() -> None:
+    with session(Shown(), verify=False) as s:
+
+        def failing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            penalised(model, batch)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            s.step(next(s.batches()), failing)
+        assert s.model[0].attention is None and s.model[0].history == []
+
+
+def test_counters_and_lists_without_numbers_of_the_data_are_not_touched() -> None:
+    model = Keeps(lambda m, x: x)
+    model.calls, model.seen = 0, []
+    with checked_state(model), kept_attributes(model):
+        model.calls += 1
+        model.seen.append(("batch", 12, True))
+    assert model.calls == 1 and model.seen == [("batch", 12, True)]
+
+
+def test_lists_of_parameters_are_no_attributes_of_a_pass(caplog: pytest.LogCaptureFixture) -> None:
+    """A recurrent layer lists its weights, which a filter that looks ahead moves for the length of a pass."""
+    model = nn.LSTM(3, 2)
+    with kept_attributes(model), torch.no_grad():
+        model.weight_ih_l0.add_(1)
+    assert not caplog.text and model._flat_weights[0] is model.weight_ih_l0
+
+
+def test_every_kind_of_value_is_put_back() -> None:
+    model = nn.Module()
+    model.tensor, model.array, model.number = torch.arange(3.0), np.arange(3.0), 1.5
+    model.rows = [torch.zeros(2), {"a": np.zeros(2), "b": (torch.ones(2), 3)}]
+    model.queue, model.view = deque([torch.zeros(1)], maxlen=2), torch.zeros(4)[::2]
+    model.sparse, model.text = torch.eye(2).to_sparse(), "as it was"
+    objects = dict(vars(model))
+    before = Attributes(model)
+    assert not before.changed(by_value=True)
+    model.tensor.data.add_(1)
+    model.array += 1
+    model.number, model.text = 2.5, "other"
+    model.rows[0].add_(1)
+    model.rows[1]["a"][0] = 7
+    model.rows[1]["b"][0].mul_(3)
+    model.rows[1]["c"] = torch.ones(1)
+    model.rows.append(1.0)
+    model.queue.append(torch.ones(1))
+    model.view.fill_(2)
+    model.other = torch.ones(2)
+    del model.sparse
+    assert before.changed(by_value=True)[model] == {*objects, "other"} - set(vars(nn.Module()))
+    before.put_back(before.changed(by_value=True))
+    assert not hasattr(model, "other") and not before.changed(by_value=True)
+    assert all(vars(model)[name] is x for name, x in objects.items() if name not in ("number", "text"))
+    assert model.tensor.tolist() == [0, 1, 2] and model.array.tolist() == [0, 1, 2] and model.number == 1.5
+    assert len(model.rows) == 2 and set(model.rows[1]) == {"a", "b"} and not model.rows[1]["a"].any()
+    assert model.rows[1]["b"][0].tolist() == [1, 1] and len(model.queue) == 1 and not model.view.any()
+    assert model.text == "as it was"

@@ -1,0 +1,186 @@
+"""A batch that the private loader has handed out to be trained on cannot be left out, whatever the loop does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpkfc.integrations.opacus import BatchMemoryManager
+from tests.integrations.opacus_cases import B, N, backward, data, loader, private, train, weights
+
+MARK = 50.0
+
+
+def marked() -> DataLoader:
+    """A loader over data of which example 0 can be recognised."""
+    x, y = data().tensors
+    x = x.clone()
+    x[0, 0] = MARK
+    return DataLoader(TensorDataset(x, y), batch_size=B)
+
+
+def bad(x: Tensor) -> bool:
+    return bool(len(x)) and float(x.max()) >= MARK
+
+
+def skip_in_evaluation_mode(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+    for x, y in batches:
+        model.eval()
+        if bad(x):
+            continue
+        model.train()
+        backward(model, (x, y))
+        optimizer.step()
+        seen.append(bad(x))
+
+
+def skip_between_evaluation_and_training(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+    model.eval()
+    skip_in_evaluation_mode(model, optimizer, batches, seen)
+    model.eval()
+
+
+def skip_as_a_new_pass(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+    for x, y in batches:
+        if bad(x):
+            return
+        backward(model, (x, y))
+        optimizer.step()
+        seen.append(bad(x))
+
+
+def skip_as_a_new_pass_in_evaluation_mode(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+    model.eval()
+    for x, y in batches:
+        if bad(x):
+            model.eval()
+            return
+        model.train()
+        backward(model, (x, y))
+        optimizer.step()
+        seen.append(bad(x))
+        model.eval()
+
+
+def skip_by_an_error_in_the_step(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+    for x, y in batches:
+        out = model(x)
+        if bad(x):
+            model(x).sum().backward()  # makes the step fail
+        torch.nn.functional.cross_entropy(out, y).backward()
+        try:
+            optimizer.step()
+            seen.append(bad(x))
+        except RuntimeError:
+            optimizer.zero_grad()
+
+
+def skip_a_part(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=2, optimizer=optimizer) as physical:
+        for x, y in physical:
+            if bad(x):
+                return
+            backward(model, (x, y))
+            optimizer.step()
+            seen.append(bad(x))
+
+
+WAYS = [
+    skip_in_evaluation_mode,
+    skip_between_evaluation_and_training,
+    skip_as_a_new_pass,
+    skip_as_a_new_pass_in_evaluation_mode,
+    skip_by_an_error_in_the_step,
+    skip_a_part,
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda f: f.__name__)
+def test_no_batch_is_chosen_by_its_content(way: Callable[..., None]) -> None:
+    """Nothing is released any more once a batch with the marked example was drawn and left out."""
+    engine, model, optimizer, batches = private(data_loader=marked(), noise_multiplier=0.5, max_grad_norm=1.0)
+    seen: list[bool] = []
+    counts = []
+    for _ in range(12):
+        try:
+            way(model, optimizer, batches, seen)
+        except RuntimeError:
+            model.train()
+        counts.append(engine.ledger.count)
+    assert not any(seen)
+    assert counts[-1] == counts[-4]  # each pass begins with the batch that is missing: no other takes its place
+    assert counts[-1] < 12 * (N // B) // 2
+    model.train()
+    x, y = next(iter(batches))
+    assert bad(x) or way is skip_between_evaluation_and_training  # looked at, and no other may be trained on beside it
+    assert train(model, optimizer, [(x, y)]) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pass_begins_with_the_batch_that_the_last_one_left(workers: int) -> None:
+    clean, mine = (private(data_loader=loader(num_workers=workers), noise_multiplier=0.5) for _ in range(2))
+    train(*clean[1:])
+    _, model, optimizer, batches = mine
+    stream = iter(batches)
+    backward(model, next(stream))
+    optimizer.step()
+    left = next(stream)
+    again = next(iter(batches))
+    assert torch.equal(left[0], again[0]) and torch.equal(left[1], again[1])
+    train(model, optimizer, batches, N // B - 1)
+    assert mine[0].ledger.count == N // B
+    if not workers:  # which draw ahead what a broken loop never hands out
+        assert torch.equal(weights(model), weights(clean[1]))
+
+
+def test_a_look_at_the_data_costs_no_batch_of_the_plan() -> None:
+    """One batch taken out to look at its shape is the first of the training; evaluation owes nothing."""
+    engine, model, optimizer, batches = private()
+    first = next(iter(batches))
+    model.eval()
+    assert sum(len(x) for x, _ in batches) > 0
+    model.train()
+    found = []
+    for x, y in batches:
+        found.append(x)
+        backward(model, (x, y))
+        optimizer.step()
+    assert torch.equal(found[0], first[0]) and len(found) == N // B == engine.ledger.count
+    model.eval()
+    assert not any(torch.equal(x, first[0]) for x, _ in batches)
+
+
+def test_a_model_set_to_training_inside_the_loop_trains() -> None:
+    """As of scripts that evaluate now and then, and leave the model in evaluation mode when the next batch is drawn."""
+    engine, model, optimizer, batches = private()
+    for _ in range(2):
+        for i, batch in enumerate(batches):
+            model.train()
+            backward(model, batch)
+            optimizer.step()
+            if i % 2:
+                model.eval()
+                model(data().tensors[0])
+        model.eval()
+        for _batch in batches:
+            pass
+    assert engine.ledger.count == 2 * (N // B)
+
+
+def test_a_step_beside_the_missing_batch_is_refused() -> None:
+    engine, model, optimizer, batches = private()
+    next(iter(batches))
+    model.eval()
+    stream = iter(batches)
+    next(stream)
+    other = next(stream)
+    model.train()
+    backward(model, other)
+    with pytest.raises(RuntimeError, match="an earlier batch of the private loader was never stepped"):
+        optimizer.step()
+    assert train(model, optimizer, batches) == N // B == engine.ledger.count
