@@ -1,4 +1,4 @@
-"""The command line: train, demo, calibrate, epsilon, doctor, methods, audit, ledger verify. One line on stderr for every mistake."""
+"""The command line: train, demo, calibrate, epsilon, doctor, methods, audit, ledger. One line on stderr for every mistake."""
 
 from __future__ import annotations
 

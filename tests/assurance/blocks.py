@@ -93,7 +93,8 @@ def _conv(image: tuple[int, ...], kernel: tuple[int, ...], c_in: int, c_out: int
         positions = tuple(n - dilation * (k - 1) for n, k in zip(image, kernel, strict=True))
         pattern = "example" if pattern == "feature" else pattern
         x = numbers((N * views, c_in, *image), pattern, generator, dtype)
-        b = numbers((N * views, c_out, *positions), "one" if pattern == "broken" else partner(pattern, generator), generator, dtype)
+        other = "one" if pattern == "broken" else partner(pattern, generator)
+        b = numbers((N * views, c_out, *positions), other, generator, dtype)
         if pattern == "cancel" and views > 1:
             x.view(N, views, -1)[:, 1], b.view(N, views, -1)[:, 1] = -x.view(N, views, -1)[:, 0], b.view(N, views, -1)[:, 0]
         ones, none = tuple(1 for _ in kernel), tuple(0 for _ in kernel)
@@ -169,7 +170,8 @@ def metric_for(block: AnyBlock, kind: str, generator: torch.Generator) -> Entry 
         return None
     if isinstance(block, PerExample):
         dtype = block.grads["weight"].dtype
-        return Elementwise({r: (10 ** (torch.rand(g.shape[1:], generator=generator) * 6 - 3)).to(dtype) for r, g in block.grads.items()})
+        shapes = {role: g.shape[1:] for role, g in block.grads.items()}
+        return Elementwise({r: (10 ** (torch.rand(n, generator=generator) * 6 - 3)).to(dtype) for r, n in shapes.items()})
     d_in, d_out, dtype = _widths(block)
     table, row_wise = isinstance(block, Lookup), isinstance(block, Lookup | Tied) and kind not in ("identity", "diagonal")
     if "eigenbasis" not in kind:

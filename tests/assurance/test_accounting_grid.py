@@ -236,7 +236,7 @@ def test_epsilon_of_fixed_size_batches_is_monotonic(n: int, noise: float, count:
     def at(m: int, s: float, k: int, d: float) -> float:
         return epsilon(FixedSize(m, n).event(s), k, d, "rdp", "replace_one")
 
-    shares = sorted({max(1, round(n * share)) for share in (0.001, 0.02, 0.2, 0.7, 0.95, 1.0)})
+    shares = sorted({max(1, round(n * share)) for share in size((0.001, 0.2, 0.95, 1.0), (0.001, 0.02, 0.2, 0.7, 0.95, 1.0))})
     values = [at(m, noise, count, delta) for m in shares]
     assert values == sorted(values)
     assert all(v >= integrated_epsilon(FixedSize(m, n).event(noise), count, delta) for m, v in zip(shares, values, strict=True))

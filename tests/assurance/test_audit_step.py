@@ -33,11 +33,11 @@ CHECKS = {
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     if size(1, 0):
+        few = module.prepared_canaries, ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
+        noise = module.noise_law
         monkeypatch.setattr(replaying, "SIZES", (0, 2))
+        monkeypatch.setattr(module, "prepared_canaries", lambda subject: few[0](subject).only(*few[1]))
         monkeypatch.setattr(module, "noise_law", lambda subject, **options: noise(subject, steps=24, **options))
-
-
-noise = module.noise_law
 
 
 def calibrated() -> Subject:
@@ -52,14 +52,14 @@ def test_an_honest_step_passes_every_check(evidence) -> None:
     told: dict[str, list[tuple[int, int]]] = {}
     subject = calibrated()
     found = audit_step(
-        subject, runs=size(30, 600), progress=lambda name, done, of: told.setdefault(name, []).append((done, of))
+        subject, runs=size(12, 600), progress=lambda name, done, of: told.setdefault(name, []).append((done, of))
     )
     assert found.passed, failed(found.findings)
     assert {finding.check.partition(":")[0] for finding in found.findings} >= CHECKS
     assert len(told) == 4 and all(done[-1][0] == done[-1][1] for done in told.values())
     assert all([done for done, _ in steps] == sorted(done for done, _ in steps) for steps in told.values())
     described = json.loads(json.dumps(found.describe()))
-    assert described["passed"] and described["plan_hash"] == subject.plan.hash and described["canaries"] > 30
+    assert described["passed"] and described["plan_hash"] == subject.plan.hash and described["canaries"] > 10
     rows = to_rows(found.findings)
     assert len(rows) == len(found.findings) and {row[3] for row in rows} == {"held"}
     evidence("audit", "DP-KFC", checks=len(rows), canaries=found.canaries, seconds=found.seconds, passed=found.passed)
@@ -69,7 +69,7 @@ def test_one_failed_check_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> No
     in_clip.of_micro_batches(monkeypatch)
     for name in ("noise_law", "charges"):
         monkeypatch.setattr(module, name, lambda subject, **_: [])
-    found = audit_step(vectors(), runs=20)
+    found = audit_step(vectors(), runs=size(8, 100))
     assert not found.passed and not found.describe()["passed"]
     assert "sensitivity" in [finding.check for finding in failed(found.findings)]
     assert "FAILED" in {row[3] for row in to_rows(found.findings)}
@@ -118,7 +118,7 @@ def test_a_budget_that_is_exceeded_is_a_finding(monkeypatch: pytest.MonkeyPatch)
 # -- the ledger and the checkpoint -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["DP-SGD", "DP-KFC", "DP²", "patients"])
+@pytest.mark.parametrize("name", size(["DP-KFC", "DP²"], ["DP-SGD", "DP-KFC", "DP²", "patients"]))
 def test_charges_and_checkpoints_of_honest_steps(name: str) -> None:
     subject = subject_of(name)
     assert not failed([*charges(subject), checkpoints(subject)])

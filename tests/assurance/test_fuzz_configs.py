@@ -9,7 +9,7 @@ import io
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from dpkfc import cli
 from dpkfc.privacy import events
+from dpkfc.privacy.calibration import check_target
 from dpkfc.recipes import digits, train
 from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
 from dpkfc.recipes.base import RECIPES, find_recipe, run_config
@@ -37,7 +38,8 @@ def _light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     no_pickle(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(events.EpsilonCurve, "at", _formula)
+    monkeypatch.setattr(events.EpsilonCurve, "at", lambda self, count: 0.01 * count)
+    monkeypatch.setattr("dpkfc.config.calibrate_noise_multiplier", _calibrated)
     monkeypatch.setattr(train, "_train", lambda *args, **kwargs: None)
     monkeypatch.setattr(cli, "_announce", lambda result: None)
     monkeypatch.setattr(events, "cross_check", lambda event, count, *_: {"pld": 0.1, "rdp": 0.1})
@@ -45,9 +47,10 @@ def _light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     yield
 
 
-def _formula(self: events.EpsilonCurve, count: int) -> float:
-    noise = min((getattr(part, "noise_multiplier", 1e9) for part in events._parts(self.event)), default=1e9)
-    return 0.1 * count**0.5 / noise if noise > 0 else float("inf")
+def _calibrated(epsilon: float, delta: float, make_event: Callable[[float], object], count: int, *_: Any, **__: Any) -> float:
+    check_target(epsilon, delta)
+    make_event(noise := max(0.1, 0.1 * count**0.5 / epsilon))
+    return noise
 
 
 def _prepared(config: RunConfig) -> object:

@@ -7,12 +7,15 @@ fixed; those of the operating system are judged at 1e-10 a test, about 130 tests
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 
 from dpkfc import PrivacyConfig, Session
@@ -20,7 +23,7 @@ from dpkfc.privacy.grid import grid_of
 from dpkfc.privacy.mechanism import gaussian_release, rounded_release
 from dpkfc.privacy.rng import NoiseStream
 from tests.assurance.laws import against, alarms, noise_battery
-from tests.assurance.sizes import size
+from tests.assurance.sizes import FULL, size
 
 STEPS, LAYERS = 40, (18_000, 6_000, 1_000)
 D = sum(LAYERS)
@@ -192,6 +195,27 @@ def test_a_resumed_session_goes_on_with_fresh_noise(tmp_path: Path, evidence) ->
     values |= noise_battery(np.vstack([first, second, other]), (18_000, 7_200))
     assert not alarms(values), values
     evidence("noise", "resumed session and another one", numbers=60 * first.shape[1], **worst(values))
+
+
+def _rank(rank: int, port: int, folder: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    np.save(Path(folder) / f"{rank}.npy", run(None, 20))
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not FULL, reason="two processes")
+def test_two_ranks_share_one_noise_and_add_it_once(tmp_path: Path, evidence) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(_rank, args=(port, str(tmp_path)), nprocs=2, join=True)
+    one, two = (np.load(tmp_path / f"{rank}.npy") for rank in range(2))
+    assert np.array_equal(one, two)
+    values = noise_battery(one, (18_000, 7_200))
+    assert not alarms(values), values
+    evidence("noise", "two ranks", numbers=one.size, standard_deviation=float(one.std()), **worst(values))
 
 
 def test_a_session_in_test_mode_repeats_itself_and_is_caught() -> None:

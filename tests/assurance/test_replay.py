@@ -24,7 +24,7 @@ ONE_SIZE, ROUNDED = "batches of one size", "rounded noise"
 FEW = ("as it is", "loss × 1e4", "loss × -1e4", "loss × 1e-4", "loss NaN", "random × 1000")
 
 
-@pytest.mark.parametrize("name", size(("DP-KFC", ONE_SIZE), ("DP-SGD", "DP-KFC", "DP-NGD", "GEP", ONE_SIZE)))
+@pytest.mark.parametrize("name", size(("DP-KFC",), ("DP-SGD", "DP-KFC", "DP-NGD", "GEP", ONE_SIZE)))
 def test_the_replay_comes_as_near_to_the_bound_as_can_be(name: str, evidence) -> None:
     """A check that never comes near its bound would pass whatever happens."""
     canaries = canaries_of(name)
@@ -39,17 +39,17 @@ def test_neighbours_differ_by_the_canary_alone() -> None:
     """The difference of two releases under frozen noise is the canary's clipped gradient over the batch size."""
     subject = vectors()
     canaries = canaries_of("DP-SGD").only("random × 1000")
-    number = next(n for n, name in enumerate(canaries.names) if name.startswith("4: random"))
+    number = next(n for n, name in enumerate(canaries.names) if name.startswith("3: random"))
     script = [[0, 1, 2]], [[0, 1, 2, N + number]]
     with World(subject, canaries, script[0]) as one, World(subject, canaries, script[1]) as other:
         released = [world.step("", Replay()) for world in (one, other)]
     assert released[0] is not None and released[1] is not None
     moved = {n: (released[1].gradients[n] - x) * B for n, x in released[0].gradients.items()}
     assert sum(float(x.square().sum()) for x in moved.values()) ** 0.5 == pytest.approx(C)
-    [(a, u)] = [(a, u) for n, a, u in canaries.plants["4"] if n == number]
-    scale = float(moved["4.bias"] @ u.double()) / float(u.double() @ u.double())
-    assert torch.allclose(moved["4.weight"], scale * torch.outer(u, a).double()) and scale > 0
-    assert all(float(x.abs().max()) < 1e-15 for n, x in moved.items() if not n.startswith("4."))
+    [(a, u)] = [(a, u) for n, a, u in canaries.plants["3"] if n == number]
+    scale = float(moved["3.bias"] @ u.double()) / float(u.double() @ u.double())
+    assert torch.allclose(moved["3.weight"], scale * torch.outer(u, a).double()) and scale > 0
+    assert all(float(x.abs().max()) < 1e-15 for n, x in moved.items() if not n.startswith("3."))
 
 
 def test_only_keeps_the_wanted_canaries_with_what_belongs_to_them() -> None:
@@ -66,9 +66,9 @@ def test_only_keeps_the_wanted_canaries_with_what_belongs_to_them() -> None:
 
 def test_canaries_come_for_every_layer_and_every_kind_of_input() -> None:
     names = canaries_of("DP-KFC").names
-    for layer in ("0", "2", "4"):
+    for layer in ("0", "2", "3"):
         assert {f"{layer}: random × 1000", f"{layer}: one entry"} <= set(names)
-    assert {"0: stretched most", "4: stretched least, small", "input infinite", "loss NaN"} <= set(names)
+    assert {"0: stretched most", "3: stretched least, small", "input infinite", "loss NaN"} <= set(names)
     assert "read: positions cancel" in canaries_of("long texts").names
     assert any(name.startswith("example ") for name in prepared_canaries(texts()).names)  # ids are no numbers to scale
 
@@ -112,7 +112,7 @@ def test_a_random_forward_pass_is_an_error() -> None:
 def test_dropout_and_random_augmentation_raise_no_alarm() -> None:
     dropping = vectors(model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
     for subject in (dropping, images(torch.float64, jittered)):
-        canaries = prepared_canaries(subject).only(*FEW)
+        canaries = prepared_canaries(subject).only("as it is", "loss × 1e4")
         assert not failed(replay(subject, canaries, sizes=(0, 2)).findings())
         assert shares(subject, canaries).passed
 
@@ -145,7 +145,7 @@ def test_a_walk_is_the_same_whatever_it_is_handed_and_keeps_its_size() -> None:
             walk.step()
         assert torch.equal(walk.handed["p"], torch.full_like(p, gradient))
         ways.append(p.detach().clone())
-        assert float(p.square().mean()) == pytest.approx(float(numbers.square().mean()), rel=0.5)
+        assert float(p.detach().square().mean()) == pytest.approx(float(numbers.square().mean()), rel=0.5)
     assert torch.equal(*ways)
 
 

@@ -57,10 +57,10 @@ def test_the_grid_is_the_largest_power_of_two_that_keeps_the_sensitivity(c: floa
     assert stated <= c * (1 + 2.0**-20) * (1 + 1e-15)
 
 
-@pytest.mark.parametrize(("sensitivity", "numbers", "stddev"), [(0.0, 1, 1.0), (math.inf, 1, 1.0), (math.nan, 1, 0.0), (1.0, 0, 1.0)])
-def test_there_is_no_grid_for_nonsense(sensitivity: float, numbers: int, stddev: float) -> None:
+@pytest.mark.parametrize(("sensitivity", "numbers"), [(0.0, 1), (math.inf, 1), (math.nan, 1), (1.0, 0)])
+def test_there_is_no_grid_for_nonsense(sensitivity: float, numbers: int) -> None:
     with pytest.raises(ValueError, match="need a positive finite sensitivity"):
-        grid_of(sensitivity, numbers, stddev)
+        grid_of(sensitivity, numbers)
 
 
 def test_noise_that_float64_cannot_hold_is_refused_before_it_is_charged() -> None:
@@ -225,8 +225,8 @@ def test_low_bits_of_floating_point_noise_tell_two_sums_apart_and_those_of_round
     grid, tested = grid_of(widened(1.0), 1), []
     near = {x: y[y.abs() < 0.25] for x in (0.0, 1.0) for y in [outputs("rounded", dtype, x, trials)]}
     for bit in range(1, 10):
-        table = [[int((even := y / grid / 2**bit == (y / grid / 2**bit).round()).sum()), int((~even).sum())] for y in near.values()]
-        tested.append(stats.fisher_exact(table).pvalue)
+        even = [(y / grid / 2**bit) == (y / grid / 2**bit).round() for y in near.values()]
+        tested.append(stats.fisher_exact([[int(x.sum()), int((~x).sum())] for x in even]).pvalue)
     assert min(tested) > 1e-8
     evidence("floating point", f"low bits, {dtype}", outputs=trials, gaussian_proofs_share=found["gaussian", 0.0],
              gaussian_false_proofs_share=found["gaussian", 1.0], rounded_proofs_share=found["rounded", 0.0],

@@ -31,7 +31,7 @@ def _remembered_accounting():
 def test_a_run_folder_is_audited_and_its_card_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence) -> None:
     folder = run(run_config({**SETTINGS, "out": str(tmp_path / "run")})).folder
     if size(True, False):  # few canaries: the whole list is run by the full size
-        monkeypatch.setattr("dpkfc.assurance.canaries.LAYERS", 1)
+        monkeypatch.setattr("dpkfc.assurance.canaries.LAYERS", 2)
         monkeypatch.setattr("dpkfc.assurance.replay.SIZES", (1,))
         monkeypatch.setattr("dpkfc.assurance.noise_law.NUMBERS", 100_000)
         monkeypatch.setattr("dpkfc.assurance.sampling_law.NUMBERS", 1e6)

@@ -44,7 +44,7 @@ def checkpoints(subject: Subject) -> Finding:
         if hasattr(subject.plan.config.preconditioner, "observe"):  # made from the releases, which differ
             tensors = {group: held for group, held in tensors.items() if group not in ("past", "preconditioner")}
         found.append({"tensors": tensors, "meta": {name: x for name, x in meta.items() if name not in OWN}})
-    where = _difference(*found)
+    where = _difference(found[0], found[1])
     return Finding(
         check="checkpoint",
         measured=f"'{where}' differs" if where else "equal to the bit",

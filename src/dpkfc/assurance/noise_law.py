@@ -78,7 +78,8 @@ def _releases(subject: Subject, canaries: Canaries, plan: Plan, steps: int) -> I
         for part in range(2):
             options: dict[str, Any] = {"units": units, "verify": False, "ledger_path": f"{folder}/ledger.jsonl"}
             restart()
-            with watched(subject, plan, data, **options)[0] as session:
+            session, _ = watched(subject, plan, data, **options)
+            with session:
                 if part:
                     session.restore(f"{folder}/checkpoint")
                 for batch in session.batches():

@@ -133,18 +133,50 @@ def sampler_battery(batches: Batches, law: Sizes, beside: Batches | None = None)
     Returns:
         Name of the test to its p-value; 0 where a batch is impossible.
     """
-    n, sizes = law.dataset_size, np.array([len(batch) for batch in batches])
-    possible = all(len(np.unique(b)) == len(b) and (not len(b) or (b.min() >= 0 and b.max() < n)) for b in batches)
-    if not possible or np.any(law.mass[np.minimum(sizes, n)] == 0):
+    n, drawn = law.dataset_size, _Drawn.of(batches)
+    if not drawn.is_possible(n) or np.any(law.mass[np.minimum(drawn.sizes, n)] == 0):
         return {"possible batches": 0.0}
-    values = {"possible batches": 1.0, **_of_sizes(sizes, law), **_of_examples(batches, sizes, law)}
-    values |= {"neighbouring examples": _neighbours(batches, sizes, n), "halves of the data set": _halves(batches, sizes, n)}
-    values["following batches"] = _overlap(batches[:-1], batches[1:], law)
+    values = {"possible batches": 1.0, **_of_sizes(drawn.sizes, law), **_of_examples(drawn, law)}
+    values |= {"neighbouring examples": _neighbours(drawn, n), "halves of the data set": _halves(drawn, n)}
+    values["following batches"] = _overlap(drawn.part(0, -1), drawn.part(1, None), n)
     values["equal batches"] = _equal(batches, law)
     if beside is not None:
-        values["another stream"] = _overlap(batches, beside, law)
+        values["another stream"] = _overlap(drawn, _Drawn.of(beside), n)
         values["equal batches in another stream"] = _equal(batches, law, beside)
     return values
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Batches behind each other: the step and the example of every inclusion, in order, and the size of every batch."""
+
+    step: NDArray[np.int64]
+    example: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batches: Batches) -> _Drawn:
+        sizes = np.array([len(batch) for batch in batches], dtype=np.int64)
+        step, example = np.repeat(np.arange(len(sizes)), sizes), np.concatenate(batches).astype(np.int64)
+        order = np.lexsort((example, step))
+        return cls(step, example[order], sizes)
+
+    def part(self, begin: int, end: int | None) -> _Drawn:
+        """Some of the batches, numbered from 0."""
+        first, last, _ = slice(begin, end).indices(len(self.sizes))
+        inside = (self.step >= first) & (self.step < last)
+        return _Drawn(self.step[inside] - first, self.example[inside], self.sizes[first:last])
+
+    @property
+    def ascents(self) -> NDArray[np.int64]:
+        """From each example of a batch to the next one of the same batch."""
+        return np.diff(self.example)[np.diff(self.step) == 0]
+
+    def is_possible(self, dataset_size: int) -> bool:
+        """Whether no batch holds an example twice, or one that does not exist."""
+        return bool(
+            np.all(self.ascents > 0) and np.all(self.example >= 0) and np.all(self.example < dataset_size)
+        )
 
 
 def _of_sizes(sizes: NDArray[np.int64], law: Sizes) -> dict[str, float]:
@@ -165,53 +197,52 @@ def _of_sizes(sizes: NDArray[np.int64], law: Sizes) -> dict[str, float]:
     }
 
 
-def _of_examples(batches: Batches, sizes: NDArray[np.int64], law: Sizes) -> dict[str, float]:
+def _of_examples(drawn: _Drawn, law: Sizes) -> dict[str, float]:
     """How often each example was drawn: too unevenly, too evenly, one far too rarely or too often."""
-    n, steps, q = law.dataset_size, len(batches), law.rate
+    n, steps, q = law.dataset_size, len(drawn.sizes), law.rate
     if q >= 1:
         return {}
-    counts = np.bincount(np.concatenate(batches).astype(np.int64), minlength=n)
+    counts = np.bincount(drawn.example, minlength=n)
     spread = float(np.square(counts - steps * q).sum())
     # of the sum over steps t, u of the products of centred indicators: equal steps, then different ones
     variance = steps * (1 - 2 * q) ** 2 * law.variance + 2 * steps * (steps - 1) * law.squared_covariances
-    drawn = stats.binom(steps, q)
+    often = stats.binom(steps, q)
     return {
         "inclusion": _gamma(spread, steps * n * q * (1 - q), variance),
-        "example drawn least": min(1.0, n * float(drawn.cdf(counts.min()))),
-        "example drawn most": min(1.0, n * float(drawn.sf(counts.max() - 1))),
+        "example drawn least": min(1.0, n * float(often.cdf(counts.min()))),
+        "example drawn most": min(1.0, n * float(often.sf(counts.max() - 1))),
     }
 
 
-def _overlap(first: Batches, second: Batches, law: Sizes) -> float:
+def _overlap(first: _Drawn, second: _Drawn, n: int) -> float:
     """Examples that two batches share, summed over pairs of batches; given their sizes, each pair is hypergeometric."""
-    n, shared = law.dataset_size, 0
-    mark = np.zeros(n, dtype=bool)
-    for one, other in zip(first, second, strict=True):
-        mark[one] = True
-        shared += int(mark[other].sum())
-        mark[one] = False
-    a, b = (np.array([len(x) for x in side], dtype=float) for side in (first, second))
+    shared = np.intersect1d(first.step * n + first.example, second.step * n + second.example, assume_unique=True).size
+    a, b = first.sizes.astype(float), second.sizes.astype(float)
     variance = a * b * (n - a) * (n - b) / (n * n * (n - 1))
     return _count(shared, float((a * b / n).sum()), float(variance.sum()))
 
 
-def _neighbours(batches: Batches, sizes: NDArray[np.int64], n: int) -> float:
-    """Pairs of examples i, i + 1 (around the end) in one batch: a batch of s has s less its runs, and those have a known law."""
-    together = sum(int((np.diff(np.sort(b)) == 1).sum()) + int(len(b) > 1 and {0, n - 1} <= {*b.tolist()}) for b in batches)
-    inner = sizes[(sizes > 0) & (sizes < n)].astype(float)
-    together -= int((sizes == n).sum()) * n
+def _neighbours(drawn: _Drawn, n: int) -> float:
+    """Pairs of examples i, i + 1 in one batch, the last and the first included.
+
+    A batch of s has s less the number of its runs, and given s that number is hypergeometric.
+    """
+    inner = drawn.sizes[(drawn.sizes > 0) & (drawn.sizes < n)].astype(float)
     if n < 3 or not inner.size:
         return 1.0
+    ends = [np.bincount(drawn.step[drawn.example == end], minlength=len(drawn.sizes)) for end in (0, n - 1)]
+    together = int((drawn.ascents == 1).sum()) + int(ends[0] @ ends[1]) - n * int((drawn.sizes == n).sum())
     rest = n - inner
     mean = inner * (inner - 1) / (n - 1)
     variance = inner * rest * (inner - 1) * (rest - 1) / ((n - 1) ** 2 * (n - 2))
     return _count(together, float(mean.sum()), float(variance.sum()))
 
 
-def _halves(batches: Batches, sizes: NDArray[np.int64], n: int) -> float:
+def _halves(drawn: _Drawn, n: int) -> float:
     """The spread of how a batch divides over even and odd examples: pairs that come together or avoid each other."""
-    even = (n + 1) // 2
-    squares = sum((float((np.asarray(b) % 2 == 0).sum()) - len(b) * even / n) ** 2 for b in batches)
+    even, sizes = (n + 1) // 2, drawn.sizes
+    counts = np.bincount(drawn.step[drawn.example % 2 == 0], minlength=len(sizes))
+    squares = float(np.square(counts - sizes * even / n).sum())
     mean = variance = 0.0
     for size, count in Counter(sizes.tolist()).items():
         found = np.arange(max(0, size - (n - even)), min(size, even) + 1)

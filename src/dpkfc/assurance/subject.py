@@ -269,7 +269,7 @@ def watched(
             module.p = 0.0  # two runs would drop other units of the examples that they share
     # Where gradients are also taken ahead, those of far points differ most, and show whether they are clipped together.
     length = LONG if any(isinstance(step, LookAhead) for step in plan.config.postprocess) else SHORT
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     walk = Walk(trained, length=0.0 if still else length)
     options |= {"augment": on_examples(subject.augment), "collate_fn": together(subject.collate_fn)}
     return Watched(plan, model, walk, dataset, **options), walk

@@ -1,15 +1,16 @@
 """Two worlds: how well does anything tell releases with one more example from releases without it?
 
 The same batch is released many times under the secret noise stream, with a canary and without. The score of a release is
-learned: its components along the canary's own direction in every parameter group, and along the same pattern moved to
-other places (where noise that is shared between places would show), weighed by the inverse of their covariance. Weights and
-threshold are learned on a quarter of the releases; errors on the others bound μ of the trade-off curve from below.
+learned: its components along the canary's own direction in every parameter group, and along the same pattern moved to where
+the noise looks most like itself (noise that is shared between places cancels there), weighed by the inverse of their
+covariance. Weights and threshold are learned on a quarter of the releases; errors on the others bound μ of the trade-off
+curve from below.
 A release without sampling may have μ = 1 / noise_multiplier at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ from dpkfc.data.sampling import REPLACE_ONE
 __all__ = ["ALPHA", "RUNS", "TwoWorlds", "two_worlds"]
 
 ALPHA, RUNS, BATCH = 1e-3, 1500, 4
-MOVED = 4  # places that the canary's pattern is moved to
+LOOKED, LAGS = 24, 2  # releases in which repetition is looked for; distances that are tried
 Samples = NDArray[np.float64]
 
 
@@ -86,7 +87,7 @@ def two_worlds(
     opposite = [*base, subject.size + canaries.names.index("loss × -1e4")]
     without = opposite if subject.plan.neighbouring_relation == REPLACE_ONE else base
     pattern = _difference(subject, canaries, without, with_it)
-    views = _views(pattern, _groups(subject))
+    views = _views(pattern, _groups(subject), _lags(list(_releases(subject, canaries, without, LOOKED))))
     scores = []
     for part, rows in enumerate((without, with_it)):
         found = []
@@ -127,15 +128,29 @@ def _groups(subject: Subject) -> list[int]:
     return [p.numel() for p in subject.model().parameters() if p.requires_grad]
 
 
-def _views(pattern: Samples, sizes: list[int]) -> Samples:
-    """Unit vectors `[k, d]`: the pattern in each group of parameters, and the whole pattern moved by parts of its length."""
+def _lags(drawn: Sequence[Samples]) -> list[int]:
+    """The distances at which releases correlate with themselves most; of honest noise any."""
+    centred = np.stack(drawn) - np.mean(drawn, 0)
+    size = centred.shape[1]
+    length = 1 << (2 * size - 1).bit_length()
+    total = np.fft.irfft(np.square(np.abs(np.fft.rfft(centred, length))).sum(0), length)[1:size]
+    scores = np.abs(total) / np.sqrt(np.arange(size - 1, 0, -1))
+    return [int(lag) + 1 for lag in np.argsort(scores)[::-1][:LAGS]]
+
+
+def _views(pattern: Samples, sizes: list[int], lags: Sequence[int]) -> Samples:
+    """Unit vectors `[k, d]`: the pattern in each group of parameters, and as far as it can be moved, in its place and moved."""
     d, found = pattern.size, []
     ends = np.cumsum(sizes) if sum(sizes) == d else np.array([d])
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         part = np.zeros(d)
         part[start:end] = pattern[start:end]
         found.append(part)
-    found += [np.roll(pattern, d * k // (MOVED + 1)) for k in range(1, MOVED + 1)]
+    for lag in lags:
+        for kept, way in ((slice(0, d - lag), lag), (slice(lag, d), -lag)):
+            part = np.zeros(d)
+            part[kept] = pattern[kept]
+            found += [part, np.roll(part, way)]
     lengths = [np.linalg.norm(x) for x in found]
     most = max(lengths)
     return np.stack([x / n for x, n in zip(found, lengths, strict=True) if n > 1e-9 * most])

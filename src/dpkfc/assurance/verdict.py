@@ -27,6 +27,9 @@ class Finding:
     passed: bool
     detail: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "passed", bool(self.passed))  # numpy's is no value of JSON
+
     def describe(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)

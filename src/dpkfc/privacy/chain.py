@@ -151,7 +151,7 @@ def _canonical(content: Mapping[str, Any]) -> str:
 def _check_release(found: Mapping[str, Any], where: str) -> None:
     """Raise unless a line that follows says what was released."""
     figures = [found.get(name) for name in ("step", "noise_multiplier", "stddev", "sensitivity")]
-    if not all(_is_number(figure) and figure >= 0 for figure in figures) or not isinstance(figures[0], int):
+    if not all(_is_number(x) and float(x or 0) >= 0 for x in figures) or not isinstance(figures[0], int):
         raise LedgerError(f"{where} is no release: step and scale of the noise are not numbers >= 0; {_UNKNOWN}")
     try:
         _check_event(_canonical({"event": found.get("event")}))

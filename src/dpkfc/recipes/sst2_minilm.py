@@ -1,4 +1,4 @@
-"""SST-2: 67,349 phrases of film reviews, two classes, and a pretrained sentence encoder whose last block is trained with a head (1.8 million parameters)."""
+"""SST-2: 67,349 phrases of film reviews, two classes; a pretrained sentence encoder, whose last block and head are trained."""
 
 from __future__ import annotations
 
