@@ -156,6 +156,8 @@ def read_session(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Te
     wrong += [name for name in ("extra",) if name not in meta] + [name for name in ("model",) if name not in tensors]
     if not wrong and not 0 <= meta["step"] <= meta["ledger_count"]:
         wrong = ["step"]
+    if not wrong and not meta["plan"].isprintable():
+        wrong = ["plan"]
     if not isinstance(state := meta.get("torch_rng", _NO_STATE), Tensor) or state.dtype != torch.uint8:
         wrong += ["torch_rng"]
     if wrong:

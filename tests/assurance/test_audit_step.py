@@ -75,6 +75,20 @@ def test_one_failed_check_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> No
     assert "FAILED" in {row[3] for row in to_rows(found.findings)}
 
 
+def test_a_check_that_cannot_be_ended_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps without a release leave nothing to judge."""
+    in_data.skipping(False)(monkeypatch)
+    monkeypatch.setattr(module, "two_worlds", broken)
+    found = {finding.check: finding for finding in failed(audit_step(vectors()).findings)}
+    assert "made no release" in found["law of the noise"].detail
+    assert found["two worlds"].detail == "two steps disagree"
+    assert "one release and one charge a step" in found
+
+
+def broken(*_: object, **__: object) -> None:
+    raise RuntimeError("two steps disagree")
+
+
 @pytest.mark.parametrize(
     ("settings", "noise_multiplier", "message"),
     [({}, 0.0, "adds no noise"), ({"test_mode_seed": 3}, 1.0, "test mode")],

@@ -62,6 +62,8 @@ from tests.recipes.accounting import remembered
 
 # Figures that are computed from private data without noise, for the operator alone. The card must list each of them.
 PRIVATE = ("batch_size", "clipped_fraction", "median_norm", "seconds")
+# What a check says that looks at private gradients on purpose, once, to the operator: that a NaN kept it from a verdict.
+CHECKS = ("object engine._step._scale._warned", "log the gradients of this loss do not show by what it divides")
 # What follows private data inside the process, is in no file, and decides no figure and no release but through the clipped sum.
 WORKING = {
     "process['generators']['torch']": "torch's global generator: how much dropout and augmentation draw follows the batch",
@@ -235,7 +237,8 @@ def engine_world(neighbour: str | None, victim: int = VICTIM) -> Seen:
 def test_scripts_of_opacus_have_no_side_door_either(neighbour: str) -> None:
     one, other = engine_world(None), engine_world(neighbour)
     assert one.sums != other.sums and len(one.objects) > 200
-    assert {x for x in one.against(other) if not is_allowed(x)} == set()
+    found = {x for x in one.against(other) if not is_allowed(x)}
+    assert {x for x in found if neighbour != "broken" or not x.startswith(CHECKS)} == set()
 
 
 # -- planted side doors ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor
 from dpkfc import session
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.data.layout import Part
-from dpkfc.gradients import accumulate, clipping, norms, subspace
+from dpkfc.gradients import accumulate, clipping, gram, norms, subspace
 from dpkfc.gradients.accumulate import ClippedSummer
 from dpkfc.gradients.groups import Groups
 from dpkfc.privacy import mechanism
@@ -145,22 +145,22 @@ def residual_unclipped(m: pytest.MonkeyPatch) -> None:
 def padded_slack(m: pytest.MonkeyPatch) -> None:
     """The slack counts the positions of the longest example of the micro-batch."""
 
-    def gram(block: Outer) -> Tensor:
-        square, lengths, _ = norms._gram_squares(block)
+    def norms_of(block: Outer) -> Tensor:
+        square, lengths, _ = gram._gram_squares(block)
         terms = block.a.shape[1] + block.d_in + block.b.shape[2]
-        return (square.clamp(min=0) + terms * norms._roundoff(block.a) * lengths.square() + 0 * square).sqrt()
+        return (square.clamp(min=0) + terms * gram.roundoff(block.a) * lengths.square() + 0 * square).sqrt()
 
-    m.setattr(norms, "_gram_norms", gram)
+    m.setattr(norms, "gram_norms", norms_of)
 
 
 def no_slack(m: pytest.MonkeyPatch) -> None:
     """The norm of positions that cancel, by Gram matrices in float32 and no more."""
 
-    def gram(block: Outer) -> Tensor:
+    def norms_of(block: Outer) -> Tensor:
         inputs = torch.bmm(block.a, block.a.mT) + float(block.homogeneous)
         return (inputs * torch.bmm(block.b, block.b.mT)).sum((1, 2)).clamp(min=0).sqrt()
 
-    m.setattr(norms, "_gram_norms", gram)
+    m.setattr(norms, "gram_norms", norms_of)
 
 
 def switched_precision(m: pytest.MonkeyPatch) -> None:
@@ -168,13 +168,14 @@ def switched_precision(m: pytest.MonkeyPatch) -> None:
 
     def lengths(x: Tensor) -> Tensor:
         d, info = x.shape[-1], torch.finfo(x.dtype)
-        if x.dtype == torch.float32 and d <= norms._SHORT:
+        if x.dtype == torch.float32 and d <= gram._SHORT:
             square = torch.linalg.vector_norm(x, dim=-1).double().square()
             if bool(torch.isfinite(square).all()):
                 return (square * (1 + (d + 2) * info.eps) + d * info.tiny).sqrt()
         return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
 
-    m.setattr(norms, "_lengths", lengths)
+    m.setattr(norms, "lengths", lengths)
+    m.setattr(gram, "lengths", lengths)
 
 
 def denormal_factors(m: pytest.MonkeyPatch) -> None:

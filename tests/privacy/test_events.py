@@ -200,6 +200,9 @@ def test_the_upper_bound_is_one_grows_and_rarely_computes(accountant, monkeypatc
 def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypatch):
     monkeypatch.setattr(events, "_forwarded", set())
     monkeypatch.setattr(events, "_values", {})
+    for name in ("dpkfc", "dpkfc.privacy.events"):  # a command line that ran before in this process has quietened them
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             epsilon(poisson(0.1, 0.6), 1, DELTA, "rdp")

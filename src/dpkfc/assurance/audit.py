@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -82,13 +82,17 @@ def audit_step(subject: Subject, *, runs: int = RUNS, progress: Progress | None 
         return None if progress is None else lambda done, of: progress(name, done, of)
 
     canaries = prepared_canaries(subject)
-    found: list[Finding] = []
-    found += replay(subject, canaries, progress=said("neighbour replay")).findings()
-    found.append(shares(subject, canaries, progress=said("shares of examples")))
-    found += noise_law(subject, progress=said("law of the noise"))
-    found.append(two_worlds(subject, canaries, runs=runs, progress=said("two worlds")).finding())
-    found += [*charges(subject), checkpoints(subject)]
-    found += [*_sampling(plan), *accounting(plan)]
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "neighbour replay": lambda: replay(subject, canaries, progress=said("neighbour replay")).findings(),
+        "shares": lambda: [shares(subject, canaries, progress=said("shares of examples"))],
+        "law of the noise": lambda: noise_law(subject, progress=said("law of the noise")),
+        "two worlds": lambda: [two_worlds(subject, canaries, runs=runs, progress=said("two worlds")).finding()],
+        "ledger": lambda: charges(subject),
+        "checkpoint": lambda: [checkpoints(subject)],
+        "sampler": lambda: _sampling(plan),
+        "accounting": lambda: accounting(plan),
+    }
+    found = [finding for name, check in checks.items() for finding in _tried(name, check)]
     return Audit(
         findings=tuple(found),
         plan_hash=plan.hash,
@@ -96,6 +100,14 @@ def audit_step(subject: Subject, *, runs: int = RUNS, progress: Progress | None 
         seconds=time.perf_counter() - started,
         date=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
     )
+
+
+def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """What a check found; that it could not be run to its end is a finding too."""
+    try:
+        return list(check())
+    except RuntimeError as error:
+        return [Finding(check=name, measured="could not be ended", bound="can be", passed=False, detail=str(error))]
 
 
 def _sampling(plan: Plan) -> Iterator[Finding]:

@@ -85,7 +85,7 @@ def _releases(subject: Subject, canaries: Canaries, plan: Plan, steps: int) -> I
                 for batch in session.batches():
                     session.step(batch, loss)
                     done += 1
-                    yield session.released.pop()
+                    yield session.take()
                     if not part and done == saved:
                         session.save(f"{folder}/checkpoint")
                     if not part and done == saved + LOST:

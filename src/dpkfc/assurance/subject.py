@@ -182,6 +182,16 @@ class Watched(Session):
         super().__init__(*args, **kwargs)
         self.released: list[Released] = []
 
+    def take(self) -> Released:
+        """The release of the last step.
+
+        Raises:
+            RuntimeError: it made none.
+        """
+        if not self.released:
+            raise RuntimeError("a step made no release; neighbour replay says which")
+        return self.released.pop()
+
     def batches(self) -> Iterator[Batch]:
         """Those of the script."""
         script, found = len(self.plan.sampler.rows), super().batches()  # type: ignore[union-attr]

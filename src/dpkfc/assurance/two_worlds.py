@@ -75,7 +75,7 @@ def two_worlds(
 
     Args:
         subject: what is audited.
-        canaries: by default all there are; "loss × 1e4" is the one that is used, and "loss × -1e4" in its place where
+        canaries: by default all there are; the one that moves a release farthest is used, in the place of "loss × -1e4" where
             neighbours are examples replaced.
         runs: releases of each world.
         alpha: probability that the bound is wrong.
@@ -83,15 +83,15 @@ def two_worlds(
     """
     canaries = canaries or prepared_canaries(subject)
     base = list(range(min(BATCH, max(1, subject.size // 2))))
-    with_it = [*base, subject.size + canaries.names.index("loss × 1e4")]  # clipped: as far as one example can reach
-    opposite = [*base, subject.size + canaries.names.index("loss × -1e4")]
-    without = opposite if subject.plan.neighbouring_relation == REPLACE_ONE else base
-    pattern = _difference(subject, canaries, without, with_it)
-    views = _views(pattern, _groups(subject), _lags(list(_releases(subject, canaries, without, LOOKED))))
+    replaces = subject.plan.neighbouring_relation == REPLACE_ONE
+    without = [*base, subject.size + canaries.names.index("loss × -1e4")] if replaces else base
+    number, pattern = _farthest(subject, canaries, base, without)
+    with_it = [*base, subject.size + number]
+    views = _views(pattern, _groups(subject), _lags(list(_releases(subject, canaries, [without] * LOOKED))))
     scores = []
     for part, rows in enumerate((without, with_it)):
         found = []
-        for k, z in enumerate(_releases(subject, canaries, rows, runs)):
+        for k, z in enumerate(_releases(subject, canaries, [rows] * runs)):
             found.append(views @ z)
             if progress is not None:
                 progress(part * runs + k + 1, 2 * runs)
@@ -104,15 +104,23 @@ def two_worlds(
     return TwoWorlds(mu, 1 / subject.plan.noise_multiplier, subject.plan.delta, runs, alpha)
 
 
-def _difference(subject: Subject, canaries: Canaries, without: list[int], with_it: list[int]) -> Samples:
-    """What the canary changes, from two releases under the same frozen noise."""
-    one, other = (next(_releases(subject, canaries, rows, 1, seed=SEED)) for rows in (without, with_it))
-    return other - one
+def _farthest(subject: Subject, canaries: Canaries, base: list[int], without: list[int]) -> tuple[int, Samples]:
+    """The canary that moves a release farthest, and by what, under frozen noise."""
+    others = [[*base, subject.size + number] for number in range(len(canaries.names))]
+    worlds = [_releases(subject, canaries, script, seed=SEED) for script in ([without] * len(others), others)]
+    best, pattern = 0, np.zeros(0)
+    for number, (one, other) in enumerate(zip(*worlds, strict=True)):
+        moved = np.nan_to_num(other - one)
+        if not pattern.size or np.linalg.norm(moved) > (1 + 1e-6) * np.linalg.norm(pattern):
+            best, pattern = number, moved
+    return best, pattern
 
 
-def _releases(subject: Subject, canaries: Canaries, rows: list[int], count: int, seed: int | None = None) -> Iterator[Samples]:
+def _releases(
+    subject: Subject, canaries: Canaries, script: Sequence[list[int]], seed: int | None = None
+) -> Iterator[Samples]:
     """Releases over the standard deviation of their noise, all at the same weights."""
-    plan = scripted(unmoved(subject.plan), [rows] * count, subject.size + len(canaries.names), seed=seed)
+    plan = scripted(unmoved(subject.plan), script, subject.size + len(canaries.names), seed=seed)
     session, walk = watched(
         subject, plan, canaries.dataset(subject), units=canaries.units(subject), verify=False, still=True
     )
@@ -121,7 +129,7 @@ def _releases(subject: Subject, canaries: Canaries, rows: list[int], count: int,
         for batch in session.batches():
             session.step(batch, loss)
             walk.handed.clear()
-            yield standardised(session.released.pop(), plan.stddev / plan.expected_batch_size)
+            yield standardised(session.take(), plan.stddev / plan.expected_batch_size)
 
 
 def _groups(subject: Subject) -> list[int]:

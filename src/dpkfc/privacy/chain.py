@@ -74,7 +74,8 @@ def parse(content: bytes, name: str) -> Verified:
     first, *rest = content.splitlines(keepends=True)
     where = f"line 1 of the ledger {name}"
     top = record(first, where)
-    if top.get("format") != FORMAT or not isinstance(top.get("plan_hash"), str):
+    plan = top.get("plan_hash")
+    if top.get("format") != FORMAT or not isinstance(plan, str) or not plan.isprintable():
         raise LedgerError(f"{where} is not a header of format {FORMAT}")
     state = Verified(top, [], [top["hash"]], len(content))
     for number, raw in enumerate(rest, start=2):
