@@ -199,7 +199,7 @@ class Plan:
             ValueError: the accountants contradict each other.
         """
         if self.certified:
-            self.cross_check()
+            events.check_before_a_run(self.event, self.steps, self.delta, self.neighbouring_relation)
 
     def noise_stream(self) -> NoiseStream:
         """A new noise stream: secure, or repeatable in test mode."""

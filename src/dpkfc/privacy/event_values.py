@@ -1,13 +1,13 @@
-"""Events of dp-accounting as plain values, for ledgers and cards."""
+"""Events of dp-accounting as plain values, for ledgers and cards, and what can be read off them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dp_accounting
 
-__all__ = ["event_from_dict", "event_to_dict", "fields"]
+__all__ = ["convolutions", "event_from_dict", "event_to_dict", "fields", "has_no_noise", "is_gaussian", "parts"]
 
 
 def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
@@ -46,3 +46,37 @@ def _rich(value: Any) -> Any:
     if isinstance(value, Mapping):
         return event_from_dict(value)
     return [_rich(v) for v in value] if isinstance(value, list) else value
+
+
+def parts(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
+    """The event and all events within it."""
+    yield event
+    for name in fields(event):
+        value = getattr(event, name)
+        for inner in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(inner, dp_accounting.DpEvent):
+                yield from parts(inner)
+
+
+def has_no_noise(event: dp_accounting.DpEvent) -> bool:
+    """Whether a part of the event releases something without noise: then ε is infinite."""
+    gaussian = (dp_accounting.GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent)
+    return any(
+        isinstance(part, dp_accounting.NonPrivateDpEvent)
+        or (isinstance(part, gaussian) and part.noise_multiplier == 0)
+        for part in parts(event)
+    )
+
+
+def convolutions(event: dp_accounting.DpEvent) -> int:
+    """How many sampled releases PLD convolves for an event."""
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return int(event.count) * convolutions(event.event)
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return sum(map(convolutions, event.events))
+    return 0 if is_gaussian(event) else 1  # Gaussian losses add up in closed form
+
+
+def is_gaussian(event: dp_accounting.DpEvent) -> bool:
+    """Whether it is one Gaussian release without sampling."""
+    return isinstance(event, dp_accounting.GaussianDpEvent)

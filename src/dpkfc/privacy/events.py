@@ -19,13 +19,14 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from numpy.typing import NDArray
 
-from dpkfc.privacy.event_values import event_from_dict, event_to_dict, fields
+from dpkfc.privacy.event_values import convolutions, event_from_dict, event_to_dict, has_no_noise, is_gaussian, parts
 from dpkfc.privacy.integration import gaussian_epsilon, integrated_epsilon
 from dpkfc.privacy.truncated import divergence_of_mixture, neighbouring_sizes, two_parts
 
 __all__ = [
     "ACCOUNTANTS",
     "EpsilonCurve",
+    "check_before_a_run",
     "cross_check",
     "delta_of_epsilon",
     "epsilon",
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 ACCOUNTANTS = ("pld", "rdp")
 PLD_RDP_TOLERANCE = 1e-3
 INTEGRAL_TOLERANCE = 0.01  # absolute and relative
+VOID = 1000.0  # an ε that promises nothing
 PLD_INTERVAL = 1e-4  # of the grid on which dp-accounting holds privacy losses
 _RELATIONS = {
     "add_or_remove_one": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -94,7 +96,7 @@ def delta_of_epsilon(
         raise ValueError(f"epsilon must be >= 0, got {epsilon}")
     if count == 0:
         return 0.0
-    if _has_no_noise(event):
+    if has_no_noise(event):
         return 1.0
     with _quiet_accountants():
         if accountant == "rdp":
@@ -125,7 +127,7 @@ def cross_check(
     by_rdp = epsilon(event, count, delta, "rdp", neighbouring_relation)
     applies = neighbouring_relation != "replace_one" and pld_resolves(event, count, delta)
     by_pld = epsilon(event, count, delta, "pld", neighbouring_relation) if applies else None
-    if count > 0 and not _has_no_noise(event):
+    if count > 0 and not has_no_noise(event):
         _compare(event, count, delta, by_pld, by_rdp)
     return {"pld": by_pld, "rdp": by_rdp}
 
@@ -135,7 +137,7 @@ def _compare(event: dp_accounting.DpEvent, count: int, delta: float, by_pld: flo
     wrong = ""
     if by_pld is not None and by_pld > by_rdp + PLD_RDP_TOLERANCE + grid:
         wrong = f"PLD gives epsilon {by_pld}, above the {by_rdp} of RDP, which is a looser bound of the same loss"
-    elif (integral := integrated_epsilon(event, count, delta)) is not None:
+    elif (integral := _integral(event, count, delta)) is not None:
         slack = INTEGRAL_TOLERANCE * (1 + integral)
         for name, found in (("PLD", by_pld), ("RDP", by_rdp)):
             if found is not None and not found >= integral - slack:
@@ -147,6 +149,31 @@ def _compare(event: dp_accounting.DpEvent, count: int, delta: float, by_pld: flo
             f"the accountants disagree on {count} x {event} at delta = {delta}: {wrong}; report neither before the cause is "
             "found, and train nothing on them"
         )
+
+
+def check_before_a_run(event: dp_accounting.DpEvent, count: int, delta: float, neighbouring_relation: str) -> None:
+    """`cross_check`, unless ε is above 1,000: that promises nothing, and PLD would take minutes to say so.
+
+    Raises:
+        ValueError: as `cross_check`.
+    """
+    integral = None if has_no_noise(event) else _integral(event, count, delta)
+    if integral is None or integral <= VOID:
+        cross_check(event, count, delta, neighbouring_relation)
+
+
+def _integral(event: dp_accounting.DpEvent, count: int, delta: float) -> float | None:
+    key = (repr(event), delta, "integral", count)
+    if key not in _values:
+        found = integrated_epsilon(event, count, delta)
+        _keep(key, math.nan if found is None else found)
+    return None if math.isnan(_values[key]) else _values[key]
+
+
+def _keep(key: tuple[Any, ...], value: float) -> None:
+    if len(_values) >= _REMEMBERED:
+        _values.pop(next(iter(_values)), None)
+    _values[key] = value
 
 
 def pld_resolves(event: dp_accounting.DpEvent, count: int, delta: float) -> bool:
@@ -192,7 +219,7 @@ class EpsilonCurve:
         """
         _check_count(count)
         if count not in self._known:
-            self._known[count] = math.inf if _has_no_noise(self.event) else self._remembered(count)
+            self._known[count] = math.inf if has_no_noise(self.event) else self._remembered(count)
         return self._known[count]
 
     def upper_bound(self, count: int) -> float:
@@ -217,10 +244,7 @@ class EpsilonCurve:
         """The value of an equal curve, where this process has computed it."""
         key = (repr(self.event), self.delta, self.relation, self.accountant, count)
         if key not in _values:
-            value = self._compute(count)
-            if len(_values) >= _REMEMBERED:
-                _values.pop(next(iter(_values)), None)
-            _values[key] = value
+            _keep(key, self._compute(count))
         return _values[key]
 
     def _compute(self, count: int) -> float:
@@ -233,7 +257,7 @@ class EpsilonCurve:
             self.event, (dp_accounting.PoissonSampledDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent)
         )
         with _quiet_accountants():
-            if isinstance(self.event, dp_accounting.GaussianDpEvent) and self.accountant == "pld":
+            if is_gaussian(self.event) and self.accountant == "pld":
                 return gaussian_epsilon(self.event.noise_multiplier / math.sqrt(count), self.delta) * (1 + 1e-9) + 1e-9
             if self.accountant == "pld" and not sampled:
                 composed = _composed(self.event, count, "pld", self.relation)
@@ -259,41 +283,13 @@ class EpsilonCurve:
         return self.delta - _rounding(self.event, count)
 
 
-def _parts(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
-    yield event
-    for name in fields(event):
-        value = getattr(event, name)
-        for inner in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(inner, dp_accounting.DpEvent):
-                yield from _parts(inner)
-
-
-def _has_no_noise(event: dp_accounting.DpEvent) -> bool:
-    """Whether a part of the event releases something without noise: then ε is infinite."""
-    gaussian = (dp_accounting.GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent)
-    return any(
-        isinstance(part, dp_accounting.NonPrivateDpEvent)
-        or (isinstance(part, gaussian) and part.noise_multiplier == 0)
-        for part in _parts(event)
-    )
-
-
 def _rounding(event: dp_accounting.DpEvent, count: int) -> float:
     """What rounding may take from the δ of PLD: the FFT of one release is raised to the power of the count.
 
     Against an integration under a tilt (tests/assurance) δ is short by up to 8e-17 a release, and PLD then no upper bound: for
     10⁵ releases at δ = 1e-10 its ε is 0.07 too small.
     """
-    return 2.0**-52 * (count * _convolved(event) + 256)
-
-
-def _convolved(event: dp_accounting.DpEvent) -> int:
-    """How often an event repeats others."""
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return int(event.count) * _convolved(event.event)
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return sum(map(_convolved, event.events))
-    return 1
+    return 2.0**-52 * (count * convolutions(event) + 256)
 
 
 def _check_count(count: int) -> None:
@@ -307,7 +303,7 @@ def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) ->
         raise ValueError(f"unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}")
     if relation not in _RELATIONS:
         raise ValueError(f"unknown neighbouring relation {relation!r}; choose one of {', '.join(_RELATIONS)}")
-    without_replacement = any(isinstance(p, dp_accounting.SampledWithoutReplacementDpEvent) for p in _parts(event))
+    without_replacement = any(isinstance(p, dp_accounting.SampledWithoutReplacementDpEvent) for p in parts(event))
     if without_replacement and accountant == "pld":
         raise ValueError("PLD cannot account for sampling without replacement; use accountant='rdp'")
     if without_replacement != (relation == "replace_one"):
@@ -358,7 +354,7 @@ def _rdp_of_one(event: dp_accounting.DpEvent, relation: str) -> tuple[NDArray[np
         return orders, divergence_of_mixture(orders, full, of_ordinary, _rdp_of_one(replacing, relation)[1])
     composed = _composed(event, 1, "rdp", relation)
     values = np.where(composed.rdp > 0, composed.rdp, np.inf)
-    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent) and is_gaussian(event.event):
         # Both data sets draw the same numbers, so that this is a mixture too: equal batches, and with probability m / n batches
         # of which one example is replaced. The bound in dp-accounting is the better one only where m / n is small.
         replaced = composed.orders / (2 * event.event.noise_multiplier**2)

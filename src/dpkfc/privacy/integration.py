@@ -168,4 +168,4 @@ def _tilt(losses: Losses, count: int, delta: float) -> float:
         tilt = math.exp(log_tilt)
         return (count * losses.cumulant(tilt) - math.log(delta)) / tilt
 
-    return math.exp(float(optimize.minimize_scalar(bound, bounds=(-6.0, 7.0), method="bounded", options={"xatol": 0.01}).x))
+    return math.exp(float(optimize.minimize_scalar(bound, bounds=(-14.0, 7.0), method="bounded", options={"xatol": 0.01}).x))

@@ -1,0 +1,100 @@
+"""What a checkpoint of a large session costs beyond writing its weights, on this disk, in one run.
+
+    python benchmarks/checkpoint.py            # BERT-base (110 million parameters), SGD with momentum, DP-SGD
+    python benchmarks/checkpoint.py --smoke    # a small model; prints, writes nothing
+
+`weights` is safetensors' own file of the same tensors with an fsync. A session also holds the optimizer's buffers, which for
+momentum are as large as the weights; both figures are given, with buffers and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, hardware, now, write_json
+
+OUTPUT = RESULTS / "checkpoint.json"
+
+
+def seconds(function: Callable[[], Any], times: int = 3) -> float:
+    """Median wall time."""
+    taken = []
+    for _ in range(times):
+        started = time.perf_counter()
+        function()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
+def measured(case: Any, momentum: float) -> dict[str, Any]:
+    """Seconds of `Session.save` and of the weights alone."""
+    import torch
+    from safetensors.torch import save_file
+
+    from contenders import setting_for
+    from dpkfc.config import PrivacyConfig
+    from dpkfc.session import Session
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        setting = setting_for(case, folder)
+        model = setting.fresh()[0]
+        config = PrivacyConfig(expected_batch_size=case.batch_size, steps=10, sampler="fixed")
+        plan = config.with_noise(1.0, 1e-6, setting.size)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-3, momentum=momentum)
+        with Session(plan, model, optimizer, setting.data, ledger_path=folder / "ledger.jsonl") as session:
+            session.step(next(session.batches()), lambda m, batch: case.losses(m, *batch))
+
+            def weights() -> None:
+                path = folder / "weights.safetensors"
+                seen: dict[int, str] = {}
+                tensors = {n: x for n, x in model.state_dict().items() if seen.setdefault(x.data_ptr(), n) == n}
+                save_file({n: x.contiguous() for n, x in tensors.items()}, path)
+                with path.open("rb+") as file:
+                    os.fsync(file.fileno())
+
+            alone = seconds(weights)
+            whole = seconds(lambda: session.save(folder / "checkpoint"))
+            load = seconds(lambda: session.restore(folder / "checkpoint"))
+    return {
+        "model": case.title,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "momentum": momentum,
+        "weights_s": round(alone, 2),
+        "checkpoint_s": round(whole, 2),
+        "beyond_s": round(whole - alone, 2),
+        "restore_s": round(load, 2),
+        "goal_s": 2.0,
+        "met": whole - alone <= 2.0,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args(argv)
+    import torch
+
+    from models import cases
+
+    torch.set_num_threads(arguments.threads)
+    case = cases(smoke=True)["smoke-mlp"] if arguments.smoke else cases()["bert-base"]
+    rows = [measured(case, momentum) for momentum in (0.0, 0.9)]
+    for row in rows:
+        print(row)
+    if not arguments.smoke:
+        write_json(OUTPUT, {"date": now(), "hardware": hardware(arguments.threads), "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
