@@ -203,6 +203,7 @@ def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypat
     for name in ("dpkfc", "dpkfc.privacy.events"):  # a command line that ran before in this process has quietened them
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             epsilon(poisson(0.1, 0.6), 1, DELTA, "rdp")
