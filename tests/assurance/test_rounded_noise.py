@@ -128,6 +128,15 @@ def test_entries_beyond_all_steps_stay_finite_and_no_farther_apart() -> None:
     assert float(y.abs().max()) <= 2 * MOST_STEPS * grid
 
 
+def test_zero_has_one_sign_whatever_the_sum_was() -> None:
+    """Otherwise −0, which only −0 and −0 add up to, would say that a sum was slightly below zero."""
+    grid = grid_of(widened(1.0), 4)
+    x = torch.tensor([-1e-12, 1e-12, -0.0, 0.0], dtype=torch.float64)
+    for z in (-1e-12, 1e-12, -0.0):
+        y = rounded_release({"w": x}, 1.0, 8.0, lambda size, dtype, z=z: torch.full((size,), z, dtype=dtype), grid)["w"]
+        assert not bool(torch.signbit(y).any()) and not bool(y.any())
+
+
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_a_bad_scale_or_divisor_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="stddev must be finite and >= 0, got"):

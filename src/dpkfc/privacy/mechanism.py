@@ -165,7 +165,7 @@ def rounded_release(
     """(x̂ + ẑ) / divisor, x̂ being x and ẑ being stddev · z, each rounded to the nearest multiple of the grid.
 
     Sum and noise are integers of 52 bits while they are added, so x̂ + ẑ is exact: it is stddev · z + x̂ rounded to the
-    grid. Entries of x beyond 2⁵¹ steps are moved there first, which brings no two sums farther apart.
+    grid. Entries of x beyond 2⁵¹ steps are moved there first, which brings no two sums farther apart. Zero has one sign.
 
     Args:
         tensors: name to a float32 or float64 tensor; not changed.
@@ -187,7 +187,7 @@ def rounded_release(
         noisy = {}
         for (name, x), z in zip(tensors.items(), pieces, strict=True):
             steps = x.detach().to("cpu" if z is None else z.device, torch.float64, copy=True)
-            steps.div_(grid).round_().clamp_(-MOST_STEPS, MOST_STEPS)
+            steps.div_(grid).round_().clamp_(-MOST_STEPS, MOST_STEPS).add_(0.0)  # −0 would tell from which side x came
             if z is not None:
                 steps += z.view(x.shape).mul_(stddev / grid).round_()
             noisy[name] = steps.mul_(grid / divisor).to(x)
