@@ -38,7 +38,7 @@ def test_a_planted_leak_is_caught(leak: Leak, evidence: Evidence) -> None:
     assert set(by) & set(leak.by), f"{leak.name}: not caught by {', '.join(leak.by)}"
     seconds = round(time.perf_counter() - started, 1)
     measured = "; ".join(f"{x.check}: {x.measured}" for x in found[:3])
-    evidence("leaks", leak.name, what=(leak.patch.__doc__ or "").strip(), subject=leak.subject, caught_by=by,
+    evidence("leaks", leak.name, what=(leak.patch.__doc__ or leak.name).strip(), subject=leak.subject, caught_by=by,
              measured=measured, seconds=seconds)  # fmt: skip
 
 
