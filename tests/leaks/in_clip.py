@@ -16,6 +16,7 @@ from dpkfc import session
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.data.layout import Part
 from dpkfc.gradients import accumulate, clipping, gram, norms, subspace
+from dpkfc.gradients import lengths as row_lengths
 from dpkfc.gradients.accumulate import ClippedSummer
 from dpkfc.gradients.groups import Groups
 from dpkfc.privacy import mechanism
@@ -168,7 +169,7 @@ def switched_precision(m: pytest.MonkeyPatch) -> None:
 
     def lengths(x: Tensor) -> Tensor:
         d, info = x.shape[-1], torch.finfo(x.dtype)
-        if x.dtype == torch.float32 and d <= gram._SHORT:
+        if x.dtype == torch.float32 and d <= row_lengths._SHORT:
             square = torch.linalg.vector_norm(x, dim=-1).double().square()
             if bool(torch.isfinite(square).all()):
                 return (square * (1 + (d + 2) * info.eps) + d * info.tiny).sqrt()

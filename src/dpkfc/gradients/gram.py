@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from dpkfc.blocks import Outer
-from dpkfc.gradients.conv import within_reach
+from dpkfc.gradients.lengths import TINY, lengths, within_reach
 
-__all__ = ["SURE", "chunks", "gram_norms", "input_squares", "lengths", "lookup_squares", "magnitudes_of_rows", "roundoff"]
+__all__ = ["SURE", "chunks", "gram_norms", "input_squares", "lookup_squares", "magnitudes_of_rows", "roundoff"]
 
 _CHUNK_ELEMENTS = 1 << 24
-_SHORT = 4096  # entries of a row whose squares may be summed in its own precision
 SURE = 2.0**-8  # share of a squared norm that rounding may move; beyond it the norm is taken in float64
-_TINY = 2.0**-80  # squared norms below it may have lost terms that are too small for float32
 _LEAST = torch.finfo(torch.float32).tiny  # below it numbers lose bits, and then vanish
 
 
@@ -78,23 +76,6 @@ def _gram_rounding(inputs: Tensor, outputs: Tensor, into: Tensor, out: Tensor, w
     return u * (widths[0] * along_in + widths[1] * along_out + depth * (a * b).sum((1, 2)))
 
 
-def lengths(x: Tensor) -> Tensor:
-    """Upper bounds of the norms over the last axis, in float64; each row's is its own.
-
-    Long rows are summed in float64: float32 loses percents over millions of entries. Short ones are summed as they are: the
-    sum of d squares is off by at most a share (d + 2) u. Rows whose squares leave the range of float32 are taken again.
-    """
-    d, info = x.shape[-1], torch.finfo(x.dtype)
-    if x.dtype != torch.float32 or d > _SHORT:
-        return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
-    square = torch.linalg.vector_norm(x, dim=-1).double().square()
-    found = (square * (1 + (d + 2) * info.eps)).sqrt()
-    again = ~((square >= _TINY) & (square < math.inf))
-    if bool(again.any()):
-        found[again] = torch.linalg.vector_norm(x[again], dim=-1, dtype=torch.float64)
-    return found
-
-
 def input_squares(block: Outer) -> Tensor:
     """‖a_t‖² with the implied coordinate, `[N * groups, T]`."""
     return within_reach(lengths(block.a), block.a).square() + float(block.homogeneous)
@@ -113,7 +94,7 @@ def lookup_squares(ids: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     square = (torch.bmm(b, b.transpose(1, 2)) * same).sum((1, 2)).double()
     products = torch.einsum("nt,nts,ns->n", long, same.double(), long)
     slack = ((long > 0).sum(1) + b.shape[-1]) * roundoff(b) * products
-    unsure = (~(slack <= SURE * square) | (square < _TINY)) & (products > 0)
+    unsure = (~(slack <= SURE * square) | (square < TINY)) & (products > 0)
     if b.dtype == torch.float32 and bool(unsure.any()):
         square[unsure] = lookup_squares(ids[unsure], b[unsure].double())[0]
     return square, slack

@@ -26,17 +26,10 @@ import torch
 from torch import Tensor
 
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
-from dpkfc.gradients.conv import ConvBlock, within_reach
+from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.eigen import as_plain_lookup, formed_squares, rank_one_norms, rank_one_turning
-from dpkfc.gradients.gram import (
-    SURE,
-    chunks,
-    gram_norms,
-    lengths,
-    lookup_squares,
-    magnitudes_of_rows,
-    roundoff,
-)
+from dpkfc.gradients.gram import SURE, chunks, gram_norms, lookup_squares, magnitudes_of_rows, roundoff
+from dpkfc.gradients.lengths import lengths, within_reach
 from dpkfc.gradients.rules import AnyBlock
 from dpkfc.gradients.tied import tied_costs, tied_norms
 from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, LowRank, Side
@@ -321,7 +314,8 @@ def _rounding_of_second_pass(block: Outer | ConvBlock, metric: Kronecker | Eigen
 def _magnitudes(block: Outer | ConvBlock) -> tuple[Tensor, Tensor]:
     """Upper bounds `[N]` of Σ_t ‖a_t‖‖b_t‖ (over groups too), and how many positions count, `[N]`."""
     if isinstance(block, ConvBlock):
-        return block.magnitudes(), block.own_positions()
+        positions = block.own_positions()
+        return block.magnitudes(positions), positions
     sums, positions = magnitudes_of_rows(block)
     return sums.view(-1, block.groups).sum(1), positions.view(-1, block.groups).amax(1)
 

@@ -236,7 +236,8 @@ def _error(block: Held, span: Span, norms: Tensor, gain: float) -> Tensor:
             rounding = torch.minimum(terms * block.b.shape[-1], 4 * (terms * block.b.shape[-1]).sqrt())
             return _unit(block.b) * (rounding * span.length + 2 * terms * gain) * magnitudes
         case ConvBlock():
-            terms, magnitudes, unit = block.own_positions(), block.magnitudes(), _unit(block.b)
+            terms, unit = block.own_positions(), _unit(block.b)
+            magnitudes = block.magnitudes(terms)
         case Tied():
             terms = _own(block.lookup.b) + _own(block.outer.b)
             magnitudes, unit = _lengths(block.lookup.b).sum(1) + _magnitudes(block.outer), _unit(block.outer.b)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.blocks import Outer, Tied
-from dpkfc.gradients.conv import within_reach
+from dpkfc.gradients.lengths import within_reach
 from dpkfc.metric import Dense, Diagonal, Identity, Kronecker, LowRank
 
 __all__ = ["tied_costs", "tied_norms"]
