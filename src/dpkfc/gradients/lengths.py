@@ -17,12 +17,14 @@ _REACH = 2.0**100
 def lengths(x: Tensor) -> Tensor:
     """Upper bounds of the norms over the last axis, in float64; each row's is its own.
 
-    Long rows are summed in float64: float32 loses percents over millions of entries. Short ones are summed as they are: the
-    sum of d squares is off by at most a share (d + 2) u. Rows whose squares leave the range of float32 are taken again.
+    The sum of d squares in float32 is off by at most a share (d + 2) u, percents over millions of entries: long rows are cut
+    into short ones, whose sums are added in float64. Rows whose squares leave the range of float32 are taken again.
     """
     d, info = x.shape[-1], torch.finfo(x.dtype)
-    if x.dtype != torch.float32 or d > _SHORT:
+    if x.dtype != torch.float32:
         return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+    if d > _SHORT:
+        return torch.linalg.vector_norm(torch.stack([lengths(part) for part in x.split(_SHORT, -1)], -1), dim=-1)
     square = torch.linalg.vector_norm(x, dim=-1).double().square()
     found = (square * (1 + (d + 2) * info.eps)).sqrt()
     again = ~((square >= TINY) & (square < math.inf))

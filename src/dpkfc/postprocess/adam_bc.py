@@ -75,12 +75,12 @@ class AdamBC:
         for name, g in released.gradients.items():
             noise = torch.as_tensor(released.variance_of(name), dtype=g.dtype, device=g.device)
             m = _mean(entry(state, "m", name), g, beta1)
-            v = _mean(entry(state, "v", name), g.square(), beta2)
+            v = _mean_square(entry(state, "v", name), g, beta2)
             phi = _mean(entry(state, "phi", name), noise, beta2)
             kept |= put("m", {name: m}) | put("v", {name: v}) | put("phi", {name: phi})
-            signal, floor = (v - phi) / (1 - beta2**t), self._floor(phi / (1 - beta2**t), t)
+            signal, floor = (v - phi).div_(1 - beta2**t), self._floor(phi / (1 - beta2**t), t)
             low.append((signal <= floor).sum())
-            steps[name] = m / (1 - beta1**t) / torch.maximum(signal, floor).sqrt()
+            steps[name] = (m / (1 - beta1**t)).div_(torch.maximum(signal, floor).sqrt_())
         share = int(torch.stack(low).sum()) / max(1, sum(g.numel() for g in steps.values()))
         notes = {**released.notes, "adam_bc/floor_fraction": share}
         return replace(released, gradients=steps, noise_variance=None, notes=notes), kept
@@ -96,4 +96,9 @@ class AdamBC:
 
 def _mean(old: Tensor | None, new: Tensor, beta: float) -> Tensor:
     """β old + (1 − β) new, from 0."""
-    return (1 - beta) * new if old is None else beta * old + (1 - beta) * new
+    return (1 - beta) * new if old is None else torch.lerp(old, new, 1 - beta)
+
+
+def _mean_square(old: Tensor | None, g: Tensor, beta: float) -> Tensor:
+    """β old + (1 − β) g², from 0."""
+    return g.square().mul_(1 - beta) if old is None else (beta * old).addcmul_(g, g, value=1 - beta)

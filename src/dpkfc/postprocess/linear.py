@@ -107,7 +107,7 @@ def average(released: Released, state: State, filter_: Recursion, normalise: boo
         unit = entry(state, "unit", "")
         c, unit = filter_.advance(torch.ones((), dtype=torch.float64), None if unit is None else unit.cpu())
         divisor, kept = float(c), kept | put("unit", {"": unit})
-        outputs = {name: y / divisor for name, y in outputs.items()}
+        outputs = {name: y.div_(divisor) for name, y in outputs.items()}
     return scaled(released, outputs, variances, 1 / divisor**2), kept
 
 

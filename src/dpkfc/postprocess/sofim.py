@@ -24,6 +24,7 @@ from dpkfc.privacy.mechanism import Released
 __all__ = ["DIRECTIONS", "SOFIM"]
 
 DIRECTIONS = ("gradient", "momentum")
+_PIECE = 1 << 17  # numbers that are worked on while they lie in a core's own memory
 
 
 @dataclass(frozen=True)
@@ -75,22 +76,40 @@ class SOFIM:
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
         """The step, zero during the warm-up."""
         t = 1 + int(state.get("count/", torch.zeros(())))
-        held = {}
+        held, squares, products = {}, 0.0, 0.0
         for name, g in released.gradients.items():
             old = entry(state, "m", name)
-            held[name] = (1 - self.beta) * g if old is None else self.beta * old + (1 - self.beta) * g
-        steps = self._steps(released.gradients, held, t)
+            held[name], square, product = _moments(g if old is None else old, g, 1 - self.beta, old is None)
+            squares, products = squares + square, products + product
+        steps = self._steps(released.gradients, held, t, squares, products)
         after = replace(released, gradients=steps, noise_variance=None)
         return after, put("m", held) | put("count", {"": torch.tensor(t)})
 
-    def _steps(self, gradients: dict[str, Tensor], held: dict[str, Tensor], t: int) -> dict[str, Tensor]:
+    def _steps(
+        self, gradients: dict[str, Tensor], held: dict[str, Tensor], t: int, squares: float, products: float
+    ) -> dict[str, Tensor]:
+        """From M before its correction, ‖M‖² and Mᵀg."""
         if t <= self.warmup:
             return {name: torch.zeros_like(g) for name, g in gradients.items()}
         corrected = 1 - self.beta**t if self.bias_correction else 1.0
-        momentum = {name: m / corrected for name, m in held.items()}
-        squares = torch.stack([m.double().square().sum() for m in momentum.values()]).sum()
+        squares, products = squares / corrected**2, products / corrected
         if self.direction == "momentum":
-            return {name: m / (self.rho + squares).to(m.dtype) for name, m in momentum.items()}
-        products = [(m.double() * gradients[name].double()).sum() for name, m in momentum.items()]
-        along = torch.stack(products).sum() / (self.rho**2 + self.rho * squares)
-        return {name: g / self.rho - momentum[name] * along.to(g.dtype) for name, g in gradients.items()}
+            return {name: m / (corrected * (self.rho + squares)) for name, m in held.items()}
+        along = products / (self.rho**2 + self.rho * squares) / corrected
+        return {name: (g / self.rho).sub_(held[name], alpha=along) for name, g in gradients.items()}
+
+
+def _moments(old: Tensor, g: Tensor, weight: float, first: bool) -> tuple[Tensor, float, float]:
+    """M = old + weight (g − old), from 0 at first, with ‖M‖² and Mᵀg in float64: one walk over memory, piece by piece."""
+    m = torch.empty_like(g, memory_format=torch.contiguous_format)
+    square, product = g.new_zeros((), dtype=torch.float64), g.new_zeros((), dtype=torch.float64)
+    pieces = (x.flatten().split(_PIECE) for x in (m, old, g))
+    for to, before, new in zip(*pieces, strict=True):
+        if first:
+            torch.mul(new, weight, out=to)
+        else:
+            torch.lerp(before, new, weight, out=to)
+        wide = to.double()
+        square += torch.dot(wide, wide)
+        product += torch.dot(wide, new.double())
+    return m, float(square), float(product)
