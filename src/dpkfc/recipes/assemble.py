@@ -73,6 +73,8 @@ def make_plan(
     """
     try:
         made = privacy_config(config, input_shape, own, dataset_size=dataset_size, private=private)
+        if config.noise_multiplier:
+            return made.with_noise(config.noise_multiplier, config.delta, dataset_size)
         return made.calibrate(config.epsilon, config.delta, dataset_size)
     except ConfigError:
         raise

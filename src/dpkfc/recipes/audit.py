@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from safetensors.torch import load_file
@@ -21,7 +22,6 @@ from dpkfc.assurance.two_worlds import RUNS
 from dpkfc.assurance.verdict import Finding, to_rows
 from dpkfc.recipes.assemble import make_augment, make_optimizer
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml
-from dpkfc.recipes.evaluate import cross_entropy
 from dpkfc.recipes.prepared import Prepared
 from dpkfc.recipes.train import prepare
 from dpkfc.report.card import to_markdown
@@ -72,7 +72,7 @@ def subject_of(prepared: Prepared) -> Subject:
         plan=prepared.plan,
         model=lambda: copy.deepcopy(prepared.model),
         dataset=tuple(x[:EXAMPLES] for x in prepared.data.train),
-        loss_fn=cross_entropy,
+        loss_fn=prepared.recipe.task.loss,
         augment=make_augment(prepared.config, prepared.recipe.input_shape),
     )
 
@@ -108,7 +108,7 @@ def audit(
     prepared = prepare(replace(config, test_mode=False))
     with _Bars(console) as bars:
         return Verdict(
-            step=audit_step(subject_of(prepared), runs=runs, progress=bars.said) if "step" in kinds else None,
+            step=_step(prepared, runs, bars) if "step" in kinds else None,
             one_run=_one_run(prepared, canaries, bars) if "one-run" in kinds else None,
             membership=_membership(prepared, weights) if weights is not None and "membership" in kinds else None,
         )
@@ -138,6 +138,16 @@ def audit_folder(
     return verdict
 
 
+def _step(prepared: Prepared, runs: int, bars: _Bars) -> Audit:
+    """The audit of one step; on one thread, as thousands of small steps on two take four times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(prepared.config.threads or 1)
+    try:
+        return audit_step(subject_of(prepared), runs=runs, progress=bars.said)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _one_run(prepared: Prepared, canaries: int, bars: _Bars) -> OneRun:
     model = copy.deepcopy(prepared.model)
     return one_run(
@@ -145,7 +155,7 @@ def _one_run(prepared: Prepared, canaries: int, bars: _Bars) -> OneRun:
         model,
         make_optimizer(prepared.config, model),
         prepared.data.train,
-        cross_entropy,
+        prepared.recipe.task.loss,
         canaries=canaries,
         augment=make_augment(prepared.config, prepared.recipe.input_shape),
         progress=lambda done, of: bars.said("one run with canaries", done, of),
@@ -157,7 +167,7 @@ def _membership(prepared: Prepared, weights: Path) -> Membership:
     model.load_state_dict(load_file(weights), strict=False)
     return membership(
         model,
-        cross_entropy,
+        prepared.recipe.task.loss,
         tuple(x[:MEMBERS] for x in prepared.data.train),
         tuple(x[:MEMBERS] for x in prepared.data.test),
         delta=prepared.plan.delta,

@@ -52,6 +52,7 @@ def kfac(
             control=config.control,
             probe_size=config.probe_size,
             labels=config.labels,
+            likelihood=config.likelihood,
             sides=config.sides,
             damping=config.damping,
             damping_mode=config.damping_mode,
@@ -99,17 +100,17 @@ def preconditioner(
     if kind == "adadps":
         return AdaDPS(
             probe=probe, probe_size=size, floor=config.adadps_floor, every=config.every, seed=config.seed,
-            batch_size=20 if size is None else min(20, size),
+            batch_size=20 if size is None else min(20, size), likelihood=config.likelihood,
         )  # fmt: skip
     if kind == "ngd":
         return NGD(
             probe=probe, probe_size=size, lambda_safe=config.lambda_safe, lambda_base=config.lambda_base or None, steps=steps,
             every=config.every, order=config.ngd_order, max_factor_size=config.max_factor_size, labels=config.labels,
-            seed=config.seed,
+            seed=config.seed, likelihood=config.likelihood,
         )  # fmt: skip
     return GEP(
         probe=probe, probe_size=size, rank=config.gep_rank, embedding_norm=config.gep_embedding_norm,
-        residual_norm=config.gep_residual_norm or None, every=config.every, seed=config.seed,
+        residual_norm=config.gep_residual_norm or None, every=config.every, seed=config.seed, likelihood=config.likelihood,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module, resources
 from typing import Any
 
@@ -13,11 +13,20 @@ from dpkfc.curvature.probes import Probe
 from dpkfc.recipes.config import ConfigError, RunConfig, layered, nearest, tomllib
 from dpkfc.recipes.datasets import ExampleSet, Normalisation, Pixels
 from dpkfc.recipes.datasets.split import with_validation
+from dpkfc.recipes.evaluate import CLASSIFICATION, Task
 from dpkfc.recipes.models import seeded
+from dpkfc.recipes.smoke import capped, sliced
 
 __all__ = ["RECIPES", "Recipe", "find_recipe", "image_recipe", "run_config"]
 
-RECIPES = ("digits", "mnist-cnn", "fashion-mnist-cnn", "cifar10-cnn", "cifar10-wrn", "sst2-minilm")
+RECIPES = (
+    *("digits", "mnist-cnn", "mnist-mlp", "mnist-vit", "fashion-mnist-cnn"),
+    *("cifar10-cnn", "cifar10-wrn", "cifar10-resnet20", "cifar10-vit", "cifar10-vit-small", "cifar10-crossvit"),
+    *("pneumoniamnist-cnn", "breastmnist-cnn", "pathmnist-cnn"),
+    *("linear-regression", "imdb-logistic"),
+    *("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm"),
+    *("e2e-gpt2-lora", "dart-gpt2-lora"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,34 +36,64 @@ class Recipe:
     Attributes:
         name: what `--recipe` takes; its TOML of defaults has the same name.
         title: name of the data set for people.
-        load: folder or None to the tensors of a training and a test split.
+        load: settings to the tensors of a training and a test split.
         build: makes the model.
         input_shape: of one input.
         num_classes: number of labels.
         constants: what the preparation of the data takes as public: name to (value, where it comes from).
         probe: the recipe's own source of probe inputs, for `source = "tokens"`.
+        task: what is minimised and what a model is judged by.
+        variant: this recipe, started from a folder of public weights, for `pretrained`.
     """
 
     name: str
     title: str
-    load: Callable[[str | None], ExampleSet]
+    load: Callable[[RunConfig], ExampleSet]
     build: Callable[[], nn.Module]
     input_shape: tuple[int, ...]
     num_classes: int
     constants: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     probe: Callable[[RunConfig], Probe] | None = None
+    task: Task = CLASSIFICATION
+    variant: Callable[[str], Recipe] | None = None
 
     def data(self, config: RunConfig) -> ExampleSet:
-        """The tensors of a run.
+        """The tensors of a run; a slice of them for a smoke run.
+
+        With `validation_size` above 0 a set that has a validation split of its own gives that one, whole.
 
         Raises:
             DatasetError: files are missing or damaged, or the validation split takes everything.
+            ConfigError: a vocabulary of private text.
         """
-        return with_validation(self.load(config.data_dir or None), config.validation_size, config.split_seed)
+        if config.vocabulary != "hashed":
+            raise ConfigError(
+                f"vocabulary = {config.vocabulary!r} is refused: words, document frequencies or TF-IDF weights fitted on private "
+                "text depend on every example without clip or noise, so no ε would hold; leave it out (hashed features)"
+            )
+        loaded = self.load(config)
+        if config.smoke:
+            loaded = sliced(loaded, config.split_seed)
+        if loaded.validation is not None:
+            return loaded if config.validation_size else replace(loaded, validation=None)
+        return with_validation(loaded, config.validation_size, config.split_seed)
 
     def model(self, seed: int) -> nn.Module:
         """The model with initial weights of a public seed."""
         return seeded(self.build, seed)
+
+    def starting_from(self, folder: str) -> Recipe:
+        """The recipe, with public weights from a folder where one is given.
+
+        Raises:
+            ConfigError: a folder, and a recipe that starts from none.
+            DatasetError: the folder does not hold what is needed.
+        """
+        if not folder:
+            return self
+        if self.variant is None:
+            raise ConfigError(f"pretrained = {folder!r}: the recipe {self.name!r} starts from no folder of weights; leave it out")
+        return self.variant(folder)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -77,8 +116,8 @@ def image_recipe(
     height, width, channels = image_shape
     constants = f"mean {list(normalisation.mean)}, std {list(normalisation.std)}, scale {normalisation.scale:g}"
 
-    def load(data_dir: str | None) -> ExampleSet:
-        return pixels(data_dir).check(title, image_shape, num_classes).tensors(normalisation)
+    def load(config: RunConfig) -> ExampleSet:
+        return pixels(config.data_dir or None).check(title, image_shape, num_classes).tensors(normalisation)
 
     return Recipe(
         name=name,
@@ -113,4 +152,5 @@ def run_config(chosen: dict[str, Any]) -> RunConfig:
     name = chosen.get("recipe", "")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"which recipe? give --recipe, one of {' | '.join(RECIPES)}")
-    return layered(find_recipe(name).defaults, chosen, f"{name}.toml")
+    config = layered(find_recipe(name).defaults, chosen, f"{name}.toml")
+    return capped(config) if config.smoke else config

@@ -1,7 +1,8 @@
-"""Judging released weights on held-out examples."""
+"""What a recipe minimises and is judged by: loss of a batch, and score and mean loss of held-out examples."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,12 +11,17 @@ from torch.nn import functional
 
 from dpkfc.recipes.datasets.examples import Examples
 
-__all__ = ["Judged", "cross_entropy", "evaluate"]
+__all__ = ["CLASSIFICATION", "Judged", "Task", "cross_entropy", "evaluate"]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Accuracy in [0, 1] and mean loss."""
+    """How good a model is on held-out examples.
+
+    Attributes:
+        accuracy: the score of the task, 1 where it is perfect; for classes the share of right answers.
+        loss: mean loss.
+    """
 
     accuracy: float
     loss: float
@@ -45,3 +51,25 @@ def evaluate(model: nn.Module, examples: Examples, chunk: int = 1000) -> Judged:
         loss += float(functional.cross_entropy(output, labels, reduction="sum"))
     model.train(training)
     return Judged(right / len(examples[1]), loss / len(examples[1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is minimised, and what a model is judged by.
+
+    Attributes:
+        loss: model and batch to one loss an example `[B]`.
+        judge: model and held-out examples to score and mean loss.
+        score: what the score is called; it is 1 where a model is perfect, and higher is better.
+        mean_loss: what the mean loss is called.
+        also: more figures that follow from those two, by name.
+    """
+
+    loss: Callable[[nn.Module, Examples], Tensor] = cross_entropy
+    judge: Callable[[nn.Module, Examples], Judged] = evaluate
+    score: str = "accuracy"
+    mean_loss: str = "mean loss"
+    also: Callable[[Judged], dict[str, float]] | None = None
+
+
+CLASSIFICATION = Task()

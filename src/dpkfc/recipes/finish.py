@@ -18,10 +18,11 @@ from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.tape import capture
 from dpkfc.recipes.assemble import kfac
 from dpkfc.recipes.config import RunConfig
+from dpkfc.recipes.evaluate import Judged
 from dpkfc.recipes.prepared import LABELS, Prepared
 from dpkfc.report import plots
 from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
-from dpkfc.report.metrics import Metrics, not_private
+from dpkfc.report.metrics import Metrics, Row, not_private
 from dpkfc.report.numbers import rounded_up
 from dpkfc.report.plots import Curve, LayerSignal, LayerSpectra
 from dpkfc.report.run_folder import LAST_PLOT, RunFolder, placed
@@ -59,7 +60,7 @@ def _save_model(model: nn.Module, folder: RunFolder, card: dict[str, Any]) -> No
 
 
 def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
-    config, judged = prepared.config, metrics.evaluated()[-1]
+    config, task, judged = prepared.config, prepared.recipe.task, metrics.evaluated()[-1]
     seeds = {"initial weights and probes": config.seed}
     if config.validation_size:
         seeds["validation split"] = config.split_seed
@@ -71,8 +72,9 @@ def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
         chosen_by=config.chosen_by,
         not_private=_unprotected(prepared),
         results={
-            f"accuracy on the {config.eval_on} set": judged.accuracy,
-            f"mean loss on the {config.eval_on} set": judged.loss,
+            f"{task.score} on the {config.eval_on} set": judged.accuracy,
+            f"{task.mean_loss} on the {config.eval_on} set": judged.loss,
+            **_also(prepared, judged),
             f"{config.eval_on} examples": len(_held_out(prepared)),
         },
         seeds=seeds,
@@ -90,12 +92,22 @@ def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
     )
 
 
+def _also(prepared: Prepared, judged: Row) -> dict[str, float]:
+    """Figures that the task makes of score and mean loss."""
+    task = prepared.recipe.task
+    if task.also is None or judged.accuracy is None or judged.loss is None:
+        return {}
+    made = task.also(Judged(judged.accuracy, judged.loss))
+    return {f"{name} on the {prepared.config.eval_on} set": value for name, value in made.items()}
+
+
 def _scheduled(config: RunConfig) -> bool:
     return config.schedule != "constant" or config.warmup_steps > 0
 
 
 def _title(prepared: Prepared) -> str:
-    return f"{LABELS[prepared.config.method]} on {prepared.recipe.title}"
+    smoke = ", smoke run: a few steps on a slice of the data" if prepared.config.smoke else ""
+    return f"{LABELS[prepared.config.method]} on {prepared.recipe.title}{smoke}"
 
 
 def _held_out(prepared: Prepared) -> Any:
@@ -150,6 +162,7 @@ def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
         ),
         measured_on=prepared.config.eval_on,
         stamp=stamp(plan),
+        score=prepared.recipe.task.score,
     )
 
 

@@ -46,7 +46,7 @@ class Result:
 
     Attributes:
         folder: the run folder.
-        accuracy: of the released weights on the test or validation set, in [0, 1].
+        accuracy: of the released weights on the test or validation set, in [0, 1]; where the task has no classes, its score.
         measured_on: which of the two.
         epsilon: spent.
         steps: releases made.
@@ -54,6 +54,8 @@ class Result:
         interrupted: whether the run stopped before its last step.
         curve: for plots that compare runs.
         stamp: empty where ε is certified.
+        score: what the task calls `accuracy`.
+        loss: mean loss on the same set, None where it was not finite.
     """
 
     folder: Path
@@ -65,3 +67,5 @@ class Result:
     interrupted: bool
     curve: Curve
     stamp: str = ""
+    score: str = "accuracy"
+    loss: float | None = None

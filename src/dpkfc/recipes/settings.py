@@ -24,6 +24,7 @@ SAMPLERS = ("poisson", "truncated_poisson", "fixed", "shuffle")
 AUGMENTS = ("", "reflect-pad-crop-flip", "random-crop", "horizontal-flip")
 RECIPE_DEFAULTS = "defaults of the recipe; the search behind them, if any, is not covered by ε"
 SOURCES = ("pink", "white", "tokens", "public", "private-oracle")
+LIKELIHOODS = ("categorical", "gaussian", "bernoulli")
 SCALES = ("probe", "trace", "balanced", "raw")
 SECTIONS = ("run", "privacy", "optimizer", "filter", "curvature", "machine")
 
@@ -55,10 +56,13 @@ class RunConfig:
         ConfigError: a value of the wrong type or outside its range, an unknown choice, or settings that contradict.
     """
 
-    recipe: str = _setting("", "run", "which recipe: digits, mnist-cnn, fashion-mnist-cnn, cifar10-cnn, cifar10-wrn, sst2-minilm")
+    recipe: str = _setting("", "run", "which recipe, for example mnist-cnn; see the README, or give a wrong one for the list")
     method: str = _setting("dp-kfc", "run", "what a run starts from; see `dpkfc methods`", choices=METHODS)
     data_dir: str = _setting("", "run", "folder with the data set; empty: $DPKFC_DATA, then Hugging Face datasets")
     seed: int = _setting(0, "run", "public seed of initial weights and probes; never of the noise", least=0)
+    smoke: bool = _setting(False, "run", "a few steps on a slice of the data, to see that all is in place")
+    pretrained: str = _setting("", "run", "folder or file of public pretrained weights, for recipes that start from some")
+    vocabulary: str = _setting("hashed", "run", "how a bag of words is made: hashed, which fits nothing to private text")
     validation_size: int = _setting(0, "run", "examples cut from the training set for validation", least=0)
     split_seed: int = _setting(0, "run", "public seed of the validation split", least=0)
     eval_on: str = _setting("test", "run", "what accuracy is measured on", choices=("test", "validation"))
@@ -70,6 +74,7 @@ class RunConfig:
 
     epsilon: float = _setting(3.0, "privacy", "target ε of the whole run", above=0)
     delta: float = _setting(1e-5, "privacy", "target δ of the whole run", above=0)
+    noise_multiplier: float = _setting(0.0, "privacy", "σ, given; 0: the smallest one that keeps (ε, δ)", least=0)
     epochs: float = _setting(5.0, "privacy", "expected passes over the data; ignored when steps is given", above=0)
     steps: int = _setting(0, "privacy", "number of steps; 0: as epochs say", least=0)
     expected_batch_size: int = _setting(256, "privacy", "expected size of a logical batch, the divisor", least=1)
@@ -123,6 +128,7 @@ class RunConfig:
     power_exponent: float = _setting(1.0, "curvature", "exponent of the power spectrum of pink noise", least=0)
     probe_size: int = _setting(256, "curvature", "probe examples a refresh", least=1)
     labels: str = _setting("model", "curvature", "labels of the probe", choices=("model", "uniform", "given"))
+    likelihood: str = _setting("categorical", "curvature", "of the output, for the probe's loss", choices=LIKELIHOODS)
     max_factor_size: int = _setting(4096, "curvature", "largest matrix that is decomposed", least=1)
     max_rank: int = _setting(64, "curvature", "most eigenpairs a wide side keeps; 0: all of them", least=0)
     oversize: str = _setting("diagonal", "curvature", "what a wider side becomes", choices=("diagonal", "identity"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +13,6 @@ from dpkfc.plan import Plan
 from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
 from dpkfc.recipes.base import find_recipe
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml, to_toml
-from dpkfc.recipes.evaluate import cross_entropy, evaluate
 from dpkfc.recipes.finish import curve_of, judged_weights, write_results
 from dpkfc.recipes.prepared import LABELS, Prepared, Result
 from dpkfc.recipes.pretrain import pretrain
@@ -23,7 +23,9 @@ from dpkfc.report.progress import Console, TrainingProgress
 from dpkfc.report.run_folder import RunFolder
 from dpkfc.session import Session, StepRecord
 
-__all__ = ["prepare", "resume", "run"]
+__all__ = ["Watch", "measure", "prepare", "resume", "run"]
+
+Watch = Callable[[Row], bool]  # sees every evaluation after the first step; False ends the run early
 
 
 def prepare(config: RunConfig) -> Prepared:
@@ -35,7 +37,7 @@ def prepare(config: RunConfig) -> Prepared:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    recipe = find_recipe(config.recipe)
+    recipe = find_recipe(config.recipe).starting_from(config.pretrained)
     make_augment(config, recipe.input_shape)  # what is wrong with it is said before data are read
     data = recipe.data(config)
     private = data.train if "private-oracle" in (config.source, config.output_source) else None
@@ -78,6 +80,22 @@ def run(config: RunConfig, console: Console | None = None) -> Result:
     return _train(prepared, folder, Metrics(config.eval_on), console, resumed=False)
 
 
+def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -> Result:
+    """Train what is prepared for its figures alone: the loop of `run`, with ledger and metrics but without card, model and plots.
+
+    Args:
+        prepared: of `prepare`.
+        folder: a new run folder.
+        watch: sees every evaluation and may end the run; what it sees is for the operator only.
+
+    Returns:
+        What came of it; `interrupted` where it was ended early.
+    """
+    folder.begin(to_toml(prepared.config))
+    metrics = Metrics(prepared.config.eval_on)
+    return _train(prepared, folder, metrics, None, resumed=False, watch=watch, figures_only=True)
+
+
 def resume(path: str | Path, console: Console | None = None) -> Result:
     """Continue a run from its checkpoint, with a fresh noise stream.
 
@@ -93,7 +111,14 @@ def resume(path: str | Path, console: Console | None = None) -> Result:
 
 
 def _train(
-    prepared: Prepared, folder: RunFolder, metrics: Metrics, console: Console | None, *, resumed: bool
+    prepared: Prepared,
+    folder: RunFolder,
+    metrics: Metrics,
+    console: Console | None,
+    *,
+    resumed: bool,
+    watch: Watch | None = None,
+    figures_only: bool = False,
 ) -> Result:
     config, plan = prepared.config, prepared.plan
     optimizer = make_optimizer(config, prepared.model)
@@ -111,11 +136,11 @@ def _train(
             session.restore(folder.checkpoint)
             if session.steps_done >= plan.steps and folder.is_complete:
                 raise ConfigError(f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are spent")
-        loop = _Loop(prepared, folder, session, metrics)
+        loop = _Loop(prepared, folder, session, metrics, watch)
         label = LABELS[config.method]
         with TrainingProgress(plan.steps, done=session.steps_done, console=console, label=label) as progress:
             interrupted = loop.run(progress)
-        if not interrupted:
+        if not interrupted and not figures_only:
             write_results(prepared, folder, session, metrics)
         return _result(prepared, folder, session, metrics, interrupted)
 
@@ -123,8 +148,11 @@ def _train(
 class _Loop:
     """Steps, evaluations and checkpoints of one run."""
 
-    def __init__(self, prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics) -> None:
+    def __init__(
+        self, prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics, watch: Watch | None = None
+    ) -> None:
         self._prepared, self._folder, self._session, self._metrics = prepared, folder, session, metrics
+        self._watch = watch
         config, data = prepared.config, prepared.data
         self._held_out = data.validation if config.eval_on == "validation" and data.validation else data.test
         epoch = max(1, round(len(data.train[1]) / config.expected_batch_size))
@@ -142,7 +170,7 @@ class _Loop:
             try:
                 for batch in self._session.batches():
                     self._set_learning_rate(batch.step)
-                    record = self._session.step(batch, cross_entropy)
+                    record = self._session.step(batch, self._prepared.recipe.task.loss)
                     self._note_refresh()
                     row = _row(record, plan)
                     progress.advance(
@@ -154,13 +182,16 @@ class _Loop:
                     self._metrics.add(row)
                     if row.accuracy is not None:
                         self._save()
-                    if stop.requested and not last:
+                    if not last and (stop.requested or not self._goes_on(row)):
                         self._save()
                         return True
             except KeyboardInterrupt:
                 self._save()
                 return True
         return False
+
+    def _goes_on(self, row: Row) -> bool:
+        return row.accuracy is None or self._watch is None or self._watch(row)
 
     def _set_learning_rate(self, step: int) -> None:
         plan = self._prepared.plan
@@ -170,7 +201,7 @@ class _Loop:
 
     def _judged(self, row: Row, progress: TrainingProgress) -> Row:
         with judged_weights(self._session):
-            judged = evaluate(self._prepared.model, self._held_out)
+            judged = self._prepared.recipe.task.judge(self._prepared.model, self._held_out)
         progress.accuracy(judged.accuracy, self._prepared.config.eval_on)
         return replace(row, accuracy=judged.accuracy, loss=judged.loss)
 
@@ -208,6 +239,8 @@ def _result(prepared: Prepared, folder: RunFolder, session: Session, metrics: Me
         seconds=time_spent(metrics),
         interrupted=interrupted,
         curve=curve_of(prepared, metrics),
+        score=prepared.recipe.task.score,
+        loss=judged[-1].loss,
         stamp=stamp(prepared.plan),
     )
 

@@ -40,6 +40,7 @@ class Curve:
         caption: a line below the title, for example "MNIST, ε = 1".
         measured_on: what accuracy was measured on.
         stamp: text across the picture of a run without a certified ε.
+        score: what the figures in `accuracy` are.
     """
 
     label: str
@@ -51,6 +52,7 @@ class Curve:
     caption: str = ""
     measured_on: str = "test"
     stamp: str = ""
+    score: str = "accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,7 @@ def history(curve: Curve) -> Figure:
     figure.subplots_adjust(top=0.82, bottom=0.1)
     _dress(top)
     _dress(bottom)
-    _label(top, f"accuracy on the {curve.measured_on} set")
+    _label(top, f"{curve.score} on the {curve.measured_on} set")
     _accuracy(top, curve, WHITENED, fill=True)
     _label(bottom, "ε spent")
     bottom.plot(curve.epsilon_steps, curve.epsilon, color=SPENT, linewidth=2.2, solid_capstyle="round")
@@ -183,7 +185,7 @@ def comparison(curves: Sequence[Curve], title: str, caption: str = "") -> Figure
     axes = figure.subplots(gridspec_kw={"left": 0.09, "right": 0.8})
     figure.subplots_adjust(top=0.78, bottom=0.13)
     _dress(axes)
-    _label(axes, f"accuracy on the {curves[0].measured_on} set" if curves else "accuracy")
+    _label(axes, f"{curves[0].score} on the {curves[0].measured_on} set" if curves else "accuracy")
     shifts = _apart([curve.accuracy[-1] if len(curve.accuracy) else 0.0 for curve in curves], curves)
     for curve, colour, shift in zip(curves, COLOURS, shifts, strict=False):
         marker = "o" if len(curve.steps) <= 40 else None

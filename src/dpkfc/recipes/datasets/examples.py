@@ -18,7 +18,7 @@ class ExampleSet:
     Attributes:
         train: inputs `[N, ...]` and labels `[N]`, the private examples.
         test: the same for the test split.
-        validation: examples cut from the training set by a public seed, or None.
+        validation: examples cut from the training set by a public seed, or the set's own validation split, or None.
         source: where they were read from.
     """
 

@@ -40,17 +40,19 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class Pixels:
-    """Raw images and labels of a training and a test split.
+    """Raw images and labels of a training and a test split, and of a validation split where the set has one of its own.
 
     Attributes:
         train: pixels uint8 `[N, H, W, C]` and labels `[N]`.
         test: the same for the test split.
         source: where they were read from, for the privacy card.
+        validation: the same for the set's own validation split, or None.
     """
 
     train: tuple[np.ndarray, np.ndarray]
     test: tuple[np.ndarray, np.ndarray]
     source: str
+    validation: tuple[np.ndarray, np.ndarray] | None = None
 
     def check(self, name: str, shape: tuple[int, ...], num_classes: int) -> Pixels:
         """These pixels, if they are what a recipe expects.
@@ -63,7 +65,8 @@ class Pixels:
         Raises:
             DatasetError: another shape, another number of labels than images, no images, or a label out of range.
         """
-        for part, (images, labels) in (("training", self.train), ("test", self.test)):
+        parts = {"training": self.train, "test": self.test} | ({"validation": self.validation} if self.validation else {})
+        for part, (images, labels) in parts.items():
             where = f"{name}, {part} split from {self.source}"
             if images.shape[1:] != shape:
                 raise DatasetError(f"{where}: images are {images.shape[1:]}, expected {shape}; replace the files")
@@ -79,8 +82,9 @@ class Pixels:
 
     def tensors(self, normalisation: Normalisation) -> ExampleSet:
         """Normalised float32 images `[N, C, H, W]` and int64 labels `[N]`."""
-        train, test = (
-            (normalisation.apply(images), torch.from_numpy(np.asarray(labels, np.int64)))
-            for images, labels in (self.train, self.test)
-        )
-        return ExampleSet(train=train, test=test, source=self.source)
+
+        def made(part: tuple[np.ndarray, np.ndarray]) -> tuple[Tensor, Tensor]:
+            return normalisation.apply(part[0]), torch.from_numpy(np.asarray(part[1], np.int64))
+
+        own = None if self.validation is None else made(self.validation)
+        return ExampleSet(train=made(self.train), test=made(self.test), validation=own, source=self.source)

@@ -30,20 +30,33 @@ class Source:
     Attributes:
         name: what people call it.
         folder: its folder below a data directory; the directory itself is looked into as well.
-        files: file names that all must be there; a `.gz` may be missing from a name on disk.
-        read: files in that order to (training split, test split).
-        hub: repository on the Hugging Face hub.
+        files: file names that all must be there; a `.gz` or `.bz2` may be missing from a name on disk.
+        read: files in that order to (training split, test split), or with the set's own validation split behind them.
+        hub: repository on the Hugging Face hub; empty where it has none.
         image_column: column of the images there.
+        text_column: column of the texts there.
         hub_splits: names of the training and the test split there.
     """
 
     name: str
     folder: str
     files: tuple[str, ...]
-    read: Callable[[list[Path]], tuple[Any, Any]]
-    hub: str
+    read: Callable[[list[Path]], tuple[Any, ...]]
+    hub: str = ""
     image_column: str = "image"
+    text_column: str = "sentence"
     hub_splits: tuple[str, str] = ("train", "test")
+
+    @property
+    def by_hand(self) -> str:
+        """Where to put the files."""
+        return f"put {', '.join(self.files)} into DIR/{self.folder} and give --data-dir DIR (or set {VARIABLE}=DIR)"
+
+    @property
+    def how_to_get(self) -> str:
+        """The end of an error about a set that is not there."""
+        hub = f", or pip install datasets to load {self.hub} from Hugging Face" if self.hub else ""
+        return f"{self.by_hand}{hub}"
 
 
 def _read_idx_files(paths: list[Path]) -> tuple[Split, Split]:
@@ -101,8 +114,9 @@ def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
     """
     paths = local_files(source, data_dir)
     if paths:
-        train, test = source.read(paths)
-        return Pixels(train, test, source=f"files in {paths[0].parent.name}/")
+        train, test, *own = source.read(paths)
+        where = f"files in {paths[0].parent.name}/"
+        return Pixels(train, test, source=where, validation=own[0] if own else None)
     return Pixels(*from_hub(source, lambda part: _columns(part, source.image_column)), source=f"Hugging Face {source.hub}")
 
 
@@ -127,7 +141,7 @@ def _find(source: Source, root: Path, *, must: bool) -> list[Path]:
         DatasetError: some files are missing, or all of them although they must be there.
     """
     if must and not root.is_dir():
-        raise DatasetError(f"data_dir {root} is not a folder; {_how_to_get(source)}")
+        raise DatasetError(f"data_dir {root} is not a folder; {source.how_to_get}")
     best: list[Path | None] = []
     for folder in (root / source.folder, root):
         found = [_existing(folder / name) for name in source.files]
@@ -139,21 +153,13 @@ def _find(source: Source, root: Path, *, must: bool) -> list[Path]:
     found = best or [None] * len(source.files)
     missing = [name for name, path in zip(source.files, found, strict=True) if path is None]
     if must or best:
-        raise DatasetError(f"{source.name}: {root} lacks {', '.join(missing)}; {_how_to_get(source)}")
+        raise DatasetError(f"{source.name}: {root} lacks {', '.join(missing)}; {source.how_to_get}")
     return []
 
 
 def _existing(path: Path) -> Path | None:
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    plain = path.with_suffix("") if path.suffix in (".gz", ".bz2") else path
     return next((candidate for candidate in (path, plain) if candidate.is_file()), None)
-
-
-def _how_to_get(source: Source) -> str:
-    return f"{_by_hand(source)}, or pip install datasets to load {source.hub} from Hugging Face"
-
-
-def _by_hand(source: Source) -> str:
-    return f"put {', '.join(source.files)} into DIR/{source.folder} and give --data-dir DIR (or set {VARIABLE}=DIR)"
 
 
 def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -162,10 +168,12 @@ def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
     Raises:
         DatasetError: the package is missing, or the set cannot be loaded; the message says how to get it.
     """
+    if not source.hub:
+        raise DatasetError(f"{source.name} is not on this machine: {source.how_to_get}")
     try:
         from datasets import load_dataset
     except ImportError:
-        raise DatasetError(f"{source.name} is not on this machine: {_how_to_get(source)}") from None
+        raise DatasetError(f"{source.name} is not on this machine: {source.how_to_get}") from None
     _LOG.info("loading %s through Hugging Face datasets", source.hub)
     try:
         stored = load_dataset(source.hub)
@@ -173,7 +181,7 @@ def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
     except Exception as error:  # whatever the hub, its cache or the network raise becomes one line
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         failed = f"{source.name} could not be loaded from Hugging Face as {source.hub} ({reason})"
-        raise DatasetError(f"{failed}: {_by_hand(source)}") from error
+        raise DatasetError(f"{failed}: {source.by_hand}") from error
     return train, test
 
 
