@@ -82,6 +82,48 @@ def accuracy() -> str:
     return study.table() + "\n\n" + machine(results) if results else missing("python benchmarks/accuracy.py")
 
 
+def studies():
+    """Results of the accuracy studies, by the name of their file."""
+    from dpkfc.studies.store import Store
+
+    return {path.stem: Store(path) for path in sorted((RESULTS / "accuracy").glob("*.json"))}
+
+
+def accuracy_study(recipe: str) -> str:
+    """The arms of the accuracy study on one recipe."""
+    from dpkfc.studies.accuracy import table
+
+    rows = [row for store in studies().values() for row in store if row["run"]["recipe"] == recipe and "tag" in row]
+    if not rows:
+        return missing("python benchmarks/accuracy_study.py")
+    return table(rows, recipe) + "\n\n" + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
+
+
+def _published(name: str):
+    from dpkfc.studies.published import load
+    from dpkfc.studies.reproduce import Tuning, outcomes
+    from dpkfc.studies.store import Store
+
+    nothing = Store(RESULTS / "accuracy" / "none.json")
+    return load(name), outcomes(load(name), nothing, Tuning(studies().values()), range(3))
+
+
+def published(name: str = "") -> str:
+    """The cells of a published table beside ours, or how many of each table came out how."""
+    from dpkfc.studies.published import names
+    from dpkfc.studies.reproduce import markdown as cells
+
+    if name:
+        return cells(*_published(name))
+    rows = []
+    for one in names():
+        table, found = _published(one)
+        words = ("reproduced", "better", "not reproduced", "not run")
+        counts = [sum(cell.verdict.startswith(word) for cell in found) for word in words]
+        rows.append([f"`{one}`", table.title, str(len(found)), *map(str, counts)])
+    return markdown(["table", "what it is", "cells", "reproduced", "better", "not reproduced", "not run"], rows)
+
+
 def methods(page: str = "") -> str:
     """The methods on the digits, all or those of one page of docs/methods."""
     import methods as study
@@ -118,6 +160,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-summary": speed_summary,
     "speed": speed,
     "accuracy": accuracy,
+    "published": published,
     "methods": methods,
     "method-speed": method_speed,
     "assurance": assurance,
@@ -125,7 +168,10 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def table(name: str) -> str:
-    """A table by its name; `methods-PAGE` is that of one page of docs/methods, `assurance-SECTION` of one section."""
+    """A table by its name; `methods-PAGE`, `assurance-SECTION`, `accuracy-study-RECIPE` and `published-TABLE` are parts."""
+    for prefix, made in (("accuracy-study-", accuracy_study), ("published-", published)):
+        if name not in TABLES and name.startswith(prefix):
+            return made(name.removeprefix(prefix))
     if name not in TABLES and name.startswith("methods-"):
         return methods(name.removeprefix("methods-"))
     if name not in TABLES and name.startswith("assurance-"):

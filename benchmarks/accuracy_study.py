@@ -1,0 +1,85 @@
+"""MNIST and Fashion-MNIST: fourteen arms tuned alike at ε = 1 on a validation split, then judged on the test set.
+
+    python benchmarks/accuracy_study.py --data-dir DIR --out runs/accuracy     # start or continue; Ctrl-C loses no finished cell
+    python benchmarks/accuracy_study.py --smoke --out runs/smoke               # a few steps on the digits (--recipe mnist-cnn)
+    python benchmarks/accuracy_study.py --table                                # the Markdown table of what has been run
+
+Every cell is kept by the hash of its settings in benchmarks/results/accuracy/cnn.json. The order is: twenty trials an arm in
+rounds of five, three seeds at ε = 1, the other data set, then ε = 2 and 8 with the settings tuned at ε = 1. Noise is secure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results" / "accuracy" / "cnn.json"
+
+
+def study(smoke: bool, recipes: tuple[str, ...], trials: int):
+    from dpkfc.studies.accuracy import AccuracyStudy
+
+    if smoke:
+        return AccuracyStudy(
+            recipes=recipes, epsilons=(1.0, 2.0), seeds=(0, 1), trials=2, validation=200, public=100,
+            common={"steps": 8, "expected_batch_size": 64, "probe_size": 32},
+        )  # fmt: skip
+    return AccuracyStudy(recipes=recipes, trials=trials)
+
+
+def table(path: Path) -> str:
+    from dpkfc.studies import accuracy
+    from dpkfc.studies.store import Store
+
+    rows = list(Store(path))
+    done = dict.fromkeys(row["run"]["recipe"] for row in rows)
+    return "\n\n".join(f"**{recipe}**\n\n{accuracy.table(rows, recipe)}" for recipe in done) or "nothing has been run yet"
+
+
+def main() -> int:
+    from rich.console import Console
+
+    from dpkfc.studies.pool import Place, drive, worker_count
+    from dpkfc.studies.progress import StudyProgress
+    from dpkfc.studies.store import Store
+    from dpkfc.studies.tune import expected_seconds
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
+    parser.add_argument("--out", type=Path, default=Path("runs/accuracy"), help="ledgers and the trials of the searches")
+    parser.add_argument("--results", type=Path, help="file of the results; default: benchmarks/results/accuracy/cnn.json")
+    parser.add_argument("--recipe", action="append", help="default: mnist-cnn, then fashion-mnist-cnn; digits for --smoke")
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--workers", type=int, help="cells at once; default: every core")
+    parser.add_argument("--budget", type=float, help="minutes; no cell starts that would not end in time")
+    parser.add_argument("--smoke", action="store_true", help="a few steps on the digits, results below --out")
+    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
+    arguments = parser.parse_args()
+    path = arguments.results or (arguments.out / "cnn.json" if arguments.smoke else RESULTS)
+    if arguments.table:
+        print(table(path))
+        return 0
+    recipes = arguments.recipe or (["digits"] if arguments.smoke else ["mnist-cnn", "fashion-mnist-cnn"])
+    chosen = study(arguments.smoke, tuple(recipes), arguments.trials)
+    workers, place = worker_count(arguments.workers), Place(arguments.out, arguments.data_dir)
+    chosen.check(arguments.data_dir)
+    try:
+        with Store(path) as store:
+            source = chosen.source(store, arguments.out / "trials.sqlite3")
+            with StudyProgress(None, done=len(store), console=Console(width=140)) as progress:
+                drive(
+                    source, place, workers=workers, budget_minutes=arguments.budget, expected=expected_seconds(store),
+                    watcher=progress,
+                )  # fmt: skip
+    except KeyboardInterrupt:
+        print("stopped; the same command continues it", file=sys.stderr)
+        return 130
+    for name, why in source.failures.items():
+        print(f"{name}: {why}", file=sys.stderr)
+    print(table(path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""The accuracy study: arms tuned alike at ε = 1 on a validation split, then judged on the test set at several ε and seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from dpkfc.recipes.base import find_recipe, run_config
+from dpkfc.studies.arms import Arm, arm_of, with_public
+from dpkfc.studies.cell import Plain, Run
+from dpkfc.studies.pool import Task
+from dpkfc.studies.search import Search
+from dpkfc.studies.store import Store
+from dpkfc.studies.tune import Trials, searches
+from dpkfc.studies.tuned import percent, settings_text
+
+__all__ = ["OTHER", "AccuracyStudy", "Chain", "Tests", "arms", "table"]
+
+OTHER = {"mnist-cnn": "fashion-mnist-cnn", "fashion-mnist-cnn": "mnist-cnn"}
+PROTOCOL: Mapping[str, Plain] = {"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 256}
+PUBLIC = 500  # images of the other set, for every arm that takes public data
+
+
+def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
+    """The arms of the study of a recipe: methods of the papers and their controls; without another set none with public data."""
+    kfc, adadps, ngd = (arm_of(recipe, name) for name in ("dp-kfc", "adadps", "dp-ngd"))
+    oracle = Arm(
+        name="dp-kfc-oracle", label="DP-KFC, private oracle (NOT PRIVATE)", method="dp-kfc", control=True,
+        settings={"source": "private-oracle"}, space={k: v for k, v in kfc.space.items() if k != "power_exponent"},
+    )  # fmt: skip
+    other = f"@{OTHER[recipe]}:{public}" if recipe in OTHER else ""
+    found = [
+        arm_of(recipe, "dp-sgd"),
+        Arm(**{**vars(kfc), "name": "dp-kfc-pink", "label": "DP-KFC, pink noise"}),
+        arm_of(recipe, "dp-kfc-a"),
+        arm_of(recipe, "dp-adam"),
+        arm_of(recipe, "dp-sgd-normalised"),
+        with_public(kfc, other, "dp-kfc-public", "DP-KFC, public images"),
+        oracle,
+        arm_of(recipe, "disk"),
+        arm_of(recipe, "dp-adambc"),
+        arm_of(recipe, "dp-kfc-random"),
+        arm_of(recipe, "dp-kfc-g"),
+        arm_of(recipe, "dp-kfc", "adam-bc"),
+        with_public(adadps, other, "adadps", "AdaDPS, public images"),
+        with_public(ngd, other, "dp-ngd", "DP-NGD, public images"),
+    ]
+    return [arm for arm in found if other or "public_data" not in arm.settings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyStudy:
+    """What the study is.
+
+    Attributes:
+        recipes: tasks, in the order in which they are done.
+        epsilons: at which tuned arms are judged; the first is the one they are tuned at.
+        seeds: of the tests, each with its own initial weights.
+        trials: of every arm.
+        validation: examples cut from the training set for tuning.
+        public: images of the other set.
+        common: settings that all arms share.
+    """
+
+    recipes: tuple[str, ...] = ("mnist-cnn", "fashion-mnist-cnn")
+    epsilons: tuple[float, ...] = (1.0, 2.0, 8.0)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    trials: int = 20
+    validation: int = 5000
+    public: int = PUBLIC
+    common: Mapping[str, Plain] = field(default_factory=lambda: dict(PROTOCOL))
+
+    def check(self, data_dir: str = "") -> None:
+        """Read every data set once, before anything is run.
+
+        Raises:
+            DatasetError: one is missing or damaged.
+            ConfigError: an unknown recipe.
+        """
+        for recipe in {*self.recipes, *(OTHER[recipe] for recipe in self.recipes if recipe in OTHER)}:
+            find_recipe(recipe).data(run_config({"recipe": recipe, "data_dir": data_dir}))
+
+    def source(self, store: Store, storage: Path) -> Chain:
+        """Recipe by recipe: tuning, then tests at the ε of the tuning; the other ε come last."""
+        stages: list[Stage] = []
+        later: list[Stage] = []
+        for recipe in self.recipes:
+            common = {**self.common, "epsilon": self.epsilons[0], "validation_size": self.validation}
+            found = searches(arms(recipe, self.public), common, recipe, store, storage, trials=self.trials)
+            stages += [Trials(found, store), Tests(found, store, self.epsilons[:1], self.seeds)]
+            later.append(Tests(found, store, self.epsilons[1:], self.seeds))
+        return Chain([*stages, *later])
+
+
+class Stage(Protocol):
+    """A source of cells that is one of several."""
+
+    failures: dict[str, str]
+
+    def next(self, fits: Callable[[Run], bool]) -> Task | None:
+        """As of `pool.Source`."""
+
+    def report(self, task: Task, number: int, accuracy: float) -> bool:
+        """As of `pool.Source`."""
+
+    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+        """As of `pool.Source`."""
+
+    def failed(self, task: Task, reason: str) -> None:
+        """As of `pool.Source`."""
+
+
+class Tests:
+    """Runs on the test set with the settings that won: for each ε and seed all arms, those that have been tuned to the end.
+
+    Args:
+        searches: of the arms.
+        store: takes every run.
+        epsilons: of the runs.
+        seeds: of the runs.
+    """
+
+    def __init__(self, searches: Sequence[Search], store: Store, epsilons: Sequence[float], seeds: Sequence[int]) -> None:
+        self._searches, self._store, self._epsilons, self._seeds = searches, store, epsilons, seeds
+        self._begun: set[str] = set()
+        self.failures: dict[str, str] = {}
+
+    def _cells(self) -> Iterator[tuple[Search, Run]]:
+        tuned = [(search, best[0]) for search in self._searches if search.over and (best := search.best()) is not None]
+        for epsilon in self._epsilons:
+            for seed in self._seeds:
+                for search, params in tuned:
+                    yield search, search.run(params, seed=seed, evaluate_on="test", epsilon=epsilon)
+
+    def next(self, fits: Callable[[Run], bool]) -> Task | None:
+        """The first cell that has not run."""
+        for search, run in self._cells():
+            if run.hash not in self._begun and self._store.get(run) is None and fits(run):
+                self._begun.add(run.hash)
+                return Task(run, tag=search, label=search.arm.name)
+        return None
+
+    def report(self, task: Task, number: int, accuracy: float) -> bool:
+        """Nothing that was seen on the test set ends a run."""
+        return True
+
+    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+        """Keep a run."""
+        search: Search = task.tag
+        best = search.best()
+        tag = {"arm": search.arm.name, "search": "", "tuned": best[0] if best else {}, "validation": best[1] if best else None}
+        self._store.put(task.run, {**row, "tag": tag})
+
+    def failed(self, task: Task, reason: str) -> None:
+        """Say so; the next start of the study tries it again."""
+        self.failures[f"{task.tag.arm.label}, seed {task.run.seed}"] = reason
+
+
+class Chain:
+    """Stages one after the other; a core that has nothing to do in one begins with the next.
+
+    Args:
+        stages: in order.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+
+    def next(self, fits: Callable[[Run], bool]) -> Task | None:
+        """A cell of the first stage that has one."""
+        for stage in self._stages:
+            task = stage.next(fits)
+            if task is not None:
+                return Task(task.run, tag=(stage, task), watched=task.watched, label=task.label)
+        return None
+
+    def report(self, task: Task, number: int, accuracy: float) -> bool:
+        """As the stage says."""
+        stage, own = task.tag
+        return stage.report(own, number, accuracy)
+
+    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+        """To the stage."""
+        stage, own = task.tag
+        stage.done(own, row, ended)
+
+    def failed(self, task: Task, reason: str) -> None:
+        """To the stage."""
+        stage, own = task.tag
+        stage.failed(own, reason)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Cells that could not be run, and why."""
+        return {name: why for stage in self._stages for name, why in stage.failures.items()}
+
+
+def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
+    """What has been run of a recipe, as Markdown: an arm a line, mean ± sample standard deviation over the seeds by ε."""
+    mine = [row for row in rows if row["run"]["recipe"] == recipe]
+    tests = [row for row in mine if row["measured_on"] == "test"]
+    epsilons = sorted({row["target_epsilon"] for row in tests})
+    head = ["method", "trials", "best validation %", *(f"test %, ε = {e:g} (seeds)" for e in epsilons), "tuned settings"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for arm in arms(recipe):
+        trials = [row for row in mine if row["measured_on"] == "validation" and row["tag"]["arm"] == arm.name]
+        if not trials:
+            continue
+        full = [row for row in trials if not row["tag"]["pruned"]]
+        best = max(full, key=lambda row: row["accuracy"]) if full else None
+        cells = [_spread(row for row in tests if row["tag"]["arm"] == arm.name and row["target_epsilon"] == e) for e in epsilons]
+        found = [percent(best["accuracy"]), *cells, settings_text(best["tag"]["params"])] if best else ["–", *cells, ""]
+        lines.append("| " + " | ".join([arm.label, f"{len(trials)} ({len(trials) - len(full)} pruned)", *found]) + " |")
+    return "\n".join(lines)
+
+
+def _spread(rows: Iterable[Mapping[str, Any]]) -> str:
+    values = [100 * row["accuracy"] for row in rows]
+    if not values:
+        return "–"
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread} ({len(values)})"

@@ -1,0 +1,138 @@
+"""What is compared: methods as arms of a study, each with the settings that are searched and their ranges, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from dpkfc.recipes.config import nearest
+from dpkfc.recipes.methods import METHODS
+from dpkfc.studies.cell import Plain, Run
+from dpkfc.studies.errors import StudyError
+
+__all__ = ["CONTROLS", "Arm", "Choice", "Range", "Space", "arm_of", "arms_for", "with_public"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, uniform or uniform in the logarithm."""
+
+    low: float
+    high: float
+    log: bool = True
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few values."""
+
+    values: tuple[Plain, ...]
+
+
+Space = Mapping[str, Range | Choice]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One row of a comparison.
+
+    Attributes:
+        name: unique within a study.
+        label: in tables.
+        method: as of `dpkfc train --method`.
+        settings: fixed ones, over the recipe's.
+        space: settings that are searched.
+        first: where the search begins; empty takes what the recipe gives.
+        control: a control that is matched to the other arms, not a method of a paper.
+    """
+
+    name: str
+    label: str
+    method: str
+    settings: Mapping[str, Plain] = field(default_factory=dict)
+    space: Space = field(default_factory=dict)
+    first: Mapping[str, Plain] = field(default_factory=dict)
+    control: bool = False
+
+
+_CLIP = {"max_grad_norm": Range(0.1, 10.0)}
+_SGD = {"lr": Range(0.01, 1.0)}
+_ADAM = {"lr": Range(3e-4, 2e-2)}
+_KFAC = {"damping": Range(0.01, 1.0), **_CLIP}
+_PINK = {"power_exponent": Range(0.0, 2.0, log=False)}
+
+_SPACES: dict[str, dict[str, Range | Choice]] = {
+    "dp-sgd": {**_SGD, **_CLIP},
+    "dp-adam": {**_ADAM, **_CLIP},
+    "dp-adamw": {**_ADAM, **_CLIP, "weight_decay": Range(1e-4, 0.1)},
+    "dp-sgd-normalised": {"lr": Range(0.01, 1.0)},  # lr and C are one number here
+    "adadps": {**_SGD, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
+    "pink-adadps": {**_SGD, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
+    "dp2": {**_SGD, **_CLIP, "dp2_phase": Choice((10, 50, 200)), "dp2_ratio": Range(0.1, 10.0)},
+    "gep": {**_SGD, "gep_embedding_norm": Range(0.5, 20.0), "gep_residual_norm": Range(0.2, 10.0)},
+    "b-gep": {**_SGD, "gep_embedding_norm": Range(0.5, 20.0)},
+    "dp-kfc": {**_KFAC, **_PINK},
+    "dp-kfc-a": {**_KFAC, **_PINK},
+    "dp-kfc-g": {**_KFAC, **_PINK},
+    "dp-kfc-random": {**_KFAC, **_PINK},
+    "dp-ngd": {"lr": Range(1e-3, 0.3), "lambda_safe": Range(1e-4, 0.1), "max_grad_norm": Range(1.0, 30.0)},
+    "disk": {**_SGD, **_CLIP, "filter_kappa": Range(0.1, 0.9, log=False), "disk_gamma": Choice((0.3, 0.5, 0.7, 1.0))},
+    "doppler": {**_SGD, **_CLIP, "doppler_cutoff": Range(0.02, 0.5)},
+    "dp-adambc": {"lr": Range(1e-4, 2e-2), "adam_bc_floor": Range(1e-9, 1e-4), **_CLIP},
+    "sofim": {**_SGD, **_CLIP, "sofim_rho": Range(0.01, 10.0), "sofim_beta": Choice((0.5, 0.9, 0.99))},
+    "de-et-al": {"lr": Range(0.05, 10.0)},
+    "dp-sgd-pt": {**_SGD, **_CLIP},
+}  # fmt: skip
+
+CONTROLS = ("dp-sgd-normalised", "dp-sgd-matched", "dp-kfc-a", "dp-kfc-random")
+"""Arms that every comparison holds unless it is asked to leave them out."""
+
+
+def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
+    """The arm of a method, with its search space for the optimizer it takes.
+
+    Args:
+        recipe: whose file may name the optimizer of a method.
+        method: as of `dpkfc train --method`, or `dp-sgd-matched`: DP-SGD with the optimizer of the others and one number for
+            lr·C, at a bound that clips every example, which is what a preconditioner of a large scale does by itself.
+        optimizer: for methods that take any; empty as the method says.
+
+    Raises:
+        StudyError: an unknown method; the nearest one is named.
+    """
+    if method == "dp-sgd-matched":
+        return Arm(
+            name=method, label="DP-SGD, lr·C matched", method="dp-sgd", settings={"max_grad_norm": 0.05},
+            space={"lr": Range(0.2, 20.0)}, first={"lr": 2.0}, control=True,
+        )  # fmt: skip
+    if method not in METHODS:
+        raise StudyError(f"unknown method {method!r}; {nearest(method, [*METHODS, 'dp-sgd-matched'])}")
+    row = METHODS[method]
+    space = dict(_SPACES.get(method, _SGD))
+    takes = optimizer or Run.of(recipe, method).default("optimizer")
+    if "lr" not in space:
+        space = {**(_ADAM if takes == "adam" else _SPACES["dp-adambc"] if takes == "adam-bc" else _SGD), **space}
+    settings = {"optimizer": optimizer} if optimizer and not row.defines_optimizer else {}
+    name = f"{method}+{optimizer}" if settings else method
+    label = f"{row.label} + {optimizer}" if settings else row.label
+    return Arm(name=name, label=label, method=method, settings=settings, space=space, control=method in CONTROLS)
+
+
+def with_public(arm: Arm, public: str, name: str, label: str) -> Arm:
+    """The arm with curvature from public examples: noise has no exponent to search then."""
+    space = {key: value for key, value in arm.space.items() if key not in _PINK}
+    settings = {**arm.settings, "source": "public", "public_data": public}
+    return replace(arm, name=name, label=label, settings=settings, space=space)
+
+
+def arms_for(recipe: str, methods: list[str], *, controls: bool = True, optimizer: str = "") -> list[Arm]:
+    """The arms of a list of methods, and the controls that belong beside them.
+
+    Raises:
+        StudyError: an unknown method, or one given twice.
+    """
+    twice = next((m for m in methods if methods.count(m) > 1), None)
+    if twice is not None:
+        raise StudyError(f"--method {twice} is given twice; every method has its trials once")
+    names = [*methods, *(name for name in CONTROLS if controls and name not in methods)]
+    return [arm_of(recipe, name, optimizer) for name in names]

@@ -1,0 +1,188 @@
+"""The commands of studies: tune and reproduce, and the federated demo."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dpkfc.recipes.federated_command import demo_federated
+from dpkfc.report.numbers import rounded_up
+from dpkfc.studies.errors import StudyError
+
+__all__ = ["register"]
+
+INTERRUPTED = 130
+
+_Workers = Annotated[int | None, typer.Option(help="Cells at once, one core each; left out: every core.")]
+_Budget = Annotated[float | None, typer.Option(help="Minutes; nothing is started that would not end in time.")]
+_Data = Annotated[str, typer.Option(help="Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(tune)
+    app.command()(reproduce)
+    app.command()(demo_federated)
+
+
+def tune(
+    *,
+    recipe: Annotated[str, typer.Option(help="Which recipe.")],
+    method: Annotated[list[str], typer.Option(help="A method of `dpkfc methods`; may be given several times.")],
+    trials: Annotated[int, typer.Option(help="Trials of every method; with --search random the mean of their number.")] = 20,
+    epsilon: Annotated[float | None, typer.Option(help="ε of every trial; left out: the recipe's.")] = None,
+    controls: Annotated[bool, typer.Option(help="Matched controls: normalised clip, lr·C, A only, random spectrum.")] = True,
+    search: Annotated[str, typer.Option(help="tpe, or random: then ε with tuning counted is known.")] = "tpe",
+    count: Annotated[str, typer.Option(help="Law of the number of random trials: geometric, poisson, or a shape.")] = "geometric",
+    optimizer: Annotated[str, typer.Option(help="For methods that take any; left out: as the recipe says.")] = "",
+    setting: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for all methods, as of `train`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; an earlier one is taken up again.")] = None,
+    data_dir: _Data = "",
+    workers: _Workers = None,
+    budget: _Budget = None,
+    quiet: _Quiet = False,
+) -> None:
+    """Tune methods alike on a validation split of the training set, and say what that costs.
+
+    Every method has the same number of trials, matched controls included. Stopped studies go on with the same --out.
+    """
+    from dpkfc.studies.pool import worker_count
+    from dpkfc.studies.tune import TuneSettings
+    from dpkfc.studies.tune import tune as run_tuning
+
+    console = _console()
+    folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+    settings = _settings(setting or []) | ({} if epsilon is None else {"epsilon": epsilon})
+    chosen = TuneSettings(
+        recipe=recipe, methods=tuple(method), trials=trials, controls=controls, search=search, count=count,
+        optimizer=optimizer, settings=settings,
+    )  # fmt: skip
+    try:
+        tuned = run_tuning(
+            chosen, folder, data_dir=data_dir, workers=worker_count(workers), budget_minutes=budget,
+            console=None if quiet else console,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        console.print(f"stopped; go on with the same command and --out {folder}", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    console.print(_tuned_table(tuned))
+    console.print(tuned.statement.replace("**", ""), soft_wrap=True, highlight=False)
+    console.print(f"report: {folder / 'tune.md'}", soft_wrap=True)
+
+
+def reproduce(
+    table: Annotated[list[str] | None, typer.Argument(help="Tables, as --list names them.")] = None,
+    *,
+    every: Annotated[bool, typer.Option("--list", help="Name the tables, and how much of each can be run here.")] = False,
+    budget: _Budget = None,
+    workers: _Workers = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every cell, each with its own initial weights.")] = 3,
+    tuned: Annotated[list[Path] | None, typer.Option(help="Results of a tuning study, whose settings are taken.")] = None,
+    everything: Annotated[bool, typer.Option("--everything", help="Also cells that ask for an accelerator.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of results and reports; taken up again.")] = Path("runs/reproduce"),
+    data_dir: _Data = "",
+    quiet: _Quiet = False,
+) -> None:
+    """The tables of the papers beside ours: published, ours, and a verdict by a stated rule.
+
+    A stopped call goes on with the same --out. Cells that cannot be run here say why.
+    """
+    from dpkfc.studies.pool import worker_count
+    from dpkfc.studies.reproduce import reproduce as run_tables
+
+    console = _console()
+    if every:
+        console.print(_published_tables())
+        return
+    if not table:
+        raise StudyError("which table? dpkfc reproduce --list names them")
+    if seeds < 1:
+        raise StudyError(f"seeds = {seeds}: every cell needs one run or more")
+    try:
+        found = run_tables(
+            table, out, data_dir=data_dir, seeds=range(seeds), tuned=tuned or (), everything=everything,
+            workers=worker_count(workers), budget_minutes=budget, console=None if quiet else console,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command goes on (reports so far: {out})", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    for name, cells in found.items():
+        console.print(_reproduced_table(name, cells))
+        console.print(f"report: {out / name}.md", soft_wrap=True)
+
+
+def _published_tables() -> Table:
+    from dpkfc.studies.published import load, names
+
+    shown = Table(header_style="bold")
+    for column in ("table", "what it is", "cells", "run here"):
+        shown.add_column(column)
+    for name in names():
+        table = load(name)
+        here = sum(not cell.not_run and not cell.needs for cell in table.cells)
+        shown.add_row(name, table.title, str(len(table.cells)), str(here))
+    return shown
+
+
+def _reproduced_table(name: str, cells: list[Any]) -> Table:
+    shown = Table(title=name, header_style="bold", title_justify="left")
+    for column in ("method", "setting", "published %", "ours %", "verdict"):
+        shown.add_column(column)
+    for one in cells:
+        shown.add_row(one.cell.row, one.cell.column, one.cell.published.text, one.ours, one.verdict)
+    return shown
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    """KEY=VALUE texts as settings.
+
+    Raises:
+        StudyError: a text without "=".
+        ConfigError: an unknown key.
+    """
+    from dpkfc.recipes.config import flatten
+
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise StudyError(f"--set {pair!r}: write KEY=VALUE, for example --set epochs=3")
+        found[name.strip().replace("-", "_")] = _value(text.strip())
+    return flatten(found, "--set")
+
+
+def _value(text: str) -> Any:
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _tuned_table(tuned: Any) -> Table:
+    from dpkfc.studies.tuned import percent, settings_text
+
+    title = f"{tuned.recipe}: each trial ε = {rounded_up(tuned.epsilon)}; accuracy on {tuned.validation:,} validation examples"
+    table = Table(title=title, header_style="bold", title_justify="left")
+    table.add_column("method")
+    for name in ("validation %", "trials", "pruned"):
+        table.add_column(name, justify="right")
+    table.add_column("settings")
+    for arm in tuned.arms:
+        name = f"{arm.label} (control)" if arm.control else arm.label
+        table.add_row(name, percent(arm.accuracy), str(arm.trials), str(arm.pruned), settings_text(arm.params))
+    return table

@@ -1,0 +1,53 @@
+"""Public examples of a study: images of another recipe, named by a text that is the same on every machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from dpkfc.studies.errors import StudyError
+
+__all__ = ["resolved"]
+
+_NAMED = re.compile(r"@(?P<recipe>[\w-]+):(?P<count>\d+)")
+_SEED = 0
+
+
+def resolved(name: Any, folder: Path, data_dir: str = "") -> str:
+    """The file of public examples behind a name; the file is made when it is not there.
+
+    Args:
+        name: `@RECIPE:N`, N training images of that recipe chosen by a public seed; any other text is returned as it is.
+        folder: where the file is kept, for all cells of a study.
+        data_dir: folder of the data sets.
+
+    Raises:
+        StudyError: fewer examples than asked for.
+        ConfigError: an unknown recipe.
+        DatasetError: its data set is missing.
+    """
+    found = _NAMED.fullmatch(name) if isinstance(name, str) else None
+    if found is None:
+        return str(name)
+    recipe, count = found["recipe"], int(found["count"])
+    path = folder / f"{recipe}-{count}.safetensors"
+    if not path.is_file():
+        _write(path, recipe, count, data_dir)
+    return str(path)
+
+
+def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from dpkfc.recipes.base import find_recipe, run_config
+    from dpkfc.report.run_folder import placed
+
+    given = {"data_dir": data_dir} if data_dir else {}
+    inputs, labels = find_recipe(recipe).data(run_config({"recipe": recipe, **given})).train
+    if not 0 < count <= len(labels):
+        raise StudyError(f"public_data = '@{recipe}:{count}': the set has {len(labels)} training examples; choose 1 to that")
+    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SEED))[:count]
+    content = {"inputs": inputs[rows].clone().contiguous(), "labels": labels[rows].clone().contiguous()}
+    placed(path, lambda part: save_file(content, part))

@@ -1,0 +1,279 @@
+"""Published cells beside ours: which run, the numbers of both, and a verdict by a stated rule."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpkfc.recipes.base import find_recipe, run_config
+from dpkfc.recipes.datasets.errors import DatasetError
+from dpkfc.report.run_folder import placed
+from dpkfc.studies.cell import Plain, Run
+from dpkfc.studies.errors import StudyError
+from dpkfc.studies.pool import Place, Task, drive
+from dpkfc.studies.progress import Console, StudyProgress
+from dpkfc.studies.published import Cell, Published, Table, load
+from dpkfc.studies.store import Store
+from dpkfc.studies.tune import expected_seconds
+from dpkfc.studies.tuned import settings_text
+
+__all__ = ["RULE", "Outcome", "markdown", "outcomes", "reproduce", "verdict"]
+
+LEAST = 0.3
+RULE = (
+    "The tolerance is two standard errors of the difference of the means, at least 0.3 points. better: our mean is above the "
+    "published one by more than the tolerance; reproduced: within it; not reproduced: below by more. A missing published "
+    "deviation is taken to be ours."
+)
+NOT_YET = "not yet run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A published cell and ours.
+
+    Attributes:
+        cell: of the table.
+        values: ours in percent, one a seed.
+        verdict: "reproduced", "better", "not reproduced" or "not run (why)".
+        settings: chosen by tuning; empty where the recipe's own were taken.
+        sigma: noise multiplier of our runs.
+        epsilon: spent by our runs.
+        accounting: of our runs.
+    """
+
+    cell: Cell
+    values: Sequence[float] = ()
+    verdict: str
+    settings: Mapping[str, Plain]
+    sigma: float | None = None
+    epsilon: float | None = None
+    accounting: str = ""
+
+    @property
+    def ours(self) -> str:
+        """Mean ± sample standard deviation."""
+        if not self.values:
+            return "–"
+        spread = f" ± {statistics.stdev(self.values):.2f}" if len(self.values) > 1 else ""
+        return f"{statistics.mean(self.values):.2f}{spread}"
+
+
+def verdict(published: Published, seeds: int, values: Sequence[float]) -> str:
+    """What our values say about a published one, by `RULE`.
+
+    Args:
+        published: in percent.
+        seeds: runs behind it.
+        values: ours in percent, at least one.
+    """
+    ours = statistics.stdev(values) if len(values) > 1 else 0.0
+    theirs = ours if published.std is None else published.std
+    tolerance = max(LEAST, 2 * math.sqrt(theirs**2 / max(1, seeds) + ours**2 / len(values)))
+    above = statistics.mean(values) - published.mean
+    return "better" if above > tolerance else "reproduced" if above >= -tolerance else "not reproduced"
+
+
+class Tuning:
+    """Settings that tuning studies chose, and runs that they have already made.
+
+    Args:
+        stores: results of `dpkfc tune` or of the accuracy study.
+    """
+
+    def __init__(self, stores: Iterable[Store] = ()) -> None:
+        self.rows = [row for store in stores for row in store]
+        self._by_hash = {row["hash"]: row for row in self.rows if "hash" in row}
+
+    def settings(self, cell: Cell) -> dict[str, Plain]:
+        """Of the best full trial of the cell's arm, empty where it was not tuned."""
+        found = [
+            row for row in self.rows
+            if row["measured_on"] == "validation" and row["run"]["recipe"] == cell.recipe
+            and row.get("tag", {}).get("arm") in cell.tuned.split() and not row["tag"].get("pruned")
+        ]  # fmt: skip
+        return dict(max(found, key=lambda row: row["accuracy"])["tag"]["params"]) if found else {}
+
+    def row(self, run: Run) -> dict[str, Any] | None:
+        """A run that was made there."""
+        return self._by_hash.get(run.hash)
+
+
+class Cells:
+    """The cells of tables as a source: the first seed of all of them, then the second, and so on.
+
+    Args:
+        cells: those that have a run.
+        tuning: settings and runs that are known.
+        store: takes every run.
+        seeds: of the runs.
+    """
+
+    def __init__(self, cells: Sequence[Cell], tuning: Tuning, store: Store, seeds: Sequence[int]) -> None:
+        self._store = store
+        wanted = {run.hash: (cell, run) for seed in seeds for cell in cells for run in [cell.run(tuning.settings(cell), seed)]}
+        self.total = len(wanted)
+        self._left = [one for one in wanted.values() if store.get(one[1]) is None and tuning.row(one[1]) is None]
+        self.done_before = self.total - len(self._left)
+        self.failures: dict[str, str] = {}
+
+    def leave_out(self, recipe: str, reason: str) -> None:
+        """Do not run the cells of a recipe."""
+        self.failures |= {f"{cell.row}, {cell.column}": reason for cell, run in self._left if run.recipe == recipe}
+        self._left = [(cell, run) for cell, run in self._left if run.recipe != recipe]
+
+    @property
+    def recipes(self) -> list[str]:
+        """Of the cells that are left."""
+        return list(dict.fromkeys(run.recipe for _, run in self._left))
+
+    def next(self, fits: Callable[[Run], bool]) -> Task | None:
+        """The first cell that fits."""
+        for index, (cell, run) in enumerate(self._left):
+            if fits(run):
+                del self._left[index]
+                return Task(run, tag=cell, label=f"{cell.row}, {cell.column}")
+        return None
+
+    def report(self, task: Task, number: int, accuracy: float) -> bool:
+        """Nothing that was seen on the test set ends a run."""
+        return True
+
+    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+        """Keep a run."""
+        self._store.put(task.run, row)
+
+    def failed(self, task: Task, reason: str) -> None:
+        """Say so; the next call tries it again."""
+        self.failures[f"{task.tag.row}, {task.tag.column}"] = reason
+
+
+def reproduce(
+    names: Sequence[str],
+    folder: Path,
+    *,
+    data_dir: str = "",
+    seeds: Sequence[int] = (0, 1, 2),
+    tuned: Sequence[Path] = (),
+    everything: bool = False,
+    workers: int = 1,
+    budget_minutes: float | None = None,
+    console: Console | None = None,
+) -> dict[str, list[Outcome]]:
+    """Run the cells of tables that can be run here, and write `NAME.json` and `NAME.md` for each into a folder.
+
+    Args:
+        names: of tables.
+        folder: for results, ledgers and reports; an earlier one is taken up again.
+        data_dir: folder of the data sets; empty as for `dpkfc train`.
+        seeds: of the runs, each with its own initial weights.
+        tuned: results files of tuning studies.
+        everything: also cells that need more than a few cores.
+        workers: cells at once.
+        budget_minutes: no cell is started that would not end in time.
+        console: where progress is drawn.
+
+    Raises:
+        StudyError: an unknown table, or a file that cannot be used.
+        KeyboardInterrupt: interrupted; reports of what has finished are written before.
+    """
+    tables = [load(name) for name in names]
+    missing = next((path for path in tuned if not path.is_file()), None)
+    if missing is not None:
+        raise StudyError(f"{missing} is no results file of a tuning study; give the results.json of `dpkfc tune`")
+    tuning = Tuning(Store(path) for path in tuned)
+    with Store(folder / "results.json") as store:
+        cells = [cell for table in tables for cell in table.cells if not cell.not_run and (everything or not cell.needs)]
+        source = Cells(cells, tuning, store, seeds)
+        _leave_out_what_has_no_data(source, data_dir)
+        try:
+            with StudyProgress(source.total, done=source.done_before, console=console) as progress:
+                drive(
+                    source, Place(folder, data_dir), workers=workers, budget_minutes=budget_minutes,
+                    expected=expected_seconds(store), watcher=progress,
+                )  # fmt: skip
+        finally:
+            found = {table.name: outcomes(table, store, tuning, seeds, source.failures) for table in tables}
+            for table in tables:
+                _write(folder, table, found[table.name])
+    return found
+
+
+def _leave_out_what_has_no_data(source: Cells, data_dir: str) -> None:
+    """Read every data set once: a missing one is said in its cells, and the others are run."""
+    for recipe in source.recipes:
+        try:
+            find_recipe(recipe).data(run_config({"recipe": recipe, "data_dir": data_dir}))
+        except DatasetError as error:
+            source.leave_out(recipe, str(error))
+
+
+def outcomes(
+    table: Table, store: Store, tuning: Tuning, seeds: Sequence[int], failures: Mapping[str, str] | None = None
+) -> list[Outcome]:
+    """Every cell of a table with what is known of it."""
+    found = []
+    for cell in table.cells:
+        if cell.not_run:
+            found.append(Outcome(cell=cell, verdict=f"not run ({cell.not_run})", settings={}))
+            continue
+        chosen = tuning.settings(cell)
+        runs = [cell.run(chosen, seed) for seed in seeds]
+        rows = [row for run in runs if (row := store.get(run) or tuning.row(run)) is not None]
+        why = (failures or {}).get(f"{cell.row}, {cell.column}") or (f"needs {cell.needs}" if cell.needs else NOT_YET)
+        found.append(
+            _outcome(table, cell, chosen, rows)
+            if rows
+            else Outcome(cell=cell, verdict=f"not run ({why})", settings=chosen)
+        )
+    return found
+
+
+def _outcome(table: Table, cell: Cell, chosen: Mapping[str, Plain], rows: Sequence[Mapping[str, Any]]) -> Outcome:
+    values = [100 * row["accuracy"] for row in rows]
+    first = rows[0]
+    accounting = f"{first['accountant'].upper()}, {first['sampler']}, δ = {first['delta']:g}, {first['steps']:,} steps"
+    return Outcome(
+        cell=cell, values=values, verdict=verdict(cell.published, table.seeds, values), settings=chosen,
+        sigma=first["noise_multiplier"], epsilon=max(row["epsilon"] for row in rows), accounting=accounting,
+    )  # fmt: skip
+
+
+def markdown(table: Table, found: Sequence[Outcome]) -> str:
+    """A table for people: published, ours, σ and verdict of every cell."""
+    head = ["method", "setting", "published %", "ours % (seeds)", "σ, ours", "verdict", "settings"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for one in found:
+        ours = f"{one.ours} ({len(one.values)})" if one.values else "–"
+        sigma = "–" if one.sigma is None else f"{one.sigma:.4f}"
+        chosen = f"tuned: {settings_text(one.settings)}" if one.settings else "the recipe's" if one.values else ""
+        cells = [one.cell.row, one.cell.column, one.cell.published.text, ours, sigma, one.verdict, chosen]
+        lines.append("| " + " | ".join(cells) + " |")
+    accounting = sorted({one.accounting for one in found if one.accounting})
+    notes = [f"Published: {table.accounting}." + (f" Note: {table.note}." if table.note else "")]
+    notes += [f"Ours: {'; '.join(accounting)}."] if accounting else []
+    return "\n".join([*lines, "", *notes, RULE])
+
+
+def _write(folder: Path, table: Table, found: Sequence[Outcome]) -> None:
+    content = {
+        "kind": "dpkfc table", "version": 1, "name": table.name, "title": table.title, "accounting": table.accounting,
+        "note": table.note, "rule": RULE,
+        "cells": [
+            {
+                "row": one.cell.row, "column": one.cell.column, "published": one.cell.published.text, "values": list(one.values),
+                "ours": one.ours, "sigma": one.sigma, "epsilon": one.epsilon, "accounting": one.accounting,
+                "settings": dict(one.settings), "verdict": one.verdict,
+            }
+            for one in found
+        ],
+    }  # fmt: skip
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    placed(folder / f"{table.name}.json", lambda part: part.write_text(text, "utf-8"))
+    page = f"# {table.title}\n\n{markdown(table, found)}\n"
+    placed(folder / f"{table.name}.md", lambda part: part.write_text(page, "utf-8"))

@@ -1,0 +1,238 @@
+"""The search of one arm: trials of Optuna in an SQLite file, which a killed study takes up again."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dpkfc.studies.arms import Arm, Choice
+from dpkfc.studies.cell import Plain, Run
+from dpkfc.studies.errors import StudyError
+
+__all__ = ["SEARCHES", "Search", "load_optuna"]
+
+SEARCHES = ("tpe", "random")
+_DIGITS = 4
+_RANDOM_FIRST = 6  # trials of TPE that are random, so that the model of it has something to stand on
+_JUDGED_BEFORE_PRUNING = 2
+_HASH = "hash"
+
+
+def load_optuna() -> ModuleType:
+    """Optuna, quiet.
+
+    Raises:
+        StudyError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise StudyError("tuning needs Optuna, which is not installed: pip install 'dpkfc[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    logging.getLogger("optuna").setLevel(logging.ERROR)
+    return optuna
+
+
+class Search:
+    """Trials of one arm, on validation accuracy.
+
+    Args:
+        arm: what is searched.
+        common: settings that all arms share.
+        recipe: the task.
+        storage: an SQLite file.
+        trials: how many there are.
+        kind: "tpe", with pruning at the median of the other trials, or "random", without.
+        seed: of the run: initial weights and probes of every trial.
+        rows: results that are known; trials that the storage lacks are told to it.
+
+    Raises:
+        StudyError: Optuna is not installed, or its file cannot be used.
+    """
+
+    def __init__(
+        self,
+        arm: Arm,
+        common: Mapping[str, Plain],
+        recipe: str,
+        storage: Path,
+        *,
+        trials: int,
+        kind: str = "tpe",
+        seed: int = 0,
+        rows: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        self.arm, self.recipe, self.trials, self.kind, self._seed = arm, recipe, trials, kind, seed
+        self._common = dict(common)
+        self._optuna = load_optuna()
+        self._open: dict[str, Any] = {}
+        self._study = self._opened(storage)
+        self._take_up([row for row in rows if row.get("tag", {}).get("search") == self.name])
+        self._begun = sum(self.counts().values())
+
+    @property
+    def name(self) -> str:
+        """Of the search within its storage and in the rows of a study."""
+        return f"{self.recipe}/{self.arm.name}"
+
+    @property
+    def begun(self) -> int:
+        """Trials that have ended or are running."""
+        return self._begun
+
+    @property
+    def over(self) -> bool:
+        """Whether every trial has ended."""
+        return self.begun >= self.trials and not self._open
+
+    def counts(self) -> dict[str, int]:
+        """Trials that have ended, by how."""
+        states = self._optuna.trial.TrialState
+        ended = [trial.state for trial in self._all() if not trial.user_attrs.get("lost")]
+        named = {"full": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
+        return {name: ended.count(state) for name, state in named.items()}
+
+    def ask(self) -> tuple[str, Run]:
+        """The next trial: its hash, by which it is told, and its run."""
+        while True:
+            trial = self._study.ask()
+            params = {name: self._suggest(trial, name) for name in self.arm.space}
+            run = self.run(params, seed=self._seed, evaluate_on="validation")
+            trial.set_user_attr(_HASH, run.hash)
+            if run.hash not in self._open:
+                self._open[run.hash] = trial
+                self._begun += 1
+                return run.hash, run
+            trial.set_user_attr("lost", "the same trial is running")
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+
+    def run(self, params: Mapping[str, Plain], *, seed: int, evaluate_on: str, **changed: Plain) -> Run:
+        """The arm's run with settings of a search."""
+        settings = {**self._common, **self.arm.settings, **params, **changed}
+        if evaluate_on == "test":
+            settings.pop("validation_size", None)
+        return Run.of(self.recipe, self.arm.method, settings, seed=seed, evaluate_on=evaluate_on)
+
+    def report(self, key: str, number: int, accuracy: float) -> bool:
+        """Note an evaluation on the way, for the operator only; whether the trial is worth going on."""
+        trial = self._open[key]
+        trial.report(accuracy, number)
+        return self.kind != "tpe" or not trial.should_prune()
+
+    def tell(self, key: str, accuracy: float | None, ended: bool = False) -> None:
+        """The end of a trial: its accuracy, None where it failed; `ended` where it was pruned."""
+        states = self._optuna.trial.TrialState
+        trial = self._open.pop(key)
+        if accuracy is None:
+            self._study.tell(trial, state=states.FAIL)
+        else:
+            self._study.tell(trial, None if ended else accuracy, state=states.PRUNED if ended else states.COMPLETE)
+
+    def params_of(self, key: str) -> dict[str, Plain]:
+        """What was drawn for a running trial."""
+        return {name: _rounded(value) for name, value in self._open[key].params.items()}
+
+    def best(self) -> tuple[dict[str, Plain], float] | None:
+        """Settings and validation accuracy of the best trial that was not pruned."""
+        done = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
+        if not done:
+            return None
+        best = max(done, key=lambda trial: trial.value)
+        return {name: _rounded(value) for name, value in best.params.items()}, float(best.value)
+
+    def _suggest(self, trial: Any, name: str) -> Plain:
+        of = self.arm.space[name]
+        if isinstance(of, Choice):
+            return trial.suggest_categorical(name, list(of.values))
+        return _rounded(trial.suggest_float(name, of.low, of.high, log=of.log))
+
+    def _all(self) -> list[Any]:
+        return self._study.get_trials(deepcopy=False)
+
+    def _opened(self, storage: Path) -> Any:
+        optuna = self._optuna
+        try:
+            storage.parent.mkdir(parents=True, exist_ok=True)
+            study = optuna.create_study(
+                storage=f"sqlite:///{storage}", study_name=self.name, direction="maximize", load_if_exists=True
+            )
+            count = len(study.get_trials(deepcopy=False))
+        except Exception as error:  # of whatever the database is made of
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise StudyError(
+                f"the trials in {storage} cannot be used ({reason}); move the file away: the results know finished ones"
+            ) from None
+        seed = zlib.crc32(f"{self.name}:{count}".encode())  # other draws after a restart than before it
+        if self.kind == "random":
+            study.sampler, study.pruner = optuna.samplers.RandomSampler(), optuna.pruners.NopPruner()
+        else:
+            study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_FIRST, constant_liar=True)
+            study.pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=_JUDGED_BEFORE_PRUNING)
+        return study
+
+    def _take_up(self, rows: list[Mapping[str, Any]]) -> None:
+        """Bring storage and results together: trials that a kill left running are told or tried again, lost ones are added."""
+        states = self._optuna.trial.TrialState
+        known = {row["hash"]: row for row in rows}
+        seen = set()
+        for trial in self._all():
+            key = trial.user_attrs.get(_HASH)
+            if trial.state != states.RUNNING:
+                seen.add(key)
+                continue
+            # Of a study that was killed. What its results hold is told again below, the others are tried again.
+            self._optuna.trial.Trial(self._study, trial._trial_id).set_user_attr("lost", "the study ended while it ran")
+            self._study.tell(trial.number, state=states.FAIL)
+            if key not in known:
+                self._study.enqueue_trial(trial.params)
+        for row in rows:
+            if row["hash"] not in seen:
+                self._add(row)
+        if not self._all() and self.kind == "tpe":
+            self._study.enqueue_trial(self._default())
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        optuna, tag = self._optuna, row["tag"]
+        pruned = bool(tag.get("pruned"))
+        distributions = {name: self._distribution(name) for name in tag["params"]}
+        try:
+            self._study.add_trial(
+                optuna.trial.create_trial(
+                    params=tag["params"],
+                    distributions=distributions,
+                    state=optuna.trial.TrialState.PRUNED if pruned else optuna.trial.TrialState.COMPLETE,
+                    value=None if pruned else row["accuracy"],
+                    intermediate_values={i: accuracy for i, (_, accuracy) in enumerate(row["curve"][1:], 1)},
+                    user_attrs={_HASH: row["hash"]},
+                )
+            )
+        except ValueError as error:
+            raise StudyError(f"a result of {self.name} does not fit its search space ({error}); choose another --out") from None
+
+    def _distribution(self, name: str) -> Any:
+        of = self.arm.space[name]
+        distributions = self._optuna.distributions
+        if isinstance(of, Choice):
+            return distributions.CategoricalDistribution(list(of.values))
+        return distributions.FloatDistribution(of.low, of.high, log=of.log)
+
+    def _default(self) -> dict[str, Plain]:
+        """What the recipe would take, drawn into the ranges."""
+        config = self.run(self.arm.first, seed=0, evaluate_on="test").config()
+        found: dict[str, Plain] = {}
+        for name, of in self.arm.space.items():
+            value = getattr(config, name)
+            if isinstance(of, Choice):
+                found[name] = value if value in of.values else of.values[0]
+            else:
+                found[name] = min(max(float(value), of.low), of.high)
+        return found
+
+
+def _rounded(value: Any) -> Any:
+    """Few digits, so that a number in a table is the number that ran."""
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

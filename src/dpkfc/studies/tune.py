@@ -1,0 +1,271 @@
+"""Tuning: the same number of trials for every arm, in rounds, so that a study that is cut short has compared all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpkfc.studies.arms import Arm, arms_for
+from dpkfc.studies.cell import Plain, Run
+from dpkfc.studies.errors import StudyError
+from dpkfc.studies.pool import Place, Task, drive
+from dpkfc.studies.progress import Console, StudyProgress
+from dpkfc.studies.search import SEARCHES, Search, load_optuna
+from dpkfc.studies.store import Store
+from dpkfc.studies.tuned import ArmResult, Tuned, cost_of
+from dpkfc.studies.tuning_cost import TrialLaw, draw, trial_law
+
+__all__ = ["SEED", "Trials", "TuneSettings", "expected_seconds", "searches", "tune", "validation_size"]
+
+SEED = 100  # of tuning runs; the seeds of tests are others
+BLOCK = 5
+_MOST_VALIDATION, _SHARE = 5000, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings:
+    """What a tuning study is.
+
+    Attributes:
+        recipe: the task.
+        methods: that are compared.
+        trials: of every arm; for a random search the mean of their number.
+        controls: whether matched controls are added.
+        search: "tpe", or "random" for an ε with tuning counted.
+        count: law of the number of trials of a random search: "geometric", "poisson", or a shape above 0 of the truncated
+            negative binomial law.
+        optimizer: for methods that take any; empty as the recipe says.
+        settings: laid over the recipe's for every arm, such as epsilon.
+
+    Raises:
+        StudyError: a value outside its range.
+    """
+
+    recipe: str
+    methods: tuple[str, ...]
+    trials: int = 20
+    controls: bool = True
+    search: str = "tpe"
+    count: str = "geometric"
+    optimizer: str = ""
+    settings: Mapping[str, Plain] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.methods:
+            raise StudyError("which methods? give --method once or several times")
+        if self.trials < 1:
+            raise StudyError(f"trials = {self.trials}: every method needs one or more")
+        if self.search not in SEARCHES:
+            raise StudyError(f"search = {self.search!r} is not known; {' | '.join(SEARCHES)}")
+        searched = {name for arm in self.arms() for name in arm.space} & set(self.settings)
+        if searched:
+            raise StudyError(f"{sorted(searched)[0]} is searched for one of the methods and cannot be given as well")
+        if self.search == "random":
+            trial_law(self.count, self.trials)
+
+    def arms(self) -> list[Arm]:
+        """What is compared, controls included."""
+        return arms_for(self.recipe, list(self.methods), controls=self.controls, optimizer=self.optimizer)
+
+
+def validation_size(recipe: str, settings: Mapping[str, Plain]) -> int:
+    """The validation split: as given, or a tenth of the training set, at most 5,000 examples.
+
+    Raises:
+        DatasetError: missing or damaged data.
+        ConfigError: an unknown recipe or setting.
+    """
+    from dpkfc.recipes.base import find_recipe, run_config
+
+    if given := settings.get("validation_size"):
+        return int(given)
+    whole = find_recipe(recipe).data(run_config({"recipe": recipe, **settings}))
+    return min(_MOST_VALIDATION, len(whole.train[1]) // _SHARE)
+
+
+def searches(
+    arms: Sequence[Arm],
+    common: Mapping[str, Plain],
+    recipe: str,
+    store: Store,
+    storage: Path,
+    *,
+    trials: int | Mapping[str, int],
+    kind: str = "tpe",
+) -> list[Search]:
+    """One search an arm, taken up where an earlier process left it."""
+    rows = list(store)
+    found = []
+    for arm in arms:
+        count = trials if isinstance(trials, int) else trials[arm.name]
+        found.append(Search(arm, common, recipe, storage, trials=count, kind=kind, seed=SEED, rows=rows))
+    return found
+
+
+class Trials:
+    """The trials of several searches as a source of cells: five of each, then five more of each, and so on.
+
+    Args:
+        searches: one an arm.
+        store: takes every trial that ends.
+    """
+
+    def __init__(self, searches: Sequence[Search], store: Store) -> None:
+        self._searches, self._store = list(searches), store
+        self.failures: dict[str, str] = {}
+        self.out_of_time = False
+
+    @property
+    def over(self) -> bool:
+        """Whether every trial has ended."""
+        return all(search.over for search in self._searches)
+
+    def next(self, fits: Callable[[Run], bool]) -> Task | None:
+        """The next trial of the search that has begun the fewest blocks."""
+        waiting = [search for search in self._searches if search.begun < search.trials]
+        if not waiting:
+            return None
+        search = min(waiting, key=lambda one: one.begun // BLOCK)
+        if not fits(search.run({}, seed=SEED, evaluate_on="validation")):
+            self.out_of_time = True
+            return None
+        key, run = search.ask()
+        return Task(run, tag=(search, key), watched=search.kind == "tpe", label=search.arm.name)
+
+    def report(self, task: Task, number: int, accuracy: float) -> bool:
+        """Whether a trial is worth going on."""
+        search, key = task.tag
+        return search.report(key, number, accuracy)
+
+    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+        """Keep a trial: on the disk first, then for the search."""
+        search, key = task.tag
+        tag = {"search": search.name, "arm": search.arm.name, "params": search.params_of(key), "pruned": ended}
+        self._store.put(task.run, {**row, "tag": tag})
+        search.tell(key, row["accuracy"], ended)
+
+    def failed(self, task: Task, reason: str) -> None:
+        """A trial that could not be run counts, and says nothing about its arm."""
+        search, key = task.tag
+        self.failures[f"{search.arm.label}, trial {key}"] = reason
+        search.tell(key, None)
+
+
+def expected_seconds(store: Store) -> Callable[[Run], float | None]:
+    """Seconds of a cell from those that have run: the longest of its recipe and method, else of its recipe, at equal steps."""
+
+    def expected(run: Run) -> float | None:
+        rows = [row for row in store if row["run"]["recipe"] == run.recipe and not row.get("tag", {}).get("pruned")]
+        alike = [row for row in rows if row["run"]["method"] == run.method] or rows
+        if not alike:
+            return None
+        rate = max(row.get("wall_seconds", 0.0) / max(1, row["steps"]) for row in alike)
+        config = run.config()
+        size = max(row["dataset_size"] for row in alike)
+        return rate * (config.steps or config.epochs * size / config.expected_batch_size)
+
+    return expected
+
+
+def tune(
+    settings: TuneSettings,
+    folder: Path,
+    *,
+    data_dir: str = "",
+    workers: int = 1,
+    budget_minutes: float | None = None,
+    console: Console | None = None,
+) -> Tuned:
+    """Tune the arms of a recipe, or go on where an earlier call stopped; the report is in the folder afterwards.
+
+    Args:
+        settings: what is tuned.
+        folder: for results, trials, ledgers and report.
+        data_dir: folder of the data sets; empty as for `dpkfc train`.
+        workers: trials at once.
+        budget_minutes: no trial is started that would not end in time.
+        console: where progress is drawn.
+
+    Raises:
+        StudyError: Optuna is missing, or a file of the folder cannot be used.
+        DatasetError: missing or damaged data.
+        ConfigError: settings that do not go together.
+        KeyboardInterrupt: interrupted; the report of what has finished is written before.
+    """
+    load_optuna()
+    given = {**settings.settings, **({"data_dir": data_dir} if data_dir else {})}
+    common = {**settings.settings, "validation_size": validation_size(settings.recipe, given)}
+    arms = settings.arms()
+    law = trial_law(settings.count, settings.trials) if settings.search == "random" else None
+    with Store(folder / "results.json") as store:
+        trials = settings.trials if law is None else _drawn(folder / "trials.json", arms, law)
+        storage = folder / "trials.sqlite3"
+        found = searches(arms, common, settings.recipe, store, storage, trials=trials, kind=settings.search)
+        source = Trials(found, store)
+        place = Place(folder, data_dir)
+        total = sum(search.trials for search in found)
+        try:
+            with StudyProgress(total, done=sum(search.begun for search in found), console=console) as progress:
+                drive(
+                    source, place, workers=workers, budget_minutes=budget_minutes, expected=expected_seconds(store),
+                    watcher=progress,
+                )  # fmt: skip
+        finally:
+            tuned = _tuned(settings, found, source, law, place)
+            tuned.write(folder)
+    return tuned
+
+
+def _drawn(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:
+    """The number of trials of every arm, drawn once before any trial and kept."""
+    from dpkfc.report.run_folder import placed
+
+    stated = {"law": law.name, "mean": law.mean}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        kept = {str(name): int(count) for name, count in content["trials"].items()}
+    except FileNotFoundError:
+        content, kept = stated, {}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise StudyError(f"{path} is damaged ({error}); the numbers of trials were drawn in it: choose another --out") from None
+    if {name: content.get(name) for name in stated} != stated:
+        raise StudyError(f"{path} holds numbers of trials drawn from another law; choose another --out")
+    trials = {arm.name: kept.get(arm.name, -1) for arm in arms}
+    trials = {name: draw(law) if count < 0 else count for name, count in trials.items()}
+    text = json.dumps({**stated, "trials": {**kept, **trials}}, indent=1) + "\n"
+    placed(path, lambda part: part.write_text(text, "utf-8"))
+    return trials
+
+
+def _tuned(
+    settings: TuneSettings, found: Sequence[Search], source: Trials, law: TrialLaw | None, place: Place
+) -> Tuned:
+    from dpkfc.recipes.train import prepare
+
+    run = found[0].run({}, seed=SEED, evaluate_on="validation")
+    plan = prepare(run.config(data_dir=place.data_dir)).plan
+    runs = place.folder / "runs"
+    begun = sum(1 for path in runs.iterdir() if (path / "ledger.jsonl").is_file()) if runs.is_dir() else 0
+    statement, chosen, total = cost_of(plan, begun, law, len(found))
+    results = sorted((_arm_result(search, settings) for search in found), key=lambda one: -(one.accuracy or 0.0))
+    return Tuned(
+        recipe=settings.recipe, search=settings.search, planned=settings.trials,
+        validation=run.config().validation_size, epsilon=plan.target_epsilon or plan.epsilon(), delta=plan.delta,
+        statement=statement, epsilon_with_tuning=chosen, epsilon_composed=total, runs_begun=begun, arms=results,
+        complete=source.over, failures=source.failures,
+    )  # fmt: skip
+
+
+def _arm_result(search: Search, settings: TuneSettings) -> ArmResult:
+    best, counts = search.best(), search.counts()
+    params = best[0] if best else {}
+    flags = {**settings.settings, **search.arm.settings, **params}
+    command = f"dpkfc train --recipe {settings.recipe} --method {search.arm.method}"
+    command += "".join(f" --{name.replace('_', '-')} {value}" for name, value in flags.items())
+    return ArmResult(
+        name=search.arm.name, label=search.arm.label, control=search.arm.control, trials=sum(counts.values()),
+        pruned=counts["pruned"], failed=counts["failed"], accuracy=best[1] if best else None, params=params, command=command,
+    )  # fmt: skip

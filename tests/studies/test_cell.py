@@ -1,0 +1,108 @@
+"""A cell is a value with a stable hash, runs through the loop of `dpkfc train`, and leaves its ledger."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dpkfc.privacy.ledger import verify
+from dpkfc.recipes.config import ConfigError
+from dpkfc.studies import cell as cells
+from dpkfc.studies.cell import Ended, Run, run_cell
+from dpkfc.studies.errors import StudyError
+from dpkfc.studies.public import resolved
+
+pytest.importorskip("sklearn")
+TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp", "probe_size": 16}
+
+
+def test_the_hash_is_of_what_decides_the_result():
+    run = Run.of("digits", "dp-sgd", TINY)
+    assert run.hash == Run.of("digits", "dp-sgd", dict(reversed(TINY.items()))).hash
+    assert run.hash == Run.of("digits", "dp-sgd", {**TINY, "threads": 4, "data_dir": "elsewhere"}).hash
+    others = [
+        dataclasses.replace(run, seed=1),
+        Run.of("digits", "dp-adam", TINY),
+        Run.of("digits", "dp-sgd", {**TINY, "lr": 0.3}),
+        Run.of("digits", "dp-sgd", {**TINY, "validation_size": 100}, evaluate_on="validation"),
+    ]
+    assert len({run.hash, *(other.hash for other in others)}) == 5
+
+
+def test_what_a_recipe_says_anyway_changes_no_hash():
+    assert Run.of("digits", "dp-sgd").hash == Run.of("digits", "dp-sgd", {"epsilon": 3.0, "lr": 0.15}).hash
+
+
+def test_a_setting_that_is_added_to_the_library_changes_no_hash():
+    assert "noise" not in Run.of("digits", "dp-sgd").identity()["settings"]
+
+
+def test_another_version_of_the_mechanism_is_another_hash(monkeypatch):
+    before = Run.of("digits", "dp-sgd").hash
+    monkeypatch.setattr(cells, "MECHANISM", cells.MECHANISM + 1)
+    assert Run.of("digits", "dp-sgd").hash != before
+
+
+@pytest.mark.parametrize("name", ["seed", "out", "test_mode", "eval_on"])
+def test_settings_that_belong_to_the_study_are_refused(name):
+    with pytest.raises(StudyError, match=name):
+        Run.of("digits", "dp-sgd", {name: 1})
+
+
+def test_an_unknown_setting_is_named():
+    with pytest.raises(ConfigError, match="learning_rate"):
+        _ = Run.of("digits", "dp-sgd", {"learning_rate": 1.0}).hash
+
+
+def test_a_cell_is_trained_charged_and_leaves_its_ledger_alone(tmp_path):
+    run = Run.of("digits", "dp-kfc", TINY, seed=3)
+    row = run_cell(run, tmp_path / "runs")
+    folder = tmp_path / "runs" / run.hash
+    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "ledger.jsonl"]
+    assert len(verify(folder / "ledger.jsonl").releases) == 3 == row["steps"]
+    assert 0 <= row["accuracy"] <= 1 and 0 < row["epsilon"] <= row["target_epsilon"] == 3.0
+    assert row["measured_on"] == "test" and row["accountant"] == "rdp" and row["hardware"]["threads_a_run"] == 1
+    assert Run.of(**{**row["run"]}).hash == run.hash == row["hash"]
+
+
+def test_a_watched_cell_can_be_ended_and_a_second_one_spends_in_a_folder_of_its_own(tmp_path):
+    run = Run.of("digits", "dp-sgd", {**TINY, "evaluate_every": 1, "validation_size": 50}, evaluate_on="validation")
+    seen = []
+    with pytest.raises(Ended) as ended:
+        run_cell(run, tmp_path, report=lambda number, accuracy: seen.append(number) or number < 2)
+    assert ended.value.asked and ended.value.row["steps"] == 2 and seen == [1, 2]
+    run_cell(run, tmp_path)
+    assert (tmp_path / f"{run.hash}-2" / "ledger.jsonl").is_file()
+
+
+def test_public_examples_are_named_alike_on_every_machine(tmp_path):
+    path = resolved("@digits:20", tmp_path)
+    assert path == resolved("@digits:20", tmp_path) and path.endswith("digits-20.safetensors")
+    assert resolved("my.safetensors", tmp_path) == "my.safetensors"
+    with pytest.raises(StudyError, match="1437"):
+        resolved("@digits:5000", tmp_path)
+
+
+def test_a_path_of_a_machine_is_no_part_of_the_hash_of_named_public_examples(tmp_path):
+    run = Run.of("digits", "dp-kfc", {**TINY, "source": "public", "public_data": "@digits:20"})
+    assert run.identity()["settings"]["public_data"] == "@digits:20"
+
+
+def measured(run, folder, **_):
+    """What a figure would be: another row for the same settings."""
+    return {"run": run.describe(), "hash": run.hash, "values": [1.0, 2.0]}
+
+
+def test_a_figure_is_a_cell_with_a_measure_of_its_own(tmp_path):
+    from dpkfc.studies.store import Store
+
+    plain = Run.of("digits", "dp-sgd", TINY)
+    figure = Run.of("digits", "dp-sgd", TINY, measure="json:dumps")
+    assert plain.measuring() is run_cell and figure.measuring().__name__ == "dumps" and figure.hash != plain.hash
+    store = Store(tmp_path / "results.json")
+    store.put(figure, measured(figure, tmp_path))
+    assert Store(store.path).get(figure)["values"] == [1.0, 2.0] and store.get(plain) is None
+    assert not list(store) and store.figures() == [measured(figure, tmp_path)]
+    with pytest.raises(StudyError, match="no function"):
+        Run.of("digits", "dp-sgd", measure="nowhere:nothing").measuring()

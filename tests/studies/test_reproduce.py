@@ -1,0 +1,164 @@
+"""Published tables: every number has a run or a reason, and verdicts follow the stated rule."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from dpkfc.recipes.base import RECIPES
+from dpkfc.studies import published, reproduce
+from dpkfc.studies.cell import Run
+from dpkfc.studies.errors import StudyError
+from dpkfc.studies.published import Cell, Published, Table, load, names
+from dpkfc.studies.reproduce import Tuning, markdown, outcomes, verdict
+from dpkfc.studies.store import Store
+
+TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp"}
+
+
+def row_of(run, accuracy, **more):
+    return {
+        "run": run.describe(), "hash": run.hash, "accuracy": accuracy, "epsilon": 1.0, "steps": 3, "noise_multiplier": 1.25,
+        "measured_on": run.evaluate_on, "accountant": "rdp", "sampler": "poisson", "delta": 1e-5, "dataset_size": 1000, **more,
+    }  # fmt: skip
+
+
+def table_of(*cells):
+    return Table(name="made-up", title="made up", seeds=5, accounting="none", note="", cells=cells)
+
+
+def cell(recipe="digits", method="dp-sgd", **more):
+    values = {"row": method, "column": "ε = 3", "published": Published.of("90.0 ± 0.2"), "settings": TINY}
+    return Cell(**{**values, "recipe": recipe, "method": method, **more})
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_cell_has_a_run_or_a_reason(name):
+    table = load(name)
+    assert table.cells and table.accounting
+    for one in table.cells:
+        assert one.not_run or one.run({}, 0).config().recipe == one.recipe, (one.row, one.column)
+
+
+def test_the_tables_that_were_asked_for_are_there():
+    wanted = {f"dp-kfc-{number}" for number in (1, 2, 5, 6, 7)} | {f"dp-ngd-{number}" for number in (2, 3, 4, 5, 6)} | {"disk-1"}
+    assert wanted <= set(names())
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "text"),
+    [
+        ("dp-kfc-1", "Synthetic DP-KFC + DP-AdamBC", "ε = 1", "95.5 ± 0.3"),
+        ("dp-kfc-1", "DP-SGD", "ε = 8", "93.7 ± 0.3"),
+        ("dp-kfc-2", "Synthetic DP-KFC", "Path ← MNIST", "78.2 ± 1.9"),
+        ("dp-kfc-5", "StackOverflow (BERT; here MiniLM), Pub. KFAC", "ε = 10", "98.3 ± 0.2"),
+        ("dp-kfc-5", "CIFAR-100 (CrossViT), Syn. KFAC", "ε = 2", "59.8 ± 0.4"),
+        ("dp-kfc-5", "IMDB (logistic regression), DP-SGD", "ε = 2.8", "83.1 ± 0.1"),
+        ("dp-kfc-6", "AdaDPS", "ε = 5", "93.6 ± 1.3"),
+        ("dp-kfc-7", "DP-KFC", "CIFAR-10", "59.1"),
+        ("dp-ngd-2", "SVHN (WRN-16-4), DP-NGD (Ours)", "ε = 1", "84.65 ± 0.37"),
+        ("dp-ngd-2", "UTKFace (ResNet-20), GEP", "ε = 8", "75.38 ± 0.53"),
+        ("dp-ngd-3", "Private DP-NGD (ε split 20/80)", "ε = 4", "64.50"),
+        ("dp-ngd-6", "Tcur = 1, 4, 8, 16, 32", "value 5", "67.53"),
+        ("disk-1", "SST-2", "ε = 1, KF-DPLora", "92.9"),
+        ("disk-6", "CIFAR-10 (CNN), DiSK", "ε = 2", "68.8"),
+    ],
+)
+def test_numbers_stand_as_they_are_printed(name, row, column, text):
+    assert [one.published.text for one in load(name).cells if (one.row, one.column) == (row, column)] == [text]
+
+
+def test_an_unknown_table_is_named_with_the_nearest():
+    with pytest.raises(StudyError, match="did you mean 'dp-kfc-1'"):
+        load("dpkfc-1")
+
+
+def test_a_recipe_that_does_not_exist_yet_is_a_reason(monkeypatch):
+    monkeypatch.setattr(published, "RECIPES", tuple(name for name in RECIPES if name != "mnist-cnn"))
+    assert {one.not_run for one in load("dp-kfc-1").cells} == {"recipe missing: mnist-cnn"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "says"),
+    [
+        ([90.0, 90.1, 89.9], "reproduced"),
+        ([89.75, 89.75, 89.75], "reproduced"),
+        ([91.0, 91.1, 91.2], "better"),
+        ([89.0, 89.1, 89.2], "not reproduced"),
+        ([88.0, 92.0, 86.0], "reproduced"),
+    ],
+)
+def test_verdicts_by_the_rule(ours, says):
+    assert verdict(Published.of("90.0 ± 0.2"), 5, ours) == says
+
+
+def test_a_printed_number_without_a_deviation_takes_ours():
+    assert verdict(Published.of("90.0"), 1, [91.0, 93.0, 89.0]) == "reproduced"
+    with pytest.raises(StudyError, match="no printed number"):
+        Published.of("about 90")
+
+
+def test_outcomes_take_what_was_tuned_and_runs_that_were_made_there(tmp_path):
+    one = cell(tuned="dp-sgd")
+    tuned = Store(tmp_path / "tuned.json")
+    trial = Run.of("digits", "dp-sgd", {**TINY, "lr": 0.3, "validation_size": 50}, evaluate_on="validation")
+    tag = {"arm": "dp-sgd", "params": {"lr": 0.3}, "pruned": False}
+    tuned.put(trial, row_of(trial, 0.8, tag=tag))
+    worse = Run.of("digits", "dp-sgd", {**TINY, "lr": 0.4, "validation_size": 50}, evaluate_on="validation")
+    tuned.put(worse, row_of(worse, 0.9, tag={**tag, "params": {"lr": 0.4}, "pruned": True}))
+    test = one.run({"lr": 0.3}, 0)
+    tuned.put(test, row_of(test, 0.95))
+    store = Store(tmp_path / "results.json")
+    (found,) = outcomes(table_of(one), store, Tuning([tuned]), (0, 1))
+    assert found.values == [95.0] and found.verdict == "better" and found.settings == {"lr": 0.3} and found.sigma == 1.25
+    text = markdown(table_of(one), [found])
+    assert "tuned: lr = 0.3" in text and "95.00 (1)" in text and "two standard errors" in text
+
+
+@pytest.mark.parametrize("name", ["dp-kfc-1", "dp-kfc-6"])
+def test_runs_of_the_accuracy_study_are_those_of_the_table(name):
+    from dpkfc.studies.accuracy import PROTOCOL, arms
+    from dpkfc.studies.arms import Choice
+
+    found = {arm.name: arm for arm in arms("mnist-cnn")}
+    for one in load(name).cells:
+        arm = found[one.tuned.split()[0]]
+        params = {key: of.values[0] if isinstance(of, Choice) else of.low for key, of in arm.space.items()}
+        epsilon = one.settings["epsilon"]
+        study = Run.of("mnist-cnn", arm.method, {**PROTOCOL, **arm.settings, **params, "epsilon": epsilon}, seed=2)
+        assert study.hash == one.run(params, 2).hash, one.row
+
+
+def test_tables_are_run_seed_by_seed_resumed_and_written(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    cells = (cell(), cell(method="dp-adam"), cell(method="disk", not_run="no reason"), cell(method="dp2", needs="a GPU"))
+    monkeypatch.setattr(reproduce, "load", lambda name: table_of(*cells))
+    seen = []
+
+    def answered(source, place, **_):
+        while (task := source.next(lambda run: True)) is not None:
+            seen.append((task.run.method, task.run.seed))
+            source.done(task, row_of(task.run, 0.9), False)
+
+    monkeypatch.setattr(reproduce, "drive", answered)
+    for _ in range(2):
+        found = reproduce.reproduce(["made-up"], tmp_path, seeds=(0, 1))["made-up"]
+    assert seen == [("dp-sgd", 0), ("dp-adam", 0), ("dp-sgd", 1), ("dp-adam", 1)]
+    assert [one.verdict for one in found] == ["reproduced", "reproduced", "not run (no reason)", "not run (needs a GPU)"]
+    content = json.loads((tmp_path / "made-up.json").read_text())
+    assert content["cells"][0]["values"] == [90.0, 90.0] and "| dp-adam |" in (tmp_path / "made-up.md").read_text()
+
+
+def test_a_missing_data_set_is_said_once_and_stops_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "load", lambda name: table_of(cell(recipe="mnist-cnn")))
+    monkeypatch.setenv("DPKFC_DATA", "")
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    found = reproduce.reproduce(["made-up"], tmp_path)["made-up"]
+    assert re.match(r"not run \(MNIST .*", found[0].verdict)
+
+
+def test_what_is_no_results_file_of_a_tuning_study_is_named(tmp_path):
+    with pytest.raises(StudyError, match=r"nothing\.json"):
+        reproduce.reproduce(["dp-kfc-1"], tmp_path, tuned=[tmp_path / "nothing.json"])

@@ -1,0 +1,268 @@
+"""Tuning: equal trials in rounds, resumed after a kill, pruned on validation, and honest about what ε says."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+import sys
+
+import dp_accounting
+import pytest
+
+from dpkfc.studies import accuracy, tune
+from dpkfc.studies.accuracy import AccuracyStudy
+from dpkfc.studies.arms import CONTROLS, Choice, arm_of, arms_for
+from dpkfc.studies.errors import StudyError
+from dpkfc.studies.search import Search
+from dpkfc.studies.store import Store
+from dpkfc.studies.tune import Trials, TuneSettings
+from dpkfc.studies.tuning_cost import draw, trial_law, with_selection
+
+optuna = pytest.importorskip("optuna")
+pytest.importorskip("sklearn")
+
+EVENT = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(2.0))
+
+
+def score(run) -> float:
+    """A made-up accuracy with its best learning rate at 0.1."""
+    return 0.9 - 0.1 * abs(math.log10(run.config().lr / 0.1))
+
+
+def row_of(run, steps=4):
+    return {
+        "run": run.describe(), "hash": run.hash, "accuracy": score(run), "epsilon": 1.0, "steps": steps, "noise_multiplier": 1.0,
+        "measured_on": run.evaluate_on, "curve": [[0, 0.1], [4, score(run)]], "target_epsilon": run.config().epsilon,
+        "wall_seconds": 1.0, "dataset_size": 1000, "accountant": "pld", "sampler": "poisson", "delta": 1e-5,
+    }  # fmt: skip
+
+
+def answered(source, place=None, *, most=10_000, **_):
+    """`drive` without workers: one cell after the other; returns the tasks."""
+    seen = []
+    while len(seen) < most and (task := source.next(lambda run: True)) is not None:
+        seen.append(task)
+        ended = task.watched and not all(source.report(task, number, score(task.run)) for number in (1, 2, 3))
+        source.done(task, row_of(task.run), ended)
+    return seen
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    monkeypatch.setattr(tune, "drive", answered)
+
+
+def settings(**changed):
+    values = {"recipe": "digits", "methods": ("dp-sgd",), "trials": 6, "controls": False, "settings": {"steps": 4}}
+    return TuneSettings(**{**values, **changed})
+
+
+def searches_of(tmp_path, store, names=("dp-sgd", "dp-adam"), trials=6, **more):
+    common = {"steps": 4, "validation_size": 50}
+    arms = [arm_of("digits", name) for name in names]
+    return tune.searches(arms, common, "digits", store, tmp_path / "trials.sqlite3", trials=trials, **more)
+
+
+def test_every_method_gets_the_same_number_of_trials_in_rounds_of_five(tmp_path):
+    store = Store(tmp_path / "results.json")
+    source = Trials(searches_of(tmp_path, store, trials=6), store)
+    order = [task.label for task in answered(source)]
+    assert order == ["dp-sgd"] * 5 + ["dp-adam"] * 5 + ["dp-sgd"] + ["dp-adam"]
+    assert source.over and len(store) == 12
+
+
+def test_trials_train_on_the_rest_and_are_judged_on_the_validation_split(tmp_path):
+    store = Store(tmp_path / "results.json")
+    for task in answered(Trials(searches_of(tmp_path, store, trials=2), store)):
+        assert task.run.evaluate_on == "validation" and dict(task.run.settings)["validation_size"] == 50
+
+
+def test_the_first_trial_is_the_recipes_own_and_tests_take_what_won_on_the_whole_training_set(tmp_path):
+    store = Store(tmp_path / "results.json")
+    search, _ = searches_of(tmp_path, store)
+    assert dict(search.ask()[1].settings)["lr"] == 0.15
+    run = search.run({"lr": 0.3}, seed=1, evaluate_on="test", epsilon=8.0)
+    assert dict(run.settings) == {"lr": 0.3, "steps": 4, "epsilon": 8.0} and run.evaluate_on == "test"
+
+
+def test_a_study_that_was_killed_tries_lost_trials_again_and_repeats_none(tmp_path):
+    store = Store(tmp_path / "results.json")
+    source = Trials(searches_of(tmp_path, store, ["dp-sgd"]), store)
+    done = answered(source, most=2)
+    lost = source.next(lambda run: True)  # nobody will tell of it
+    again = Trials(searches_of(tmp_path, store, ["dp-sgd"]), store)
+    rest = answered(again)
+    assert rest[0].run == lost.run
+    assert len(done) + len(rest) == 6 and len({task.run.hash for task in (*done, *rest)}) == 6 and again.over
+
+
+def test_a_lost_database_is_made_anew_from_the_results(tmp_path):
+    store = Store(tmp_path / "results.json")
+    answered(Trials(searches_of(tmp_path, store, ["dp-sgd"]), store), most=4)
+    (tmp_path / "trials.sqlite3").unlink()
+    (search,) = searches_of(tmp_path, Store(store.path), ["dp-sgd"])
+    assert search.begun == 4 and search.best()[1] == pytest.approx(max(row["accuracy"] for row in store), abs=1e-3)
+
+
+def test_a_result_that_was_kept_but_not_told_is_told(tmp_path):
+    store = Store(tmp_path / "results.json")
+    (search,) = searches_of(tmp_path, store, ["dp-sgd"])
+    key, run = search.ask()
+    tag = {"search": search.name, "arm": "dp-sgd", "params": search.params_of(key), "pruned": False}
+    store.put(run, {**row_of(run), "tag": tag})
+    (search,) = searches_of(tmp_path, store, ["dp-sgd"])
+    assert search.begun == 1 and search.best() is not None
+
+
+def test_a_database_that_is_none_is_named(tmp_path):
+    (tmp_path / "trials.sqlite3").write_text("no database at all, but a text that is long enough to be read as one")
+    with pytest.raises(StudyError, match="trials.sqlite3 cannot be used"):
+        searches_of(tmp_path, Store(tmp_path / "results.json"))
+
+
+def test_hopeless_trials_are_pruned_and_say_nothing_about_the_best(tmp_path):
+    store = Store(tmp_path / "results.json")
+    (search,) = searches_of(tmp_path, store, ["dp-sgd"], trials=8)
+    for accuracy_seen in (0.8, 0.82, 0.84, 0.86, 0.88):
+        key, _ = search.ask()
+        assert all(search.report(key, number, accuracy_seen) for number in (1, 2, 3))
+        search.tell(key, accuracy_seen)
+    key, _ = search.ask()
+    assert search.report(key, 1, 0.1) and not search.report(key, 3, 0.1)
+    search.tell(key, 0.99, ended=True)
+    assert search.best()[1] == 0.88 and search.counts() == {"full": 5, "pruned": 1, "failed": 0}
+
+
+def test_a_random_search_prunes_nothing(tmp_path):
+    (search,) = searches_of(tmp_path, Store(tmp_path / "results.json"), ["dp-sgd"], kind="random")
+    for value in (0.9, 0.9, 0.9, 0.9, 0.9, 0.1):
+        key, _ = search.ask()
+        assert all(search.report(key, number, value) for number in (1, 2, 3, 4))
+        search.tell(key, value)
+
+
+def test_controls_stand_beside_every_method_and_have_its_trials():
+    names = [arm.name for arm in arms_for("digits", ["dp-kfc", "dp-kfc-a"])]
+    assert names == ["dp-kfc", "dp-kfc-a", *(name for name in CONTROLS if name != "dp-kfc-a")]
+    assert [arm.name for arm in arms_for("digits", ["disk"], controls=False)] == ["disk"]
+    with pytest.raises(StudyError, match="twice"):
+        arms_for("digits", ["disk", "disk"])
+    with pytest.raises(StudyError, match="did you mean 'dp-kfc'"):
+        arm_of("digits", "dp-kfk")
+
+
+def test_every_method_has_a_space_that_its_recipe_takes():
+    from dpkfc.recipes.methods import METHODS
+    from dpkfc.studies.cell import Run
+
+    for name in METHODS:
+        arm = arm_of("mnist-cnn", name)
+        assert "lr" in arm.space
+        drawn = {key: of.values[0] if isinstance(of, Choice) else of.low for key, of in arm.space.items()}
+        Run.of("mnist-cnn", name, {"public_data": "x.safetensors", **arm.settings, **drawn}).config()
+
+
+def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
+    tuned = tune.tune(settings(), tmp_path)
+    assert tuned.complete and [arm.trials for arm in tuned.arms] == [6] and tuned.epsilon_with_tuning is None
+    text, content = (tmp_path / "tune.md").read_text(), json.loads((tmp_path / "tune.json").read_text())
+    assert "Tuning is NOT in ε" in text and "no tighter figure exists" in text and "dpkfc train --recipe digits" in text
+    assert content["arms"][0]["params"]["lr"] == tuned.arms[0].params["lr"]
+
+
+def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, made_up, monkeypatch):
+    monkeypatch.setattr(tune, "draw", lambda law: 3)
+    tuned = tune.tune(settings(search="random", trials=5), tmp_path)
+    assert tuned.arms[0].trials == 3 and tuned.epsilon < tuned.epsilon_with_tuning < 5 * tuned.epsilon
+    assert "Papernot and Steinke" in tuned.statement
+    monkeypatch.setattr(tune, "draw", lambda law: 99)  # drawn once, before any trial
+    assert tune.tune(settings(search="random", trials=5), tmp_path).arms[0].trials == 3
+    with pytest.raises(StudyError, match="another law"):
+        tune.tune(settings(search="random", trials=6), tmp_path)
+
+
+def test_an_interrupted_study_leaves_its_report(tmp_path, monkeypatch):
+    def stopped(source, place, **more):
+        answered(source, most=2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune, "drive", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        tune.tune(settings(), tmp_path)
+    assert "Not finished" in (tmp_path / "tune.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"methods": ()}, "which methods"),
+        ({"trials": 0}, "trials = 0"),
+        ({"search": "grid"}, "tpe | random"),
+        ({"settings": {"lr": 0.1}}, "lr is searched"),
+        ({"search": "random", "count": "fixed"}, "geometric"),
+    ],
+)
+def test_settings_that_make_no_study_are_refused(changed, says):
+    with pytest.raises(StudyError, match=says.replace("|", r"\|")):
+        settings(**changed)
+
+
+def test_without_optuna_one_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(StudyError, match=r"pip install 'dpkfc\[tune\]'"):
+        tune.tune(settings(), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "mean"), [("geometric", 10.0), ("poisson", 10.0), ("0.5", 10.0), ("2.5", 4.0)])
+def test_numbers_of_trials_have_the_law_that_is_accounted_for(name, mean):
+    from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial as gamma_of
+
+    from dpkfc.studies.tuning_cost import _gamma
+
+    law, generator = trial_law(name, mean), random.Random(5)
+    drawn = [draw(law, generator) for _ in range(4000)]
+    error = statistics.stdev(drawn) / math.sqrt(len(drawn))
+    assert abs(statistics.mean(drawn) - mean) < 4 * error
+    assert min(drawn) >= (0 if name == "poisson" else 1)
+    if name != "poisson":
+        assert _gamma(law) == pytest.approx(gamma_of(law.shape, mean), rel=1e-4)
+
+
+def test_selection_costs_more_than_a_run_and_less_than_all_of_them():
+    from dpkfc.privacy.events import epsilon
+
+    one, law = epsilon(EVENT, 100, 1e-5, "rdp"), trial_law("geometric", 20)
+    chosen = with_selection(EVENT, 100, 1e-5, law, "add_or_remove_one")
+    assert one < chosen < epsilon(EVENT, 2000, 1e-5, "rdp") * 1.5
+    assert chosen < with_selection(EVENT, 100, 1e-5, trial_law("geometric", 200), "add_or_remove_one")
+
+
+def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    study = AccuracyStudy(recipes=("digits",), epsilons=(1.0, 2.0), seeds=(0, 1), trials=2, validation=50, common={"steps": 4})
+    store = Store(tmp_path / "results.json")
+    arms = [arm_of("digits", name) for name in ("dp-sgd", "disk")]
+    monkeypatch.setattr(accuracy, "arms", lambda recipe, public=0: arms)
+    first = answered(study.source(store, tmp_path / "trials.sqlite3"), most=6)
+    rest = answered(study.source(Store(store.path), tmp_path / "trials.sqlite3"))
+    assert len(first) + len(rest) == len(arms) * (2 + 2 * 2)
+    tests = [task for task in (*first, *rest) if task.run.evaluate_on == "test"]
+    assert [dict(task.run.settings)["epsilon"] for task in tests] == [1.0] * 2 * len(arms) + [2.0] * 2 * len(arms)
+    assert not any(task.watched for task in tests)
+    text = accuracy.table(Store(store.path), "digits")
+    assert text.count("\n") == len(arms) + 1 and "(2)" in text
+
+
+def test_the_study_of_two_image_sets_lends_each_the_other_as_public_data():
+    found = {arm.name: arm for arm in accuracy.arms("mnist-cnn")}
+    assert len(found) == 14
+    for name in ("dp-kfc-public", "adadps", "dp-ngd"):
+        assert found[name].settings["public_data"] == "@fashion-mnist-cnn:500"
+    assert "power_exponent" not in found["dp-kfc-public"].space and found["dp-kfc-oracle"].control
+
+
+def test_a_search_is_of_one_recipe_and_arm(tmp_path):
+    arm = arm_of("digits", "dp-sgd")
+    search = Search(arm, {"validation_size": 50}, "digits", tmp_path / "a.sqlite3", trials=1)
+    assert search.name == "digits/dp-sgd" and search.best() is None
