@@ -6,21 +6,25 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
+FLOWER := $(VENV)/.flower
 TORCH  := $(shell sed -n 's/^\(torch==.*\)$$/\1/p' constraints.txt)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Test processes side by side, each with one numerical thread.
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench assurance results picture clean
+.PHONY: help install demo demo-federated test lint bench assurance results picture clean
 
 help: ## what can be made
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 install: $(TOOLS) ## make .venv and install the package with its tools (once)
 
 demo: $(STAMP) ## train with and without the preconditioner on real digits
 	$(BIN)/dpkfc demo
+
+demo-federated: $(FLOWER) ## ten clients and a server, in one process and on Flower
+	$(BIN)/dpkfc demo-federated
 
 test: lint ## lint, types, tests and doctests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
@@ -58,6 +62,11 @@ $(STAMP): pyproject.toml constraints.txt
 	    { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
 	$(PIP) install "$(TORCH)"
 	$(PIP) install -c constraints.txt -e ".[demo]"
+	@touch $@
+
+# Flower and Ray, which only the federated demo needs.
+$(FLOWER): $(STAMP)
+	$(PIP) install -c constraints.txt -e ".[demo,federated]"
 	@touch $@
 
 # What only tests and benchmarks need (peers, transformers, checkers) comes on top, so that the demo need not wait for it.

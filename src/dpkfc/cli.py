@@ -1,4 +1,4 @@
-"""The command line: train, demo, calibrate, epsilon, doctor, methods, audit, ledger. One line on stderr for every mistake."""
+"""The command line: train, tune, calibrate, epsilon, doctor, methods, audit and more. One line on stderr for every mistake."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, nearest, read_toml
 from dpkfc.report.numbers import rounded_up
+from dpkfc.studies.commands import register
 
 if TYPE_CHECKING:
     from dpkfc.recipes.prepared import Result
@@ -61,8 +62,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-ledger_app = typer.Typer(help="Privacy ledgers.", no_args_is_help=True)
-app.add_typer(ledger_app, name="ledger")
+app.add_typer(ledger_app := typer.Typer(help="Privacy ledgers.", no_args_is_help=True), name="ledger")
+register(app)
 
 
 def main() -> None:
@@ -389,9 +390,8 @@ def ledger_verify(
     """Check the hash chain of a ledger and say what its releases cost."""
     from dpkfc.recipes.spent import spent
 
-    found = spent(path / "ledger.jsonl" if path.is_dir() else path, delta)
     table = Table(show_header=False)
-    for name, value in found.items():
+    for name, value in spent(path / "ledger.jsonl" if path.is_dir() else path, delta).items():
         table.add_row(name, rounded_up(value) if isinstance(value, float) else str(value))
     _console().print(table)
 

@@ -1,0 +1,197 @@
+"""What a federated round costs beside training: the server's step over the size of the model, messages, and whole runs.
+
+    python benchmarks/federated.py            # d = 10⁴ … 10⁷, 20 clients; 100 clients × 50 rounds of a linear head
+    python benchmarks/federated.py --smoke    # small sizes; prints, writes nothing
+
+The server's step is everything from the first message to the new parameters: checks, sum over clients, division, rule. FedAvg's
+is that with θ ← θ − ḡ, DP-FedSOFIM's with its preconditioned step. `weighted` is the aggregation that other engines do, a mean
+of the clients' tensors weighted by their sizes, and no check of messages. All in turn within one run, ratios of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from common import RESULTS, hardware, load_average, markdown, now, write_json
+
+OUTPUT = RESULTS / "federated.json"
+CLIENTS = 20
+DELTA = 1e-5
+
+
+def server_of(rule: Any, d: int, rounds: int) -> Any:
+    """A server of a model with d parameters, all clients enrolled."""
+    import torch
+
+    from dpkfc.federated import FederatedConfig, Server, TrustedServer
+
+    width = 100
+    model = torch.nn.Linear(width, d // width, bias=False)
+    config = FederatedConfig(
+        clients=CLIENTS, rounds=rounds, expected_records=50_000, privacy=TrustedServer("clients"), rule=rule
+    )
+    server = Server(config.with_noise(10.0, DELTA), model)
+    for client in range(CLIENTS):
+        server.enroll({"kind": "hello", "contract": server.contract, "client": client})
+    return server
+
+
+def step_seconds(server: Any) -> float:
+    """One round of messages made of numbers at random: wall time from the first message to the new parameters."""
+    import torch
+
+    sent = server.open_round()
+    plain = {"kind": "sum", "round": sent[0]["round"], "contract": server.contract}
+    body = {f"sum/{name}": torch.randn(p.shape) for name, p in server.parameters.items()}
+    started = time.perf_counter()
+    for client in sent:
+        assert server.receive({**plain, **body, "client": client})
+    server.close_round()
+    return time.perf_counter() - started
+
+
+def weighted_seconds(server: Any) -> float:
+    """Σ nᵢ xᵢ / Σ nᵢ and θ ← θ − x̄, tensor by tensor."""
+    import torch
+
+    body = {name: torch.randn(p.shape) for name, p in server.parameters.items()}
+    weights = [100 + client for client in range(CLIENTS)]
+    started = time.perf_counter()
+    for name, p in server.parameters.items():
+        total = body[name] * weights[0]
+        for weight in weights[1:]:
+            total.add_(body[name], alpha=weight)
+        p.data.sub_(total / sum(weights))
+    return time.perf_counter() - started
+
+
+def server_steps(sizes: Sequence[int], times: int) -> list[dict[str, Any]]:
+    """Medians of both rules, alternating, for each size."""
+    from dpkfc.federated import FedAvg, FedSOFIM
+
+    rows = []
+    for d in sizes:
+        rules = {"fedavg": FedAvg(), "fedsofim": FedSOFIM()}
+        servers = {name: server_of(rule, d, times + 2) for name, rule in rules.items()}
+        taken: dict[str, list[float]] = {name: [] for name in (*servers, "weighted")}
+        for k in range(times + 1):
+            for name, server in servers.items():
+                seconds = step_seconds(server)
+                if k:  # the first round makes the states
+                    taken[name].append(seconds)
+            taken["weighted"].append(weighted_seconds(servers["fedavg"]))
+        medians = {f"{name}_ms": round(1e3 * statistics.median(x), 3) for name, x in taken.items()}
+        sofim = statistics.median(taken["fedsofim"])
+        ratio, usual = (round(sofim / statistics.median(taken[name]), 3) for name in ("fedavg", "weighted"))
+        state = sum(x.numel() for x in servers["fedsofim"]._chain.state_dict().values())
+        ratios = {"ratio": ratio, "ratio_to_weighted": usual}
+        rows.append({"d": d, "clients": CLIENTS, **medians, **ratios, "state_over_d": round(state / d, 3)})
+    return rows
+
+
+def slope(rows: Sequence[dict[str, Any]], name: str) -> float:
+    """Of log time over log d between the two largest sizes: 1 is linear."""
+    (a, b) = rows[-2:]
+    return round(math.log(b[name] / a[name]) / math.log(b["d"] / a["d"]), 3)
+
+
+def message_sizes(d: int) -> dict[str, Any]:
+    """Bytes of a client's message by method."""
+    from dpkfc.federated import FedAvg, FedSOFIM
+
+    found = {}
+    for name, rule in {"fedavg": FedAvg(), "fedsofim": FedSOFIM()}.items():
+        server = server_of(rule, d, 1)
+        sent = server.open_round()
+        found[f"{name}_down_bytes"] = _bytes(sent[0])
+        found[f"{name}_up_bytes"] = sum(4 * p.numel() for p in server.parameters.values())
+    return {"d": d, **found}
+
+
+def _bytes(message: dict[str, Any]) -> int:
+    import torch
+
+    return sum(x.numel() * x.element_size() for x in message.values() if isinstance(x, torch.Tensor))
+
+
+def runs(clients: int, rounds: int) -> list[dict[str, Any]]:
+    """Whole runs of a linear head of 650 parameters on random features, 50 records a client."""
+    import torch
+
+    from dpkfc import KFAC, FeatureNoise
+    from dpkfc.federated import FederatedConfig, FedGD, FedSOFIM, PerUpload, SecureAggregation, TrustedServer, federate
+    from dpkfc.federated.partition import iid, parts
+
+    torch.manual_seed(0)
+    records = 50 * clients
+    x, y = torch.randn(records, 64), torch.randint(0, 10, (records,))
+    data = parts((x, y), iid(records, clients))
+
+    def loss(model: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    cases = {
+        "DP-FedGD, trusted server": {"rule": FedGD(), "privacy": TrustedServer()},
+        "DP-FedSOFIM, shares of noise": {"rule": FedSOFIM(), "privacy": TrustedServer("clients")},
+        "DP-FedSOFIM, per upload": {"rule": FedSOFIM(), "privacy": PerUpload()},
+        "federated DP-KFC": {
+            "privacy": TrustedServer("clients"),
+            "preconditioner": KFAC(probe=FeatureNoise(64), every=10),
+        },
+        "DP-FedSOFIM, simulated masks": {"rule": FedSOFIM(), "privacy": SecureAggregation()},
+    }
+    rows = []
+    for name, settings in cases.items():
+        plan = FederatedConfig(clients=clients, rounds=rounds, expected_records=records, **settings).calibrate(
+            3.0, DELTA
+        )
+        run = federate(plan, torch.nn.Linear(64, 10), loss, data)
+        per = 1e3 * run.seconds / (clients * rounds)
+        taken = {"s": round(run.seconds, 2), "ms_per_client": round(per, 3)}
+        rows.append({"run": name, "clients": clients, "rounds": rounds, **taken})
+    return rows
+
+
+def table(found: dict[str, Any]) -> str:
+    """The figures for people."""
+    columns = ("fedavg_ms", "weighted_ms", "fedsofim_ms", "ratio", "ratio_to_weighted")
+    steps = [[f"{r['d']:,}", *(f"{r[c]:g}" for c in columns)] for r in found["server_step"]]
+    whole = [
+        [r["run"], f"{r['clients']} × {r['rounds']}", f"{r['s']:g}", f"{r['ms_per_client']:g}"] for r in found["runs"]
+    ]
+    first = markdown(["parameters", "FedAvg, ms", "weighted, ms", "DP-FedSOFIM, ms", "ratio", "to weighted"], steps)
+    return first + "\n\n" + markdown(["run", "clients × rounds", "s", "ms a client"], whole)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args(argv)
+    import torch
+
+    torch.set_num_threads(arguments.threads)
+    sizes = [10**4, 10**5] if arguments.smoke else [10**4, 10**5, 10**6, 10**7]
+    steps = server_steps(sizes, 3 if arguments.smoke else 15)
+    found = {
+        "server_step": steps,
+        "slope": {name: slope(steps, name) for name in ("fedavg_ms", "fedsofim_ms")},
+        "goal": {"ratio": 1.1, "met": steps[-1]["ratio"] <= 1.1, "run_s": 20.0},
+        "message": message_sizes(sizes[-1]),
+        "runs": runs(4, 3) if arguments.smoke else runs(100, 50),
+    }
+    print(table(found))
+    print(found["slope"], found["message"])
+    if not arguments.smoke:
+        write_json(OUTPUT, {"date": now(), "load": load_average(), "hardware": hardware(arguments.threads), **found})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,327 @@
+"""A client: its records, its noise, its own ledger, and one answer to a round. Nothing else leaves it.
+
+A client trusts nobody with its budget: it charges its own ledger before its noise exists, answers every round once, refuses
+rounds beyond the plan, and says no more about a failure than that there was one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpkfc.data.sampling import Poisson
+from dpkfc.federated import messages
+from dpkfc.federated.config import SEED
+from dpkfc.federated.local import FedNewStep, LocalSteps, ScaffoldSteps
+from dpkfc.federated.messages import Message, flat, group
+from dpkfc.federated.plan import FederatedPlan
+from dpkfc.federated.secagg import FEWEST_STEPS, Pairs, encoded, masked, missing_masks
+from dpkfc.federated.work import LocalModel, Records, Tensors, clipped_whole
+from dpkfc.privacy.grid import GAUSSIAN
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger
+from dpkfc.privacy.mechanism import ClippedSum, release
+from dpkfc.privacy.rng import NoiseStream, SamplingStream
+
+__all__ = ["Client", "Mechanism", "stream_seed"]
+
+
+class _Refused(Exception):
+    """A round that is not answered, for one of the reasons on the list."""
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A plan as `privacy.mechanism.release` reads it, with the noise of one party and its divisor."""
+
+    plan: FederatedPlan
+    stddev: float
+    expected_batch_size: int = 1
+    clipping = "flat"
+
+    @property
+    def max_grad_norm(self) -> float:
+        """C."""
+        return self.plan.config.max_grad_norm
+
+    @property
+    def noise(self) -> str:
+        """Kind of the noise; a sum without noise of its own is rounded by whoever adds the noise."""
+        return self.plan.config.noise if self.stddev > 0 or self.plan.config.privacy.masked else GAUSSIAN
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of the guarantee."""
+        return self.plan.noise_multiplier
+
+    @property
+    def sensitivity(self) -> float:
+        """Of the sum."""
+        return self.plan.config.sensitivity
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """Of one release."""
+        return self.plan.event
+
+    @property
+    def test_mode(self) -> bool:
+        """Whether noise is repeatable."""
+        return self.plan.test_mode
+
+    @property
+    def hash(self) -> str:
+        """Of the plan."""
+        return self.plan.hash
+
+
+def stream_seed(plan: FederatedPlan, party: int) -> int | None:
+    """The test-mode seed of one party's streams, different for every client; None outside test mode."""
+    seed = plan.config.test_mode_seed
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence(entropy=seed, spawn_key=(party,)).generate_state(1, np.uint64)[0])
+
+
+class Client:
+    """One party with records.
+
+    Args:
+        number: of the client, 0 … n − 1.
+        plan: of the run.
+        local: its model; clients of one process may share one.
+        dataset: its own records, a map-style dataset or a tuple of tensors; at most `expected_records`, possibly none.
+        collate_fn: list of examples to a batch.
+        ledger_path: file of the client's own ledger; None keeps it in memory.
+        pairs: seeds shared with the other clients, for secure aggregation.
+        verify: compare per-example gradients with plain autograd once.
+
+    Raises:
+        ValueError: a number outside the plan, more records than it allows, secure aggregation without pairs.
+
+    Guarantee:
+        At most `plan.releases` releases ever, each on the client's ledger before it exists. What is protected from whom is
+        `plan.config.privacy`; under `TrustedServer("server")` the messages are NOT private, and the server must be.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        plan: FederatedPlan,
+        local: LocalModel,
+        dataset: Any,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        ledger_path: str | os.PathLike[str] | None = None,
+        pairs: Pairs | None = None,
+        verify: bool = True,
+    ) -> None:
+        if not 0 <= number < plan.config.clients:
+            raise ValueError(f"client {number} is not one of the {plan.config.clients} of the plan")
+        if local.plan.hash != plan.hash:
+            raise ValueError("the local model was made for another plan")
+        if plan.config.privacy.masked and pairs is None:
+            raise ValueError(f"'{plan.config.privacy.name}' needs pairs=, the seeds shared with the other clients")
+        self.number, self.plan, self.local, self._pairs = number, plan, local, pairs
+        self.records = Records(dataset, collate_fn)
+        if len(self.records) > plan.config.expected_records:
+            raise ValueError(
+                "a client holds more records than the plan's expected_records of all clients; make a plan anew"
+            )
+        if plan.config.privacy.masked and plan.share > 0 and plan.share / plan.grid(local.numbers) < FEWEST_STEPS:
+            raise ValueError("the noise of one client is too small for the grid of secure aggregation; raise the noise")
+        seed = stream_seed(plan, number + 1)
+        self._noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
+        self._sampling = SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
+        header = {"certified": plan.certified, "rng": "repeatable" if plan.test_mode else "secure", "client": number}
+        opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
+        self.ledger: Ledger = opened(plan.hash, header, plan.releases)
+        self._verify = verify
+        self._control: Tensors = {}  # c_i of SCAFFOLD, λ_i of FedNew: never sent
+        self._last: Tensors = {}  # ŷ_i of FedNew's last round
+        self._unmasked: dict[int, tuple[int, ...]] = {}
+        self.last_error: BaseException | None = None  # for this client's own operator
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def hello(self) -> Message:
+        """What is compared before the first round."""
+        return {"kind": "hello", "contract": self.local.contract, "client": self.number}
+
+    def answer(self, message: Mapping[str, Any]) -> Message:
+        """The answer to a server's message; any failure becomes a message with a constant reason."""
+        self.last_error = None
+        try:
+            if message.get("contract") != self.local.contract:
+                raise _Refused(messages.CONTRACT_DIFFERS)
+            if message.get("kind") == "unmask":
+                return self._masks(message)
+            return self._sum(message)
+        except Exception as error:
+            self.last_error = error
+            known = str(error) if isinstance(error, _Refused) else messages.CLIENT_FAILED
+            reason = messages.SPENT if isinstance(error, BudgetExhausted) else known
+            found = message.get("round")
+            number = found if type(found) is int else -1
+            plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
+            return {"kind": "error", **plain, "reason": reason}
+
+    def _sum(self, message: Mapping[str, Any]) -> Message:
+        number = int(message["round"])
+        done = self.ledger.releases
+        if done and number <= done[-1]["step"] // self.plan.per_round:
+            raise _Refused(messages.REPEATED)  # a second answer would be a second release of the same round
+        cohort = self._cohort(message)
+        self.local.load(group(message, "theta"))
+        self._take_metric(message, number)
+        if self._verify:
+            self.local.verify(self.records)
+        noisy = {name: x.cpu() for name, x in self._noisy(number, group(message, "extra")).items()}
+        plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
+        if self._pairs is not None and self.plan.config.privacy.masked:
+            noisy = encoded(noisy, self.plan.grid(self.local.numbers))
+            noisy = masked(noisy, self.number, cohort, number, self._pairs)
+        return {"kind": "sum", **plain, **flat("sum", noisy)}
+
+    def _cohort(self, message: Mapping[str, Any]) -> list[int]:
+        """Whom this message is masked with: fewer than the plan needs would be too few masks, and too little noise."""
+        if not self.plan.config.privacy.masked:
+            return []
+        cohort: list[int] = message["cohort"].tolist()
+        known = len(set(cohort)) == len(cohort) and all(0 <= other < self.plan.config.clients for other in cohort)
+        if not known or self.number not in cohort or len(cohort) < self.plan.config.survivors:
+            raise _Refused(messages.CLIENT_FAILED)
+        return cohort
+
+    def _masks(self, message: Mapping[str, Any]) -> Message:
+        number, survivors = int(message["round"]), tuple(message["survivors"].tolist())
+        if self._pairs is None or self.number not in survivors or len(survivors) < self.plan.config.survivors:
+            raise _Refused(messages.CLIENT_FAILED)
+        if self._unmasked.setdefault(number, survivors) != survivors:
+            raise _Refused(messages.REPEATED)  # two survivor sets of one round would open single messages
+        missing = [other for other in self._cohort(message) if other not in survivors]
+        masks = missing_masks(self.local.shapes, self.number, missing, number, self._pairs)
+        plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
+        return {"kind": "masks", **plain, **flat("mask", masks)}
+
+    def _take_metric(self, message: Mapping[str, Any], step: int) -> None:
+        wanted = message.get("metric_digest", "")
+        if self.plan.config.preconditioner is None or wanted == "":
+            return
+        state, seeded = group(message, "metric"), self.plan.config.metric == SEED
+        if self.local.digest != wanted and state:
+            self.local.take_metric(state)
+        elif self.local.digest != wanted and seeded:
+            self.local.build_metric(step)
+        if self.local.digest != wanted:
+            raise _Refused(messages.METRIC_DIFFERS if state or seeded else messages.METRIC_MISSING)
+        self.local.at_step(step)
+
+    # -- private sums --------------------------------------------------------------------------------------------------
+
+    def _released(self, sums: Tensors, step: int) -> Tensors:
+        """A share of the noise on a sum that was clipped; on the ledger first."""
+        if self.plan.config.privacy.masked:  # the grid needs more digits than float32 has
+            sums = {name: x.double() for name, x in sums.items()}
+        clipped = ClippedSum(sums, self.plan.config.max_grad_norm)
+        return release(clipped, Mechanism(self.plan, self.plan.share), self._noise, self.ledger, step).gradients
+
+    def _drawn(self, step: int) -> NDArray[np.int64]:
+        """All records, or a Poisson sample of them."""
+        size, rate = len(self.records), self.plan.config.example_rate
+        if rate == 1 or size == 0:
+            return np.arange(size)
+        return Poisson(rate, size).indices(step, self._sampling.generator(step))
+
+    def _noisy(self, number: int, extra: Tensors) -> Tensors:
+        work, first = self.plan.config.local, number * self.plan.per_round
+        whole = self.plan.config.privacy.unit == "client"
+        if isinstance(work, FedNewStep):
+            return self._released(self._newton(work, extra), first)
+        if isinstance(work, LocalSteps):
+            return self._released(self._change(work, extra), first) if whole else self._steps(work, extra, first)
+        sums = self.local.clipped_sum(self.records, self._drawn(first), together=whole)
+        return self._released(sums, first)
+
+    def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:
+        """Control variates c − c_i; nothing without them."""
+        if not isinstance(work, ScaffoldSteps):
+            return {}
+        zeros = {name: torch.zeros_like(p) for name, p in self.local.parameters.items()}
+        own = self._control or zeros
+        return {name: extra.get(name, zeros[name]).to(own[name]) - own[name] for name in zeros}
+
+    def _walk(self, work: LocalSteps, extra: Tensors, gradient: Callable[[int], Tensors]) -> Tensors:
+        """θ₀ − θ_K of K steps along a gradient, and the next control variate."""
+        correction = self._correction(work, extra)
+        mean: Tensors = {}
+        with self.local.moving() as start:
+            for k in range(work.steps):
+                found = gradient(k)
+                with torch.no_grad():
+                    for name, p in self.local.parameters.items():
+                        mean[name] = mean.get(name, 0) + found[name].to(p) / work.steps
+                        p.sub_(work.learning_rate * (found[name].to(p) + correction.get(name, 0)))
+            change = {name: start[name] - p.detach() for name, p in self.local.parameters.items()}
+        if correction:
+            self._control = mean
+        return change
+
+    def _change(self, work: LocalSteps, extra: Tensors) -> Tensors:
+        """The change of a client that is protected as a whole, clipped as one."""
+        zeros = {name: torch.zeros_like(p) for name, p in self.local.parameters.items()}
+        if not len(self.records):
+            return zeros
+        change = self._walk(work, extra, lambda k: self.local.mean_gradient(self.records))
+        return clipped_whole(change, self.plan.config.max_grad_norm)
+
+    def _steps(self, work: LocalSteps, extra: Tensors, first: int) -> Tensors:
+        """The change by K private steps: every one a release of its own, so that the change is one."""
+
+        def gradient(k: int) -> Tensors:
+            sums = self.local.clipped_sum(self.records, self._drawn(first + k))
+            return {n: x / self.plan.config.local_divisor for n, x in self._released(sums, first + k).items()}
+
+        return self._walk(work, extra, gradient)
+
+    def _newton(self, work: FedNewStep, y: Tensors) -> Tensors:
+        """FedNew's direction, clipped as one; the dual variable follows the clipped one and y, both known here."""
+        names = list(self.local.parameters)
+        zeros = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self.local.parameters.items()}
+        y = {name: y[name].double() if y else zeros[name] for name in names}
+        dual = self._control or zeros
+        if self._last:
+            dual = {n: dual[n] + work.rho * (self._last[n].double() - y[n]) for n in names}
+        self._control = dual
+        if not len(self.records):
+            self._last = {n: torch.zeros_like(p) for n, p in self.local.parameters.items()}
+            return self._last
+        g = self.local.mean_gradient(self.records)
+        right = torch.cat([(g[n].double() - dual[n] + work.rho * y[n]).flatten() for n in names])
+        matrix = self.local.fisher(self.records)
+        matrix.diagonal().add_(work.alpha + work.rho)
+        solved = torch.linalg.solve(matrix, right).split([p.numel() for p in self.local.parameters.values()])
+        pieces = zip(self.local.parameters.items(), solved, strict=True)
+        direction = {n: x.view(p.shape).to(p.dtype) for (n, p), x in pieces}
+        self._last = clipped_whole(direction, self.plan.config.max_grad_norm)
+        return self._last
+
+    def state_dict(self) -> dict[str, Any]:
+        """PRIVATE: what outlives a process beside the ledger, for this client's own disk and nothing else."""
+        answered = {str(number): list(survivors) for number, survivors in self._unmasked.items()}
+        return {"control": dict(self._control), "last": dict(self._last), "answered": answered}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with what `state_dict` gave."""
+        self._control, self._last = dict(state["control"]), dict(state["last"])
+        self._unmasked = {int(number): tuple(survivors) for number, survivors in state["answered"].items()}
+
+    def close(self) -> None:
+        """Close the client's ledger."""
+        self.ledger.close()

@@ -1,0 +1,265 @@
+"""The settings of a federated run, checked when they are made, and the one place where they become a plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import dp_accounting
+
+from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
+from dpkfc.federated.local import LocalGradient, LocalWork
+from dpkfc.federated.plan import FederatedPlan
+from dpkfc.federated.rules import FedGD, ServerRule
+from dpkfc.federated.trust import PrivacyModel, SecureAggregation
+from dpkfc.postprocess.base import PostProcess
+from dpkfc.postprocess.chain import Chain
+from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
+from dpkfc.privacy.grid import GAUSSIAN, NOISES, ROUNDED, widened
+
+__all__ = ["FACTORS", "SEED", "FederatedConfig", "default_survivors"]
+
+FACTORS, SEED = METRICS = ("factors", "seed")
+_SHARE_OF_SURVIVORS = 0.8
+_EXAMPLES = {"privacy": "SecureAggregation()", "local": "LocalGradient()", "rule": "FedSOFIM()"}
+
+
+def default_survivors(clients: float) -> int:
+    """Four fifths of the expected participants, rounded up."""
+    return max(1, math.ceil(_SHARE_OF_SURVIVORS * clients - 1e-9))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedConfig:
+    """Settings of a federated private run; everything in it is public.
+
+    Attributes:
+        clients: n, registered clients.
+        rounds: T.
+        expected_records: records of all clients together, as a public constant. With the rate it makes the divisor, and no
+            client may hold more. Never measured from what was sent.
+        privacy: a privacy model of `trust`.
+        local: what a client does in a round.
+        rule: what the server does with the release.
+        max_grad_norm: C, in the coordinates of the preconditioner: of one example, or of all that a client sends.
+        min_survivors: t, fewest messages in a sum; a round with fewer is dropped and stays charged. None: ⌈0.8 n⌉.
+        colluding: m, clients that may tell the server their own noise; the noise of t − m clients has to do.
+        adjacency: "add_or_remove_one" (an example is there or not) or "replace_one" (twice the sensitivity).
+        example_rate: q at which every client draws its examples, secretly and anew in every release.
+        client_rate: q at which the server draws clients in every round.
+        noise: "gaussian", or "rounded" to a grid, which secure aggregation always uses.
+        preconditioner: for example `KFAC(probe=...)`; built by the server from synthetic probes and released weights.
+        metric: "factors" sends the preconditioner with its hash; "seed" lets clients rebuild it and compares the hash.
+        readout, postprocess: as in `PrivacyConfig`: filters stand before the rule.
+        max_physical_batch_size: most rows of a micro-batch on a client.
+        test_mode_seed: repeatable noise and sampling; such a run is NOT PRIVATE.
+
+    Raises:
+        ValueError: a value outside its range, or settings that do not go together.
+    """
+
+    clients: int
+    rounds: int
+    expected_records: int
+    privacy: PrivacyModel = field(default_factory=SecureAggregation)
+    local: LocalWork = field(default_factory=LocalGradient)
+    rule: ServerRule = field(default_factory=FedGD)
+    max_grad_norm: float = 1.0
+    min_survivors: int | None = None
+    colluding: int = 0
+    adjacency: str = ADD_OR_REMOVE_ONE
+    example_rate: float = 1.0
+    client_rate: float = 1.0
+    noise: str = GAUSSIAN
+    preconditioner: Any = None
+    metric: str = FACTORS
+    readout: str = "whitened"
+    postprocess: tuple[PostProcess, ...] = ()
+    max_physical_batch_size: int | None = None
+    test_mode_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "postprocess", tuple(self.postprocess))
+        for name, kind in (("privacy", PrivacyModel), ("local", LocalWork), ("rule", ServerRule)):
+            if not isinstance(getattr(self, name), kind) or isinstance(getattr(self, name), type):
+                raise ValueError(
+                    f"{name} must be a value of dpkfc.federated such as {_EXAMPLES[name]}, got {getattr(self, name)!r}"
+                )
+        for name, least in (("clients", 1), ("rounds", 1), ("expected_records", 1), ("colluding", 0)):
+            _check_integer(name, getattr(self, name), least)
+        if self.test_mode_seed is not None:
+            _check_integer("test_mode_seed", self.test_mode_seed, 0)
+        if not (self.max_grad_norm > 0 and math.isfinite(self.max_grad_norm)):
+            raise ValueError(f"max_grad_norm must be positive and finite, got {self.max_grad_norm}")
+        for name, found, known in (
+            ("adjacency", self.adjacency, (ADD_OR_REMOVE_ONE, REPLACE_ONE)),
+            ("noise", self.noise, NOISES),
+            ("metric", self.metric, METRICS),
+        ):
+            if found not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {found!r}")
+        if self.privacy.masked:
+            object.__setattr__(self, "noise", ROUNDED)
+        self.local.check(self.privacy)
+        self.rule.check(self.local)
+        self._check_rates()
+        self._check_survivors()
+        self._check_steps()
+
+    def _check_rates(self) -> None:
+        for name in ("example_rate", "client_rate"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
+        sampled = self.example_rate < 1 or self.client_rate < 1
+        if sampled and self.adjacency == REPLACE_ONE:
+            raise ValueError("sampling is accounted for under adjacency='add_or_remove_one'; use that, or rates of 1")
+        if self.privacy.unit == "client" and self.example_rate < 1:
+            raise ValueError(
+                "example_rate has no meaning where all that a client sends is clipped as one; leave it at 1"
+            )
+        if self.example_rate < 1 and self.local.bound(1.0, self.privacy) != 1.0:
+            name = type(self.local).__name__
+            raise ValueError(
+                f"example_rate does not go with local={name}, whose contribution is clipped as one; leave it at 1"
+            )
+        if self.privacy.unit == "client" and self.client_rate < 1 and self.privacy.noise_by != "server":
+            raise ValueError(
+                f"client_rate={self.client_rate} under '{self.privacy.name}': the server knows which clients it drew, so "
+                "sampling hides none from it. Use ClientLevel(TrustedServer()), or client_rate=1"
+            )
+
+    def _check_survivors(self) -> None:
+        fewest = self.survivors
+        if self.min_survivors is not None:
+            _check_integer("min_survivors", self.min_survivors, 0)
+        if fewest > self.clients:
+            raise ValueError(f"min_survivors is {fewest}, more than the {self.clients} clients; make it smaller")
+        if self._secret_cohort and fewest > 0:
+            raise ValueError(
+                "with secretly drawn clients a round that is dropped would tell how many were drawn; leave min_survivors at "
+                "None (0: an empty round is a release of noise alone)"
+            )
+        if fewest <= self.colluding and (self.privacy.noise_by == "clients" and not self.privacy.alone):
+            raise ValueError(
+                f"min_survivors={fewest} must exceed colluding={self.colluding}: the noise that hides a record is that of "
+                "honest clients"
+            )
+
+    def _check_steps(self) -> None:
+        made = self.preconditioner
+        if made is not None and not hasattr(made, "describe"):
+            raise ValueError(f"preconditioner must have a describe() method, got {type(made).__name__}; use KFAC(...)")
+        if made is not None and (hasattr(made, "observe") or hasattr(made, "clipping")):
+            raise ValueError(f"{type(made).__name__} does not run federated; use KFAC(...), or preconditioner=None")
+        if made is not None and made.describe().get("uses_private_data"):
+            raise ValueError("curvature of private data would be a release of its own; use a synthetic or public probe")
+        if made is not None and self.local.counts == "clients" and self.privacy.unit == "client":
+            raise ValueError(
+                f"local={type(self.local).__name__} under '{self.privacy.name}' is clipped in the coordinates of the parameters, "
+                "where a preconditioner would do nothing; use local=LocalGradient()"
+            )
+        if made is not None and self.local.counts == "clients" and self.readout != "whitened":
+            raise ValueError("local steps are taken in the coordinates of the preconditioner; use readout='whitened'")
+        if Chain((*self.postprocess, *self.rule.postprocess), self.readout).needs_points:
+            raise ValueError("DiSK at two points needs a second sum; use EMA, or DiSK with gamma=(1 - kappa) / kappa")
+
+    @property
+    def _secret_cohort(self) -> bool:
+        return self.privacy.unit == "client" and self.client_rate < 1
+
+    @property
+    def survivors(self) -> int:
+        """t in force."""
+        if self.min_survivors is not None:
+            return self.min_survivors
+        return 0 if self._secret_cohort else default_survivors(self.clients * self.client_rate)
+
+    @property
+    def divisor(self) -> int:
+        """The public constant that every sum is divided by: expected examples, or clients, in a sum."""
+        if self.local.counts == "clients" or self.privacy.unit == "client":
+            return max(1, round(self.clients * self.client_rate))
+        return max(1, round(self.expected_records * self.example_rate * self.client_rate))
+
+    @property
+    def local_divisor(self) -> int:
+        """The public constant that a client divides the sum of a local step by: expected records of one client in it."""
+        return max(1, round(self.expected_records * self.example_rate / self.clients))
+
+    @property
+    def sensitivity(self) -> float:
+        """How far neighbouring data move the clipped sum; that of the rounded sum where it is rounded."""
+        found = self.local.bound(self.max_grad_norm, self.privacy)
+        if (
+            self.adjacency == REPLACE_ONE and found <= self.max_grad_norm
+        ):  # a contribution clipped as one has 2 C already
+            found *= 2
+        return widened(found) if self.noise == ROUNDED else found
+
+    @property
+    def rate(self) -> float:
+        """The sampling rate whose amplification is proved for the unit."""
+        return self.client_rate if self.privacy.unit == "client" else self.example_rate
+
+    @property
+    def releases(self) -> int:
+        """Releases of the whole run: T times those of a round."""
+        return self.rounds * self.local.releases(self.privacy)
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The event of one release."""
+        return Poisson(self.rate, max(self.expected_records, self.clients)).event(noise_multiplier)
+
+    def calibrate(self, epsilon: float, delta: float) -> FederatedPlan:
+        """The plan with the least noise whose ε is at most the target: the upper, safe end of the bracket.
+
+        Raises:
+            ValueError: an impossible or unreachable target.
+        """
+        check_target(epsilon, delta, self._units)
+        noise_multiplier = calibrate_noise_multiplier(epsilon, delta, self.event, self.releases)
+        return FederatedPlan(config=self, noise_multiplier=noise_multiplier, delta=delta, target_epsilon=epsilon)
+
+    def with_noise(self, noise_multiplier: float, delta: float) -> FederatedPlan:
+        """The plan with a given noise multiplier, stddev over sensitivity; 0 is no noise and no privacy.
+
+        Raises:
+            ValueError: a value outside its range.
+        """
+        check_target(None, delta, self._units)
+        return FederatedPlan(config=self, noise_multiplier=float(noise_multiplier), delta=delta)
+
+    @property
+    def _units(self) -> int:
+        return self.clients if self.privacy.unit == "client" else self.expected_records
+
+    def describe(self) -> dict[str, Any]:
+        """All that decides what is released, as plain values; what changes only memory is left out."""
+        server = getattr(self.privacy, "server", self.privacy)
+        return {
+            "clients": self.clients,
+            "rounds": self.rounds,
+            "expected_records": self.expected_records,
+            "privacy": {"name": self.privacy.name, "unit": self.privacy.unit, "noise_by": server.noise_by},
+            "local": self.local.describe(),
+            "rule": self.rule.describe(),
+            "max_grad_norm": self.max_grad_norm,
+            "min_survivors": self.survivors,
+            "colluding": self.colluding,
+            "adjacency": self.adjacency,
+            "example_rate": self.example_rate,
+            "client_rate": self.client_rate,
+            "divisor": self.divisor,
+            "noise": self.noise,
+            "preconditioner": None if self.preconditioner is None else dict(self.preconditioner.describe()),
+            "metric": None if self.preconditioner is None else self.metric,
+            "readout": self.readout,
+            "postprocess": [step.describe() for step in self.postprocess],
+            "test_mode_seed": self.test_mode_seed,
+        }
+
+
+def _check_integer(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")

@@ -1,0 +1,85 @@
+"""What a server holds of a round while it is open, and what it says of it afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import dp_accounting
+from torch import Tensor
+
+from dpkfc.privacy.ledger import BudgetExhausted
+
+__all__ = ["Charged", "OpenRound", "RoundRecord"]
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """What a round did; public, and of constant size.
+
+    Attributes:
+        round: its number, by the ledger.
+        cohort: clients that were asked; None where they were drawn secretly.
+        survivors: messages in the sum; None likewise.
+        dropped: whether it ended without a release. Its charge stays.
+        rejected: reason to number of messages that were not valid.
+        seconds: wall time since it was opened.
+        notes: public numbers of filters and rule.
+    """
+
+    round: int
+    cohort: int | None
+    survivors: int | None
+    dropped: bool
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+
+class Charged:
+    """A charge that was made when its round was sent out, to be used by one release."""
+
+    def __init__(self, plan_hash: str, number: int) -> None:
+        self.plan_hash, self._number = plan_hash, number
+        self._used = False
+
+    def charge(self, step: int, event: dp_accounting.DpEvent, *more: float) -> int:
+        """The number of the release that the ledger holds already."""
+        if self._used:
+            raise BudgetExhausted("a round is one release, and this one has been made")
+        self._used = True
+        return self._number
+
+
+@dataclass
+class OpenRound:
+    """The round in progress. PRIVATE: what clients sent lies here and nowhere else."""
+
+    number: int
+    cohort: tuple[int, ...]
+    ticket: Charged
+    started: float
+    control: float
+    sums: dict[int, Tensors] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    masks: dict[int, Tensors] = field(default_factory=dict)
+    survivors: tuple[int, ...] | None = None
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    def problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
+        """Why a valid message does not count in this round; None where it does."""
+        client, kind = message["client"], message["kind"]
+        masks = kind == "masks"
+        late = (self.survivors is None or client not in self.survivors) if masks else self.survivors is not None
+        again = client in self.masks if masks else client in self.sums or client in self.failed
+        reasons = (
+            (kind == "hello" or client not in self.cohort or client not in enrolled, "unknown-client"),
+            (message.get("round") != self.number, "stale"),
+            (late, "late"),
+            (again, "duplicate"),
+        )
+        return next((reason for applies, reason in reasons if applies), None)

@@ -1,0 +1,184 @@
+"""Rounds inside one process, for tests and small studies: no sockets, no copies, with places where something can be killed.
+
+An engine does the same over a network: send what `open_round` made, hand answers to `receive`, ask for the masks that
+`fix_survivors` wants, `close_round`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from dpkfc.federated.client import Client, stream_seed
+from dpkfc.federated.messages import Message
+from dpkfc.federated.plan import FederatedPlan
+from dpkfc.federated.rounds import RoundRecord
+from dpkfc.federated.secagg import Pairs
+from dpkfc.federated.server import Server
+from dpkfc.federated.work import LocalModel
+from dpkfc.gradients.micro import LossFn
+
+__all__ = ["STAGES", "Killed", "Run", "federate", "make_clients", "one_round"]
+
+# Where something can be killed: a client before or after it has computed, or before it answers for masks; the server anywhere.
+STAGES = ("opened", "client", "answered", "received", "fixed", "unmask", "closed")
+Fault = Callable[[str, int, int], bool]  # (stage, round, client or -1 for the server) to whether it dies there
+
+
+class Killed(RuntimeError):
+    """The server was killed by a fault; start another from its checkpoint and ledger."""
+
+
+@dataclass
+class Run:
+    """What a run came to.
+
+    Attributes:
+        server: with the trained model and the ledger.
+        records: one a round, public.
+        history: (rounds done, ε, what `evaluate` gave), by round.
+    """
+
+    server: Server
+    records: list[RoundRecord] = field(default_factory=list)
+    history: list[tuple[int, float, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def make_clients(
+    plan: FederatedPlan,
+    model: nn.Module,
+    loss_fn: LossFn,
+    datasets: Sequence[Any],
+    *,
+    verify: bool = True,
+    **options: Any,
+) -> list[Client]:
+    """Clients of one process: one copy of the model between them, records of their own.
+
+    Args:
+        plan: of the run.
+        model: of the server; copied.
+        loss_fn: maps (model, batch) to one loss an example.
+        datasets: one a client.
+        verify: compare per-example gradients with plain autograd once.
+        options: of `Client`.
+
+    Raises:
+        ValueError: another number of datasets than clients.
+    """
+    if len(datasets) != plan.config.clients:
+        raise ValueError(f"the plan has {plan.config.clients} clients, got {len(datasets)} datasets")
+    local = LocalModel(plan, copy.deepcopy(model), loss_fn)
+    seed = stream_seed(plan, -1 % (1 << 32))
+    secret = secrets.token_bytes(32) if seed is None else seed.to_bytes(8, "big")
+    pairs = Pairs(secret) if plan.config.privacy.masked else None
+    made = enumerate(datasets)
+    return [Client(i, plan, local, data, pairs=pairs, verify=verify, **options) for i, data in made]
+
+
+def one_round(server: Server, clients: Mapping[int, Client], fault: Fault | None = None) -> RoundRecord:
+    """One round over clients of this process.
+
+    Args:
+        server: with enrolled clients.
+        clients: by number.
+        fault: says who dies where.
+
+    Raises:
+        Killed: the server died.
+        BudgetExhausted: no round is left; nothing was sent.
+    """
+    dies = fault or (lambda stage, number, client: False)
+    sent = server.open_round()
+    number = server.round
+
+    def server_at(stage: str) -> None:
+        if dies(stage, number, -1):
+            raise Killed(f"the server died at '{stage}' of round {number}")
+
+    def answers(requests: Mapping[int, Message], before: str, after: str) -> None:
+        for client, message in requests.items():
+            if client not in clients or dies(before, number, client):
+                continue
+            answer = clients[client].answer(message)
+            if not dies(after, number, client):
+                server.receive(answer)
+
+    server_at("opened")
+    answers(sent, "client", "answered")
+    server_at("received")
+    asked = server.fix_survivors()
+    server_at("fixed")
+    answers(asked, "unmask", "unmask")
+    server_at("unmask")
+    record = server.close_round()
+    server_at("closed")
+    return record
+
+
+def federate(
+    plan: FederatedPlan,
+    model: nn.Module,
+    loss_fn: LossFn,
+    datasets: Sequence[Any],
+    *,
+    clients: Sequence[Client] | None = None,
+    ledger_path: str | os.PathLike[str] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    evaluate: Callable[[nn.Module], Any] | None = None,
+    every: int = 1,
+    on_round: Callable[[RoundRecord, Run], None] | None = None,
+    fault: Fault | None = None,
+    verify: bool = True,
+) -> Run:
+    """Run a plan in this process.
+
+    Args:
+        plan: what to run.
+        model: trained in place.
+        loss_fn: maps (model, batch) to one loss an example.
+        datasets: records of each client.
+        clients: made before, with state of their own; None makes them from `datasets`.
+        ledger_path: of the server's ledger; None keeps it in memory.
+        checkpoint: folder that is written after every round.
+        resume: begin from `checkpoint`; rounds that the ledger holds beyond it stay charged.
+        evaluate: maps the model to a figure for `history`, on data that are not the clients'.
+        every: rounds between evaluations; the last round is always evaluated.
+        on_round: called after every round.
+        fault: says who dies where, for tests.
+        verify: compare per-example gradients with plain autograd once.
+
+    Raises:
+        Killed: the server died of a fault.
+        ValueError: settings that do not fit together.
+    """
+    server = Server(plan, model, ledger_path=ledger_path)
+    run, started = Run(server), time.perf_counter()
+    try:
+        if resume and checkpoint is not None:
+            server.restore(checkpoint)
+        known = {c.number: c for c in (clients or make_clients(plan, model, loss_fn, datasets, verify=verify))}
+        for client in known.values():
+            server.enroll(client.hello())
+        while server.rounds_left:
+            record = one_round(server, known, fault)
+            run.records.append(record)
+            if checkpoint is not None:
+                server.save(checkpoint)
+            if evaluate is not None and (len(run.records) % every == 0 or not server.rounds_left):
+                run.history.append((record.round + 1, server.epsilon, evaluate(model)))
+            if on_round is not None:
+                on_round(record, run)
+    finally:
+        run.seconds = time.perf_counter() - started
+        server.close()
+    return run

@@ -1,0 +1,395 @@
+"""The server: a round at a time, charged before it is sent out, closed before anything is opened, and forgotten after its sum.
+
+    open_round      charge (on the disk), draw the cohort, build the metric, messages for the clients
+    receive         one answer: accepted, or rejected and counted
+    fix_survivors   no answer counts from here on; requests for masks of missing clients, under secure aggregation
+    close_round     the sum of the survivors, noise where the server adds it, / public divisor, filters, rule
+
+Fewer than `min_survivors` answers end a round without a release; it stays charged. What single clients sent is dropped with the
+round: no attribute, log or checkpoint holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from dpkfc import checkpoint
+from dpkfc.coordinates import Coordinates
+from dpkfc.curvature.preconditioner import Preconditioner
+from dpkfc.federated.client import Mechanism, stream_seed
+from dpkfc.federated.config import FACTORS
+from dpkfc.federated.messages import (
+    METRIC_DIFFERS,
+    METRIC_MISSING,
+    Message,
+    contract_of,
+    flat,
+    group,
+    problem,
+    shapes_of,
+)
+from dpkfc.federated.plan import FederatedPlan
+from dpkfc.federated.rounds import Charged, OpenRound, RoundRecord
+from dpkfc.federated.secagg import decoded, total
+from dpkfc.gradients.layers import find_layers
+from dpkfc.postprocess.chain import Chain
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger
+from dpkfc.privacy.mechanism import ClippedSum, Released, release
+from dpkfc.privacy.rng import NoiseStream, SamplingStream
+
+__all__ = ["RoundRecord", "Server"]
+
+Tensors = dict[str, Tensor]
+
+
+class Server:
+    """Holds the model, the ledger and the state of filters and rule. Engines carry its messages; it knows none.
+
+    Args:
+        plan: of the run.
+        model: any module that a `Session` takes; trained in place.
+        ledger_path: file of the ledger; None keeps it in memory.
+
+    Raises:
+        ValueError: a model that the gradient engine does not cover.
+        LedgerError: the ledger belongs to another plan, or cannot be written.
+
+    Guarantee:
+        What leaves the server are functions of `plan.releases` releases at most, each in the ledger before its round was sent.
+    """
+
+    def __init__(
+        self, plan: FederatedPlan, model: nn.Module, *, ledger_path: str | os.PathLike[str] | None = None
+    ) -> None:
+        self.plan, self.model = plan, model
+        self.layers = find_layers(model)
+        self.parameters: Tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.shapes = shapes_of(model)
+        self.numbers = sum(p.numel() for p in self.parameters.values())
+        self.contract = contract_of(plan.hash, model)
+        plan.check_accounting()
+        header = {"certified": plan.certified, "rng": "repeatable" if plan.test_mode else "secure"}
+        opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
+        self.ledger: Ledger = opened(plan.hash, header, plan.releases)
+        seed = stream_seed(plan, 0)
+        self._noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
+        self._sampling = SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
+        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
+        self._chain = Chain((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout)
+        self._state: Tensors = {}
+        self._holds: dict[int, str] = {}  # client to the digest of the metric that it has
+        self._asked: set[int] = set()  # clients that could not build the metric from its seed
+        self._digested: tuple[Preconditioner | None, str] = (None, "")
+        self._open: OpenRound | None = None
+        self.enrolled: set[int] = set()
+        self.rejected: Counter[str] = Counter()
+
+    # -- the protocol --------------------------------------------------------------------------------------------------
+
+    def enroll(self, message: Mapping[str, Any]) -> bool:
+        """Take a client's hello: the same plan, model and frozen weights, or it does not take part.
+
+        Returns:
+            Whether it takes part; a rejection is counted.
+        """
+        found = problem(message, self.shapes, self.contract)
+        number = message.get("client")
+        if found is None and (message["kind"] != "hello" or not self._is_client(number)):
+            found = "unknown-client"
+        if found is None and number in self.enrolled:
+            found = "duplicate"
+        if found is not None:
+            self.rejected[found] += 1
+            return False
+        self.enrolled.add(cast(int, number))
+        return True
+
+    def open_round(self) -> dict[int, Message]:
+        """Charge the next round, then make its messages, client to message.
+
+        Raises:
+            BudgetExhausted: every release of the plan is spent; nothing was charged, nothing may be sent.
+            RuntimeError: the round before was not closed, or fewer clients are enrolled than the plan needs.
+            LedgerError: the charge could not be written; nothing may be sent.
+        """
+        if self._open is not None:
+            raise RuntimeError("close the round in progress first")
+        if len(self.enrolled) < self.plan.config.survivors:
+            raise RuntimeError(
+                f"{len(self.enrolled)} clients are enrolled and a round needs {self.plan.config.survivors}; start more clients, "
+                "or make a plan with a smaller min_survivors"
+            )
+        if self.rounds_left < 1:
+            spent = f"all {self.plan.config.rounds} rounds of the plan are spent (ε = {self.epsilon:.3g})"
+            raise BudgetExhausted(f"{spent}; nothing was sent")
+        number = self.ledger.count // self.plan.per_round
+        cohort = self._cohort(number)
+        self._coordinates.refresh(number)
+        extra = self.plan.config.rule.broadcast(self._state)
+        control = sum(float(x.double().square().sum()) for x in extra.values()) ** 0.5
+        ticket = Charged(self.plan.hash, self._charge(number))
+        self._open = OpenRound(number, cohort, ticket, time.perf_counter(), control)
+        theta = {name: p.detach().cpu().clone() for name, p in self.parameters.items()}
+        common: Message = {"kind": "round", "round": number, "contract": self.contract}
+        common |= flat("theta", theta) | flat("extra", extra)
+        if self.plan.config.privacy.masked:
+            common["cohort"] = torch.tensor(cohort, dtype=torch.int64)
+        return {client: {**common, **self._metric_for(client)} for client in cohort}
+
+    def receive(self, message: Mapping[str, Any]) -> bool:
+        """Take an answer; what is not valid is counted and changes nothing.
+
+        Returns:
+            Whether it was accepted. A client's error is, and counts as its absence.
+        """
+        found = self._problem(message)
+        if found is not None:
+            self.rejected[found] += 1
+            if self._open is not None:
+                self._open.rejected[found] += 1
+            return False
+        open_, client = cast(OpenRound, self._open), message["client"]
+        if message["kind"] == "error":
+            open_.failed.add(client)
+            open_.rejected[message["reason"]] += 1
+            self.rejected[message["reason"]] += 1
+            self._holds.pop(client, None)
+            if message["reason"] in (METRIC_DIFFERS, METRIC_MISSING):
+                self._asked.add(client)
+        elif message["kind"] == "masks":
+            open_.masks[client] = group(message, "mask")
+        else:
+            open_.sums[client] = group(message, "sum")
+            self._holds[client] = self._digest
+        return True
+
+    def fix_survivors(self) -> dict[int, Message]:
+        """From here on no answer counts. Requests for the masks of missing clients, client to message; none where none is needed.
+
+        Raises:
+            RuntimeError: no round is open.
+        """
+        open_ = self._opened()
+        if open_.survivors is None:
+            open_.survivors = tuple(sorted(open_.sums))
+        complete = len(open_.survivors) == len(open_.cohort) or len(open_.survivors) < self.plan.config.survivors
+        if not self.plan.config.privacy.masked or complete:
+            return {}
+        request: Message = {
+            "kind": "unmask",
+            "round": open_.number,
+            "contract": self.contract,
+            "cohort": torch.tensor(open_.cohort, dtype=torch.int64),
+            "survivors": torch.tensor(open_.survivors, dtype=torch.int64),
+        }
+        return dict.fromkeys(open_.survivors, request)
+
+    def close_round(self) -> RoundRecord:
+        """Release the sum of the survivors and step, or drop the round.
+
+        Raises:
+            RuntimeError: no round is open.
+        """
+        asked = self.fix_survivors()
+        open_, self._open = self._opened(), None  # whatever happens below, no message outlives the round
+        survivors = cast(tuple[int, ...], open_.survivors)
+        dropped = len(survivors) < self.plan.config.survivors or any(client not in open_.masks for client in asked)
+        notes: Mapping[str, float] = {}
+        if not dropped:
+            notes = self._step(self._released(open_, survivors), len(survivors))
+        hidden = self.plan.config.privacy.unit == "client" and self.plan.config.client_rate < 1
+        return RoundRecord(
+            round=open_.number,
+            cohort=None if hidden else len(open_.cohort),
+            survivors=None if hidden else len(survivors),
+            dropped=dropped,
+            rejected=dict(open_.rejected),
+            seconds=time.perf_counter() - open_.started,
+            notes=notes,
+        )
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> OpenRound:
+        if self._open is None:
+            raise RuntimeError("no round is open")
+        return self._open
+
+    def _is_client(self, number: Any) -> bool:
+        return type(number) is int and 0 <= number < self.plan.config.clients
+
+    def _charge(self, number: int) -> int:
+        plan, first = self.plan, self.ledger.count + 1
+        for k in range(plan.per_round):
+            self.ledger.charge(
+                number * plan.per_round + k, plan.event, plan.noise_multiplier, plan.stddev, plan.config.sensitivity
+            )
+        return first
+
+    def _cohort(self, number: int) -> tuple[int, ...]:
+        """Every registered client with the plan's rate; a client that is not there is one that drops out."""
+        rate = self.plan.config.client_rate
+        if rate == 1:
+            return tuple(range(self.plan.config.clients))
+        drawn = self._sampling.generator(number).random(self.plan.config.clients) < rate
+        return tuple(int(client) for client in drawn.nonzero()[0])
+
+    def _metric_for(self, client: int) -> Message:
+        current = self._coordinates.current
+        if current is None:
+            return {}
+        digest = self._digest
+        found: Message = {"metric_digest": digest, "metric_step": current.step}
+        wanted = self.plan.config.metric == FACTORS or client in self._asked
+        if wanted and self._holds.get(client) != digest:
+            found |= flat("metric", current.state_dict())
+        return found
+
+    @property
+    def _digest(self) -> str:
+        """Of the metric in force; hashed once for each."""
+        current = self._coordinates.current
+        if current is not self._digested[0]:
+            self._digested = (current, "" if current is None else current.digest)
+        return self._digested[1]
+
+    def _problem(self, message: Mapping[str, Any]) -> str | None:
+        """Why an answer does not count; None where it does."""
+        open_ = self._open
+        if open_ is None:
+            return "no-round"
+        most = self.plan.largest_message(self.numbers, open_.control)
+        masked = self.plan.config.privacy.masked
+        found = problem(message, self.shapes, self.contract, most=most, integers=masked)
+        return found or open_.problem(message, self.enrolled)
+
+    def _released(self, open_: OpenRound, survivors: Sequence[int]) -> Released:
+        """The noisy mean over the public divisor. Shares of noise are in the messages; a trusted server adds its own here."""
+        plan, divisor = self.plan, self.plan.config.divisor
+        sums = [open_.sums[client] for client in survivors]
+        if plan.config.privacy.masked:
+            integers = total([*sums, *[{n: -x for n, x in m.items()} for m in open_.masks.values()]])
+            added = decoded(integers, plan.grid(self.numbers), self.parameters)
+        else:
+            added = self._sum(sums)
+        step = open_.number * plan.per_round
+        if plan.config.privacy.noise_by == "server":
+            mechanism = Mechanism(plan, plan.stddev, divisor)
+            ticket = cast(Ledger, open_.ticket)
+            return release(ClippedSum(added, plan.config.max_grad_norm), mechanism, self._noise, ticket, step)
+        number = open_.ticket.charge(step, plan.event)
+        variance = (plan.sum_stddev(len(survivors)) / divisor) ** 2
+        mean = {name: x.div_(divisor) for name, x in added.items()}
+        return Released(gradients=mean, noise_variance=variance, step=step, release=number)
+
+    def _sum(self, sums: Sequence[Tensors]) -> Tensors:
+        """In the order of the clients' numbers, so that equal messages give an equal sum; new tensors."""
+        found: Tensors = {}
+        for name, p in self.parameters.items():
+            found[name] = torch.zeros(
+                p.shape, dtype=p.dtype if p.dtype == torch.float64 else torch.float32, device=p.device
+            )
+            for tensors in sums:
+                found[name].add_(tensors[name].to(found[name]))
+        return found
+
+    def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
+        config = self.plan.config
+        direction = self._chain.apply(released, self._coordinates.metric, self.layers)
+        hidden = config.privacy.unit == "client" and config.client_rate < 1
+        participation = config.client_rate if hidden else survivors / config.clients
+        with torch.no_grad():
+            update, self._state = config.rule.step(direction.gradients, self._state, participation)
+            for name, p in self.parameters.items():
+                p.sub_(update[name].to(p.dtype))
+        return direction.notes
+
+    # -- what was spent, and checkpoints -------------------------------------------------------------------------------
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds that may still be sent out."""
+        return cast(int, self.ledger.remaining) // self.plan.per_round
+
+    @property
+    def round(self) -> int:
+        """Number of the round in progress.
+
+        Raises:
+            RuntimeError: no round is open.
+        """
+        return self._opened().number
+
+    @property
+    def epsilon(self) -> float:
+        """ε of all releases in the ledger at the plan's δ; dropped rounds are in it."""
+        return self.plan.curve.at(self.ledger.count)
+
+    @property
+    def preconditioner(self) -> Preconditioner | None:
+        """The preconditioner in force."""
+        return self._coordinates.current
+
+    def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
+        """Write a checkpoint between rounds: released parameters, states of filters and rule, metric; never a message.
+
+        Raises:
+            RuntimeError: a round is open.
+            CheckpointError: the folder cannot be written.
+        """
+        if self._open is not None:
+            raise RuntimeError("a round is open: its messages are in no checkpoint; close it first")
+        groups = {
+            "model": checkpoint.unique_tensors(self.model.state_dict()),
+            "filters": self._chain.state_dict(),
+            "rule": self._state,
+            "preconditioner": {} if self.preconditioner is None else self.preconditioner.state_dict(),
+        }
+        meta = {
+            "plan": self.plan.hash,
+            "contract": self.contract,
+            "ledger_count": self.ledger.count,
+            "ledger_head": self.ledger.head,
+            "extra": extra,
+        }
+        checkpoint.write(folder, {name: held for name, held in groups.items() if held}, meta)
+
+    def restore(self, folder: str | os.PathLike[str]) -> Any:
+        """Continue from a checkpoint of the same plan and ledger; rounds charged since then stay charged.
+
+        Returns:
+            The `extra` that was given to `save`.
+
+        Raises:
+            CheckpointError: damaged, or of another plan, model or ledger; nothing is loaded then.
+        """
+        tensors, meta = checkpoint.read(folder)
+        if meta.get("contract") != self.contract or "model" not in tensors:
+            raise checkpoint.CheckpointError(f"the checkpoint {Path(folder)} belongs to another plan or model")
+        if not self.ledger.contains(meta["ledger_count"], meta["ledger_head"]):
+            raise checkpoint.CheckpointError(
+                f"the ledger does not contain the {meta['ledger_count']} releases that the checkpoint {Path(folder)} was written "
+                "after; resume with the ledger of the same run"
+            )
+        with checkpoint.fitting(folder):
+            checkpoint.check_same_tensors(checkpoint.unique_tensors(self.model.state_dict()), tensors["model"])
+            self._chain.load_state_dict(tensors.get("filters", {}))
+            self._state = dict(tensors.get("rule", {}))
+            kind: type[Preconditioner] = getattr(self.plan.config.preconditioner, "result", Preconditioner)
+            held = tensors.get("preconditioner")
+            self._coordinates.current = None if held is None else kind.from_state_dict(held)
+            self.model.load_state_dict(tensors["model"], strict=False)
+        self._holds.clear()
+        return meta["extra"]
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self.ledger.close()

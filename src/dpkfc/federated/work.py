@@ -1,0 +1,198 @@
+"""A client's model and the private sums that are formed with it, by the library's own engine of per-example gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpkfc.coordinates import Coordinates
+from dpkfc.curvature.preconditioner import Preconditioner
+from dpkfc.data.layout import layout
+from dpkfc.data.loader import MicroBatches, Rows, collate
+from dpkfc.federated.messages import contract_of, shapes_of
+from dpkfc.federated.plan import FederatedPlan
+from dpkfc.gradients.accumulate import Clip
+from dpkfc.gradients.clipping import clip_factors
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.micro import LossFn, check_examples, clipped_sum
+
+__all__ = ["LocalModel", "Records", "clipped_whole", "norm_of"]
+
+Tensors = dict[str, Tensor]
+_CHECKED = 6
+_WIDEST = 4096  # parameters of a model whose Fisher matrix a client may form
+_ROUNDING = 1 + 1e-6  # on a norm in float32 of a sum of squares in float64
+
+
+class Records:
+    """A client's own data.
+
+    Args:
+        dataset: a map-style dataset, or a tuple of tensors with a common first axis.
+        collate_fn: list of examples to a batch.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
+        self.dataset, self.collate_fn = dataset, collate_fn
+        self.loader = MicroBatches(dataset, collate_fn=collate_fn)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def batch(self, indices: NDArray[np.int64]) -> Any:
+        """The records at these indices."""
+        return collate(self.dataset, indices, self.collate_fn)
+
+
+class LocalModel:
+    """The model of one or several clients of one process, and its coordinates. The parameters are those of the last round.
+
+    Args:
+        plan: of the run.
+        model: any module that a `Session` takes; its trained parameters are overwritten by every round.
+        loss_fn: maps (model, batch) to one loss an example.
+    """
+
+    def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
+        self.plan, self.model, self.loss_fn = plan, model, loss_fn
+        self.layers = find_layers(model)
+        self.parameters: Tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.shapes = shapes_of(model)
+        self.contract = contract_of(plan.hash, model)
+        self.coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
+        self.digest = ""
+        self._clip = Clip(plan.config.max_grad_norm)
+        self._verified = False
+
+    @property
+    def numbers(self) -> int:
+        """Trained numbers, d."""
+        return sum(p.numel() for p in self.parameters.values())
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Take parameters.
+
+        Raises:
+            ValueError: other names or shapes, or numbers that are not finite.
+        """
+        if {n: tuple(x.shape) for n, x in values.items()} != self.shapes:
+            raise ValueError("the parameters of a round are not those of this model")
+        with torch.no_grad():
+            for name, x in values.items():
+                if not bool(torch.isfinite(x).all()):
+                    raise ValueError(f"the parameter '{name}' of a round is not finite")
+                self.parameters[name].copy_(x)
+
+    def take_metric(self, state: Mapping[str, Tensor]) -> None:
+        """Use a preconditioner that the server built."""
+        kind: type[Preconditioner] = getattr(self.plan.config.preconditioner, "result", Preconditioner)
+        found = kind.from_state_dict(dict(state))
+        found.check({layer.name: {r: layer.tensor(r).shape for r in layer.parameters} for layer in self.layers})
+        self.coordinates.current, self.digest = found, found.digest
+
+    def build_metric(self, step: int) -> None:
+        """Build the preconditioner here, from synthetic probes and the parameters of the round."""
+        self.coordinates.refresh(step)
+        if self.coordinates.current is not None:
+            self.digest = self.coordinates.current.digest
+
+    def at_step(self, step: int) -> None:
+        """The number of the round, for a metric that changes between refreshes."""
+        current = self.coordinates.current
+        self.coordinates.refresh(step)
+        if self.coordinates.current is not current:
+            raise ValueError("the metric of this round is older than its schedule says")
+
+    def verify(self, records: Records) -> None:
+        """Compare per-example gradients with plain autograd, once for this model.
+
+        Raises:
+            ValueError: naming the parameter whose gradient differs.
+        """
+        if self._verified or not len(records):
+            return
+        few = min(_CHECKED, len(records), self.plan.config.max_physical_batch_size or _CHECKED)
+        rows = Rows(records.dataset)
+        held = {i: rows[i] for i in range(max(1, few))}
+
+        def batch_of(*chosen: int) -> Any:
+            return collate(held, np.array(chosen), records.collate_fn)
+
+        self._verified = check_examples(self.model, self.layers, self.loss_fn, batch_of, len(held))
+
+    def clipped_sum(self, records: Records, drawn: NDArray[np.int64], *, together: bool = False) -> Tensors:
+        """PRIVATE: the sum of clipped gradients of the records drawn, in the coordinates in force.
+
+        Args:
+            records: of the client.
+            drawn: indices `[n]`.
+            together: all of them are one unit, whose mean gradient is clipped once.
+        """
+        table = drawn[None, :] if together and drawn.size else drawn
+        parts = layout(table, self.plan.config.max_physical_batch_size)
+        loaded = records.loader.load([part.records for part in parts])
+        sums, _ = clipped_sum(
+            self.model,
+            self.layers,
+            self.coordinates.metric,
+            self._clip,
+            loss_fn=self.loss_fn,
+            micro_batches=zip(loaded, parts, strict=True),
+        )
+        return sums
+
+    def mean_gradient(self, records: Records) -> Tensors:
+        """PRIVATE and unclipped: the gradient of the mean loss over all records of a client."""
+        with torch.enable_grad():
+            losses = self.loss_fn(self.model, records.batch(np.arange(len(records))))
+            found = torch.autograd.grad(losses.mean(), list(self.parameters.values()), allow_unused=True)
+        pairs = zip(self.parameters.items(), found, strict=True)
+        return {name: torch.zeros_like(p) if g is None else g.detach() for (name, p), g in pairs}
+
+    def fisher(self, records: Records) -> Tensor:
+        """PRIVATE: the empirical Fisher matrix of a client's records over all trained numbers `[d, d]`, float64.
+
+        Raises:
+            ValueError: a model too large for it.
+        """
+        if self.numbers > _WIDEST:
+            raise ValueError(
+                f"FedNew forms a matrix of d² numbers and d = {self.numbers:,}; use a head of at most {_WIDEST:,}"
+            )
+        matrix = torch.zeros(self.numbers, self.numbers, dtype=torch.float64)
+        for index in range(len(records)):
+            with torch.enable_grad():
+                loss = self.loss_fn(self.model, records.batch(np.array([index]))).sum()
+                found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
+            pairs = zip(self.parameters.values(), found, strict=True)
+            g = torch.cat([(torch.zeros_like(p) if g is None else g).double().flatten() for p, g in pairs])
+            matrix.addr_(g, g)
+        return matrix / max(1, len(records))
+
+    @contextmanager
+    def moving(self) -> Iterator[Tensors]:
+        """The parameters, free to move inside; afterwards they are those of the round again."""
+        before = {name: p.detach().clone() for name, p in self.parameters.items()}
+        try:
+            yield before
+        finally:
+            with torch.no_grad():
+                for name, p in self.parameters.items():
+                    p.copy_(before[name])
+
+
+def norm_of(tensors: Mapping[str, Tensor]) -> float:
+    """The norm over all tensors together, in float64."""
+    return float(torch.stack([x.double().square().sum() for x in tensors.values()]).sum().sqrt())
+
+
+def clipped_whole(tensors: Mapping[str, Tensor], max_grad_norm: float) -> Tensors:
+    """All of a contribution clipped as one: norm at most C; zeros for one that is not finite."""
+    factor = float(clip_factors(torch.tensor([norm_of(tensors) * _ROUNDING], dtype=torch.float64), max_grad_norm)[0])
+    return {name: x * factor if factor else torch.zeros_like(x) for name, x in tensors.items()}

@@ -1,0 +1,173 @@
+"""The accounting of a federated run against closed forms and the figures of the papers' settings."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from dpkfc.federated import (
+    ClientLevel,
+    FederatedConfig,
+    FedNew,
+    FedNewStep,
+    LocalSteps,
+    PerUpload,
+    SecureAggregation,
+    TrustedServer,
+)
+from dpkfc.federated.config import default_survivors
+from dpkfc.privacy.events import EpsilonCurve
+
+N, T, DELTA = 20, 70, 1e-5
+# ε → (total μ, noise over C of each client's upload, and under secure aggregation), replace-one: the setting of DP-FedSOFIM.
+REPLACE_ONE = {
+    0.5: (0.1422, 526, 118),
+    1.0: (0.2681, 279, 62.4),
+    2.0: (0.5016, 149, 33.4),
+    5.0: (1.1212, 66.7, 14.9),
+    10.0: (2.0004, 37.4, 8.4),
+}
+# ε → (noise over C under add-or-remove-one; ε at 10 %, 25 %, 50 % fewer clients; ε of single messages; ε under replace-one).
+ADD_OR_REMOVE = {
+    0.5: (58.8, 0.53, 0.59, 0.73, 2.61, 1.07),
+    1.0: (31.2, 1.06, 1.17, 1.47, 5.41, 2.15),
+    2.0: (16.7, 2.12, 2.35, 2.95, 11.5, 4.39),
+    5.0: (7.46, 5.32, 5.92, 7.54, 33.2, 11.5),
+    10.0: (4.18, 10.7, 12.0, 15.5, 77.4, 24.4),
+}
+
+
+def hockey_stick(epsilon: float, mu: float) -> float:
+    """δ of Gaussian DP at μ."""
+    return stats.norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon + special.log_ndtr(-epsilon / mu - mu / 2))
+
+
+def config(**options) -> FederatedConfig:
+    return FederatedConfig(**{"clients": N, "rounds": T, "expected_records": 50_000, "min_survivors": N, **options})
+
+
+@pytest.mark.parametrize("epsilon", REPLACE_ONE)
+def test_noise_of_the_papers_setting(epsilon: float):
+    mu, upload, secure = REPLACE_ONE[epsilon]
+    plan = config(adjacency="replace_one", max_grad_norm=10.0).calibrate(epsilon, DELTA)
+    over_c = plan.stddev / 10.0
+    assert over_c == pytest.approx(secure, rel=6e-3)
+    assert 2 * math.sqrt(T) / over_c == pytest.approx(mu, rel=1e-3)  # μ₁ = 2 / σ
+    # The mean of n messages that each carry √n · share: what the papers' code adds to protect single uploads.
+    assert math.sqrt(N) * over_c == pytest.approx(upload, rel=6e-3)
+    alone = config(adjacency="replace_one", max_grad_norm=10.0, privacy=PerUpload()).calibrate(epsilon, DELTA)
+    assert alone.sum_stddev(N) / 10.0 == pytest.approx(upload, rel=6e-3)
+
+
+@pytest.mark.parametrize("epsilon", ADD_OR_REMOVE)
+def test_what_other_noise_would_be_worth(epsilon: float):
+    sigma, *dropped, single, replaced = ADD_OR_REMOVE[epsilon]
+    plan = config().calibrate(epsilon, DELTA)
+    assert plan.stddev == pytest.approx(sigma, rel=4e-3)
+    for share, expected in zip((0.1, 0.25, 0.5), dropped, strict=True):
+        left = plan.hiding_stddev(round(N * (1 - share)))
+        assert plan.epsilon_at(left) == pytest.approx(expected, rel=6e-3, abs=6e-3)
+    assert plan.views()["a server that sees every message"] == pytest.approx(single, rel=6e-3, abs=6e-3)
+    assert plan.epsilon_at(plan.stddev / 2) == pytest.approx(replaced, rel=6e-3, abs=6e-3)
+
+
+@pytest.mark.parametrize("epsilon", ADD_OR_REMOVE)
+def test_the_safe_end_of_the_bracket_is_taken(epsilon: float):
+    plan = config().calibrate(epsilon, DELTA)
+    mu = math.sqrt(T) / plan.noise_multiplier
+    assert hockey_stick(epsilon, mu) <= DELTA
+    assert hockey_stick(epsilon, mu * 1.002) > DELTA
+    assert plan.epsilon() <= epsilon
+
+
+@pytest.mark.parametrize("survivors", range(N + 1))
+@pytest.mark.parametrize("privacy", [SecureAggregation(), TrustedServer("clients"), PerUpload(), TrustedServer()])
+def test_every_number_of_survivors_has_the_noise_or_is_dropped(privacy, survivors: int):
+    plan = config(privacy=privacy, min_survivors=None).with_noise(3.0, DELTA)
+    assert plan.config.survivors == default_survivors(N) == 16
+    if survivors >= plan.config.survivors:
+        assert plan.hiding_stddev(survivors) >= plan.stddev * (1 - 1e-12)
+
+
+def test_colluding_clients_are_made_up_for():
+    plan = config(min_survivors=16, colluding=4).with_noise(3.0, DELTA)
+    assert plan.hiding_stddev(16, colluding=4) == pytest.approx(plan.stddev)
+    assert config(min_survivors=16).with_noise(3.0, DELTA).hiding_stddev(16, colluding=4) < plan.stddev
+
+
+def test_steps_on_single_examples_are_releases_each():
+    one = config(privacy=PerUpload()).with_noise(50.0, DELTA)
+    five = config(privacy=PerUpload(), local=LocalSteps(steps=5)).with_noise(50.0 * math.sqrt(5), DELTA)
+    assert five.releases == 5 * T and five.epsilon() == pytest.approx(one.epsilon(), rel=1e-6)
+    whole = config(privacy=ClientLevel(), local=LocalSteps(steps=5))
+    assert whole.releases == T
+
+
+def test_a_contribution_clipped_as_one_costs_an_example_twice_its_norm():
+    work = {"local": FedNewStep(), "rule": FedNew(), "max_grad_norm": 3.0}
+    assert config(**work, privacy=PerUpload()).sensitivity == 6.0
+    assert config(**work, privacy=PerUpload(), adjacency="replace_one").sensitivity == 6.0
+    assert config(**work, privacy=ClientLevel()).sensitivity == 3.0
+    assert config(**work, privacy=ClientLevel(), adjacency="replace_one").sensitivity == 6.0
+
+
+def test_sampled_examples_are_amplified_and_sampled_clients_only_where_it_is_proved():
+    full = config().with_noise(2.0, DELTA)
+    examples = config(example_rate=0.1).with_noise(2.0, DELTA)
+    assert examples.epsilon() < 0.5 * full.epsilon()
+    clients = config(client_rate=0.5, min_survivors=8).with_noise(2.0, DELTA)
+    assert clients.epsilon() == full.epsilon()
+    whole = config(privacy=ClientLevel(), client_rate=0.1, min_survivors=None).with_noise(2.0, DELTA)
+    assert whole.epsilon() == pytest.approx(examples.epsilon())
+    with pytest.raises(ValueError, match="sampling hides none from it"):
+        config(privacy=ClientLevel(SecureAggregation()), client_rate=0.5)
+    with pytest.raises(ValueError, match="would tell how many were drawn"):
+        config(privacy=ClientLevel(), client_rate=0.5, min_survivors=3)
+
+
+def test_the_product_of_both_rates_is_no_bound():
+    """Other examples of a client show whether it was there: the true δ exceeds the one that rate q_client · q_example claims."""
+    noise, rate_client, rate_example, delta = 1.0, 0.5, 0.1, 1e-5
+    claimed = EpsilonCurve(
+        FederatedConfig(clients=9, rounds=1, expected_records=100, example_rate=rate_client * rate_example).event(noise),
+        delta, "add_or_remove_one", "pld",
+    ).at(1)  # fmt: skip
+    x = np.linspace(-40, 1100, 600_001)
+    step = x[1] - x[0]
+    away, others, with_it = (stats.norm.pdf(x, mean, noise) for mean in (0.0, 1000.0, 1001.0))
+    without = (1 - rate_client) * away + rate_client * others
+    inside = (1 - rate_client) * away + rate_client * ((1 - rate_example) * others + rate_example * with_it)
+    true = np.maximum(inside - math.exp(claimed) * without, 0).sum() * step
+    assert true > 2 * delta
+    safe = EpsilonCurve(
+        FederatedConfig(clients=9, rounds=1, expected_records=100, example_rate=rate_example).event(noise),
+        delta, "add_or_remove_one", "pld",
+    ).at(1)  # fmt: skip
+    assert np.maximum(inside - math.exp(safe) * without, 0).sum() * step <= delta
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"clients": 0}, "clients must be an integer"),
+        ({"privacy": "user"}, "privacy must be a value"),
+        ({"privacy": SecureAggregation}, "privacy must be a value"),
+        ({"rule": "fedavg"}, "rule must be a value"),
+        ({"local": None}, "local must be a value"),
+        ({"min_survivors": 21}, "more than the 20 clients"),
+        ({"min_survivors": 3, "colluding": 3}, "must exceed colluding"),
+        ({"local": LocalSteps()}, "no noise of other clients covers"),
+        ({"rule": FedNew()}, "give local=FedNewStep"),
+        ({"local": FedNewStep()}, "give rule=FedNew"),
+        ({"example_rate": 0.5, "adjacency": "replace_one"}, "add_or_remove_one"),
+        ({"example_rate": 0.0}, "example_rate must lie"),
+        ({"noise": "laplace"}, "noise must be one of"),
+        ({"max_grad_norm": math.inf}, "max_grad_norm must be positive"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        config(**{"min_survivors": None, **options})

@@ -1,0 +1,76 @@
+"""The card of a run, the document's example, and the demo's in-process half at a size that takes seconds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from dpkfc.federated import ClientLevel, FederatedConfig, PerUpload, SecureAggregation, TrustedServer, federate
+from dpkfc.federated.card import build_card, to_markdown
+from tests.documents import blocks
+from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_example_of_the_document_runs():
+    found = [block for block in blocks(ROOT / "docs" / "federated.md") if block.language == "python"]
+    assert found
+    for block in found:
+        exec(compile(block.text, "docs/federated.md", "exec"), {})
+
+
+@pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation(), PerUpload(), ClientLevel()])
+def test_a_card_says_who_is_protected_from_whom(privacy):
+    config = FederatedConfig(clients=CLIENTS, rounds=2, expected_records=RECORDS, privacy=privacy)
+    plan = config.calibrate(2.0, 1e-3)
+    run = federate(plan, head(), loss_fn, datasets())
+    card = json.loads(json.dumps(build_card(run.server, run.records, title="x", chosen_by="nobody"), allow_nan=False))
+    text = to_markdown(card)
+    assert privacy.name in text and privacy.against in text and f"one {privacy.unit} added or removed" in text
+    assert 1.99 < card["guarantee"]["epsilon"] <= 2.0 and card["ledger"]["count"] == 2
+    others = card["guarantee"]["epsilon_for_others"]
+    if privacy.noise_by == "server":
+        assert others["a server that sees every message"] == "inf"
+    elif not privacy.alone:
+        assert others["a server that sees every message"] > 2.0
+    else:
+        assert others["the released models alone"] < 2.0
+
+
+def test_a_card_of_a_test_mode_run_is_stamped():
+    run = federate(plan_of(privacy=TrustedServer()), head(), loss_fn, datasets())
+    card = build_card(run.server, run.records, title="x", chosen_by="nobody")
+    assert "**NOT PRIVATE**" in to_markdown(card) and not card["guarantee"]["certified"]
+
+
+def test_dropped_rounds_are_on_the_card_and_charged():
+    plan = plan_of(privacy=TrustedServer("clients"), rounds=3)
+    run = federate(plan, head(), loss_fn, datasets(), fault=lambda s, n, c: s == "client" and n == 1)
+    card = build_card(run.server, run.records, title="x", chosen_by="nobody")
+    assert card["rounds"] == {"sent": 3, "dropped": 1, "rejected_messages": {}} and math.isfinite(
+        card["guarantee"]["epsilon"]
+    )
+
+
+def test_the_demo_leaves_a_folder_a_method(tmp_path):
+    pytest.importorskip("sklearn")
+    from dpkfc.recipes.federated_demo import METHODS, federated_demo
+
+    chosen = tuple(METHODS)[1:]
+    demo = federated_demo(str(tmp_path / "demo"), rounds=2, methods=chosen)
+    assert tuple(demo.accuracy) == chosen and all(e <= 3.0 for e in demo.epsilon.values())
+    for method in chosen:
+        names = {path.name for path in (tmp_path / "demo" / method).iterdir()}
+        assert {
+            "ledger.jsonl",
+            "checkpoint",
+            "privacy_card.json",
+            "privacy_card.md",
+            "model.safetensors",
+            "plots",
+        } <= names
+    assert {"partition.png", "comparison.png"} <= {path.name for path in (tmp_path / "demo").iterdir()}

@@ -1,0 +1,193 @@
+"""Clients that live in folders and servers that live on carriers: the same rounds as in one process, whoever dies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dpkfc.federated import federate
+from dpkfc.federated.drive import TooFewClients, serve
+from dpkfc.federated.node import Node, failure, new_secret
+from dpkfc.federated.node import _local as local_models
+from dpkfc.privacy.ledger import BudgetExhausted, verify
+from tests.federated.engines import APP, CASES, Wires
+from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, vector
+
+QUICK = {"wait": 0.2, "timeout": 1.0}
+
+
+def settings_of(tmp_path, **more):
+    return APP.settings({"folder": str(tmp_path / "server"), **QUICK, **more})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_method_runs_on_clients_that_are_built_for_each_message(tmp_path, case: str):
+    chosen = settings_of(tmp_path, case=case, noise=0.0 if case != "masked" else 1.0)
+    wires = Wires(tmp_path, chosen)
+    inner = wires.ask
+
+    def anew(requests, timeout):
+        local_models.cache_clear()  # as in a process that was just started
+        return inner(requests, timeout)
+
+    wires.ask = anew
+    run = serve(APP, chosen, wires)
+    assert [r.survivors for r in run.records] == [CLIENTS] * 4 and not run.server.rejected
+    assert (tmp_path / "server" / "finished.txt").read_text() == "4 rounds" and len(run.history) == 4
+    here = federate(APP.plan(chosen), head(), loss_fn, datasets())
+    if case != "masked":  # without noise the trajectory is that of one process
+        assert torch.allclose(vector(run.server.parameters), vector(here.server.parameters), atol=1e-12)
+    for number in range(CLIENTS):
+        (ledger,) = (tmp_path / "clients" / f"client-{number}").glob("*/ledger.jsonl")
+        assert len(verify(ledger).releases) == run.server.plan.releases
+
+
+def test_the_metric_is_sent_once_and_kept_by_the_client(tmp_path):
+    chosen = settings_of(tmp_path, case="kfac")
+    wires = Wires(tmp_path, chosen)
+    serve(APP, chosen, wires)
+    rounds = [m for _, m in wires.sent if m["kind"] == "round"]
+    carried = [any(name.startswith("metric/") for name in m) for m in rounds]
+    assert carried == [True] * CLIENTS + [False] * (3 * CLIENTS)
+
+
+def test_a_client_that_is_silent_drops_out_and_two_end_the_round(tmp_path):
+    chosen = settings_of(tmp_path, case="masked", rounds=3)
+    wires = Wires(tmp_path, chosen)
+    lost = {0: {100}, 1: {100, 101}, 2: set()}
+    run = serve(APP, chosen, wires, on_round=lambda record, run: wires.silent.__ior__(lost[0]) and None)
+    assert [(r.survivors, r.dropped) for r in run.records] == [(4, False), (3, False), (3, False)]
+    assert run.server.ledger.count == 3
+
+    other = settings_of(tmp_path / "two", case="masked", rounds=2)
+    wires = Wires(tmp_path / "two", other)
+    run = serve(APP, other, wires, on_round=lambda record, run: wires.silent.update(lost[1]))
+    assert [(r.survivors, r.dropped) for r in run.records] == [(4, False), (2, True)]
+    assert run.server.ledger.count == 2  # the dropped round stays charged
+
+
+def test_a_server_that_dies_goes_on_after_its_last_round(tmp_path):
+    chosen = settings_of(tmp_path, case="masked", rounds=5)
+    wires = Wires(tmp_path, chosen)
+    inner, seen = wires.ask, []
+
+    def dying(requests, timeout):
+        answers = inner(requests, timeout)
+        seen.extend(m["round"] for m in requests.values() if m["kind"] == "round")
+        if 2 in seen:
+            raise SystemExit  # after the clients have answered, before the server has heard
+        return answers
+
+    wires.ask = dying
+    with pytest.raises(SystemExit):
+        serve(APP, chosen, wires)
+    assert len(verify(tmp_path / "server" / "ledger.jsonl").releases) == 3
+    run = serve(APP, chosen, Wires(tmp_path, chosen))
+    assert [r.round for r in run.records] == [0, 1, 3, 4] and [h[0] for h in run.history] == [1, 2, 4, 5]
+    assert run.server.epsilon == run.server.plan.curve.at(5) and not run.server.rejected
+    with pytest.raises(BudgetExhausted, match=r"all rounds of this plan are spent .* nothing was sent"):
+        serve(APP, chosen, Wires(tmp_path, chosen))
+
+
+def test_too_few_clients_are_one_line_and_cost_nothing(tmp_path):
+    chosen = settings_of(tmp_path)
+    with pytest.raises(TooFewClients, match=r"2 of 4 clients are there .* needs 3.* nothing was charged"):
+        serve(APP, chosen, Wires(tmp_path, chosen, {100: 0, 101: 1}))
+    assert verify(tmp_path / "server" / "ledger.jsonl").releases == []
+
+
+def test_clients_with_another_plan_model_or_number_are_refused(tmp_path):
+    chosen = settings_of(tmp_path)
+    wires = Wires(tmp_path, chosen, {100: 0, 101: 1, 102: 1, 103: 2})
+    other = APP.settings(chosen, {"noise": 2.0})
+    node = wires.node
+    wires.node = lambda n: Node(APP, other, 2, tmp_path / "other") if n == 103 else node(n)
+    with pytest.raises(TooFewClients, match="refused") as caught:
+        serve(APP, chosen, wires)
+    assert "1 whose number another node has" in str(caught.value)
+    assert "1 with another plan, model or frozen weights" in str(caught.value)
+
+
+def test_a_client_that_comes_back_as_another_node_takes_its_number_again(tmp_path):
+    chosen = settings_of(tmp_path, case="masked")
+    wires = Wires(tmp_path, chosen)
+
+    def restarted(record, run):
+        if record.round == 0:
+            wires.clients.pop(100)
+            wires.clients[200] = 0
+
+    run = serve(APP, chosen, wires, on_round=restarted)
+    assert [r.survivors for r in run.records] == [4, 4, 4, 4] and not run.server.rejected
+    assert {n for n, m in wires.sent if m["kind"] == "round" and m["round"] > 0} == {101, 102, 103, 200}
+
+
+def test_nobody_answers_for_another_client(tmp_path):
+    chosen = settings_of(tmp_path)
+    wires = Wires(tmp_path, chosen)
+    inner = wires.ask
+
+    def lying(requests, timeout):
+        told = dict(inner(requests, timeout))
+        if told[100]["kind"] == "sum":
+            told[100] = {**told[100], "client": 1}
+        return list(told.items()) + [(999, told[101]), (102, None)]
+
+    wires.ask = lying
+    run = serve(APP, chosen, wires)
+    assert run.server.rejected == {"other-client": 4, "unknown-client": 4, "unknown-kind": 4}
+    assert [r.survivors for r in run.records] == [3] * 4 and not any(r.dropped for r in run.records)
+
+
+def test_a_failing_client_says_a_constant_and_keeps_its_reason(tmp_path):
+    chosen = settings_of(tmp_path, case="masked")
+    node = Node(APP, chosen, 0, tmp_path)  # no secret
+    answer = node.answer({"kind": "round", "round": 3})
+    assert answer == failure(0, {"round": 3}, answer["contract"]) and answer["reason"] == "client-failed"
+    assert "secret" in (tmp_path / "client-0" / "last_error.txt").read_text("utf-8")
+    short = tmp_path / "short"
+    short.write_text("abc")
+    assert Node(APP, chosen, 0, tmp_path, short).answer({"kind": "hello"})["kind"] == "error"
+    assert Node(APP, chosen, 0, tmp_path, new_secret(tmp_path / "s")).answer({"kind": "hello"})["kind"] == "hello"
+    with pytest.raises(FileExistsError):
+        new_secret(tmp_path / "s")
+
+
+def test_a_survivor_set_is_answered_once_by_any_process(tmp_path):
+    chosen = settings_of(tmp_path, case="masked")
+    wires = Wires(tmp_path, chosen)
+    contract = wires.node(100).answer({"kind": "hello"})["contract"]
+    ask = {"kind": "unmask", "round": 0, "contract": contract, "cohort": torch.arange(4)}
+    one = wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 2])})
+    assert one["kind"] == "masks"
+    other = wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 3])})
+    assert (other["kind"], other["reason"]) == ("error", "repeated-round")
+    again = wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 2])})
+    assert torch.equal(again["mask/bias"], one["mask/bias"])
+
+
+def test_masks_of_two_plans_under_one_secret_differ(tmp_path):
+    masks = []
+    for noise in (1.0, 2.0):
+        chosen = settings_of(tmp_path, case="masked", noise=noise)
+        wires = Wires(tmp_path, chosen)
+        contract = wires.node(100).answer({"kind": "hello"})["contract"]
+        ask = {"kind": "unmask", "round": 0, "contract": contract, "cohort": torch.arange(4)}
+        masks.append(wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 2])})["mask/bias"])
+    assert not torch.equal(*masks)
+
+
+def test_settings_are_checked_by_name_and_kind(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown setting 'epsilom'"):
+        APP.settings({"epsilom": 1.0})
+    with pytest.raises(ValueError, match=r"'rounds' is of type int"):
+        APP.settings({"rounds": 2.0})
+    assert APP.settings({"noise": 2}, {"noise": 3})["noise"] == 3.0
+    with pytest.raises(ValueError, match="needs folder="):
+        serve(APP, APP.settings(), Wires(tmp_path, APP.settings()))
+
+
+def test_the_same_app_runs_in_one_process(tmp_path):
+    rounds = []
+    run = APP.here({"rounds": 2}, folder=tmp_path, on_round=lambda record, run: rounds.append(record.round))
+    assert rounds == [0, 1] and (tmp_path / "finished.txt").exists() and run.server.ledger.count == 2

@@ -1,0 +1,224 @@
+"""A federated round against the central mechanism, against plain autograd, and rules against dense algebra; all in float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dpkfc import KFAC, FeatureNoise, PrivacyConfig, Session
+from dpkfc.data.sampling import Poisson
+from dpkfc.federated import (
+    ClientLevel,
+    FedAvgM,
+    FederatedConfig,
+    FedGD,
+    FedSOFIM,
+    PerUpload,
+    SecureAggregation,
+    TrustedServer,
+    federate,
+)
+from dpkfc.federated.client import Mechanism, stream_seed
+from dpkfc.federated.partition import dirichlet, parts
+from dpkfc.federated.runner import one_round
+from dpkfc.federated.work import Records
+from dpkfc.postprocess import EMA, AdamBC, LowPass
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.mechanism import ClippedSum, release
+from dpkfc.privacy.rng import NoiseStream, SamplingStream
+from tests.federated.worlds import CLIENTS, FEATURES, RECORDS, datasets, head, loss_fn, plan_of, records, vector, world
+
+PROBE = FeatureNoise(FEATURES)
+
+
+def plain_clipped_sum(model: nn.Module, data, max_grad_norm: float) -> torch.Tensor:
+    """A loop of torch.autograd over single examples."""
+    total = None
+    for i in range(len(data[0])):
+        loss = loss_fn(model, (data[0][i : i + 1], data[1][i : i + 1])).sum()
+        g = torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(model.parameters()))])
+        g = g * min(1.0, max_grad_norm / float(g.norm()))
+        total = g if total is None else total + g
+    return total
+
+
+def shared_noise(plan, number: int) -> torch.Tensor:
+    """What all clients of a test-mode plan add to a round."""
+    total = 0
+    for client in range(plan.config.clients):
+        stream = NoiseStream.repeatable(stream_seed(plan, client + 1))
+        zeros = {n: torch.zeros_like(p) for n, p in head().named_parameters()}
+        mechanism = Mechanism(plan, plan.share)
+        ledger = Ledger.in_memory(plan.hash)
+        total = total + vector(
+            release(ClippedSum(zeros, plan.config.max_grad_norm), mechanism, stream, ledger, number).gradients
+        )
+    return total
+
+
+@pytest.mark.parametrize("privacy", [TrustedServer("clients"), PerUpload(), SecureAggregation()])
+def test_a_round_is_the_central_mechanism_on_the_pooled_data(privacy):
+    plan = plan_of(privacy=privacy, rule=FedGD(1.0))
+    server, clients = world(plan)
+    before = vector(server.parameters)
+    record = one_round(server, clients)
+    assert (record.survivors, record.dropped) == (CLIENTS, False)
+    moved = before - vector(server.parameters)
+    central = (plain_clipped_sum(head(), records(), 0.5) + shared_noise(plan, 0)) / RECORDS
+    slack = 1e-12 if not privacy.masked else CLIENTS * plan.grid(server.numbers) / RECORDS
+    assert float((moved - central).abs().max()) <= slack
+    assert float(moved.norm()) > 1e-3
+
+
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_a_trusted_servers_run_is_a_session_to_the_bit_where_one_client_holds_all(preconditioned: bool):
+    made = KFAC(probe=PROBE, probe_size=64, every=2) if preconditioned else None
+    plan = plan_of(clients=1, privacy=TrustedServer(), rule=FedGD(0.25), preconditioner=made, rounds=3)
+    run = federate(plan, head(), loss_fn, [records()])
+    config = PrivacyConfig(
+        expected_batch_size=RECORDS, steps=3, max_grad_norm=0.5, preconditioner=made, test_mode_seed=7
+    )
+    model = head()
+    central = config.with_noise(1.0, 1e-3, RECORDS)
+    with Session(central, model, torch.optim.SGD(model.parameters(), lr=0.25), records()) as session:
+        session._noise = NoiseStream.repeatable(stream_seed(plan, 0))
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+    assert torch.equal(vector(dict(model.named_parameters())), vector(run.server.parameters))
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 1.0, math.inf])
+def test_clients_of_any_size_and_labels_add_up_to_the_same_round(alpha: float):
+    data = records(60)
+    cut = parts(data, dirichlet(data[1], CLIENTS, alpha, seed=3))
+    plan = plan_of(0.0, privacy=TrustedServer(), rule=FedGD(1.0), expected_records=60)
+    server, clients = world(plan, cut)
+    before = vector(server.parameters)
+    one_round(server, clients)
+    central = plain_clipped_sum(head(), data, 0.5) / 60
+    assert float((before - vector(server.parameters) - central).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("metric", ["factors", "seed"])
+@pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation()])
+def test_every_client_whitens_in_the_servers_coordinates(metric: str, privacy):
+    made = KFAC(probe=PROBE, probe_size=64, every=2)
+    plan = plan_of(
+        0.0 if not privacy.masked else 1e-3, privacy=privacy, preconditioner=made, metric=metric, rule=FedGD(1.0)
+    )
+    server, clients = world(plan)
+    for _ in range(3):
+        before = vector(server.parameters)
+        model = copy.deepcopy(server.model)
+        record = one_round(server, clients)
+        assert record.survivors == CLIENTS and not record.rejected
+        pooled = clients[0].local
+        pooled.load(dict(model.named_parameters()))
+        sums = pooled.clipped_sum(Records(records()), torch.arange(RECORDS).numpy())
+        moved = before - vector(server.parameters)
+        assert float((moved - vector(sums) / RECORDS).abs().max()) < (1e-12 if not privacy.masked else 1e-3)
+    assert server.preconditioner is not None and server.preconditioner.digest == clients[0].local.digest
+
+
+def test_a_client_level_contribution_is_the_mean_gradient_clipped_once():
+    plan = plan_of(0.0, privacy=ClientLevel(), rule=FedGD(1.0), max_grad_norm=0.05)
+    server, clients = world(plan)
+    before, expected = vector(server.parameters), 0
+    for x, y in datasets():
+        g = torch.autograd.grad(loss_fn(model := head(), (x, y)).mean(), list(model.parameters()))
+        flat = torch.cat([part.flatten() for part in g])
+        expected = expected + flat * min(1.0, 0.05 / float(flat.norm()))
+    one_round(server, clients)
+    assert float((before - vector(server.parameters) - expected / CLIENTS).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("direction", ["gradient", "momentum"])
+@pytest.mark.parametrize("bias_correction", [False, True])
+def test_sofim_is_the_dense_solve(direction: str, bias_correction: bool):
+    rule = FedSOFIM(0.7, rho=0.3, beta=0.8, direction=direction, bias_correction=bias_correction, warmup=1)
+    plan = plan_of(0.0, privacy=TrustedServer(), rule=rule, rounds=4)
+    server, clients = world(plan)
+    momentum, t = torch.zeros(18, dtype=torch.float64), 0
+    for _ in range(4):
+        before, g = vector(server.parameters), plain_clipped_sum(copy.deepcopy(server.model), records(), 0.5) / RECORDS
+        one_round(server, clients)
+        t += 1
+        momentum = 0.8 * momentum + 0.2 * g
+        m = momentum / (1 - 0.8**t) if bias_correction else momentum
+        matrix = 0.3 * torch.eye(18, dtype=torch.float64) + torch.outer(m, m)
+        step = torch.linalg.solve(matrix, g if direction == "gradient" else m) * (t > 1)
+        assert float((before - vector(server.parameters) - 0.7 * step).abs().max()) < 1e-12
+
+
+def test_server_momentum_is_that_of_torch():
+    plan = plan_of(0.0, privacy=TrustedServer(), rule=FedAvgM(0.2, momentum=0.9))
+    run = federate(plan, head(), loss_fn, datasets())
+    model = head()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    for _ in range(3):
+        g = plain_clipped_sum(model, records(), 0.5) / RECORDS
+        for p, piece in zip(model.parameters(), g.split([p.numel() for p in model.parameters()]), strict=True):
+            p.grad = piece.view(p.shape)
+        optimizer.step()
+    assert float((vector(dict(model.named_parameters())) - vector(run.server.parameters)).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("steps", [(EMA(0.5),), (LowPass(),), (AdamBC(),), (EMA(0.5), AdamBC())])
+def test_filters_run_on_the_server_and_know_the_noise(steps):
+    plan = plan_of(1.0, privacy=TrustedServer("clients"), rule=FedGD(0.1), postprocess=steps)
+    run = federate(plan, head(), loss_fn, datasets())
+    assert len(run.records) == 3 and all(torch.isfinite(p).all() for p in run.server.parameters.values())
+
+
+def test_equal_releases_give_equal_models():
+    plan = plan_of(1.0, privacy=TrustedServer("clients"), rule=FedSOFIM())
+    one, other = (federate(plan, head(), loss_fn, datasets()) for _ in range(2))
+    assert torch.equal(vector(one.server.parameters), vector(other.server.parameters))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"privacy": TrustedServer(), "noise": "rounded"},
+        {"privacy": TrustedServer("clients"), "noise": "rounded"},
+        {"privacy": PerUpload(), "example_rate": 0.5},
+        {"privacy": SecureAggregation(), "example_rate": 0.5, "client_rate": 0.9, "min_survivors": 1},
+        {"privacy": TrustedServer(), "adjacency": "replace_one", "max_physical_batch_size": 3},
+    ],
+)
+def test_other_settings_run_to_their_end(options):
+    config = FederatedConfig(
+        **{
+            "clients": CLIENTS,
+            "rounds": 3,
+            "expected_records": RECORDS,
+            "test_mode_seed": 7,
+            "max_grad_norm": 0.5,
+            **options,
+        }
+    )
+    plan = config.with_noise(1.0, 1e-3)
+    run = federate(plan, head(), loss_fn, datasets())
+    assert run.server.ledger.count == 3 and torch.isfinite(vector(run.server.parameters)).all()
+
+
+def test_sampled_examples_are_those_of_a_poisson_sampler():
+    plan = plan_of(0.0, privacy=TrustedServer(), example_rate=0.5, rule=FedGD(1.0), rounds=3)
+    run = federate(plan, head(), loss_fn, datasets())
+    model = head()
+    for number in range(3):
+        total = torch.zeros(18).double()
+        for client, (x, y) in enumerate(datasets()):
+            stream = SamplingStream.repeatable(stream_seed(plan, client + 1))
+            drawn = Poisson(0.5, len(x)).indices(number, stream.generator(number))
+            if len(drawn):
+                total += plain_clipped_sum(model, (x[drawn], y[drawn]), 0.5)
+        with torch.no_grad():
+            for p, piece in zip(model.parameters(), total.split([p.numel() for p in model.parameters()]), strict=True):
+                p.sub_(piece.view(p.shape) / plan.config.divisor)
+    assert plan.config.divisor == RECORDS // 2
+    assert float((vector(dict(model.named_parameters())) - vector(run.server.parameters)).abs().max()) < 1e-12

@@ -1,0 +1,276 @@
+"""Clients and servers that die, messages that are wrong, budgets that end: ε stays what it was said to be."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import pytest
+import torch
+
+from dpkfc import KFAC, FeatureNoise
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.federated import (
+    ClientLevel,
+    FedAvg,
+    FedGD,
+    FedNew,
+    FedNewStep,
+    FedSOFIM,
+    LocalModel,
+    LocalSteps,
+    PerUpload,
+    Scaffold,
+    ScaffoldSteps,
+    SecureAggregation,
+    TrustedServer,
+    federate,
+)
+from dpkfc.federated.client import Client
+from dpkfc.federated.messages import REASONS, contract_of
+from dpkfc.federated.runner import STAGES, Killed, make_clients, one_round
+from dpkfc.privacy.ledger import BudgetExhausted, verify
+from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of, records, vector, world
+
+CLIENT_STAGES = ("client", "answered", "unmask")
+MODELS = [TrustedServer(), TrustedServer("clients"), SecureAggregation(), PerUpload()]
+
+
+@pytest.mark.parametrize("privacy", MODELS)
+def test_any_set_of_dead_clients_leaves_enough_noise_or_no_release(privacy):
+    for k in range(CLIENTS + 1):
+        for dead in combinations(range(CLIENTS), k):
+            plan = plan_of(privacy=privacy, min_survivors=3, rounds=1)
+            server, clients = world(plan)
+            before = vector(server.parameters)
+            record = one_round(
+                server, clients, lambda stage, number, client, dead=dead: stage == "client" and client in dead
+            )
+            assert record.survivors == CLIENTS - k and record.dropped == (CLIENTS - k < 3)
+            assert server.ledger.count == 1 and server.rounds_left == 0
+            if record.dropped:
+                assert torch.equal(before, vector(server.parameters))
+            else:
+                assert plan.hiding_stddev(record.survivors) >= plan.stddev * (1 - 1e-12)
+                assert not torch.equal(before, vector(server.parameters))
+
+
+def test_masks_of_dead_clients_are_taken_off_exactly():
+    dead = {2}
+    sums = {}
+    for privacy in (SecureAggregation(), TrustedServer("clients")):
+        plan = plan_of(privacy=privacy, min_survivors=3, rounds=1, rule=FedGD(1.0))
+        server, clients = world(plan)
+        before = vector(server.parameters)
+        one_round(server, clients, lambda stage, number, client: stage == "client" and client in dead)
+        sums[privacy.name] = before - vector(server.parameters)
+    one, other = sums.values()
+    assert float((one - other).abs().max()) <= 1e-6  # the noise of the grid is wider by 2⁻²⁰
+
+
+def test_a_round_survives_three_of_ten_killed():
+    plan = plan_of(clients=10, min_survivors=7, privacy=SecureAggregation(), rounds=2)
+    killed = {1, 4, 8}
+    run = federate(plan, head(), loss_fn, datasets(clients=10), fault=lambda s, n, c: s == "answered" and c in killed)
+    assert [r.survivors for r in run.records] == [7, 7] and not any(r.dropped for r in run.records)
+
+
+def test_a_client_lost_before_unmasking_ends_the_round():
+    plan = plan_of(privacy=SecureAggregation(), min_survivors=2, rounds=1)
+    server, clients = world(plan)
+    before = vector(server.parameters)
+    record = one_round(server, clients, lambda s, n, c: (s, c) in {("client", 0), ("unmask", 1)})
+    assert record.dropped and server.ledger.count == 1 and torch.equal(before, vector(server.parameters))
+
+
+@pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation()])
+@pytest.mark.parametrize("stage", [s for s in STAGES if s not in CLIENT_STAGES] + ["unmask"])
+def test_a_server_killed_anywhere_keeps_its_ledger(tmp_path, stage: str, privacy):
+    plan = plan_of(privacy=privacy, rounds=4, rule=FedSOFIM())
+    clients = make_clients(plan, head(), loss_fn, datasets())
+    common = {"clients": clients, "ledger_path": tmp_path / "ledger.jsonl", "checkpoint": tmp_path / "checkpoint"}
+    with pytest.raises(Killed):
+        federate(plan, head(), loss_fn, [], fault=lambda s, n, c: (s, n, c) == (stage, 2, -1), **common)
+    assert len(verify(tmp_path / "ledger.jsonl").releases) == 3  # the charge came before anything was sent
+    run = federate(plan, head(5), loss_fn, [], resume=True, **common)
+    assert [r.round for r in run.records] == [3] and len(verify(tmp_path / "ledger.jsonl").releases) == 4
+    assert not run.records[0].dropped and run.server.epsilon == plan.curve.at(4)
+    assert all(c.ledger.count <= 4 for c in clients)
+
+
+def test_a_restored_server_goes_on_as_if_nothing_had_happened(tmp_path):
+    plan = plan_of(privacy=TrustedServer("clients"), rounds=4, rule=FedSOFIM())
+    whole = federate(plan, head(), loss_fn, datasets())
+    clients = make_clients(plan, head(), loss_fn, datasets())
+    common = {"clients": clients, "ledger_path": tmp_path / "ledger.jsonl", "checkpoint": tmp_path / "checkpoint"}
+    with pytest.raises(Killed):
+        federate(plan, head(), loss_fn, [], fault=lambda s, n, c: (s, n, c) == ("opened", 2, -1), **common)
+    # the third round was charged and lost; with the same noise for the others the fourth continues from the second
+    run = federate(plan, head(9), loss_fn, [], resume=True, **common)
+    assert [r.round for r in run.records] == [3]
+    assert vector(run.server.parameters).shape == vector(whole.server.parameters).shape
+    with pytest.raises(CheckpointError, match="does not contain"):
+        federate(plan, head(), loss_fn, datasets(), checkpoint=tmp_path / "checkpoint", resume=True)
+    other = plan_of(privacy=TrustedServer("clients"), rounds=5, rule=FedSOFIM())
+    with pytest.raises(CheckpointError, match="another plan or model"):
+        federate(other, head(), loss_fn, datasets(), checkpoint=tmp_path / "checkpoint", resume=True)
+
+
+def test_a_spent_budget_ends_before_anything_is_sent():
+    plan = plan_of(rounds=2, privacy=TrustedServer("clients"))
+    server, clients = world(plan)
+    for _ in range(2):
+        one_round(server, clients)
+    with pytest.raises(BudgetExhausted, match="nothing was sent"):
+        server.open_round()
+    assert server.ledger.count == 2 and server._open is None
+
+
+def test_a_client_refuses_rounds_beyond_the_plan_and_repeated_ones():
+    plan = plan_of(rounds=2, privacy=TrustedServer("clients"))
+    server, clients = world(plan)
+    sent = server.open_round()
+    assert clients[0].answer(sent[0])["kind"] == "sum"
+    again = clients[0].answer(sent[0])
+    assert (again["kind"], again["reason"]) == ("error", "repeated-round") and clients[0].ledger.count == 1
+    assert clients[0].answer({**sent[0], "round": 1})["kind"] == "sum"
+    assert clients[0].answer({**sent[0], "round": 2})["reason"] == "budget-spent"
+
+
+def test_a_client_answers_for_one_survivor_set():
+    plan = plan_of(privacy=SecureAggregation(), min_survivors=2)
+    server, clients = world(plan)
+    sent = server.open_round()
+    for i in (0, 1, 2):
+        assert server.receive(clients[i].answer(sent[i]))
+    request = server.fix_survivors()[0]
+    assert clients[0].answer(request)["kind"] == "masks"
+    other = {**request, "survivors": torch.tensor([0, 1])}
+    assert clients[0].answer(other)["reason"] == "repeated-round"
+    assert clients[1].answer({**request, "survivors": torch.tensor([1])})["reason"] == "client-failed"
+    assert not server.receive(clients[3].answer(sent[3])) and server.rejected["late"] == 1
+
+
+def _plain(message):
+    return {name: message[name] for name in ("round", "contract", "client")}
+
+
+@pytest.mark.parametrize("cohort", [[0], [0, 0, 0, 0], [1, 2, 3], [0, 1, 2, 9]])
+def test_a_client_does_not_answer_under_too_few_masks(cohort):
+    plan = plan_of(privacy=SecureAggregation(), min_survivors=3)
+    server, clients = world(plan)
+    answer = clients[0].answer({**server.open_round()[0], "cohort": torch.tensor(cohort)})
+    assert answer["reason"] == "client-failed" and clients[0].ledger.count == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: {**m, "loss": 0.3}, "other-fields"),
+        (lambda m: {**m, "num-examples": 24}, "other-fields"),
+        (lambda m: {k: v for k, v in m.items() if k != "sum/bias"}, "other-fields"),
+        (lambda m: {**m, "kind": "metrics"}, "unknown-kind"),
+        (lambda m: {**m, "round": 1.0}, "wrong-type"),
+        (lambda m: {**m, "sum/bias": m["sum/bias"].numpy()}, "wrong-type"),
+        (lambda m: {**m, "sum/bias": m["sum/bias"].long()}, "wrong-type"),
+        (lambda m: {**m, "sum/bias": m["sum/bias"][:2]}, "wrong-shape"),
+        (lambda m: {**m, "sum/bias": m["sum/bias"] * math.nan}, "not-finite"),
+        (lambda m: {**m, "sum/bias": m["sum/bias"] + math.inf}, "not-finite"),
+        (lambda m: {**m, "sum/bias": m["sum/bias"] + 1e6}, "oversized"),
+        (lambda m: {**m, "round": 7}, "stale"),
+        (lambda m: {**m, "contract": "0" * 64}, "other-contract"),
+        (lambda m: {**m, "client": 9}, "unknown-client"),
+        (lambda m: {**_plain(m), "kind": "error", "reason": "bad label 7"}, "other-reason"),
+    ],
+)
+def test_messages_off_the_list_are_rejected_and_counted(change, reason: str):
+    plan = plan_of(privacy=TrustedServer("clients"), min_survivors=3)
+    server, clients = world(plan)
+    sent = server.open_round()
+    answers = {i: c.answer(sent[i]) for i, c in clients.items()}
+    assert not server.receive(change(answers[0]))
+    assert server.rejected == {reason: 1}
+    assert all(server.receive(answers[i]) for i in (1, 2, 3))
+    assert not server.receive(answers[1]) and server.rejected["duplicate"] == 1
+    record = server.close_round()
+    assert record.survivors == 3 and not record.dropped
+    assert torch.isfinite(vector(server.parameters)).all()
+    assert not server.receive(answers[0]) and server.rejected["no-round"] == 1
+
+
+SCAFFOLD = ScaffoldSteps(2, 0.3)
+HONEST = [{"privacy": privacy} for privacy in (*MODELS, ClientLevel(), ClientLevel(PerUpload()))]
+HONEST += [{"privacy": PerUpload(), "local": LocalSteps(k, 0.3), "rule": FedAvg()} for k in (1, 3)]
+HONEST += [{"privacy": PerUpload(), "local": SCAFFOLD, "rule": Scaffold(local=SCAFFOLD)}]
+HONEST += [{"privacy": PerUpload(), "local": FedNewStep(), "rule": FedNew()}]
+
+
+@pytest.mark.parametrize("options", HONEST)
+@pytest.mark.parametrize("noise", [0.0, 3.0])
+def test_no_honest_message_is_oversized(options, noise: float):
+    data = records(scale=1e4)
+    plan = plan_of(noise=noise, rounds=3, **options)
+    cut = [(data[0][:0], data[1][:0])] * (CLIENTS - 1) + [data]  # one client holds everything
+    run = federate(plan, head(), loss_fn, cut)
+    assert not run.server.rejected and not any(r.dropped for r in run.records)
+
+
+def test_a_failure_says_nothing_about_the_data():
+    def failing(model, batch):
+        raise RuntimeError(f"bad label {int(batch[1][0])} for record 812")
+
+    plan = plan_of(privacy=TrustedServer("clients"), min_survivors=1)
+    server, _ = world(plan)
+    clients = make_clients(plan, head(), failing, datasets())
+    answer = clients[0].answer(server.open_round()[0])
+    assert answer == {"kind": "error", "round": 0, "contract": server.contract, "client": 0, "reason": "client-failed"}
+    assert answer["reason"] in REASONS and clients[0].ledger.count == 0 and "812" in str(clients[0].last_error)
+    assert server.receive(answer) and server.rejected == {"client-failed": 1}
+
+
+def test_other_plans_and_models_are_found_before_a_round():
+    plan = plan_of(privacy=TrustedServer("clients"))
+    server, clients = world(plan)
+    hello = clients[0].hello()
+    assert not server.enroll(hello) and server.rejected == {"duplicate": 1}
+    frozen = head()
+    frozen.bias.requires_grad_(False)
+    others = [
+        LocalModel(plan_of(privacy=TrustedServer("clients"), max_grad_norm=0.6), head(), loss_fn),
+        LocalModel(plan, torch.nn.Linear(5, 2).double(), loss_fn),
+        LocalModel(plan, torch.nn.Linear(5, 3), loss_fn),
+        LocalModel(plan, frozen, loss_fn),
+    ]
+    for local in others:
+        assert not server.enroll({"kind": "hello", "contract": local.contract, "client": 1})
+    assert server.rejected["other-contract"] == len(others)
+    assert contract_of(plan.hash, head(1)) == server.contract  # trained values are sent anyway
+    client = Client(0, plan, others[1], datasets()[0])
+    assert client.answer(server.open_round()[0])["reason"] == "contract-differs"
+
+
+def test_too_few_clients_is_one_clear_line():
+    plan = plan_of(privacy=TrustedServer("clients"), min_survivors=4)
+    with pytest.raises(RuntimeError, match="3 clients are enrolled and a round needs 4"):
+        federate(plan, head(), loss_fn, [], clients=make_clients(plan, head(), loss_fn, datasets())[:3])
+
+
+def test_a_wrong_metric_is_not_used():
+    plan = plan_of(privacy=TrustedServer("clients"), preconditioner=KFAC(probe=FeatureNoise(5), probe_size=32))
+    server, clients = world(plan)
+    sent = server.open_round()
+    moved = {k: v * 1.01 for k, v in sent[0].items() if k.startswith("metric/") and v.is_floating_point()}
+    answer = clients[0].answer({**sent[0], **moved})
+    assert answer["reason"] in ("metric-differs", "client-failed") and clients[0].ledger.count == 0
+    missing = {k: v for k, v in sent[1].items() if not k.startswith("metric/")}
+    clients[1].local.digest = ""
+    assert clients[1].answer(missing)["reason"] == "metric-missing"
+
+
+def test_messages_are_as_large_as_federated_averagings():
+    plan = plan_of(privacy=TrustedServer("clients"), rule=FedSOFIM())
+    server, clients = world(plan)
+    answer = clients[0].answer(server.open_round()[0])
+    tensors = {k: v for k, v in answer.items() if torch.is_tensor(v)}
+    assert {k.removeprefix("sum/"): tuple(v.shape) for k, v in tensors.items()} == server.shapes
+    assert set(answer) - set(tensors) == {"kind", "round", "contract", "client"}

@@ -1,0 +1,230 @@
+"""Planted leaks: every one must be found by the checks that a sound federation passes."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dpkfc.checkpoint import read
+from dpkfc.federated import Client, FederatedConfig, LocalModel, PerUpload, SecureAggregation, Server, TrustedServer
+from dpkfc.federated.audit import Finding, kept_messages, noise_law, record_bound, round_message
+from dpkfc.federated.client import stream_seed
+from dpkfc.federated.messages import flat, group
+from dpkfc.federated.partition import dirichlet, iid, parts
+from dpkfc.federated.runner import one_round
+from dpkfc.federated.work import clipped_whole
+from dpkfc.privacy.rng import NoiseStream
+from tests.federated.worlds import CLIENTS, head, loss_fn, plan_of, records, vector, world
+
+PAIRS = 20
+
+
+def wide_head() -> torch.nn.Module:
+    """More numbers, so that the law of the noise is seen in few rounds."""
+    return torch.nn.Linear(60, 10).double()
+
+
+SHARED = TrustedServer("clients")
+
+
+def audit_plan(privacy=SHARED, noise: float = 2.0, seed: int | None = None, **options):
+    config = {"clients": 6, "rounds": 2 * PAIRS, "expected_records": 24, "privacy": privacy, "test_mode_seed": seed}
+    return FederatedConfig(**{**config, **options}).with_noise(noise, 1e-3)
+
+
+def clients_of(plan, kinds=None) -> list[Client]:
+    local = LocalModel(plan, wide_head(), loss_fn)
+    generator = torch.Generator().manual_seed(2)
+    data = (torch.randn(24, 60, generator=generator).double(), torch.randint(0, 10, (24,), generator=generator))
+    cut = parts(data, iid(24, plan.config.clients))
+    kinds = kinds or {}
+    return [kinds.get(i, Client)(i, plan, local, data, verify=False) for i, data in enumerate(cut)]
+
+
+def found(plan, clients) -> dict[str, Finding]:
+    theta = dict(wide_head().named_parameters())
+    return {f.check: f for f in noise_law(plan, clients, clients[0].local.contract, theta, PAIRS)}
+
+
+class Silent(Client):
+    """Skips the noise."""
+
+    def _released(self, sums, step):
+        return sums
+
+
+class Faint(Client):
+    """Adds 15 % too little."""
+
+    def _released(self, sums, step):
+        noisy = super()._released(sums, step)
+        return {n: sums[n] + 0.85 * (x - sums[n]) for n, x in noisy.items()}
+
+
+class Frozen(Client):
+    """Repeats its noise in every round."""
+
+    def _released(self, sums, step):
+        self._noise = NoiseStream.repeatable(1)
+        clipped = super()._released(sums, 0)
+        return clipped
+
+
+@pytest.mark.parametrize("privacy", [TrustedServer("clients"), PerUpload()])
+def test_sound_clients_pass(privacy):
+    plan = audit_plan(privacy)
+    assert all(f.passed for f in found(plan, clients_of(plan)).values())
+
+
+@pytest.mark.parametrize("kind", [Silent, Faint])
+def test_a_client_that_skips_noise_is_found(kind):
+    plan = audit_plan()
+    findings = found(plan, clients_of(plan, {4: kind}))
+    assert not findings["variance of the noise"].passed and "wrong: [4]" in findings["variance of the noise"].detail
+
+
+def test_a_client_that_repeats_its_noise_is_found():
+    plan = audit_plan(seed=3)
+    assert not found(plan, clients_of(plan, {2: Frozen}))["variance of the noise"].passed
+
+
+def test_one_seed_on_two_clients_is_found():
+    plan = audit_plan(seed=3)
+    clients = clients_of(plan)
+    assert all(f.passed for f in found(plan, clients).values())
+    clients = clients_of(plan)
+    clients[5]._noise = NoiseStream.repeatable(stream_seed(plan, 1 + 1))
+    finding = found(plan, clients)["independence of the noise"]
+    assert not finding.passed and "(1, 5)" in finding.detail
+
+
+def test_dropout_without_a_top_up_is_found():
+    """The paper's share, stddev / √n, while a round with t < n survivors is kept."""
+
+    class PaperShare(TrustedServer):
+        def share(self, stddev: float, honest: int) -> float:
+            return stddev / math.sqrt(6)
+
+    plan = audit_plan(PaperShare("clients"))
+    assert plan.config.survivors == 5
+    findings = found(plan, clients_of(plan))
+    assert findings["variance of the noise"].passed and findings["independence of the noise"].passed
+    assert plan.hiding_stddev(5) < plan.stddev
+    assert not findings["noise of the survivors"].passed
+    half = audit_plan(replace(PaperShare("clients")), min_survivors=3)
+    assert not found(half, clients_of(half))["noise of the survivors"].passed
+
+
+class MeanFirst(Client):
+    """Clips the mean gradient instead of every record's, then multiplies by the number of records."""
+
+    def _noisy(self, number, extra):
+        n = len(self.records)
+        g = clipped_whole(self.local.mean_gradient(self.records), self.plan.config.max_grad_norm)
+        return self._released({name: n * x for name, x in g.items()}, number)
+
+
+class Unclipped(Client):
+    """Sums gradients as they are."""
+
+    def _noisy(self, number, extra):
+        n = len(self.records)
+        return self._released({name: n * x for name, x in self.local.mean_gradient(self.records).items()}, number)
+
+
+def neighbours(kind, scale: float = 100.0) -> Finding:
+    plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
+    x, y = records(6, seed=4)
+    x, y = torch.cat([x, scale * x[:1]]), torch.cat([y, (y[:1] + 1) % 3])
+    theta = dict(head(3).named_parameters())
+    answers = []
+    for data in ((x, y), (x[:-1], y[:-1])):
+        client = kind(0, plan, LocalModel(plan, head(), loss_fn), data, verify=False)
+        answers.append(client.answer(round_message(client.local.contract, 0, theta)))
+    return record_bound(plan, *answers)
+
+
+def test_one_record_moves_a_sum_by_its_clipped_gradient():
+    assert neighbours(Client).passed
+    assert not neighbours(MeanFirst).passed
+    assert not neighbours(Unclipped).passed
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 1.0, math.inf])
+def test_every_record_weighs_the_same_against_the_noise(alpha: float):
+    """Factor 1 for all, where a division by the sizes of clients would leave 0.4 for the smallest."""
+    data = records(60, scale=50.0)
+    cut = parts(data, dirichlet(data[1], CLIENTS, alpha, seed=3))
+    plan = plan_of(privacy=TrustedServer(), expected_records=60, rounds=1)
+    moved = []
+    whole = _release(plan, cut)
+    for client, (x, y) in enumerate(cut):
+        if len(x) > 1:
+            worst = int(loss_fn(head(), (x, y)).argmax())  # of a gradient far above C
+            rest = [i for i in range(len(x)) if i != worst]
+            without = [*cut[:client], (x[rest], y[rest]), *cut[client + 1 :]]
+            moved.append(float((whole - _release(plan, without)).norm()) * plan.config.divisor)
+    factors = [plan.stddev / m / plan.noise_multiplier for m in moved]
+    assert all(f == pytest.approx(1.0, rel=1e-6) for f in factors)
+
+
+def _release(plan, cut) -> torch.Tensor:
+    server, clients = world(plan, cut)
+    before = vector(server.parameters)
+    one_round(server, clients)
+    return (before - vector(server.parameters)) / plan.config.rule.learning_rate
+
+
+class Hoarder(Server):
+    """Keeps what single clients sent."""
+
+    def receive(self, message):
+        if not hasattr(self, "kept"):
+            self.kept = []
+        accepted = super().receive(message)
+        if accepted:
+            self.kept.append(group(message, "sum"))
+        return accepted
+
+
+class Talker(Server):
+    """Logs it."""
+
+    def receive(self, message):
+        logging.getLogger("dpkfc.federated.test").warning("received %s", message)
+        return super().receive(message)
+
+
+@pytest.mark.parametrize("privacy", [TrustedServer(), TrustedServer("clients"), PerUpload(), SecureAggregation()])
+def test_a_server_keeps_nothing_of_single_clients(privacy, caplog, tmp_path):
+    finding = {}
+    for kind in (Server, Hoarder, Talker):
+        caplog.clear()
+        plan = plan_of(privacy=privacy)
+        server = kind(plan, head())
+        clients = {c.number: c for c in world(plan)[1].values()}
+        for client in clients.values():
+            server.enroll(client.hello())
+        sent, messages = server.open_round(), []
+        for i, client in clients.items():
+            messages.append(client.answer(sent[i]))
+            server.receive(messages[-1])
+        record = server.close_round()
+        server.save(tmp_path / "checkpoint")
+        finding[kind] = kept_messages([server, record, read(tmp_path / "checkpoint"), list(caplog.records)], messages)
+    assert finding[Server].passed and not finding[Hoarder].passed and not finding[Talker].passed
+
+
+def test_nothing_of_a_client_but_its_noisy_sum_is_in_its_message():
+    plan = plan_of(privacy=PerUpload(), noise=5.0)
+    server, clients = world(plan)
+    sent = server.open_round()
+    message = clients[0].answer(sent[0])
+    private = clients[0].local.clipped_sum(clients[0].records, torch.arange(len(clients[0].records)).numpy())
+    for name, x in private.items():
+        assert not torch.equal(message[f"sum/{name}"], x)
+    assert set(message) == {"kind", "round", "contract", "client", *flat("sum", private)}

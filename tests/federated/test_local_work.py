@@ -1,0 +1,184 @@
+"""Work on clients beyond one gradient against plain loops: local steps, control variates, FedNew; and secure aggregation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dpkfc.federated import (
+    ClientLevel,
+    FedAvg,
+    FedNew,
+    FedNewStep,
+    LocalSteps,
+    PerUpload,
+    Scaffold,
+    ScaffoldSteps,
+    SecureAggregation,
+    Server,
+    federate,
+    make_clients,
+)
+from dpkfc.federated.runner import one_round
+from dpkfc.federated.secagg import Pairs, decoded, encoded, masked, missing_masks, total
+from tests.federated.test_equality import plain_clipped_sum
+from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
+
+
+def gradient(model: nn.Module, data) -> torch.Tensor:
+    found = torch.autograd.grad(loss_fn(model, data).mean(), list(model.parameters()))
+    return torch.cat([x.flatten() for x in found])
+
+
+def placed(model: nn.Module, values: torch.Tensor) -> None:
+    with torch.no_grad():
+        sizes = [p.numel() for p in model.parameters()]
+        for p, piece in zip(model.parameters(), values.split(sizes), strict=True):
+            p.copy_(piece.view(p.shape))
+
+
+def at(values: torch.Tensor) -> nn.Module:
+    placed(model := head(), values)
+    return model
+
+
+def test_federated_averaging_of_clipped_changes():
+    plan = plan_of(0.0, privacy=ClientLevel(), local=LocalSteps(3, 0.2), rule=FedAvg(), max_grad_norm=0.02)
+    run = federate(plan, head(), loss_fn, datasets())
+    theta = vector(dict(head().named_parameters()))
+    for _ in range(3):
+        changes = []
+        for data in datasets():
+            own = theta.clone()
+            for _ in range(3):
+                own = own - 0.2 * gradient(at(own), data)
+            change = theta - own
+            changes.append(change * min(1.0, 0.02 / float(change.norm())))
+        theta = theta - sum(changes) / CLIENTS
+    assert float((theta - vector(run.server.parameters)).abs().max()) < 1e-7
+
+
+def test_private_local_steps_of_single_examples():
+    plan = plan_of(0.0, privacy=PerUpload(), local=LocalSteps(3, 0.2), rule=FedAvg(), rounds=2)
+    run = federate(plan, head(), loss_fn, datasets())
+    theta = vector(dict(head().named_parameters()))
+    for _ in range(2):
+        changes = []
+        for data in datasets():
+            own = theta.clone()
+            for _ in range(3):
+                own = own - 0.2 * plain_clipped_sum(at(own), data, 0.5) / (RECORDS // CLIENTS)
+            changes.append(theta - own)
+        theta = theta - sum(changes) / CLIENTS
+    assert float((theta - vector(run.server.parameters)).abs().max()) < 1e-12
+    assert run.server.ledger.count == 6 == plan.releases
+
+
+def test_scaffold_against_its_algorithm():
+    work = ScaffoldSteps(3, 0.2)
+    plan = plan_of(0.0, privacy=ClientLevel(), local=work, rule=Scaffold(local=work), max_grad_norm=10.0)
+    run = federate(plan, head(), loss_fn, datasets())
+    theta, c, own_c = (
+        vector(dict(head().named_parameters())),
+        torch.zeros(18).double(),
+        [torch.zeros(18).double()] * CLIENTS,
+    )
+    for _ in range(3):
+        changes, controls = [], []
+        for i, data in enumerate(datasets()):
+            own = theta.clone()
+            for _ in range(3):
+                own = own - 0.2 * (gradient(at(own), data) - own_c[i] + c)
+            controls.append(own_c[i] - c + (theta - own) / (3 * 0.2))
+            changes.append(theta - own)
+        c = c + sum(new - old for new, old in zip(controls, own_c, strict=True)) / CLIENTS
+        theta, own_c = theta - sum(changes) / CLIENTS, controls
+    assert float((theta - vector(run.server.parameters)).abs().max()) < 1e-10
+
+
+def test_the_control_variate_of_a_private_client_is_made_of_its_releases():
+    work = ScaffoldSteps(2, 0.2)
+    plan = plan_of(1.0, privacy=PerUpload(), local=work, rule=Scaffold(local=work))
+    server, clients = world(plan)
+    sent = server.open_round()
+    message = clients[0].answer(sent[0])
+    change = vector({n: message[f"sum/{n}"] for n in server.shapes})
+    control = vector(clients[0]._control)  # c and c_i were zero: c_i⁺ is the mean of the two noisy gradients
+    assert float((control - change / (2 * 0.2)).abs().max()) < 1e-12
+    assert clients[0].ledger.count == 2
+
+
+@pytest.mark.parametrize("privacy", [ClientLevel(), ClientLevel(SecureAggregation()), PerUpload()])
+def test_fednew_takes_a_newton_direction_off_the_parameters(privacy):
+    work = FedNewStep(alpha=0.5, rho=0.2)
+    noise = 0.0 if not privacy.masked else 1e-3
+    plan = plan_of(noise, privacy=privacy, local=work, rule=FedNew(), max_grad_norm=0.8)
+    run = federate(plan, head(), loss_fn, datasets())
+    theta, y = vector(dict(head().named_parameters())), torch.zeros(18).double()
+    dual, last = [torch.zeros(18).double()] * CLIENTS, [None] * CLIENTS
+    for _ in range(3):
+        directions = []
+        for i, data in enumerate(datasets()):
+            if last[i] is not None:
+                dual[i] = dual[i] + 0.2 * (last[i] - y)
+            model = at(theta)
+            rows = [gradient(model, (data[0][k : k + 1], data[1][k : k + 1])) for k in range(len(data[0]))]
+            h = torch.stack(rows).T @ torch.stack(rows) / len(rows)
+            step = torch.linalg.solve(h + 0.7 * torch.eye(18).double(), gradient(model, data) - dual[i] + 0.2 * y)
+            last[i] = step * min(1.0, 0.8 / float(step.norm()))
+            directions.append(last[i])
+        y = sum(directions) / CLIENTS
+        theta = theta - y
+    assert float((theta - vector(run.server.parameters)).abs().max()) < (1e-6 if noise == 0 else 0.02)
+
+
+def test_newton_directions_of_large_models_are_refused_with_a_constant_reason():
+    model = nn.Linear(2000, 3).double()
+    data = [(torch.randn(2, 2000).double(), torch.tensor([0, 1]))] * 2
+    plan = plan_of(clients=2, privacy=ClientLevel(), local=FedNewStep(), rule=FedNew())
+    clients = make_clients(plan, model, loss_fn, data)
+    server = Server(plan, model)
+    for client in clients:
+        server.enroll(client.hello())
+    record = one_round(server, dict(enumerate(clients)))
+    assert record.dropped and record.rejected == {"client-failed": 2} and "d = 6,003" in str(clients[0].last_error)
+
+
+@pytest.mark.parametrize("dead", [(), (1,), (0, 4)])
+def test_masked_sums_are_exact(dead):
+    generator = torch.Generator().manual_seed(0)
+    grid, cohort, pairs = 2.0**-20, range(5), Pairs(b"secret")
+    numbers = [{"w": torch.randn(7, 3, generator=generator).double().div(grid).round().mul(grid)} for _ in cohort]
+    integers = [encoded(x, grid) for x in numbers]
+    alive = [i for i in cohort if i not in dead]
+    sent = [masked(integers[i], i, cohort, 3, pairs) for i in alive]
+    for plain, hidden in zip((integers[i] for i in alive), sent, strict=True):
+        assert not bool((plain["w"] == hidden["w"]).any())
+    owed = [missing_masks({"w": (7, 3)}, i, dead, 3, pairs) for i in alive]
+    found = total([*sent, *[{"w": -x["w"]} for x in owed]])
+    assert torch.equal(found["w"], total([integers[i] for i in alive])["w"])
+    exact = torch.stack([numbers[i]["w"] for i in alive]).sum(0)
+    assert torch.equal(decoded(found, grid, found)["w"], exact)
+
+
+def test_a_number_off_the_grid_is_refused():
+    with pytest.raises(ValueError, match="not on the grid"):
+        encoded({"w": torch.tensor([math.pi]).double()}, 2.0**-10)
+
+
+def test_a_single_masked_message_looks_uniform():
+    plan = plan_of(privacy=SecureAggregation())
+    server, clients = world(plan)
+    sent = server.open_round()
+    words = torch.cat([x.flatten() for k, x in clients[0].answer(sent[0]).items() if k.startswith("sum/")])
+    assert words.dtype == torch.int64 and float(words.double().abs().mean()) > 2.0**60
+
+
+def test_secret_cohorts_go_on_when_nobody_was_drawn():
+    plan = plan_of(1.0, privacy=ClientLevel(), client_rate=0.05, rounds=4, test_mode_seed=1)
+    run = federate(plan, head(), loss_fn, datasets())
+    assert len(run.records) == 4 and not any(r.dropped for r in run.records)
+    assert all(r.cohort is None and r.survivors is None for r in run.records)
