@@ -39,6 +39,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+_LONG = 24  # rows of a table that is folded
+
+
 def tests_of(section: str) -> list[str]:
     """Files of a section that exist; fuzzing has one a kind of file."""
     if section == "fuzz":
@@ -89,13 +92,20 @@ def summary_table(results: Mapping[str, Any]) -> str:
 
 
 def evidence_table(results: Mapping[str, Any], section: str) -> str:
-    """All rows of a section, with a column for each figure that any of them has."""
+    """All rows of a section: rows with the same figures make one table, a long one folded unless it is the section's first."""
     rows = results["sections"].get(section, {}).get("rows", [])
     if not rows:
         return "*No figures in the last run.*"
-    keys = list(dict.fromkeys(key for row in rows for key in row if key not in ("section", "row")))
-    cells = [[row["row"], *(_shown(row.get(key)) for key in keys)] for row in rows]
-    return markdown(["", *(key.replace("_", " ") for key in keys)], cells)
+    kinds: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault(tuple(key for key in row if key not in ("section", "row") and row[key] not in ([], "")), []).append(row)
+    tables = []
+    for keys, alike in kinds.items():
+        cells = [[row["row"], *(_shown(row.get(key)) for key in keys)] for row in alike]
+        found = markdown(["", *(key.replace("_", " ") for key in keys)], cells)
+        folded = len(alike) > _LONG and tables
+        tables.append(f"<details><summary>{len(alike)} rows</summary>\n\n{found}\n\n</details>" if folded else found)
+    return "\n\n".join(tables)
 
 
 def _shown(value: Any) -> str:
