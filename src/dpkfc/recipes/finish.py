@@ -22,6 +22,7 @@ from dpkfc.recipes.evaluate import Judged
 from dpkfc.recipes.prepared import LABELS, Prepared
 from dpkfc.report import plots
 from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
+from dpkfc.report.figures import FILE, Figures
 from dpkfc.report.metrics import Metrics, Row, not_private
 from dpkfc.report.numbers import rounded_up
 from dpkfc.report.plots import Curve, LayerSignal, LayerSpectra
@@ -180,6 +181,7 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
     where = f"at the released weights, on {probe}"
     if not prepared.config.uses_preconditioner:
         where += "; preconditioner not used"
+    signal: list[LayerSignal] = []
     if plan.noise_multiplier > 0:
         ratios = signal_to_noise(
             settings,
@@ -190,7 +192,7 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
             noise_multiplier=plan.noise_multiplier,
         )
         amplitude = plan.expected_batch_size
-        shown = [
+        signal = [
             LayerSignal(
                 name=_layer_name(model, name),
                 plain=amplitude * math.sqrt(ratio.plain),
@@ -199,9 +201,10 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
             for name, ratio in ratios.items()
         ]
         caption = f"{_title(prepared)}, {where}; {amplitude:,} examples"
-        plots.save(plots.signal_to_noise(shown, caption, stamp(plan)), folder.plots / "signal_to_noise.png")
-    figure = plots.spectra(_spectra(model, settings, built), f"{_title(prepared)}, {where}", stamp(plan))
-    plots.save(figure, folder.plots / LAST_PLOT)
+        plots.save(plots.signal_to_noise(signal, caption, stamp(plan)), folder.plots / "signal_to_noise.png")
+    spectra = _spectra(model, settings, built)
+    Figures(measured=f"{_title(prepared)}, {where}", spectra=spectra, signal_to_noise=signal).write(folder.path / FILE)
+    plots.save(plots.spectra(spectra, f"{_title(prepared)}, {where}", stamp(plan)), folder.plots / LAST_PLOT)
 
 
 def _shown(prepared: Prepared) -> tuple[KFAC, str]:

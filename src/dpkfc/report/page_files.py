@@ -1,0 +1,181 @@
+"""Results files of studies as a page reads them: plain JSON of the formats that docs/report.md lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpkfc.report.page_read import Contents, Sheet, Shown, marks_of, train_command
+from dpkfc.report.page_text import number, percent, plain, show
+
+__all__ = ["read_file"]
+
+VERSION = 1
+
+
+def read_file(path: Path, content: Any) -> Contents:
+    """Runs and tables of one results file.
+
+    Args:
+        path: its name, for messages.
+        content: its JSON.
+
+    Raises:
+        ValueError: of no known format, of another version, or without a single readable entry.
+    """
+    if not isinstance(content, dict):
+        raise ValueError("is no results file of dpkfc")
+    kind = content.get("kind")
+    if kind == "dpkfc study" and isinstance(content.get("rows"), dict):
+        _check_version(content)
+        return _study(path, content["rows"])
+    if kind == "dpkfc table" and isinstance(content.get("cells"), list):
+        _check_version(content)
+        return Contents(runs=(), sheets=[_published(path, content)])
+    if kind is None and isinstance(content.get("arms"), list):
+        _check_version(content)
+        return Contents(runs=(), sheets=[_tuning(path, content)])
+    if kind is None and isinstance(content.get("runs"), dict):
+        return _benchmark(path, content["runs"])
+    raise ValueError("is no results file of dpkfc (study, tuning, table or benchmark); leave it out")
+
+
+def _check_version(content: Mapping[str, Any]) -> None:
+    if content.get("version") != VERSION:
+        found = plain(content.get("version"), 20)
+        raise ValueError(f"is of version {found}, this dpkfc reads {VERSION}; use the version that wrote it")
+
+
+def _gathered(path: Path, rows: Mapping[str, Any], made: list[Shown], others: int, pruned: int) -> Contents:
+    lost = len(rows) - len(made) - others - pruned
+    if not made and lost:
+        raise ValueError("none of its entries can be read")
+    notes = [f"{path}: {lost} incomplete entries are not shown"] if lost else []
+    notes += [f"{path}: {pruned} trials that were pruned, so not trained to the end, are not shown"] if pruned else []
+    notes += [f"{path}: {others} entries that hold no run but measurements are not shown"] if others else []
+    return Contents(runs=made, notes=notes)
+
+
+def _study(path: Path, rows: Mapping[str, Any]) -> Contents:
+    """Rows of `dpkfc.studies`: one finished run each."""
+    made: list[Shown] = []
+    others = pruned = 0
+    for row in rows.values():
+        if not isinstance(row, dict) or not isinstance(row.get("run"), dict):
+            continue
+        tag = _mapping(row.get("tag"))
+        if row["run"].get("measure") and number(row.get("accuracy")) is None:
+            others += 1
+        elif tag.get("pruned") is True:
+            pruned += 1
+        elif number(row.get("accuracy")) is not None and number(row.get("epsilon")) is not None:
+            made.append(_row(path, row, tag))
+    return _gathered(path, rows, made, others, pruned)
+
+
+def _row(path: Path, row: Mapping[str, Any], tag: Mapping[str, Any]) -> Shown:
+    run = row["run"]
+    settings = _mapping(run.get("settings"))
+    seed, measured_on = run.get("seed"), row.get("measured_on", run.get("evaluate_on", "test"))
+    pairs = row.get("curve")
+    known = [(number(p[0]), number(p[1])) for p in (pairs if isinstance(pairs, list) else []) if _is_pair(p)]
+    return Shown(
+        source=str(path),
+        task=str(run.get("recipe", "unknown")),
+        method=str(tag.get("arm") or run.get("method", "unknown")),
+        measured_on=str(measured_on),
+        score=str(row.get("score") or "accuracy"),
+        accuracy=number(row["accuracy"]),
+        epsilon=number(row["epsilon"]),
+        target=number(row.get("target_epsilon")),
+        delta=number(row.get("delta")),
+        sigma=number(row.get("noise_multiplier")),
+        steps=int(number(row.get("steps")) or 0),
+        seconds=number(row.get("seconds")),
+        seed=int(number(seed) or 0),
+        settings={str(name): value for name, value in settings.items() if name not in {"epsilon", "delta"}},
+        marks=marks_of(None, row.get("caveats")),
+        curve=[(step, score) for step, score in known if step is not None and score is not None],
+        command=train_command(run.get("recipe"), run.get("method"), seed, run.get("evaluate_on"), settings),
+    )
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _is_pair(found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2
+
+
+def _benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
+    """Entries of `benchmarks/accuracy.py`, which come from a loop of their own and not from `dpkfc train`."""
+    made = []
+    aside = {"accuracy", "arm", "clipped_fraction", "dataset", "delta", "epsilon", "epsilon_spent", "evaluate_on"}
+    aside |= {"noise_multiplier", "seconds", "seed", "steps"}
+    for row in rows.values():
+        if not isinstance(row, dict) or number(row.get("accuracy")) is None or "arm" not in row:
+            continue
+        optimizer = row.get("optimizer")
+        made.append(
+            Shown(
+                source=str(path),
+                task=str(row.get("dataset", "unknown")),
+                method=f"{row['arm']} ({optimizer})" if optimizer else str(row["arm"]),
+                measured_on=str(row.get("evaluate_on", "test")),
+                accuracy=number(row["accuracy"]),
+                epsilon=number(row.get("epsilon_spent", row.get("epsilon"))),
+                target=number(row.get("epsilon")),
+                delta=number(row.get("delta")),
+                sigma=number(row.get("noise_multiplier")),
+                steps=int(number(row.get("steps")) or 0),
+                seconds=number(row.get("seconds")),
+                seed=int(number(row.get("seed")) or 0),
+                settings={str(name): value for name, value in row.items() if name not in aside},
+                command="python benchmarks/accuracy.py --data-dir DIR",
+            )
+        )
+    return _gathered(path, rows, made, 0, 0)
+
+
+def _tuning(path: Path, content: Mapping[str, Any]) -> Sheet:
+    """`tune.json`: what came of a search. Its accuracies are of private examples."""
+    arms = [arm for arm in content["arms"] if isinstance(arm, dict)]
+    rows = [
+        (
+            plain(arm.get("label", arm.get("name", "")), 80) + (" (control)" if arm.get("control") is True else ""),
+            percent(number(arm.get("accuracy"))),
+            show(arm.get("trials")),
+            show(arm.get("pruned")),
+            show(arm.get("params")),
+        )
+        for arm in arms
+    ]
+    notes = [plain(content.get("statement", ""), 2000).replace("**", "")]
+    if content.get("complete") is False:
+        notes.append("Not finished: some methods have had fewer trials than others.")
+    return Sheet(
+        source=str(path),
+        title=f"Tuning of {plain(content.get('recipe', 'unknown'), 80)}",
+        notes=[note for note in notes if note],
+        header=("method", "validation accuracy, NOT PRIVATE", "trials", "pruned", "settings that won"),
+        rows=rows,
+        commands=[plain(arm["command"], 2000) for arm in arms if isinstance(arm.get("command"), str) and arm["command"]],
+    )
+
+
+def _published(path: Path, content: Mapping[str, Any]) -> Sheet:
+    """`NAME.json` of `dpkfc reproduce`: published cells beside ours."""
+    columns = ("row", "column", "published", "ours", "verdict")
+    cells = [cell for cell in content["cells"] if isinstance(cell, dict)]
+    notes = [("Published: ", content.get("accounting")), ("", content.get("note")), ("", content.get("rule"))]
+    name = content.get("name")
+    return Sheet(
+        source=str(path),
+        title=plain(content.get("title", name), 160),
+        notes=[f"{before}{plain(text, 1200)}" for before, text in notes if isinstance(text, str) and text],
+        header=("method", "setting", "published %", "ours %", "verdict"),
+        rows=[tuple(show(cell.get(column)) for column in columns) for cell in cells],
+        commands=[f"dpkfc reproduce {name}"] if isinstance(name, str) and name.replace("-", "").isalnum() else (),
+    )

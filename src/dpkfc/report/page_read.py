@@ -1,0 +1,321 @@
+"""What a page shows, read from run folders and results files; of each one that cannot be read, a line that says why."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpkfc.report import figures
+from dpkfc.report.figures import Figures
+from dpkfc.report.metrics import Metrics
+from dpkfc.report.page_text import command_of, number, plain
+from dpkfc.report.run_folder import RunFolder
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Contents", "Shown", "Sheet", "read_all"]
+
+CARD_FORMAT = 1
+_MOST_BYTES, _PICTURE_BYTES, _POINTS = 64 * 2**20, 2 * 2**20, 240
+# Settings that do not decide what a run comes to, or are shown in a place of their own.
+_ASIDE = {"recipe", "method", "seed", "epsilon", "delta", "eval_on", "out", "data_dir", "threads", "device", "num_workers"}
+_ASIDE |= {"max_physical_batch_size", "pad_to_multiple", "chosen_by", "evaluate_every", "test_mode"}
+_PICTURES = {"signal_to_noise.png": "Signal-to-noise ratio of each layer", "spectra.png": "Spectra of the curvature factors"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """One run as a page shows it. Text is as it was found: whoever writes a page escapes it.
+
+    Attributes:
+        source: the file or folder it was read from.
+        task: what was learned, as a rule the recipe.
+        method: what it is called in figures and tables.
+        measured_on: what the score was measured on.
+        score: what `accuracy` is.
+        accuracy: of the delivered weights; not protected by ε.
+        epsilon: spent.
+        target: ε of the budget.
+        delta: δ.
+        sigma: noise multiplier.
+        steps: releases.
+        seconds: of training.
+        seed: public seed.
+        settings: what else decides the result.
+        marks: what is said against its guarantee; empty where it has one.
+        against: whom the guarantee holds against, where it does not hold against everyone who sees the weights.
+        curve: (step, score).
+        spending: (step, ε).
+        command: that trains it again; empty where none is known.
+        config: settings as TOML, for a command that reads them.
+        card: the privacy card.
+        figures: of the curvature.
+        pictures: title to a data URI of a PNG file.
+    """
+
+    source: str
+    task: str
+    method: str
+    measured_on: str
+    score: str = "accuracy"
+    accuracy: float | None
+    epsilon: float | None
+    target: float | None = None
+    delta: float | None = None
+    sigma: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    seed: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    marks: Sequence[str] = ()
+    against: str = ""
+    curve: Sequence[tuple[float, float]] = ()
+    spending: Sequence[tuple[float, float]] = ()
+    command: str = ""
+    config: str = ""
+    card: Mapping[str, Any] | None = None
+    figures: Figures | None = None
+    pictures: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A table that a study has made: a tuning study, or a published table beside ours."""
+
+    source: str
+    title: str
+    notes: Sequence[str]
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    commands: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """All that was found.
+
+    Attributes:
+        runs: in the order given.
+        sheets: in the same order.
+        broken: (file or folder, why it is not shown).
+        notes: what was left out on purpose, in words.
+    """
+
+    runs: Sequence[Shown]
+    sheets: Sequence[Sheet] = ()
+    broken: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+
+
+def read_all(paths: Sequence[str | os.PathLike[str]]) -> Contents:
+    """Read run folders, folders of run folders, and results files.
+
+    Args:
+        paths: of any of them; one that is named twice counts once.
+
+    Raises:
+        ValueError: nothing can be shown; the first reason is named.
+    """
+    from dpkfc.report.page_files import read_file
+
+    runs: list[Shown] = []
+    sheets: list[Sheet] = []
+    broken: list[tuple[str, str]] = []
+    notes: list[str] = []
+    for path in _unique(paths, broken):
+        try:
+            if path.is_dir():
+                runs.append(_run_folder(path))
+            else:
+                found = read_file(path, parsed(path))
+                runs, sheets, notes = runs + list(found.runs), sheets + list(found.sheets), notes + list(found.notes)
+        except ValueError as error:
+            broken.append((str(path), plain(error)))
+        except OSError as error:
+            broken.append((str(path), plain(f"cannot be read ({error.strerror or error})")))
+    if not runs and not sheets:
+        where, why = broken[0] if broken else ("", "no run folder and no results file was given")
+        raise ValueError(f"nothing to report: {where}: {why}" if where else f"nothing to report: {why}")
+    return Contents(runs=runs, sheets=sheets, broken=broken, notes=notes)
+
+
+def _unique(paths: Sequence[str | os.PathLike[str]], broken: list[tuple[str, str]]) -> list[Path]:
+    seen: dict[str, Path] = {}
+    for given in paths:
+        try:
+            for path in _found(Path(given), broken):
+                seen.setdefault(os.path.realpath(path), path)
+        except (OSError, ValueError) as error:
+            broken.append((plain(given), plain(f"cannot be read ({error})")))
+    return list(seen.values())
+
+
+def _found(path: Path, broken: list[tuple[str, str]]) -> Iterator[Path]:
+    """A file or a run folder as it is; of another folder the run folders and results files that lie in it."""
+    if not path.exists():
+        broken.append((str(path), "there is no such file or folder"))
+    elif path.is_file() or (path / "config.toml").is_file() or (path / "privacy_card.json").is_file():
+        yield path
+    elif path.is_dir():
+        below = sorted(path.iterdir())
+        inside = [child for child in below if (child / "config.toml").is_file()]
+        inside += [child for child in below if child.suffix == ".json" and child.is_file()]
+        if not inside:
+            broken.append((str(path), "holds neither a run (config.toml) nor results (*.json)"))
+        yield from inside
+    else:
+        broken.append((str(path), "is neither a file nor a folder"))
+
+
+def parsed(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        ValueError: too large, or damaged.
+    """
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"{path.name} is larger than {_MOST_BYTES // 2**20} MiB")
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{path.name} is damaged ({plain(reason, 120)}); put an earlier copy back") from None
+
+
+def _run_folder(path: Path) -> Shown:
+    """One run folder.
+
+    Raises:
+        ValueError: half-written, damaged or of another version.
+    """
+    folder = RunFolder(path)
+    text, settings = _config(folder.config)
+    if not folder.card.is_file():
+        raise ValueError(f"no {folder.card.name}: the run has not ended; go on with dpkfc train --resume {path}")
+    card = _card(folder.card)
+    promise, mechanism = card["guarantee"], _mapping(card.get("mechanism"))
+    metrics = _metrics(folder.metrics)
+    judged = metrics.evaluated()
+    spending = [(float(row.step), row.epsilon) for row in metrics.rows if number(row.epsilon) is not None]
+    seconds = [row.seconds for row in metrics.rows if row.seconds is not None]
+    method, _, task = str(card.get("title", path.name)).partition(" on ")
+    return Shown(
+        source=str(path),
+        task=str(settings.get("recipe") or task or "unknown"),
+        method=str(settings.get("method") or method),
+        measured_on=metrics.measured_on,
+        score=_score(_mapping(card.get("results")), metrics.measured_on),
+        accuracy=judged[-1].accuracy if judged else None,
+        epsilon=number(promise.get("epsilon")),
+        target=number(promise.get("target_epsilon")),
+        delta=number(promise.get("delta")),
+        sigma=number(mechanism.get("noise_multiplier")),
+        steps=int(number(promise.get("releases")) or 0),
+        seconds=sum(seconds) if seconds else None,
+        seed=None if (seed := number(settings.get("seed"))) is None else int(seed),
+        settings={name: value for name, value in settings.items() if name not in _ASIDE},
+        marks=marks_of(card.get("stamp"), card.get("caveats")) or ([] if promise.get("certified") is True else ["UNCERTIFIED"]),
+        against=plain(promise.get("against") or "", 300),
+        curve=[(float(row.step), row.accuracy) for row in judged if row.accuracy is not None],
+        spending=_thin(spending),
+        command=f"dpkfc train --config config.toml{' --test-mode' if settings.get('test_mode') is True else ''}" if text else "",
+        config=text,
+        card=card,
+        figures=_figures(path / figures.FILE),
+        pictures=_pictures(folder.plots),
+    )
+
+
+def _config(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of the settings without the place of the data, and the settings without their sections."""
+    try:
+        text = path.read_text("utf-8")
+        content = tomllib.loads(text)
+    except FileNotFoundError:
+        return "", {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is damaged ({plain(error, 120)}); put an earlier copy back") from None
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        found |= value if isinstance(value, dict) else {name: value}
+    lines = ['data_dir = ""' if line.startswith("data_dir") else line for line in text[:200_000].split("\n")]
+    return "\n".join(lines), {str(name): value for name, value in found.items() if isinstance(value, (str, int, float, bool))}
+
+
+def _card(path: Path) -> dict[str, Any]:
+    card = parsed(path)
+    if not isinstance(card, dict) or not isinstance(card.get("guarantee"), dict):
+        raise ValueError(f"{path.name} is no privacy card")
+    if card.get("format") != CARD_FORMAT:
+        version = plain(card.get("format"), 20)
+        raise ValueError(f"{path.name} is of format {version}, this dpkfc reads {CARD_FORMAT}; use the version that wrote it")
+    promise = card["guarantee"]
+    if number(promise.get("epsilon")) is None and promise.get("epsilon") != "inf":
+        raise ValueError(f"{path.name} states no ε")
+    return card
+
+
+def _metrics(path: Path) -> Metrics:
+    if not path.is_file():
+        return Metrics()
+    try:
+        return Metrics.read(path)
+    except ValueError:
+        raise ValueError(f"{path.name} is damaged; delete it to see the run without its curves") from None
+
+
+def _score(results: Mapping[str, Any], measured_on: str) -> str:
+    """What the score of a card is called: its first result is "SCORE on the SET set"."""
+    end = f" on the {measured_on} set"
+    first = str(next(iter(results), ""))
+    return first.removesuffix(end) if first.endswith(end) else "accuracy"
+
+
+def _figures(path: Path) -> Figures | None:
+    return Figures.read(parsed(path)) if path.is_file() else None
+
+
+def _pictures(folder: Path) -> dict[str, str]:
+    """PNG files as data URIs: nothing is fetched when the page is looked at."""
+    found = {}
+    for name, title in _PICTURES.items():
+        path = folder / name
+        if path.is_file() and path.stat().st_size <= _PICTURE_BYTES:
+            content = path.read_bytes()
+            if content.startswith(b"\x89PNG\r\n\x1a\n"):
+                found[title] = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    return found
+
+
+def marks_of(stamp: Any, caveats: Any) -> list[str]:
+    """What is said against a guarantee: the stamp, then every caveat."""
+    said = [stamp] if isinstance(stamp, str) and stamp else []
+    return [plain(text) for text in [*said, *(caveats if isinstance(caveats, list) else [])]]
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, Mapping) else {}
+
+
+def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    if len(points) <= _POINTS:
+        return list(points)
+    return [points[round(i * (len(points) - 1) / (_POINTS - 1))] for i in range(_POINTS)]
+
+
+def train_command(recipe: Any, method: Any, seed: Any, evaluate_on: Any, settings: Mapping[str, Any]) -> str:
+    """The command of a cell of a study; empty where it cannot be written as one."""
+    if any(isinstance(value, str) and value.startswith("@") for value in settings.values()):
+        return ""  # public data that only a study cuts from another recipe
+    chosen = {name: value for name, value in settings.items() if name not in {"data_dir", "out"}}
+    given = {"recipe": recipe, "method": method, **chosen, "seed": seed}
+    return command_of(given | ({"eval_on": evaluate_on} if evaluate_on != "test" else {}))

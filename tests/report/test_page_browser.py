@@ -1,0 +1,198 @@
+"""The page in a real browser: figures are drawn, tables sort, a method disappears everywhere, nothing leaves the machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.page_cases import FIGURES, HOSTILE, row, run_folder, study
+
+CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs Chromium and its driver")
+pytest.importorskip("selenium")
+pytest.importorskip("plotly")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.common.exceptions import WebDriverException
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    try:
+        driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    except WebDriverException as error:  # for instance under a limit of virtual memory, of which Chromium reserves a lot
+        pytest.skip(f"Chromium cannot be started here: {error.msg}")
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page of ordinary runs and one of a hostile folder."""
+    from dpkfc.report.page import write_page
+
+    folder = tmp_path_factory.mktemp("pages")
+    run_folder(folder / "a", figures=FIGURES)
+    run_folder(folder / "b", "dp-sgd", sigma=2.0, accuracy=0.4)
+    cells = [(m, a, e, s) for m, a in (("dp-sgd", 0.7), ("dp-kfc", 0.8)) for e in (1.0, 8.0) for s in (0, 1)]
+    rows = [row(m, epsilon=e, seed=s, accuracy=a + 0.01 * s) for m, a, e, s in cells]
+    rows.append(row("a-method-with-a-name-that-is-rather-long-for-a-narrow-screen", accuracy=0.75))
+    write_page([folder / "a", folder / "b", study(folder / "s.json", rows)], folder / "good.html")
+    run_folder(folder / "h", HOSTILE, figures=FIGURES, words=HOSTILE, recipe=HOSTILE)
+    hostile = study(folder / "h.json", [row(HOSTILE, tag={"arm": HOSTILE}, caveats=[HOSTILE], epsilon=e) for e in (1.0, 2.0)])
+    write_page([folder / "h", hostile], folder / "hostile.html", title=HOSTILE)
+    return {"good": folder / "good.html", "hostile": folder / "hostile.html"}
+
+
+def opened(browser: Any, path: Path, width: int = 1400, scheme: str = "light") -> Any:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
+    browser.get(path.as_uri())
+    until(browser, "return document.documentElement.dataset.ready === 'true'")
+    return browser
+
+
+def until(browser: Any, script: str) -> None:
+    end = time.monotonic() + 300
+    while not browser.execute_script(script):
+        assert time.monotonic() < end, f"never came true: {script}"
+        time.sleep(0.05)
+
+
+def open_all(browser: Any) -> None:
+    browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
+    until(browser, "return [...document.querySelectorAll('.plot')].every((p) => p.querySelector('.main-svg'))")
+
+
+def requested(browser: Any, page: Path) -> list[str]:
+    """Addresses that the browser asked for, beside the page itself and what it holds."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return [url for url in asked if not url.startswith(("data:", "blob:", "chrome")) and url != page.as_uri()]
+
+
+def test_it_renders_without_a_complaint_and_asks_for_nothing(browser: Any, pages: dict[str, Path]):
+    opened(browser, pages["good"])
+    open_all(browser)
+    assert browser.execute_script("return document.querySelectorAll('.plot .main-svg').length") >= 8
+    assert browser.execute_script("return document.querySelectorAll('.plot .point').length") > 10
+    assert not requested(browser, pages["good"])
+    entries = browser.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
+    assert not [name for name in entries if not name.startswith(("data:", "blob:"))]
+    assert not browser.get_log("browser")
+    script = "const f = JSON.parse(document.getElementById('data').textContent);"
+    script += "return Object.values(f).flatMap((one) => Plotly.validate(one.data, one.layout) ?? []).map((c) => c.msg)"
+    assert browser.execute_script(script) == []
+
+
+def _column(browser: Any, index: int) -> list[str]:
+    rows = "return [...document.querySelectorAll('#table tbody tr')]"
+    return browser.execute_script(f"{rows}.map((r) => r.cells[{index}].textContent)")
+
+
+def test_the_table_sorts_by_mouse_and_by_keyboard(browser: Any, pages: dict[str, Path]):
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, pages["good"])
+    buttons = browser.find_elements("css selector", "#table thead button")
+    browser.execute_script("arguments[0].click()", buttons[3])
+    numbers = [float(text.split()[0]) for text in _column(browser, 3)]
+    assert numbers == sorted(numbers) and len(set(numbers)) > 3
+    buttons[3].send_keys(Keys.ENTER)
+    assert [float(text.split()[0]) for text in _column(browser, 3)] == sorted(numbers, reverse=True)
+    assert browser.execute_script("return document.querySelectorAll('#table th')[3].ariaSort") == "descending"
+    buttons[0].send_keys(Keys.SPACE)
+    names = [text.split(" ", 1)[1] for text in _column(browser, 0)]
+    assert names == sorted(names)
+    assert "sorted by method" in browser.execute_script("return document.getElementById('status').textContent")
+
+
+def test_a_method_is_hidden_everywhere_and_comes_back(browser: Any, pages: dict[str, Path]):
+    opened(browser, pages["good"])
+    open_all(browser)
+    find = "[...document.querySelectorAll('[data-toggle]')].find((b) => b.parentElement.textContent.endsWith('dp-sgd'))"
+    seen = f"const box = {find};"
+    seen += """
+        const id = Number(box.dataset.toggle);
+        const traces = [...document.querySelectorAll('.plot')].flatMap((p) => p.data).filter((t) => t.meta === id && t.visible);
+        const parts = [...document.querySelectorAll(`[data-method="${id}"]`)].filter((e) => e.offsetParent !== null);
+        return [traces.length, parts.length];"""
+    click = f"{find}.click()"
+    before = browser.execute_script(seen)
+    assert min(before) >= 3
+    browser.execute_script(click)
+    assert browser.execute_script(seen) == [0, 0]
+    browser.execute_script(click)
+    assert browser.execute_script(seen) == before
+    browser.execute_script("document.getElementById('none').click()")
+    assert browser.execute_script("return document.querySelectorAll('#table tbody tr:not([hidden])').length") == 0
+
+
+def test_a_command_is_copied(browser: Any, pages: dict[str, Path]):
+    opened(browser, pages["good"])
+    open_all(browser)
+    browser.execute_script("document.addEventListener('copy', () => { window.taken = String(getSelection()); })")
+    browser.execute_script("navigator.clipboard.writeText = () => Promise.reject(new Error('no'))")
+    browser.find_element("css selector", "button.copy").click()
+    until(browser, "return document.querySelector('button.copy').textContent === 'copied'")
+    assert browser.execute_script("return window.taken") == "dpkfc train --config config.toml"
+
+
+def fits(browser: Any) -> None:
+    assert browser.execute_script("return [document.documentElement.scrollWidth <= innerWidth, innerWidth]") == [True, 390]
+    wide = "return [...document.querySelectorAll('.plot')].filter((p) => p.getBoundingClientRect().right > innerWidth + 1).length"
+    assert browser.execute_script(wide) == 0
+
+
+def test_a_narrow_screen_needs_no_sideways_scrolling(browser: Any, pages: dict[str, Path]):
+    opened(browser, pages["good"], width=390)
+    open_all(browser)
+    fits(browser)
+
+
+def test_dark_and_light_follow_the_system(browser: Any, pages: dict[str, Path]):
+    opened(browser, pages["good"], scheme="dark")
+    ink = "return document.querySelector('.plot').layout.font.color"
+    dark = browser.execute_script(ink)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "light"}]})
+    until(browser, f"{ink} !== '{dark}'")
+
+
+def test_a_hostile_folder_runs_nothing_and_does_not_break_the_page(browser: Any, pages: dict[str, Path]):
+    opened(browser, pages["hostile"], width=390)
+    open_all(browser)
+    fits(browser)
+    browser.execute_script("for (const b of document.querySelectorAll('[data-toggle]')) { b.click(); b.click(); }")
+    assert browser.execute_script("return window.hacked === undefined")
+    assert browser.execute_script("return document.querySelectorAll('img, svg a, a[href^=\"javascript\"]').length") == 0
+    assert not requested(browser, pages["hostile"])
+    assert not browser.get_log("browser")
+
+
+def test_the_page_refuses_a_script_that_is_not_its_own(browser: Any, pages: dict[str, Path], tmp_path: Path):
+    page = pages["good"].read_text("utf-8").replace("</footer>", "</footer><script>window.hacked = 1</script>")
+    (tmp_path / "planted.html").write_text(page, "utf-8")
+    opened(browser, tmp_path / "planted.html")
+    assert browser.execute_script("return window.hacked === undefined")
+    assert any("Content Security Policy" in entry["message"] for entry in browser.get_log("browser"))
