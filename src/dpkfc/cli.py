@@ -18,6 +18,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, nearest, read_toml
+from dpkfc.report import commands as reports
 from dpkfc.report.numbers import rounded_up
 from dpkfc.studies.commands import register
 
@@ -64,6 +65,7 @@ app = typer.Typer(
 )
 app.add_typer(ledger_app := typer.Typer(help="Privacy ledgers.", no_args_is_help=True), name="ledger")
 register(app)
+reports.register(app)
 
 
 def main() -> None:
@@ -327,9 +329,8 @@ def doctor(
     diagnosis = examine(model, curvature)
     if diagnosis.problem:
         raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")
-    console = _console()
-    console.print(layer_table(diagnosis, f"{name}: {diagnosis.trainable:,} trainable parameters"))
-    console.print("not covered: nothing; every trainable parameter belongs to one of the layers above")
+    _console().print(layer_table(diagnosis, f"{name}: {diagnosis.trainable:,} trainable parameters"))
+    _console().print("not covered: nothing; every trainable parameter belongs to one of the layers above")
 
 
 @app.command()
@@ -373,8 +374,7 @@ def audit(
         verdict = audits.audit_folder(run, kinds, canaries=canaries, runs=runs, console=bars)
     else:
         written = {} if config is None else flatten(read_toml(config), str(config))
-        chosen = run_config({**written, **settings})
-        verdict = audits.audit(chosen, kinds, canaries=canaries, runs=runs, console=bars)
+        verdict = audits.audit(run_config({**written, **settings}), kinds, canaries=canaries, runs=runs, console=bars)
     console.print(audits.verdict_table(verdict))
     if not verdict.passed:
         raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold for what runs")

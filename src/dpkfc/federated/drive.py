@@ -163,14 +163,14 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
         on_round: called after every round.
 
     Raises:
-        ValueError: no folder.
+        ValueError: no absolute path of a folder.
         TooFewClients: fewer clients than a round needs; checkpoint and ledger are there to go on from.
         BudgetExhausted: every round of the plan is spent in this folder; nothing was sent.
         LedgerError, CheckpointError: those of another run lie in the folder.
     """
-    if not settings["folder"]:
-        raise ValueError("the server needs folder=, an absolute path for its ledger, checkpoint and card")
     folder = Path(settings["folder"]).expanduser()
+    if not folder.is_absolute():
+        raise ValueError(f"the server needs folder=, an absolute path for its ledger and checkpoint; got {str(folder)!r}")
     folder.mkdir(parents=True, exist_ok=True)
     server = Server(app.plan(settings), app.model(settings), ledger_path=folder / "ledger.jsonl")
     run, started = Run(server), time.perf_counter()

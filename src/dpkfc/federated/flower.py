@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
@@ -48,6 +49,7 @@ _KINDS = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, t
 _DTYPES = {"float32", "float64", "int64", "int32", "uint8", "bool"}
 _LONGEST = 256  # characters of a text in a message
 _OBJECTS = 200 * 2**20  # bytes of Ray's object store
+_PATIENT = {"timeout": 900.0, "wait": 900.0}  # nobody drops out of a simulation, and a busy machine starts Ray slowly
 
 logger = logging.getLogger(__name__)
 
@@ -272,7 +274,8 @@ def _answer(
     app: App, message: Any, context: Any, *, settings: Settings | None, places: tuple[str, str]
 ) -> Message:
     """The answer of the client that this node is; whatever fails is the constant reason."""
-    number, asked = -1, {}  # type: ignore[var-annotated]
+    number = -1
+    asked: Message = {}
     try:
         node = context.node_config
         number = int(node["partition-id"])
@@ -304,7 +307,7 @@ def simulate(
 
     Args:
         app: of the run; its functions have to be importable, or small, since every message carries them.
-        settings: instead of the app's defaults.
+        settings: instead of the app's defaults; "timeout" and "wait" are 900 s here.
         folder: of the run; the clients' own files lie below it.
         on_round: called after every round.
         processes: of clients at once; by default one a core.
@@ -314,7 +317,7 @@ def simulate(
         TooFewClients: fewer clients answered than a round needs.
     """
     place = Path(folder).absolute()
-    chosen = app.settings(settings, {"folder": str(place)})
+    chosen = app.settings(_PATIENT, settings, {"folder": str(place)})
     clients = app.plan(chosen).config.clients
     secret = place / "clients" / "pairs.secret"
     if not secret.exists():
@@ -347,6 +350,8 @@ def _silent() -> Iterator[None]:
     before = found.level
     found.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="ray")  # Ray's hints about its next version
+            yield
     finally:
         found.setLevel(before)

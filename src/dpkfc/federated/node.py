@@ -61,7 +61,7 @@ def new_secret(path: str | os.PathLike[str]) -> Path:
 def failure(number: int, message: Mapping[str, Any], contract: str = "") -> Message:
     """The answer of a client that cannot answer: the constant reason and what the message itself said."""
     found = message.get("round")
-    place = {"round": found if type(found) is int else -1, "contract": contract, "client": number}
+    place: Message = {"round": found if type(found) is int else -1, "contract": contract, "client": number}
     return {"kind": "error", **place, "reason": CLIENT_FAILED}
 
 

@@ -16,6 +16,7 @@ Riemann sum) and not proved here.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -46,12 +47,12 @@ class Pairs:
 
     def mask(self, one: int, other: int, release: int, sizes: Mapping[str, tuple[int, ...]]) -> Integers:
         """What `one` adds for `other`: uniform integers of 64 bits, or their negatives."""
-        generator = np.random.Generator(np.random.Philox(key=self.seed(one, other, release)))
+        stream = np.random.Philox(key=self.seed(one, other, release))
         sign = 1 if one < other else -1
         mask = {}
         for name, shape in sizes.items():
-            words = generator.integers(0, 1 << 64, size=shape, dtype=np.uint64)
-            mask[name] = sign * torch.from_numpy(words.view(np.int64).copy())
+            words = stream.random_raw(math.prod(shape))
+            mask[name] = sign * torch.from_numpy(words.view(np.int64).reshape(shape))
         return mask
 
 

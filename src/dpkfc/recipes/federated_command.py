@@ -29,4 +29,5 @@ def demo_federated(
     engines = ENGINES if engine == "both" else (engine,)
     done = federated_demo(out, None if quiet else console, epsilon=epsilon, rounds=rounds, engines=engines)
     console.print(done.table)
+    console.print("One run each, with noise of its own: differences of a point or two are that noise.")
     console.print(f"pictures, ledgers and privacy cards: {done.folder}", soft_wrap=True)

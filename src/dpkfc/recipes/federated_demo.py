@@ -141,7 +141,7 @@ def plan_of(
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
-    sizes = {"clients": clients, "rounds": rounds, "expected_records": records}
+    sizes: dict[str, Any] = {"clients": clients, "rounds": rounds, "expected_records": records}
     return FederatedConfig(**sizes, privacy=SecureAggregation(), **METHODS[method]).calibrate(epsilon, DELTA)
 
 

@@ -1,0 +1,9 @@
+"""Both sides of the app. `APP` is the very value that `dpkfc demo-federated` runs in one process and in simulation."""
+
+from __future__ import annotations
+
+from dpkfc.federated.flower import client_app, server_app
+from dpkfc.recipes.federated_demo import APP
+
+server = server_app(APP)
+client = client_app(APP)

@@ -1,0 +1,83 @@
+"""A small app and engines without a network, shared by the tests of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpkfc import KFAC, FeatureNoise
+from dpkfc.federated import (
+    FedAvg,
+    FedGD,
+    LocalSteps,
+    PerUpload,
+    Scaffold,
+    ScaffoldSteps,
+    SecureAggregation,
+    TrustedServer,
+)
+from dpkfc.federated.app import App
+from dpkfc.federated.node import Node, new_secret
+from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of
+
+STEPS = ScaffoldSteps(2, 0.1)
+CASES: dict[str, dict[str, Any]] = {
+    "masked": {"privacy": SecureAggregation()},
+    "shares": {"privacy": TrustedServer("clients")},
+    "central": {"privacy": TrustedServer()},
+    "kfac": {"privacy": TrustedServer("clients"), "preconditioner": KFAC(probe=FeatureNoise(5), probe_size=32, every=8)},
+    "seed": {
+        "privacy": TrustedServer("clients"),
+        "preconditioner": KFAC(probe=FeatureNoise(5), probe_size=32, every=8),
+        "metric": "seed",
+    },
+    "scaffold": {"privacy": PerUpload(), "local": STEPS, "rule": Scaffold(local=STEPS)},
+    "fedavg": {"privacy": PerUpload(), "local": LocalSteps(2, 0.1), "rule": FedAvg()},
+}
+
+
+def _plan(settings: Mapping[str, Any]) -> Any:
+    options = {"rule": FedGD(0.1), **CASES[settings["case"]]}
+    return plan_of(noise=settings["noise"], rounds=settings["rounds"], min_survivors=settings["survivors"], **options)
+
+
+def _finish(run: Any, settings: Mapping[str, Any], folder: Path) -> None:
+    (folder / "finished.txt").write_text(f"{len(run.records)} rounds", "utf-8")
+
+
+APP = App(
+    plan=_plan,
+    model=lambda settings: head(),
+    loss_fn=loss_fn,
+    records=lambda number, settings: datasets()[number],
+    defaults={"case": "shares", "rounds": 4, "noise": 1.0, "survivors": 3},
+    evaluate=lambda model, settings: float(model.weight.detach().norm()),
+    finish=_finish,
+)
+
+
+class Wires:
+    """Nodes in this process behind the interface of an engine; node k holds client k unless said otherwise.
+
+    A node is made anew for every message, as engines do that start a process for each.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], clients: Mapping[int, int] | None = None) -> None:
+        self.folder, self.settings = folder, dict(settings)
+        self.clients = dict(clients if clients is not None else {100 + i: i for i in range(CLIENTS)})
+        self.secret = folder / "pairs.secret"
+        if not self.secret.exists():
+            new_secret(self.secret)
+        self.silent: set[int] = set()
+        self.sent: list[tuple[int, Any]] = []
+
+    def nodes(self) -> list[int]:
+        return sorted(self.clients)
+
+    def node(self, number: int) -> Any:
+        return Node(APP, self.settings, self.clients[number], self.folder / "clients", self.secret)
+
+    def ask(self, requests: Mapping[int, Any], timeout: float) -> list[Any]:
+        self.sent += requests.items()
+        return [(n, self.node(n).answer(m)) for n, m in requests.items() if n not in self.silent]
