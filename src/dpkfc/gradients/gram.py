@@ -19,6 +19,7 @@ from dpkfc.gradients.lengths import TINY, lengths, within_reach
 __all__ = ["SURE", "chunks", "gram_norms", "input_squares", "lookup_squares", "magnitudes_of_rows", "roundoff"]
 
 _CHUNK_ELEMENTS = 1 << 24
+_DEPTH = 256  # entries of rows whose products are added up in float32
 SURE = 2.0**-8  # share of a squared norm that rounding may move; beyond it the norm is taken in float64
 _LEAST = torch.finfo(torch.float32).tiny  # below it numbers lose bits, and then vanish
 
@@ -40,20 +41,19 @@ def _gram_squares(block: Outer) -> tuple[Tensor, Tensor, Tensor]:
     """‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and the number of positions that count, each `[n]` in float64."""
     into, out = input_squares(block).sqrt(), lengths(block.b)
     magnitudes, positions = (into * out).sum(1), (out > 0).sum(1)
-    inputs = torch.bmm(block.a, block.a.transpose(1, 2))
+    inputs, outputs = _products(block.a), _products(block.b)
     if block.homogeneous:
         inputs += 1
-    outputs = torch.bmm(block.b, block.b.transpose(1, 2))
     square = (inputs * outputs).sum((1, 2)).double()
     if block.b.dtype != torch.float32:
         return square, magnitudes, positions
-    size = block.d_in + block.b.shape[2] + 2 * math.log2(block.a.shape[1]) + 8
-    lost = size * _LEAST * (into.sum(1) + out.sum(1) + positions).square()  # products of tiny rows, times those of huge ones
+    widths = (min(block.d_in, _DEPTH + 2), min(block.b.shape[2], _DEPTH + 2))
+    size = sum(widths) + 2 * math.log2(block.a.shape[1]) + 8
+    lost = (size + block.d_in + block.b.shape[2]) * _LEAST * (into.sum(1) + out.sum(1) + positions).square()  # products of tiny rows, times those of huge ones
     unsure = ~(size * roundoff(block.b) * magnitudes.square() <= SURE * square) | (square <= lost / SURE)
     unsure &= magnitudes > 0
     if bool(unsure.any()):
         rows = unsure.nonzero()[:, 0]
-        widths = (block.d_in, block.b.shape[2])
         closer = _gram_rounding(inputs[rows], outputs[rows], into[rows], out[rows], widths)
         rows = rows[~(closer <= SURE * square[rows]) | (square[rows] <= lost[rows] / SURE)]
         if len(rows):
@@ -62,13 +62,23 @@ def _gram_squares(block: Outer) -> tuple[Tensor, Tensor, Tensor]:
     return square, magnitudes, positions
 
 
+def _products(x: Tensor) -> Tensor:
+    """Inner products of the rows `[n, t, t]` of `[n, t, d]`; of long float32 rows piece by piece, which are added in float64."""
+    if x.dtype != torch.float32 or x.shape[2] <= _DEPTH:
+        return torch.bmm(x, x.mT)
+    found = x.new_zeros(*x.shape[:2], x.shape[1], dtype=torch.float64)
+    for part in x.split(_DEPTH, 2):
+        found += torch.bmm(part, part.mT)
+    return found
+
+
 def _gram_rounding(inputs: Tensor, outputs: Tensor, into: Tensor, out: Tensor, widths: tuple[int, int]) -> Tensor:
     """Upper bound `[n]` of what rounding moves the sum of inputs ⊙ outputs by.
 
-    Entries of the one are off by d u of the lengths that they come from, which counts by the size of the other; adding up
-    costs the depth of the sum.
+    Entries of the one are off by d u of the lengths that they come from, which counts by the size of the other (d is the depth
+    of a piece, where rows are long); adding up costs the depth of the sum.
     """
-    u, t = torch.finfo(inputs.dtype).eps / 2, inputs.shape[1]
+    u, t = torch.finfo(torch.float32).eps / 2, inputs.shape[1]
     a, b = inputs.abs().double(), outputs.abs().double()
     along_in = torch.einsum("ns,nst,nt->n", into, b, into)
     along_out = torch.einsum("ns,nst,nt->n", out, a, out)
