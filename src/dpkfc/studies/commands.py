@@ -77,7 +77,7 @@ def tune(
 
 
 def reproduce(
-    table: Annotated[list[str] | None, typer.Argument(help="Tables, as --list names them.")] = None,
+    table: Annotated[list[str] | None, typer.Argument(help="Tables and figures, as --list names them.")] = None,
     *,
     every: Annotated[bool, typer.Option("--list", help="Name the tables, and how much of each can be run here.")] = False,
     budget: _Budget = None,
@@ -85,14 +85,16 @@ def reproduce(
     seeds: Annotated[int, typer.Option(help="Runs of every cell, each with its own initial weights.")] = 3,
     tuned: Annotated[list[Path] | None, typer.Option(help="Results of a tuning study, whose settings are taken.")] = None,
     everything: Annotated[bool, typer.Option("--everything", help="Also cells that ask for an accelerator.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Figures in small, on the digits, in a minute.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of results and reports; taken up again.")] = Path("runs/reproduce"),
     data_dir: _Data = "",
     quiet: _Quiet = False,
 ) -> None:
-    """The tables of the papers beside ours: published, ours, and a verdict by a stated rule.
+    """The tables of the papers beside ours: published, ours, and a verdict by a stated rule; and their figures, measured anew.
 
     A stopped call goes on with the same --out. Cells that cannot be run here say why.
     """
+    from dpkfc.studies.figures.catalogue import find, reproduce_figures
     from dpkfc.studies.pool import worker_count
     from dpkfc.studies.reproduce import reproduce as run_tables
 
@@ -104,29 +106,46 @@ def reproduce(
         raise StudyError("which table? dpkfc reproduce --list names them")
     if seeds < 1:
         raise StudyError(f"seeds = {seeds}: every cell needs one run or more")
+    figures = [name for name in table if find(name) is not None]
+    tables = [name for name in table if name not in figures]
+    if smoke and tables:
+        raise StudyError(f"--smoke is for figures; leave out the table {tables[0]!r}")
+    common: dict[str, Any] = {"data_dir": data_dir, "workers": worker_count(workers), "budget_minutes": budget}
+    common["console"] = None if quiet else console
+    found: dict[str, list[Any]] = {}
     try:
-        found = run_tables(
-            table, out, data_dir=data_dir, seeds=range(seeds), tuned=tuned or (), everything=everything,
-            workers=worker_count(workers), budget_minutes=budget, console=None if quiet else console,
-        )  # fmt: skip
+        if tables:
+            found = run_tables(tables, out, seeds=range(seeds), tuned=tuned or (), everything=everything, **common)
+        made = reproduce_figures(figures, out, small=smoke, **common) if figures else {}
     except KeyboardInterrupt:
         console.print(f"stopped; the same command goes on (reports so far: {out})", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     for name, cells in found.items():
         console.print(_reproduced_table(name, cells))
         console.print(f"report: {out / name}.md", soft_wrap=True)
+    _show_figures(made, console)
+
+
+def _show_figures(made: dict[str, Any], console: Console) -> None:
+    for name, figure in made.items():
+        for line in [*map(str, figure.files), *(f"not run, {what}" for what in figure.missing)]:
+            console.print(f"{name}: {line}", soft_wrap=True, highlight=False)
 
 
 def _published_tables() -> Table:
+    from dpkfc.studies.figures.catalogue import FIGURES
     from dpkfc.studies.published import load, names
 
     shown = Table(header_style="bold")
-    for column in ("table", "what it is", "cells", "run here"):
+    for column in ("name", "what it is", "cells", "run here"):
         shown.add_column(column)
     for name in names():
         table = load(name)
         here = sum(not cell.not_run and not cell.needs for cell in table.cells)
         shown.add_row(name, table.title, str(len(table.cells)), str(here))
+    for figure in FIGURES.values():
+        cells = str(len(figure.runs(False)))
+        shown.add_row(figure.name, figure.title, cells, cells)
     return shown
 
 
