@@ -49,7 +49,8 @@ def _gram_squares(block: Outer) -> tuple[Tensor, Tensor, Tensor]:
         return square, magnitudes, positions
     widths = (min(block.d_in, _DEPTH + 2), min(block.b.shape[2], _DEPTH + 2))
     size = sum(widths) + 2 * math.log2(block.a.shape[1]) + 8
-    lost = (size + block.d_in + block.b.shape[2]) * _LEAST * (into.sum(1) + out.sum(1) + positions).square()  # products of tiny rows, times those of huge ones
+    terms = size + block.d_in + block.b.shape[2]  # products of tiny rows may vanish, and are taken times those of huge ones
+    lost = terms * _LEAST * (into.sum(1) + out.sum(1) + positions).square()
     unsure = ~(size * roundoff(block.b) * magnitudes.square() <= SURE * square) | (square <= lost / SURE)
     unsure &= magnitudes > 0
     if bool(unsure.any()):
