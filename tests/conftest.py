@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,8 @@ def evidence() -> Callable[..., None]:
             path = Path(folder) / section / f"{name}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             content = {"section": section, "row": row, **figures}
-            path.write_text(json.dumps(content, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
+            text = json.dumps(content, default=lambda x: x.item() if hasattr(x, "item") else str(x))
+            path.write_text(re.sub(re.escape(tempfile.gettempdir()) + r"/[^\s\"/]+/", "", text))  # no path of one machine
 
     return keep
 

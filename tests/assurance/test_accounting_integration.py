@@ -126,16 +126,9 @@ def test_truncated_poisson_claims_no_less_than_its_neighbours_cost(n, q, most, n
         for others in (-1.0, -0.5, 0.0, 1.0):
             both = by_hand.truncated(size_, q, most, noise, others)
             true = by_hand.epsilon_of_pair(both, count, DELTA)
-            assert by_pld >= true - 2e-4, (size_, others)  # the grid of this integral; the next test has no grid
-            assert by_rdp >= true - 2e-4
+            assert by_pld >= true - 1e-6 or by_hand.within(both, count, by_pld, DELTA), (size_, others)
+            assert by_rdp >= true - 1e-6
     evidence("accounting", f"truncated Poisson, n {n}, q {q}, at most {most}", pld=by_pld, rdp=by_rdp, integrated=bound)
-
-
-def test_truncated_poisson_at_its_epsilon_is_within_delta_by_an_integral_without_a_grid() -> None:
-    n, q, most, noise, count = 50, 0.1, 20, 2.0, 100
-    by_pld = events.epsilon(TruncatedPoisson(q, n, most).event(noise), count, DELTA)
-    for losses in by_hand.truncated(n, q, most, noise, 0.0):
-        assert by_hand.contour_delta(losses, count, by_pld, tilt=4.0) <= DELTA
 
 
 def test_a_full_batch_costs_what_the_pair_of_a_replacement_costs() -> None:
