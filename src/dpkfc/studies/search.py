@@ -18,7 +18,7 @@ __all__ = ["SEARCHES", "Search", "load_optuna"]
 SEARCHES = ("tpe", "random")
 _DIGITS = 4
 _RANDOM_FIRST = 6  # trials of TPE that are random, so that the model of it has something to stand on
-_JUDGED_BEFORE_PRUNING = 2
+_RUNGS = (1, 2)  # the first evaluation at which a trial is judged, and how many trials stand there for one that goes on
 _HASH = "hash"
 
 
@@ -46,7 +46,7 @@ class Search:
         recipe: the task.
         storage: an SQLite file.
         trials: how many there are.
-        kind: "tpe", with pruning at the median of the other trials, or "random", without.
+        kind: "tpe", with successive halving (after 1, 2, 4 … evaluations the better half goes on), or "random", without.
         seed: of the run: initial weights and probes of every trial.
         rows: results that are known; trials that the storage lacks are told to it.
 
@@ -171,7 +171,8 @@ class Search:
             study.sampler, study.pruner = optuna.samplers.RandomSampler(), optuna.pruners.NopPruner()
         else:
             study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_FIRST, constant_liar=True)
-            study.pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=_JUDGED_BEFORE_PRUNING)
+            first, share = _RUNGS
+            study.pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=share)
         return study
 
     def _take_up(self, rows: list[Mapping[str, Any]]) -> None:
