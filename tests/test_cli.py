@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,10 @@ def test_a_delta_that_is_too_large_is_warned_of_in_one_line():
     result = _call("epsilon", "-s", "4", "-n", "1000", "-b", "100", "--epochs", "1", "-d", "0.01")
     assert result.exit_code == 0
     assert "delta = 0.01 is not below 1 / N" in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_python_m_is_the_command_line(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["dpkfc", "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("dpkfc", run_name="__main__")
+    assert end.value.code == 0 and "calibrate" in capsys.readouterr().out

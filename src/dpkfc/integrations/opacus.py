@@ -18,8 +18,6 @@ Differences that show:
 
 from __future__ import annotations
 
-import math
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -27,11 +25,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.layers import find_layers
 from dpkfc.integrations._accountant import Accountant
+from dpkfc.integrations._memory_manager import BatchMemoryManager
+from dpkfc.integrations._opacus_setup import Parts, attached, check_mode, configured
 from dpkfc.integrations._options import Options
-from dpkfc.integrations._poisson_loader import Draws, PrivateLoader, check_loader
 from dpkfc.integrations._stepping import PrivateStep
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import Ledger
@@ -56,27 +54,14 @@ class PrivacyEngine:
     """
 
     def __init__(self, *, accountant: str = "pld", secure_mode: bool = False) -> None:
-        if secure_mode:
-            raise ValueError(
-                "secure_mode=True is not supported; leave it out: noise comes from a cipher keyed by the operating system in "
-                "every mode (on an accelerator from its own generator, seeded anew for each release), but the rounding of "
-                "floating-point numbers is not guarded against"
-            )
+        check_mode(secure_mode)
         self.accountant = Accountant(accountant)
         self._step: PrivateStep | None = None
 
-    # -- making things private -----------------------------------------------------------------------------------------
-
     def make_private(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        data_loader: DataLoader[Any],
-        noise_multiplier: float,
-        max_grad_norm: float,
-        **options: Any,
-    ) -> tuple[Any, ...]:
+        self, *, module: nn.Module, optimizer: torch.optim.Optimizer, data_loader: DataLoader[Any],
+        noise_multiplier: float, max_grad_norm: float, **options: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
         """Make training private with a given noise; there is no limit of steps, ε grows with every one.
 
         The plan behind it is that of ONE pass over the loader, at a δ of its own choice: both only describe the run in
@@ -99,23 +84,14 @@ class PrivacyEngine:
             LedgerError: the ledger cannot be written or belongs to another run.
         """
         chosen = self._options(options)
-        size = _dataset_size(module, optimizer, data_loader)
-        config = self._config(chosen, data_loader, max_grad_norm, _length(chosen, data_loader))
+        config, size = configured(chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, 1.0)
         plan = config.with_noise(noise_multiplier, min(1e-5, 0.1 / size), size)
         return self._attach(plan, (module, optimizer, data_loader), chosen, None)
 
     def make_private_with_epsilon(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        data_loader: DataLoader[Any],
-        target_epsilon: float,
-        target_delta: float,
-        epochs: float,
-        max_grad_norm: float,
-        **options: Any,
-    ) -> tuple[Any, ...]:
+        self, *, module: nn.Module, optimizer: torch.optim.Optimizer, data_loader: DataLoader[Any],
+        target_epsilon: float, target_delta: float, epochs: float, max_grad_norm: float, **options: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
         """Make training private with the least noise that keeps `epochs` passes over the loader within (ε, δ).
 
         A step beyond those passes raises `BudgetExhausted` and changes nothing.
@@ -127,7 +103,7 @@ class PrivacyEngine:
             target_epsilon: ε of the whole run.
             target_delta: δ of the whole run.
             epochs: passes over the loader.
-            max_grad_norm: C, in the coordinates of the preconditioner.
+            max_grad_norm: as in `make_private`.
             options: see `Options`.
 
         Returns:
@@ -138,11 +114,8 @@ class PrivacyEngine:
             LedgerError: the ledger cannot be written or belongs to another run.
         """
         chosen = self._options(options)
-        size = _dataset_size(module, optimizer, data_loader)
-        if not (epochs > 0 and math.isfinite(epochs)):
-            raise ValueError(f"epochs must be positive and finite, got {epochs}")
-        steps = math.ceil(epochs * _length(chosen, data_loader))
-        plan = self._config(chosen, data_loader, max_grad_norm, steps).calibrate(target_epsilon, target_delta, size)
+        config, size = configured(chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, epochs)
+        plan = config.calibrate(target_epsilon, target_delta, size)
         return self._attach(plan, (module, optimizer, data_loader), chosen, plan.steps)
 
     def _options(self, options: dict[str, Any]) -> Options:
@@ -150,63 +123,14 @@ class PrivacyEngine:
             raise ValueError("this engine has made a model private already; use one PrivacyEngine for each model")
         return Options.of(options)
 
-    def _config(
-        self, options: Options, data_loader: DataLoader[Any], max_grad_norm: float, steps: int
-    ) -> PrivacyConfig:
-        if not isinstance(max_grad_norm, (int, float)):
-            raise ValueError(
-                f"max_grad_norm must be one number, for all layers together, got {type(max_grad_norm).__name__}"
-            )
-        assert data_loader.batch_size is not None
-        return PrivacyConfig(
-            expected_batch_size=data_loader.batch_size,
-            steps=steps,
-            max_grad_norm=float(max_grad_norm),
-            clipping=options.clipping,
-            sampler="poisson" if options.poisson_sampling else "shuffle",
-            uncertified=options.uncertified,
-            accountant=self.accountant.name,
-            preconditioner=options.preconditioner,
-            test_mode_seed=options.test_mode_seed,
-        )
-
-    def _attach(
-        self,
-        plan: Plan,
-        parts: tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]],
-        options: Options,
-        limit: int | None,
-    ) -> tuple[Any, ...]:
-        """Open the ledger and put the hooks on, all or nothing."""
-        plan.check_accounting()
-        module, optimizer, source = parts
-        header = {"certified": plan.certified, "rng": "repeatable" if plan.test_mode else "secure"}
-        with ExitStack() as undo:
-            if options.ledger_path is None:
-                ledger = Ledger.in_memory(plan.hash, header, limit)
-            else:
-                ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
-            undo.callback(ledger.close)
-            step = PrivateStep(
-                plan,
-                module,
-                optimizer,
-                ledger,
-                loss_reduction=options.loss_reduction,
-                verify=options.verify,
-                source=source,
-            )
-            undo.callback(step.close)
-            loader = PrivateLoader(source, Draws(plan, _length(options, source)), step)
-            undo.pop_all()
-        self._step = step
-        self.accountant.attach(plan, ledger)
+    def _attach(self, plan: Plan, parts: Parts, options: Options, limit: int | None) -> tuple[Any, ...]:
+        module, optimizer, _ = parts
+        self._step, loader = attached(plan, parts, options, limit)
+        self.accountant.attach(plan, self._step.ledger)
         if options.grad_sample_mode == "ghost":
             criterion = options.criterion or nn.CrossEntropyLoss(reduction=options.loss_reduction)
             return module, optimizer, criterion, loader
         return module, optimizer, loader
-
-    # -- what is known -------------------------------------------------------------------------------------------------
 
     def get_epsilon(self, delta: float) -> float:
         """ε of all releases so far at δ; 0 before anything was made private."""
@@ -214,20 +138,12 @@ class PrivacyEngine:
 
     @property
     def plan(self) -> Plan:
-        """The plan; public.
-
-        Raises:
-            RuntimeError: nothing was made private yet.
-        """
+        """The plan; public. A RuntimeError before anything was made private."""
         return self._private.plan
 
     @property
     def ledger(self) -> Ledger:
-        """The privacy ledger.
-
-        Raises:
-            RuntimeError: nothing was made private yet.
-        """
+        """The privacy ledger. A RuntimeError before anything was made private."""
         return self._private.ledger
 
     @property
@@ -235,8 +151,6 @@ class PrivacyEngine:
         if self._step is None:
             raise RuntimeError("call make_private or make_private_with_epsilon first")
         return self._step
-
-    # -- validation ----------------------------------------------------------------------------------------------------
 
     def validate(self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> None:
         """Raise a ValueError, naming the module and the ways out, unless the module can be trained privately."""
@@ -261,19 +175,13 @@ class PrivacyEngine:
         return module
 
     def save_checkpoint(self, **_: Any) -> NoReturn:
-        """Refused: a checkpoint needs nothing of the engine.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Refused by a NotImplementedError: a checkpoint needs nothing of the engine."""
         raise NotImplementedError(
             "save model.state_dict() and optimizer.state_dict() as in plain torch; what was spent is in the ledger, which a "
             "later run continues with make_private(ledger_path=...)"
         )
 
     load_checkpoint = save_checkpoint
-
-    # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Take every hook off model and optimizer, which are then ordinary and NOT private, and close the ledger."""
@@ -288,71 +196,3 @@ class PrivacyEngine:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close the engine."""
         self.close()
-
-
-class BatchMemoryManager:
-    """Splits logical batches into physical ones, as `opacus.utils.batch_memory_manager.BatchMemoryManager` does.
-
-    `optimizer.step()` after a physical batch that does not end its logical batch changes no parameter and no state.
-
-    Args:
-        data_loader: from `make_private`.
-        max_physical_batch_size: largest physical batch.
-        optimizer: from the same `make_private`.
-
-    Raises:
-        ValueError: a loader that is not private, another optimizer, a size below 1.
-    """
-
-    def __init__(
-        self, *, data_loader: DataLoader[Any], max_physical_batch_size: int, optimizer: torch.optim.Optimizer
-    ) -> None:
-        if not isinstance(data_loader, PrivateLoader) or not isinstance(data_loader.listener, PrivateStep):
-            raise ValueError("data_loader is not private; pass the one that make_private returned")
-        if data_loader.listener.optimizer is not optimizer:
-            raise ValueError(
-                "the optimizer belongs to another engine than data_loader; pass what make_private returned"
-            )
-        if isinstance(max_physical_batch_size, bool) or not isinstance(max_physical_batch_size, int):
-            raise ValueError(f"max_physical_batch_size must be an integer, got {max_physical_batch_size!r}")
-        if max_physical_batch_size < 1:
-            raise ValueError(f"max_physical_batch_size must be >= 1, got {max_physical_batch_size}")
-        self._step, self._loader = data_loader.listener, data_loader.cut(max_physical_batch_size)
-
-    def __enter__(self) -> PrivateLoader:
-        """The loader of physical batches."""
-        return self._loader
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Drop an unfinished logical batch."""
-        self._step.forget()
-
-
-def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
-    """Number of examples, once the three objects are of a kind that can be made private."""
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"module must be a torch module, got {type(module).__name__}")
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    if isinstance(module, parallel) or hasattr(module, "_orig_mod") or type(module).__name__.startswith("FSDP"):
-        raise ValueError(
-            f"module is wrapped in {type(module).__name__}; pass the plain module on one device, uncompiled"
-        )
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            f"optimizer must be a torch optimizer that steps without a closure, got {type(optimizer).__name__}"
-        )
-    if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        raise ValueError(
-            f"optimizer is wrapped in {type(optimizer).__name__}, whose steps cannot be seen; pass the plain torch optimizer, "
-            "and leave optimizer and loader out of accelerator.prepare"
-        )
-    check_loader(data_loader)
-    find_layers(module)
-    return len(data_loader.dataset)
-
-
-def _length(options: Options, data_loader: DataLoader[Any]) -> int:
-    """Logical batches in one pass: as many as the script's own loader has, drop_last included; shuffled, the whole ones."""
-    size, batch_size = len(data_loader.dataset), data_loader.batch_size  # type: ignore[arg-type]
-    assert batch_size is not None
-    return max(1, len(data_loader) if options.poisson_sampling else size // batch_size)
