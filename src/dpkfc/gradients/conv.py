@@ -100,7 +100,13 @@ class ConvBlock:
         return self._joined(columns.transpose(1, 2))
 
     def per_example(self) -> Tensor:
-        """Materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution: examples as groups, views as batch."""
+        """Materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution: examples as groups, views as batch.
+
+        Where a gradient is smaller than what it is made of, each view has its own, and they are added: nothing is laid out anew.
+        """
+        if self.views > 1 and self.d_in * self.d_out * self.groups <= (self.x[0].numel() + self.b[0].numel()):
+            each = replace(self, views=1).per_example()
+            return each.view(self.batch_size, self.views, self.groups, *each.shape[1:]).sum(1).flatten(0, 1)
         n = self.batch_size
         parts = []
         if self.weight:
