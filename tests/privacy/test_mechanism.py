@@ -74,8 +74,8 @@ def test_the_noise_has_the_scale_of_the_plan_and_no_other(changes, dtype):
         assert scale_p_value(released, plan, expected * wrong) < 1e-9, wrong
     assert released.noise_variance == pytest.approx((expected / B) ** 2)
     z = in_units(released, plan, expected)
-    assert float(z[:CHUNK].std()) == pytest.approx(1, abs=0.007)
-    assert float(z[CHUNK:].std()) == pytest.approx(1, abs=0.02)
+    assert float(z[:CHUNK].std()) == pytest.approx(1, abs=0.04)
+    assert float(z[CHUNK:].std()) == pytest.approx(1, abs=0.007)
     assert stats.kstest(z[::10].numpy(), "norm").pvalue > 1e-9
     for name, g in released.gradients.items():
         assert float(g.double().std()) * B / expected == pytest.approx(1, abs=5 / g.numel() ** 0.5), name

@@ -29,11 +29,20 @@ def test_noise_is_standard_normal():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("stream", [NoiseStream.secure(), NoiseStream.repeatable(9)], ids=["secure", "repeatable"])
 def test_the_scale_is_one_in_every_chunk_and_type(stream, dtype):
-    z = stream.normal(CHUNK + CHUNK // 2, 0, dtype=dtype).astype(float)
-    for part in (z[:CHUNK], z[CHUNK:]):
+    z = stream.normal(64 * CHUNK + CHUNK // 2, 0, dtype=dtype).astype(float)
+    for part in (*np.split(z, range(CHUNK, z.size, CHUNK)), z):
         law, total = stats.chi2(part.size), float(np.square(part).sum())
         assert 2 * min(law.cdf(total), law.sf(total)) > 1e-9
-        assert law.cdf(total / 0.98**2) > 1 - 1e-9 and law.cdf(total / 1.02**2) < 1e-9
+        wrong = 0.01 if part is z else 0.1
+        assert law.cdf(total / (1 - wrong) ** 2) > 1 - 1e-9 and law.cdf(total / (1 + wrong) ** 2) < 1e-9
+
+
+def test_chunks_have_nothing_to_do_with_one_another():
+    """Whichever thread fills them: no chunk repeats another, nor is one filled twice or left out."""
+    z = NoiseStream.secure().normal(33 * CHUNK + 5, 0)
+    chunks = z[: 33 * CHUNK].reshape(33, CHUNK).astype(float)
+    assert np.abs(np.corrcoef(chunks) - np.eye(33)).max() < 6 / CHUNK**0.5
+    assert np.isfinite(z).all() and len({chunk.tobytes() for chunk in chunks}) == 33
 
 
 def test_the_tail_has_more_bits_than_the_rest(monkeypatch):
@@ -91,10 +100,18 @@ def test_draws_of_a_secure_stream_never_repeat():
 def test_chunks_of_one_large_draw_are_independent_and_their_threads_play_no_part():
     size = 2 * CHUNK + 17
     z = NoiseStream.repeatable(5).normal(size, 3)
-    assert abs(np.corrcoef(z[:CHUNK], z[CHUNK : 2 * CHUNK])[0, 1]) < 0.006
+    assert abs(np.corrcoef(z[:CHUNK], z[CHUNK : 2 * CHUNK])[0, 1]) < 6 / CHUNK**0.5
     assert np.array_equal(z, NoiseStream.repeatable(5).normal(size, 3))
     assert np.array_equal(z[:CHUNK], NoiseStream.repeatable(5).normal(CHUNK, 3))
     assert abs(float(z.mean())) < 5 / size**0.5
+
+
+def test_a_repeatable_draw_does_not_depend_on_the_number_of_threads(monkeypatch):
+    draws = []
+    for cores in (1, 3):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        draws.append(NoiseStream.repeatable(4).normal(7 * CHUNK + 3, 2))
+    assert np.array_equal(*draws)
 
 
 def test_test_mode_is_a_function_of_seed_and_step():

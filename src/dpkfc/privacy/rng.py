@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["NoiseStream", "SamplingStream"]
 
-CHUNK = 1 << 20  # numbers drawn from one counter; a constant, so that a repeatable draw does not depend on threads
+CHUNK = 1 << 15  # numbers drawn from one counter, small enough for a cache; a constant, so that no draw depends on threads
 _DOMAINS = {"noise": 1, "sampling": 2, "device": 3}
 _RARE = 1 << 10  # radii whose 32 bits fall below this are given more bits: about one in four million
 _RARE_FINE = 1 << 45  # the same for 53 bits: one in 256, so that the radius is known to 2⁻⁴⁵ of its probability anywhere
@@ -108,23 +108,33 @@ class NoiseStream(_Keyed):
         draw = self._draws if self.is_secure else step
         self._draws += 1
         out = np.empty(size, dtype=dtype)
-        jobs = [self._filler(out[start : start + CHUNK], draw, start // CHUNK) for start in range(0, size, CHUNK)]
-        if len(jobs) <= 1:
-            for job in jobs:
-                job()
+        chunks = -(-size // CHUNK)
+        workers = min(8, os.cpu_count() or 1, chunks)
+        if workers <= 1:
+            self._fill(out, draw, range(chunks))
         else:
-            with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1, len(jobs))) as pool:
-                list(pool.map(lambda job: job(), jobs))
+            spans = [range(i * chunks // workers, (i + 1) * chunks // workers) for i in range(workers)]
+            with ThreadPoolExecutor(max_workers=workers) as pool:
+                list(pool.map(lambda span: self._fill(out, draw, span), spans))
         return out
 
-    def _filler(self, out: NDArray[Any], draw: int, chunk: int) -> Callable[[], None]:
-        start = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
-        keystream = Cipher(algorithms.AES(self._key), modes.CTR(start)).encryptor()
+    def _fill(self, out: NDArray[Any], draw: int, chunks: range) -> None:
+        """Fill some chunks of a draw, each from a counter of its own."""
+        zeros = bytes((min(CHUNK, out.size) + 1) * out.itemsize)
+        held = bytearray(len(zeros) + 16)  # the cipher asks for room of one block more
 
-        def words(count: int, dtype: str) -> NDArray[Any]:
-            return np.frombuffer(keystream.update(bytes(count * np.dtype(dtype).itemsize)), dtype)
+        for chunk in chunks:
+            start = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
+            keystream = Cipher(algorithms.AES(self._key), modes.CTR(start)).encryptor()
 
-        return lambda: _fill_normal(out, words)
+            def words(count: int, dtype: str, keystream: Any = keystream) -> NDArray[Any]:
+                size = count * np.dtype(dtype).itemsize
+                if size > len(zeros):
+                    return np.frombuffer(keystream.update(bytes(size)), dtype)
+                keystream.update_into(memoryview(zeros)[:size], held)
+                return np.frombuffer(held, dtype, count)
+
+            _fill_normal(out[chunk * CHUNK : (chunk + 1) * CHUNK], words)
 
     def device_seed(self, step: int) -> int:
         """63 bits that seed the generator of an accelerator for one release: fresh, or a function of (seed, step)."""
@@ -135,7 +145,7 @@ class NoiseStream(_Keyed):
 
 
 def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -> None:
-    """Fill out with independent N(0, 1) numbers made of uniform words (count, dtype) of a keystream."""
+    """Fill out with independent N(0, 1) numbers made of uniform words (count, dtype) of a keystream, each valid until the next."""
     half = -(-out.size // 2)
     if out.dtype == np.float32:
         bits = words(2 * half, "<u4")
