@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-federated test lint bench assurance results picture clean
+.PHONY: help install demo demo-federated test lint bench bench-scale assurance results picture clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -35,6 +35,10 @@ lint: $(TOOLS) ## ruff and mypy
 
 bench: $(TOOLS) ## time a step against plain SGD and Opacus, then refresh the tables
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/tables.py
+
+bench-scale: $(TOOLS) ## how a step grows with width, depth, batch, positions and rank, then refresh the tables
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/tables.py
 
 assurance: $(TOOLS) ## every check of the privacy promise at full size, then refresh the tables (up to 45 minutes)

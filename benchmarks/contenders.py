@@ -72,7 +72,8 @@ def plain(setting: Setting) -> Contender:
     return Contender(step=step)
 
 
-def _session(setting: Setting, name: str, preconditioner: Any) -> Contender:
+def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
+    """A session of this project with a preconditioner, ledger on disk."""
     from dpkfc.config import PrivacyConfig
     from dpkfc.gradients.tape import capture
     from dpkfc.session import Session
@@ -106,7 +107,7 @@ def _session(setting: Setting, name: str, preconditioner: Any) -> Contender:
 
 def dp_sgd(setting: Setting) -> Contender:
     """This project's DP-SGD, ledger on disk."""
-    return _session(setting, "dp_sgd", None)
+    return session_with(setting, "dp_sgd", None)
 
 
 def _kfac(setting: Setting) -> Any:
@@ -118,7 +119,7 @@ def _kfac(setting: Setting) -> Any:
 
 def dp_kfc(setting: Setting) -> Contender:
     """This project's DP-KFC, ledger on disk."""
-    return _session(setting, "dp_kfc", _kfac(setting))
+    return session_with(setting, "dp_kfc", _kfac(setting))
 
 
 def _opacus(setting: Setting, mode: str) -> tuple[nn.Module, Any, Any]:

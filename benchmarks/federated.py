@@ -1,7 +1,10 @@
 """What a federated round costs beside training: the server's step over the size of the model, messages, and whole runs.
 
-    python benchmarks/federated.py            # d = 10⁴ … 10⁷, 20 clients; 100 clients × 50 rounds of a linear head
-    python benchmarks/federated.py --smoke    # small sizes; prints, writes nothing
+    python benchmarks/federated.py                  # every part; about ten minutes on two cores
+    python benchmarks/federated.py --part steps     # d = 10⁴ … 10⁷, 20 clients
+    python benchmarks/federated.py --part runs      # 100 clients × 50 rounds of a linear head, in this process
+    python benchmarks/federated.py --part flower    # the same on Flower's simulation: the demo's app, 100 clients × 50 rounds
+    python benchmarks/federated.py --smoke          # small sizes; prints, writes nothing
 
 The server's step is everything from the first message to the new parameters: checks, sum over clients, division, rule. FedAvg's
 is that with θ ← θ − ḡ, DP-FedSOFIM's with its preconditioned step. `weighted` is the aggregation that other engines do, a mean
@@ -18,11 +21,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from common import RESULTS, hardware, load_average, markdown, now, write_json
+from common import RESULTS, hardware, load_average, markdown, now, read_json, write_json
 
 OUTPUT = RESULTS / "federated.json"
 CLIENTS = 20
 DELTA = 1e-5
+PARTS = ("steps", "runs", "flower")
 
 
 def server_of(rule: Any, d: int, rounds: int) -> Any:
@@ -158,38 +162,92 @@ def runs(clients: int, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def table(found: dict[str, Any]) -> str:
-    """The figures for people."""
+def flower(clients: int, rounds: int) -> dict[str, Any]:
+    """The demo's app on Flower's simulation, each client in a process of Ray's with a ledger of its own on the disk."""
+    from tempfile import TemporaryDirectory
+
+    from dpkfc.federated.flower import simulate
+    from dpkfc.recipes.federated_demo import APP
+
+    settings = {"clients": clients, "rounds": rounds, "method": "dp-fedsofim"}
+    with TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        run = simulate(APP, settings, folder=folder)
+        seconds = time.perf_counter() - started
+    survivors = min(record.survivors or 0 for record in run.records)
+    later = [record.seconds for record in run.records[1:]]
+    return {
+        "app": "dpkfc demo-federated, DP-FedSOFIM, masks simulated",
+        "clients": clients,
+        "rounds": len(run.records),
+        "s": round(seconds, 1),
+        "round_s": round(statistics.median(later), 3),
+        "survivors": survivors,
+        "rejected": sum(run.server.rejected.values()),
+    }
+
+
+def steps_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The server's step for people."""
     columns = ("fedavg_ms", "weighted_ms", "fedsofim_ms", "ratio", "ratio_to_weighted")
-    steps = [[f"{r['d']:,}", *(f"{r[c]:g}" for c in columns)] for r in found["server_step"]]
-    whole = [
-        [r["run"], f"{r['clients']} × {r['rounds']}", f"{r['s']:g}", f"{r['ms_per_client']:g}"] for r in found["runs"]
-    ]
-    first = markdown(["parameters", "FedAvg, ms", "weighted, ms", "DP-FedSOFIM, ms", "ratio", "to weighted"], steps)
-    return first + "\n\n" + markdown(["run", "clients × rounds", "s", "ms a client"], whole)
+    steps = [[f"{r['d']:,}", *(f"{r[c]:g}" for c in columns)] for r in rows]
+    return markdown(["parameters", "FedAvg, ms", "weighted, ms", "DP-FedSOFIM, ms", "ratio", "to weighted"], steps)
+
+
+def runs_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Whole runs for people."""
+    whole = [[r["run"], f"{r['clients']} × {r['rounds']}", f"{r['s']:g}", f"{r['ms_per_client']:g}"] for r in rows]
+    return markdown(["run", "clients × rounds", "s", "ms a client"], whole)
+
+
+def table(found: dict[str, Any]) -> str:
+    """Every part that has been measured."""
+    parts = []
+    if "steps" in found:
+        parts.append(steps_table(found["steps"]["server_step"]))
+    if "runs" in found:
+        parts.append(runs_table(found["runs"]["runs"]))
+    if "flower" in found:
+        f = found["flower"]
+        parts.append(
+            f"Flower's simulation, {f['clients']} clients × {f['rounds']} rounds: {f['s']:g} s in all, "
+            f"{f['round_s']:g} s a round after the first ({f['app']})."
+        )
+    return "\n\n".join(parts)
+
+
+def measured(part: str, smoke: bool) -> dict[str, Any]:
+    """One part."""
+    if part == "runs":
+        return {"goal_s": 20.0, "runs": runs(4, 3) if smoke else runs(100, 50)}
+    if part == "flower":
+        return {"goal_s": 180.0, **flower(100, 50)}
+    sizes = [10**4, 10**5] if smoke else [10**4, 10**5, 10**6, 10**7]
+    rows = server_steps(sizes, 3 if smoke else 15)
+    return {
+        "server_step": rows,
+        "slope": {name: slope(rows, name) for name in ("fedavg_ms", "fedsofim_ms")},
+        "goal_ratio": 1.1,
+        "message": message_sizes(sizes[-1]),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--part", action="append", choices=PARTS, help="may be given several times; default: all")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args(argv)
     import torch
 
     torch.set_num_threads(arguments.threads)
-    sizes = [10**4, 10**5] if arguments.smoke else [10**4, 10**5, 10**6, 10**7]
-    steps = server_steps(sizes, 3 if arguments.smoke else 15)
-    found = {
-        "server_step": steps,
-        "slope": {name: slope(steps, name) for name in ("fedavg_ms", "fedsofim_ms")},
-        "goal": {"ratio": 1.1, "met": steps[-1]["ratio"] <= 1.1, "run_s": 20.0},
-        "message": message_sizes(sizes[-1]),
-        "runs": runs(4, 3) if arguments.smoke else runs(100, 50),
-    }
+    found = {} if arguments.smoke else read_json(OUTPUT)
+    for part in arguments.part or (PARTS[:2] if arguments.smoke else PARTS):
+        where = {"date": now(), "load": load_average(), "hardware": hardware(arguments.threads)}
+        found[part] = {**measured(part, arguments.smoke), **where}
+        if not arguments.smoke:
+            write_json(OUTPUT, found)
     print(table(found))
-    print(found["slope"], found["message"])
-    if not arguments.smoke:
-        write_json(OUTPUT, {"date": now(), "load": load_average(), "hardware": hardware(arguments.threads), **found})
     return 0
 
 

@@ -169,6 +169,17 @@ def _gpt2(lora: bool) -> nn.Module:
     return _with_lora(model, "CAUSAL_LM", ["c_attn"]) if lora else model
 
 
+def _llama() -> nn.Module:
+    """1.1 billion parameters in the shape of TinyLlama, random weights, LoRA on two of the attention's maps."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32, num_key_value_heads=4,
+        vocab_size=32000, max_position_embeddings=2048,
+    )  # fmt: skip
+    return _with_lora(LlamaForCausalLM(config), "CAUSAL_LM", ["q_proj", "v_proj"])
+
+
 def _with_lora(model: nn.Module, task: str, targets: list[str]) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
@@ -186,11 +197,13 @@ def hugging_face_cases() -> list[Case]:
     bert = {"batch_size": 8, "shape": (128,), "vocabulary": 30522, "probe_size": 32, "logits": _bert_logits}
     gpt2 = {"batch_size": 4, "shape": (256,), "vocabulary": 50257, "probe_size": 16, "language_model": True}
     gpt2["logits"] = lambda model, x: model(input_ids=x, use_cache=False).logits
+    llama = {**gpt2, "batch_size": 2, "shape": (128,), "vocabulary": 32000, "probe_size": 4}
     return [
         Case(name="bert-base", title="BERT-base, T=128", build=lambda: _bert(False), **bert),
         Case(name="gpt2-small", title="GPT-2 small, T=256", build=lambda: _gpt2(False), **gpt2),
         Case(name="bert-base-lora", title="BERT-base, T=128, LoRA r=16", build=lambda: _bert(True), **bert),
         Case(name="gpt2-small-lora", title="GPT-2 small, T=256, LoRA r=16", build=lambda: _gpt2(True), **gpt2),
+        Case(name="llama-1b-lora", title="Llama 1.1B, T=128, LoRA r=16", build=_llama, **llama),
     ]
 
 

@@ -144,6 +144,49 @@ def method_speed() -> str:
     return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/method_speed.py")
 
 
+def scale() -> str:
+    """How a step grows along each axis."""
+    import scale as study
+
+    results = read_json(RESULTS / "scale.json")
+    return study.table(results) + "\n\n" + machine(results) if results else missing("make bench-scale")
+
+
+def federated_accuracy(part: str) -> str:
+    """The federated study: `arms-TASK`, the accuracies, or `gains-TASK`, the differences that second order makes there."""
+    from dpkfc.studies.federated import report
+    from dpkfc.studies.federated.run import STUDY
+    from dpkfc.studies.store import Store
+
+    store = Store(RESULTS / "federated_accuracy.json")
+    rows = list(store)
+    if not rows:
+        return missing("python benchmarks/federated_accuracy.py")
+    kind, _, task = part.partition("-")
+    if kind == "gains":
+        return report.second_order(STUDY, store, task)
+    where = {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
+    origin = next((row["features"] for row in rows if row["run"]["task"] == task), "")
+    return f"{report.accuracies(STUDY, store, task)} Features: {origin}.\n\n{machine(where)}"
+
+
+def federated(part: str) -> str:
+    """What federated rounds cost: the server's step, whole runs in one process, Flower's simulation."""
+    import federated as benchmark
+
+    results = read_json(RESULTS / "federated.json")
+    if part not in results:
+        return missing("python benchmarks/federated.py")
+    return benchmark.table({part: results[part]}) + "\n\n" + machine(results[part])
+
+
+def plan_70b(part: str) -> str:
+    """The paper-and-pencil plan, or how its formulas do on what was measured."""
+    import plan_70b as paper
+
+    return paper.plan_table() if part == "plan" else paper.check_table() + "\n\n" + machine(read_json(RESULTS / "speed.json"))
+
+
 def assurance(section: str = "summary") -> str:
     """The verdicts of the last full run of the checks, or the figures of one section."""
     import assurance as checks
@@ -163,13 +206,20 @@ TABLES: dict[str, Callable[[], str]] = {
     "published": published,
     "methods": methods,
     "method-speed": method_speed,
+    "scale": scale,
+    "plan-70b": lambda: plan_70b("plan"),
+    "plan-70b-check": lambda: plan_70b("check"),
     "assurance": assurance,
 }
 
 
 def table(name: str) -> str:
-    """A table by its name; `methods-PAGE`, `assurance-SECTION`, `accuracy-study-RECIPE` and `published-TABLE` are parts."""
-    for prefix, made in (("accuracy-study-", accuracy_study), ("published-", published)):
+    """A table by its name, or a part: `methods-PAGE`, `assurance-SECTION`, `published-TABLE`, `federated-cost-PART`, ..."""
+    parts = (
+        ("accuracy-study-", accuracy_study), ("published-", published), ("federated-accuracy-", federated_accuracy),
+        ("federated-cost-", federated),
+    )  # fmt: skip
+    for prefix, made in parts:
         if name not in TABLES and name.startswith(prefix):
             return made(name.removeprefix(prefix))
     if name not in TABLES and name.startswith("methods-"):

@@ -48,6 +48,15 @@ def test_memory_is_taken_above_what_the_process_held_before_its_first_step():
     assert 0 <= found["extra_mib"] < 1000 and 0 <= found["first_step_mib"] < 1000
 
 
+def test_the_growth_of_a_step_is_measured_along_every_axis():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(ROOT / "benchmarks" / "scale.py"), "--smoke", "--threads", "1"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    axes = [line.split("|")[1].strip() for line in done.stdout.splitlines()[2:]]
+    assert axes == ["width", "depth", "batch", "positions", "rank"]
+
+
 def test_an_unknown_model_is_named():
     done = speed("--only", "resnet", check=False)
     assert done.returncode == 2 and "resnet" in done.stderr and "mnist-cnn" in done.stderr

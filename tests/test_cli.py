@@ -187,6 +187,14 @@ def test_the_doctor_looks_at_recipes_and_factories(tmp_path: Path, monkeypatch: 
     assert "--input-shape 3,32,32" in _refused("doctor", "my_models:net")
 
 
+def test_the_doctor_measures_what_a_step_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DPKFC_CACHE", str(tmp_path))
+    found = _call("doctor", "digits", "--probe-size", "16", "--cost", "--rows", "8")
+    assert found.exit_code == 0 and "a step of 8 examples" in found.output and "--every" in found.output, found.exception
+    assert (tmp_path / "costs.json").is_file()
+    assert "--rows must be at least 1" in _refused("doctor", "digits", "--cost", "--rows", "0")
+
+
 def test_a_delta_that_is_too_large_is_warned_of_in_one_line():
     result = _call("epsilon", "-s", "4", "-n", "1000", "-b", "100", "--epochs", "1", "-d", "0.01")
     assert result.exit_code == 0

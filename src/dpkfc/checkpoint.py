@@ -24,6 +24,7 @@ from torch import Tensor
 
 __all__ = [
     "CheckpointError",
+    "check_run",
     "check_same_tensors",
     "fitting",
     "load_optimizer",
@@ -158,11 +159,42 @@ def read_session(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Te
         wrong = ["step"]
     if not wrong and not meta["plan"].isprintable():
         wrong = ["plan"]
-    if not isinstance(state := meta.get("torch_rng", _NO_STATE), Tensor) or state.dtype != torch.uint8:
+    world = meta.setdefault("world_size", 1)  # older checkpoints do not say it
+    if not isinstance(world, int) or world < 1:
+        wrong += ["world_size"]
+        world = 1
+    state = meta.get("torch_rng", _NO_STATE)
+    if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.numel() % world:
         wrong += ["torch_rng"]
     if wrong:
         raise CheckpointError(f"checkpoint {Path(folder)} was not saved by a session: {wrong[0]} does not fit; {_ADVICE}")
     return tensors, meta
+
+
+def check_run(meta: Mapping[str, Any], plan_hash: str, world_size: int | None, folder: str | os.PathLike[str]) -> None:
+    """Raise where a checkpoint is of another plan, or of another number of processes (more often a mistake than meant).
+
+    Args:
+        meta: of the checkpoint.
+        plan_hash: of this run.
+        world_size: processes of this run; None where any number will do.
+        folder: for the message.
+
+    Raises:
+        CheckpointError: with the way out.
+    """
+    if meta["plan"] != plan_hash:
+        raise CheckpointError(
+            f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan {plan_hash[:12]}…; "
+            "resume with the configuration that wrote it"
+        )
+    before = meta["world_size"]
+    if world_size is not None and before != world_size:
+        raise CheckpointError(
+            f"the checkpoint {Path(folder)} was written by {before} process{'es' * (before > 1)}, this run has {world_size}. "
+            f"Start {before} (torchrun --nproc-per-node={before}), or go on with session.restore(folder, any_world_size=True): "
+            "no release depends on it, but for its last bits"
+        )
 
 
 @contextlib.contextmanager

@@ -314,23 +314,15 @@ def doctor(
     *,
     settings: dict[str, Any],
     input_shape: Annotated[str, typer.Option(help="Shape of one input of a factory's model, e.g. 3,32,32.")] = "",
+    cost: Annotated[bool, typer.Option("--cost", help="Measure what a step, its norms and a refresh cost here.")] = False,
+    rows: Annotated[int, typer.Option(help="Examples of the step that --cost measures.")] = 32,
 ) -> None:
     """What would be done with each layer of a model: rule, norms, factors, damping, tied, frozen, not covered."""
-    from dpkfc.recipes.assemble import kfac
-    from dpkfc.recipes.base import find_recipe, run_config
-    from dpkfc.recipes.targets import load_target
-    from dpkfc.report.doctor import examine, layer_table
+    from dpkfc.recipes.doctor_command import doctor_report
 
-    seed = RunConfig(seed=settings.get("seed", 0)).seed
-    model, shape, inputs, name = load_target(target, input_shape, seed)
-    defaults = {"recipe": target if ":" not in target else "digits", "method": "dp-kfc"}
-    own = find_recipe(target).probe if ":" not in target else None
-    curvature = kfac(run_config({**defaults, **settings}), shape, inputs, own)
-    diagnosis = examine(model, curvature)
-    if diagnosis.problem:
-        raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")
-    _console().print(layer_table(diagnosis, f"{name}: {diagnosis.trainable:,} trainable parameters"))
-    _console().print("not covered: nothing; every trainable parameter belongs to one of the layers above")
+    if rows < 1:
+        raise ConfigError(f"--rows must be at least 1, got {rows}")
+    doctor_report(target, settings, input_shape, rows if cost else 0, _console())
 
 
 @app.command()

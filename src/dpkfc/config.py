@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
+from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.clipping import SPLIT, contribution_bound
+from dpkfc.gradients.norms import check_methods
 from dpkfc.plan import Plan
 from dpkfc.postprocess.base import PostProcess
 from dpkfc.postprocess.chain import check_chain, check_not_a_step
@@ -65,6 +69,9 @@ class PrivacyConfig:
             Changes memory and speed, never a result.
         pad_to_multiple: micro-batches are padded to a multiple of it by rows that count nothing, so that few shapes occur
             (for compiled parts of a model). Changes speed, never a result.
+        norm_methods: layer name to "gram" or "materialised", how its per-example norms are computed, instead of the rule by the
+            layer's widths; `dpkfc doctor --cost` measures what is fastest. Must be chosen without looking at private data.
+            Changes speed, memory and rounding, never the guarantee.
         test_mode_seed: makes noise and sampling repeatable; such a run is NOT PRIVATE and its card says so.
 
     Raises:
@@ -92,6 +99,7 @@ class PrivacyConfig:
     unit_reduction: str = "mean"
     max_physical_batch_size: int | str | None = None
     pad_to_multiple: int | None = None
+    norm_methods: Mapping[str, str] = field(default_factory=dict)
     test_mode_seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -103,6 +111,8 @@ class PrivacyConfig:
         object.__setattr__(self, "postprocess", (self.postprocess,) if alone else tuple(self.postprocess))
         check_chain(self.postprocess, self.readout)
         self._check_micro_batches()
+        object.__setattr__(self, "norm_methods", MappingProxyType(dict(self.norm_methods)))
+        check_methods(self.norm_methods)
         _check_integer("test_mode_seed", self.test_mode_seed, 0)
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"give exactly one of epochs and steps, got epochs={self.epochs} and steps={self.steps}")
@@ -275,6 +285,15 @@ class PrivacyConfig:
         except OverflowError:
             raise ValueError(f"epochs = {self.epochs} are more steps than can be counted; choose fewer") from None
 
+    def clip(self, layers: Iterable[str]) -> Clip:
+        """How examples are clipped in a model with these layers.
+
+        Raises:
+            ValueError: `norm_methods` names another layer.
+        """
+        check_methods(self.norm_methods, layers)
+        return Clip(self.max_grad_norm, self.clipping, self.automatic_gamma, self.norm_methods)
+
     def describe_preconditioner(self) -> dict[str, Any] | None:
         """The public description of the preconditioner, None without one."""
         return None if self.preconditioner is None else dict(self.preconditioner.describe())
@@ -305,6 +324,7 @@ class PrivacyConfig:
             "readout": (self.readout, "whitened"),
             "postprocess": ([step.describe() for step in self.postprocess], []),
             "augmentations": (self.augmentations, 1),
+            "norm_methods": (dict(self.norm_methods), {}),
         }
         return {name: value for name, (value, default) in said.items() if value != default}
 

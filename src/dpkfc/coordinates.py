@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature.preconditioner import Preconditioner
+from dpkfc.curvature.shares import moved_to
+from dpkfc.gradients.agreement import advice, check_in_step
 from dpkfc.gradients.diagonal import diagonal_metric
+from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.random_state import device_of
 from dpkfc.gradients.tape import capture
 from dpkfc.metric import Metric
 from dpkfc.privacy.mechanism import Released
 
 __all__ = ["Coordinates"]
+
+_ALONE = Ranks()
 
 
 class Coordinates:
@@ -22,13 +29,15 @@ class Coordinates:
 
     Args:
         config: with `due(step)` and `build(...)`; optionally `metric_at(preconditioner, step)` for a metric that changes
-            between refreshes, `observe(released, past)` for one that is made from past releases, and `continues` for one whose
-            refresh takes up the one before. None: the identity.
+            between refreshes, `observe(released, past)` for one that is made from past releases, `continues` for one whose
+            refresh takes up the one before, and `divides` for one whose refresh processes can share (`build(..., team=)`);
+            others are built by the first process. None: the identity.
         model, layers: the model and its layers.
+        ranks: the processes that share a refresh.
     """
 
-    def __init__(self, config: Any, model: nn.Module, layers: Sequence[Layer]) -> None:
-        self._config, self._model, self._layers = config, model, layers
+    def __init__(self, config: Any, model: nn.Module, layers: Sequence[Layer], ranks: Ranks = _ALONE) -> None:
+        self._config, self._model, self._layers, self._ranks = config, model, layers, ranks
         self.current: Preconditioner | None = None
         self.past: Mapping[str, Tensor] = {}
         self._step = 0
@@ -51,10 +60,26 @@ class Coordinates:
         more: dict[str, Any] = {"previous": self.current} if getattr(self._config, "continues", False) else {}
         if hasattr(self._config, "observe"):
             more |= {"past": self.past, "diagonal": lambda scales: diagonal_metric(self._layers, scales)}
-        rules = {layer.name: layer.rule for layer in self._layers}
-        self.current = self._config.build(
-            self._model, lambda model, loss: capture(model, self._layers, loss), step, rules=rules, **more
+        check_in_step(self._ranks, {n: p for n, p in self._model.named_parameters() if p.requires_grad}, "refresh")
+        more |= {"rules": {layer.name: layer.rule for layer in self._layers}}
+        if self._ranks.world_size == 1:
+            self.current = self._built(step, **more)
+        elif getattr(self._config, "divides", False):
+            self.current = self._built(step, **more, team=self._ranks)
+            self._ranks.agree(lambda: {"metric": ("", self.current and self.current.digest)}, advice)
+        else:
+            self.current = self._from_first(step, **more)
+
+    def _built(self, step: int, **more: Any) -> Preconditioner:
+        built: Preconditioner = self._config.build(
+            self._model, lambda model, loss: capture(model, self._layers, loss), step, **more
         )
+        return built
+
+    def _from_first(self, step: int, **more: Any) -> Preconditioner:
+        """Built on the first rank, while the others wait: what does not say how to be divided."""
+        cpu, here = torch.device("cpu"), device_of(self._layers)
+        return moved_to(self._ranks.from_first(lambda: moved_to(self._built(step, **more), cpu)), here)
 
     def observe(self, released: Released) -> None:
         """Let a preconditioner that is made from past releases see this one, in the coordinates it was released in."""

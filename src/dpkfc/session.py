@@ -22,10 +22,10 @@ from dpkfc import checkpoint
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.data.layout import layout
-from dpkfc.data.loader import MicroBatches, Rows, collate
+from dpkfc.data.loader import MicroBatches, Rows, collate, tensors_of
 from dpkfc.data.public import check_probes
 from dpkfc.data.units import units_of
-from dpkfc.gradients.accumulate import Clip
+from dpkfc.gradients.agreement import check_alike, check_in_step
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.memory import MicroBatchSize
@@ -85,24 +85,25 @@ class Session:
         self.plan = plan
         self.model = model
         self.optimizer = optimizer
+        self._ranks, self._step = Ranks.current(), 0
+        self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
+        check_alike(self._ranks, plan.hash, model, optimizer, records=len(self._loader), dataset=tensors_of(dataset))
         self.layers: list[Layer] = find_layers(model)
         self._parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
         self._dataset, self._collate_fn = dataset, collate_fn
-        self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
         self._units = units_of(plan.config, dataset, units, len(self._loader), plan.dataset_size)
         check_probes(plan.config.preconditioner, dataset)
         check_with_optimizer(plan.config.postprocess, optimizer)
         self._size = MicroBatchSize(*plan.config.micro_batch)
-        self._clip = Clip(plan.config.max_grad_norm, plan.config.clipping, plan.config.automatic_gamma)
+        self._clip = plan.config.clip(layer.name for layer in self.layers)
         self._noise = plan.noise_stream()
         self._sampling = plan.sampling_stream()
-        self._ranks, self._step = Ranks.current(), 0
         self._ledger = self._ranks.together(lambda: _open_ledger(plan, ledger_path if self._ranks.first else None))
         for _ in range(self._ranks.from_first(lambda: self._ledger.count) - self._ledger.count):
             self._charge()  # the other ranks count along
         self._augment = augment
-        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
+        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, self._ranks)
         self._chain = Chain(plan.config.postprocess, plan.config.readout)
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None
@@ -125,7 +126,7 @@ class Session:
                     "the last batch was not passed to session.step(); a sampled batch may not be skipped, because which "
                     "batches are left out would depend on private data"
                 )
-            self._pending = Batch(self._step, *self._ranks.from_first(self._draw))
+            self._pending = Batch(self._step, *self._ranks.from_first(self._draw, f"batch {self._step}"))
             yield self._pending
 
     def _draw(self) -> tuple[Any, Any]:
@@ -171,7 +172,7 @@ class Session:
     def _release(self, clipped: ClippedSum) -> Released:
         """Charge and release on the first rank; the others receive the release and count it."""
         plan, step = self.plan, self._step
-        released = self._ranks.from_first(lambda: release(clipped, plan, self._noise, self._ledger, step))
+        released = self._ranks.released(lambda: release(clipped, plan, self._noise, self._ledger, step), self._device)
         if not self._ranks.first:
             self._charge()
         return released
@@ -201,9 +202,8 @@ class Session:
                 augment=self._augment,
             )
 
-        device = next(iter(self._parameters.values())).device
         rows, multiple = views * records.size, config.pad_to_multiple  # measured with the points of the steps to come
-        self._size.measure(lambda n: attempt(records[: -(-n // views)], None, None, self._points(True)), rows, device)
+        self._size.measure(lambda n: attempt(records[: -(-n // views)], None, None, self._points(True)), rows, self._device)
         return self._size.fit(lambda bound: attempt(drawn, bound, multiple, points), rows)
 
     def _points(self, all_of_them: bool = False) -> list[At]:
@@ -281,6 +281,8 @@ class Session:
     def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
         """Write a checkpoint: released parameters, buffers, states of optimizer and filters, metric; never a noise stream.
 
+        Of several processes all call it, and the first writes.
+
         Args:
             folder: an earlier checkpoint in it is replaced, and stays readable until the new one is complete.
             extra: the caller's own state, handed back by `restore`: plain values and tensors in dicts, lists and tuples,
@@ -289,6 +291,7 @@ class Session:
         Raises:
             CheckpointError: the folder cannot be written, or `extra` or the optimizer holds a value of another kind.
         """
+        check_in_step(self._ranks, self._parameters, "save")
         tensors = {"model": checkpoint.unique_tensors(self.model.state_dict())}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()
@@ -305,28 +308,31 @@ class Session:
             "preconditioner_step": None if self.preconditioner is None else self.preconditioner.step,
             "extra": extra,
         }
+        if self._ranks.world_size > 1:
+            meta["world_size"] = self._ranks.world_size
         if self.plan.test_mode:  # bit for bit, dropout included; elsewhere a run goes on with whatever torch draws
-            meta["torch_rng"] = torch.get_rng_state()
+            meta["torch_rng"] = torch.cat(self._ranks.everyone(torch.get_rng_state()))
         self._ranks.from_first(lambda: checkpoint.write(folder, tensors, meta))
 
-    def restore(self, folder: str | os.PathLike[str]) -> Any:
+    def restore(self, folder: str | os.PathLike[str], *, any_world_size: bool = False) -> Any:
         """Continue from a checkpoint of the same plan and ledger, with a fresh noise stream.
 
-        Releases that the ledger holds beyond the checkpoint stay charged: their steps are not given back.
+        Releases that the ledger holds beyond the checkpoint stay charged: their steps are not given back. Of several
+        processes all call it, and the first reads.
+
+        Args:
+            folder: that `save` wrote.
+            any_world_size: go on with another number of processes; no release depends on it, but for its last bits.
 
         Returns:
             The `extra` that was given to `save`.
 
         Raises:
-            CheckpointError: damaged, of another plan, model, optimizer or ledger; nothing is loaded then.
+            CheckpointError: damaged, of another plan, model, optimizer, ledger or number of processes; nothing is loaded then.
             RuntimeError: a drawn batch waits for `step`, and the checkpoint is of another step.
         """
-        tensors, meta = checkpoint.read_session(folder)
-        if meta["plan"] != self.plan.hash:
-            raise checkpoint.CheckpointError(
-                f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan {self.plan.hash[:12]}…; "
-                "resume with the configuration that wrote it"
-            )
+        tensors, meta = self._ranks.from_first(lambda: checkpoint.read_session(folder), "restore")
+        checkpoint.check_run(meta, self.plan.hash, None if any_world_size else self._ranks.world_size, folder)
         if not self._ranks.from_first(lambda: self._ledger.contains(meta["ledger_count"], meta["ledger_head"])):
             raise checkpoint.CheckpointError(
                 f"the ledger does not contain the {meta['ledger_count']} releases that the checkpoint {Path(folder)} was "
@@ -338,7 +344,7 @@ class Session:
                 f"out; pass it first, or restore the checkpoint (of step {meta['step']}) into a new session"
             )
         with checkpoint.fitting(folder):
-            self._load(tensors, meta)
+            self._ranks.together(lambda: self._load(tensors, meta))
         return meta["extra"]
 
     def _load(self, tensors: dict[str, dict[str, Tensor]], meta: dict[str, Any]) -> None:
@@ -351,18 +357,21 @@ class Session:
         self._average.load_state_dict(self._here(tensors.get("average", {})))
         self.model.load_state_dict(tensors["model"], strict=False)
         if "torch_rng" in meta:
-            torch.set_rng_state(meta["torch_rng"])
+            states = meta["torch_rng"].view(meta["world_size"], -1)
+            torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
         self._coordinates.current = preconditioner
         self._step = meta["step"]  # a batch that was drawn for it stays to be passed to `step`
 
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._parameters.values())).device
+
     def _here(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        device = next(iter(self._parameters.values())).device
-        return {name: x.to(device) for name, x in state.items()}
+        return {name: x.to(self._device) for name, x in state.items()}
 
     def _loaded(self, state: dict[str, Tensor]) -> Preconditioner:
-        device = next(iter(self._parameters.values())).device
         kind: type[Preconditioner] = getattr(self.plan.config.preconditioner, "result", Preconditioner)
-        preconditioner = kind.from_state_dict(state).to(device)
+        preconditioner = kind.from_state_dict(state).to(self._device)
         preconditioner.check({layer.name: {r: layer.tensor(r).shape for r in layer.parameters} for layer in self.layers})
         return preconditioner
 

@@ -87,9 +87,9 @@ def free_ports(count: int) -> list[int]:
 class Federation:
     """A SuperLink and its SuperNodes, each a group of processes of its own, ended by its id."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clients: int = CLIENTS) -> None:
         self.folder = folder
-        self.link, *self.ports = free_ports(CLIENTS + 1)
+        self.link, *self.ports = free_ports(clients + 1)
         self.env = {**os.environ, **SWITCHES, "FLWR_HOME": str(folder / "flwr"), "OMP_NUM_THREADS": "1"}
         self.env["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         self.started: list[subprocess.Popen] = []
@@ -131,12 +131,14 @@ class Federation:
         )  # fmt: skip
 
     def run(self, seconds: float, /, **settings: object) -> str:
-        given = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
-        done = subprocess.run(
-            [str(BIN / "flwr"), "run", str(ROOT / "examples" / "federated"), "loopback", "--stream", "--run-config", given],
-            env=self.env, capture_output=True, text=True, timeout=seconds, check=False,
-        )  # fmt: skip
+        words = [str(BIN / "flwr"), *self.command(settings)]
+        done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=seconds, check=False)
         return done.stdout + done.stderr
+
+    @staticmethod
+    def command(settings: dict[str, object]) -> list[str]:
+        given = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+        return ["run", str(ROOT / "examples" / "federated"), "loopback", "--stream", "--run-config", given]
 
     def logs(self) -> str:
         return "\n".join(f"== {p.name}\n{p.read_text('utf-8', 'replace')[-3000:]}" for p in self.folder.glob("*.log"))
@@ -182,3 +184,26 @@ def test_the_app_of_the_demo_runs_between_processes_with_tls(tmp_path):
         (ledger,) = (tmp_path / "clients" / f"client-{number}").glob("*/ledger.jsonl")
         assert len(verify(ledger).releases) == ROUNDS
     assert not list((tmp_path / "clients").glob("*/last_error.txt"))
+
+
+def test_a_run_goes_on_when_a_client_is_killed_in_the_middle_of_a_round(tmp_path):
+    clients, killed, folder = 5, 4, tmp_path / "server"  # four are enough: ⌈0.8 · 5⌉
+    federation = Federation(tmp_path, clients)
+    try:
+        federation.superlink()
+        nodes = [federation.supernode(number) for number in range(clients)]
+        settings = {"method": "dp-fedgd", "clients": clients, "rounds": ROUNDS, "wait": 180.0, "timeout": 90.0}
+        run = federation.start("run", "flwr", *federation.command({**settings, "folder": str(folder)}))
+        ledger = folder / "ledger.jsonl"
+        for _ in range(1000):  # the charge is on the disk before a round is sent
+            if ledger.exists() and len(verify(ledger).releases) == 1:
+                break
+            time.sleep(0.3)
+        os.killpg(nodes[killed].pid, signal.SIGKILL)
+        assert run.wait(480) == 0 and (folder / "rounds.json").exists(), federation.logs()
+    finally:
+        federation.end()
+    rounds = json.loads((folder / "rounds.json").read_text("utf-8"))["rounds"]
+    assert len(rounds) == ROUNDS and not any(record["dropped"] for record in rounds)
+    assert all(record["survivors"] >= clients - 1 for record in rounds) and rounds[-1]["survivors"] == clients - 1
+    assert len(verify(ledger).releases) == ROUNDS

@@ -153,6 +153,17 @@ def test_a_failing_client_says_a_constant_and_keeps_its_reason(tmp_path):
         new_secret(tmp_path / "s")
 
 
+def test_what_a_client_keeps_is_for_its_operator_alone(tmp_path):
+    chosen = settings_of(tmp_path, case="central")
+    wires = Wires(tmp_path, chosen)
+    assert wires.node(100).answer({"kind": "hello"})["kind"] == "hello"
+    wires.node(100).answer({"kind": "round", "round": 0})  # fails, and says why on its own disk
+    own = tmp_path / "clients" / "client-0"
+    folders = [own, *(path for path in own.rglob("*") if path.is_dir())]
+    assert (own / "last_error.txt").exists() and len(folders) > 1
+    assert all(folder.stat().st_mode & 0o077 == 0 for folder in folders)
+
+
 def test_a_survivor_set_is_answered_once_by_any_process(tmp_path):
     chosen = settings_of(tmp_path, case="masked")
     wires = Wires(tmp_path, chosen)

@@ -25,7 +25,7 @@ from dpkfc.federated import (
 from dpkfc.federated.client import Mechanism, stream_seed
 from dpkfc.federated.partition import dirichlet, parts
 from dpkfc.federated.runner import one_round
-from dpkfc.federated.work import Records
+from dpkfc.federated.work import LocalModel, Records
 from dpkfc.postprocess import EMA, AdamBC, LowPass
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
@@ -222,3 +222,16 @@ def test_sampled_examples_are_those_of_a_poisson_sampler():
                 p.sub_(piece.view(p.shape) / plan.config.divisor)
     assert plan.config.divisor == RECORDS // 2
     assert float((vector(dict(model.named_parameters())) - vector(run.server.parameters)).abs().max()) < 1e-12
+
+
+def test_all_records_at_once_are_those_looked_up_one_by_one_and_stay_the_clients_own():
+    plan, data = plan_of(privacy=TrustedServer("clients")), records()
+
+    def spoiling(model, batch):  # a loss function may write into its batch
+        return loss_fn(model, (batch[0].mul_(2.0), batch[1]))
+
+    local, held = LocalModel(plan, head(), spoiling), Records(tuple(x.clone() for x in data))
+    quick = [local.clipped_sum(held, held.all) for _ in range(2)]
+    looked_up = local.clipped_sum(held, held.all.copy())
+    assert all(torch.equal(sums[name], looked_up[name]) for sums in quick for name in looked_up)
+    assert torch.equal(held.dataset[0], data[0])

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from dpkfc.checkpoint import read
-from dpkfc.federated import Client, FederatedConfig, LocalModel, PerUpload, SecureAggregation, Server, TrustedServer
+from dpkfc.federated import (
+    Client,
+    ClientLevel,
+    FederatedConfig,
+    LocalModel,
+    PerUpload,
+    SecureAggregation,
+    Server,
+    TrustedServer,
+)
 from dpkfc.federated.audit import Finding, kept_messages, noise_law, record_bound, round_message
 from dpkfc.federated.client import stream_seed
 from dpkfc.federated.messages import flat, group
@@ -217,6 +226,12 @@ def test_a_server_keeps_nothing_of_single_clients(privacy, caplog, tmp_path):
         server.save(tmp_path / "checkpoint")
         finding[kind] = kept_messages([server, record, read(tmp_path / "checkpoint"), list(caplog.records)], messages)
     assert finding[Server].passed and not finding[Hoarder].passed and not finding[Talker].passed
+
+
+def test_a_record_of_a_round_does_not_tell_how_many_clients_were_drawn_in_secret():
+    server, clients = world(plan_of(privacy=ClientLevel(), client_rate=0.5, rounds=1))
+    record = one_round(server, clients)
+    assert (record.cohort, record.survivors, record.seconds) == (None, None, 0.0) and not record.dropped
 
 
 def test_nothing_of_a_client_but_its_noisy_sum_is_in_its_message():

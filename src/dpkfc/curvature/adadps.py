@@ -27,7 +27,7 @@ from dpkfc.curvature.moments import PER, Moments, squared_gradients
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import Capture, Piece, ProbeRun, blocks_on_probe, undisturbed
-from dpkfc.curvature.refresh import Measured, probe_scale
+from dpkfc.curvature.refresh import probe_scale
 from dpkfc.curvature.report import identity_row
 from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, probe_examples
 from dpkfc.metric import Entry, Metric, scale_metric
@@ -147,8 +147,7 @@ class AdaDPS:
             metric: Metric = {n: of.entry({r: self._root(v, shift) for r, v in values[n].items()}) for n, of in moments.items()}
             scale = 1.0
             if self.as_released is None and self.scale == "probe":
-                measured = Measured(layers={}, unknown={}, last=last)
-                scale = probe_scale(model, capture, self.run_at(step), metric, measured)
+                scale = probe_scale(model, capture, self.run_at(step), metric, last=last)
                 metric = scale_metric(metric, scale)
         unreached = [identity_row(name) for name in rules or {} if name not in metric]
         spectra = {name: {role: x.flatten().cpu() for role, x in of.items()} for name, of in values.items()}

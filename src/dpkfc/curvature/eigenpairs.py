@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -16,11 +17,14 @@ from torch import Tensor, nn
 
 from dpkfc.blocks import Outer
 from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor
+from dpkfc.curvature.inputs import Inputs, device_of
 from dpkfc.curvature.layers import LayerAccumulator, Structure, is_known
 from dpkfc.curvature.linalg import Eigen
 from dpkfc.curvature.moments import Moments, squared_gradients
 from dpkfc.curvature.positions import Positions
 from dpkfc.curvature.probing import Capture, ProbeRun, blocks_on_probe, public_generator
+from dpkfc.curvature.refresh import added
+from dpkfc.curvature.shares import Team, agreed, joined, own_rows, probe_digest
 from dpkfc.metric import Eigenbasis, Elementwise, Entry
 
 __all__ = ["LayerFisher", "clamped", "condition", "eigenvalues", "fisher_of_layers"]
@@ -44,28 +48,55 @@ class LayerFisher:
 
 
 def fisher_of_layers(
-    model: nn.Module, capture: Capture, run: ProbeRun, max_factor_size: int
+    model: nn.Module, capture: Capture, run: ProbeRun, max_factor_size: int, team: Team | None = None
 ) -> tuple[dict[str, LayerFisher], str]:
-    """Run the probe once.
+    """Run the probe once; of several processes, each runs its own examples and decomposes its own layers.
 
     Args:
         model: should be inside `undisturbed`.
         capture: maps (model, loss) to layer name and block.
         run: what to run.
         max_factor_size: wider sides keep the diagonal of their factor.
+        team: the processes that share the refresh, None for this one alone.
 
     Returns:
         The layers by name, and a note on the probe's labels.
 
     Raises:
         ValueError: a layer's contribution on the probe is not finite, or of a kind without curvature.
+        RuntimeError: the probe does not return the same inputs on every process.
     """
+    if team is None:
+        parts, note, _ = _parts(model, capture, run, max_factor_size)
+        return _finished({name: [part] for name, part in parts.items()}), note
+    parts, note, digest = team.together(lambda: _parts(model, capture, run, max_factor_size, team))
+    told = team.everyone((digest, note))
+    agreed("probe", [of for of, _ in told])
+    found = joined(team, parts, _cost, _finished, device_of(model))
+    return found, next((text for _, text in told if text), "")
+
+
+_Part = LayerAccumulator | Moments
+
+
+def _cost(part: _Part) -> float:
+    return part.cost if isinstance(part, LayerAccumulator) else 1.0
+
+
+def _parts(
+    model: nn.Module, capture: Capture, run: ProbeRun, max_factor_size: int, team: Team | None = None
+) -> tuple[dict[str, _Part], str, str]:
+    """What this process's examples add up to, a note on the probe's labels, and a hash of the probe where others run the rest."""
     structure = Structure(max_factor_size=max_factor_size)
     positions = Positions(public_generator(run.seed, run.step, "positions"), run.size, None)
     factors: dict[str, LayerAccumulator] = {}
     moments: dict[str, Moments] = {}
-    note = ""
-    for piece in blocks_on_probe(model, capture, run):
+    note, rows, seen = "", own_rows(team, run.size), [""]
+
+    def drawn(inputs: Inputs, labels: Tensor | None) -> None:
+        seen[0] = "" if team is None else probe_digest(inputs, labels)
+
+    for piece in blocks_on_probe(model, capture, run, rows.start, stop=rows.stop, drawn=drawn):
         positions.start(piece.rows, piece.mask)
         note = piece.note
         for name in piece.blocks:
@@ -80,8 +111,15 @@ def fisher_of_layers(
                     moments[name] = moments[name].plus(new) if name in moments else new
             except ValueError as error:
                 raise ValueError(f"layer '{name}': {error}") from error
-    found = {name: _product(accumulator) for name, accumulator in factors.items()}
-    return found | {name: _diagonal(of) for name, of in moments.items()}, note
+    return {**{name: of.apart() for name, of in factors.items()}, **moments}, note, seen[0]
+
+
+def _finished(parts: Mapping[str, list[_Part]]) -> dict[str, LayerFisher]:
+    """Layers from what every process has added up, in the order of the processes."""
+    factors = {name: [x for x in held if isinstance(x, LayerAccumulator)] for name, held in parts.items()}
+    moments = {name: [x for x in held if isinstance(x, Moments)] for name, held in parts.items()}
+    found = {name: _product(layer) for name, layer in added({n: held for n, held in factors.items() if held}).items()}
+    return found | {name: _diagonal(reduce(Moments.plus, held)) for name, held in moments.items() if held}
 
 
 def _product(accumulator: LayerAccumulator) -> LayerFisher:

@@ -23,6 +23,7 @@ Source: Martens and Grosse (2015); Eschenhagen et al. (2023) for expand and redu
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -217,6 +218,33 @@ class FactorAccumulator:
                 return unit.square().sum(0).double()
             case _:
                 return unit.square().sum().double()
+
+    def apart(self, shared: Shared | None = None) -> FactorAccumulator:
+        """A copy that shares what it forms with others."""
+        twin = copy.copy(self)
+        twin._shared, twin._rows = shared, list(self._rows)
+        return twin
+
+    def take_in(self, other: FactorAccumulator) -> None:
+        """Add what another one has added up, as if its rows had come after the own ones."""
+        self._count += other._count
+        self.note = self.note or other.note
+        if self._sum is None and other._sum is not None:
+            self._shape, rows, self._rows = other._shape, self._rows, []
+            for piece in rows:
+                self._accumulate(piece, _largest(piece))
+        for piece in other._rows:
+            if self._sum is not None:
+                self._accumulate(piece, _largest(piece))
+            else:
+                self._rows.append(piece)
+                self._kept += piece.shape[0]
+                self._fold_when_many()
+        if other._sum is not None:
+            scale = max(self._scale, other._scale)
+            theirs = other._sum * (other._scale / (scale or 1.0)) ** 2
+            self._sum = theirs if self._sum is None else self._sum * (self._scale / (scale or 1.0)) ** 2 + theirs
+            self._scale = scale
 
     def result(self, keep: int | None = None) -> Factor:
         """The factor.

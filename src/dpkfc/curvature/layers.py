@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -255,6 +256,25 @@ class LayerAccumulator:
         """mean_t x over the text, `[n * groups, d]`."""
         weights = self._weights(x, groups)
         return x.mean(1) if weights is None else (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+    def apart(self, shared: Shared | None = None) -> LayerAccumulator:
+        """A copy without the positions of the probe, which may go to another process; `shared`: what is formed once there."""
+        twin = copy.copy(self)
+        twin._positions, twin._shared = None, shared
+        twin._sides = {name: side.apart(shared if name == "input" else None) for name, side in self._sides.items()}
+        return twin
+
+    def take_in(self, other: LayerAccumulator) -> None:
+        """Add what another one has added up of the same layer, as if its blocks had come after the own ones."""
+        self._read += other._read
+        for name, side in self._sides.items():
+            side.take_in(other._sides[name])
+
+    @property
+    def cost(self) -> float:
+        """What a decomposition of its sides costs at most, in multiplications."""
+        wide = [dim for shape in self._shapes.values() if (dim := math.prod(shape)) <= self._structure.max_factor_size]
+        return 1.0 if self.kind == "elementwise" else 1.0 + sum(float(dim) ** 3 for dim in wide)
 
     def result(self, keep: int | None = None) -> LayerFactors:
         """The layer's factors.

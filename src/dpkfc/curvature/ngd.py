@@ -31,6 +31,7 @@ from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import Capture, ProbeRun, undisturbed
 from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, run_of
+from dpkfc.curvature.shares import Team
 from dpkfc.metric import Entry, Kronecker, Metric
 
 __all__ = ["NGD", "AfterClip"]
@@ -172,8 +173,18 @@ class NGD:
         """The probe of one refresh."""
         return run_of(self, step)
 
+    @property
+    def divides(self) -> bool:
+        """Whether processes may each run a part of the probe; a loss that draws numbers of its own has to see all of it."""
+        return self.loss is None
+
     def build(
-        self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None = None
+        self,
+        model: nn.Module,
+        capture: Capture,
+        step: int,
+        rules: Mapping[str, str] | None = None,
+        team: Team | None = None,
     ) -> Preconditioner:
         """Measure F on the probe at the model's present parameters; arguments as in `KFAC.build`.
 
@@ -184,7 +195,7 @@ class NGD:
             ValueError: what the model gives on the probe is not finite, or the probe does not reach a layer.
         """
         with undisturbed(model), torch.no_grad():
-            layers, note = fisher_of_layers(model, capture, self.run_at(step), self.max_factor_size)
+            layers, note = fisher_of_layers(model, capture, self.run_at(step), self.max_factor_size, team)
         unreached = [name for name in rules or {} if name not in layers]
         if unreached:
             raise ValueError(

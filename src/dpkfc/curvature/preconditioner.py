@@ -26,9 +26,10 @@ from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
 from dpkfc.curvature.linalg import Eigen
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import Capture, ProbeRun, undisturbed
-from dpkfc.curvature.refresh import Measured, measure, probe_scale
+from dpkfc.curvature.refresh import Measured, decomposed, measure, probe_scale
 from dpkfc.curvature.report import identity_row, layer_rows
 from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, labels_of
+from dpkfc.curvature.shares import Team
 from dpkfc.curvature.sources import combined, randomised
 from dpkfc.curvature.state import mismatch, moved, pack, unpack
 from dpkfc.metric import Elementwise, Kronecker, Metric, Side, scale_metric
@@ -175,8 +176,20 @@ class KFAC:
         with undisturbed(model), torch.no_grad():
             return self._measure(model, capture, step, rules)[0]
 
+    @property
+    def divides(self) -> bool:
+        """Whether processes may each run a part of the probe; a loss that draws numbers of its own has to see all of it."""
+        return self.loss is None
+
     def _measure(
-        self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None, keep: int | None = None
+        self,
+        model: nn.Module,
+        capture: Capture,
+        step: int,
+        rules: Mapping[str, str] | None,
+        *,
+        keep: int | None = None,
+        team: Team | None = None,
     ) -> tuple[dict[str, LayerFactors], Measured]:
         """Factors, and what a pass over `probe` has shown beside them."""
         if self.layer_rules is not None and rules is None:
@@ -186,16 +199,21 @@ class KFAC:
             oversize=self.oversize, rules=self.layer_rules,
         )  # fmt: skip
         run = self.run_at(step)
-        measured = measure(model, capture, run, structure, rules=rules or {}, rows_per_dim=self.rows_per_dim)
-        factors = {name: layer.result(keep) for name, layer in measured.layers.items()}
+        measured = measure(model, capture, run, structure, rules=rules or {}, rows_per_dim=self.rows_per_dim, team=team)
+        factors = decomposed(measured, keep, model, team)
         if self.output_probe is not None:
             run = replace(run, probe=self.output_probe, labels=labels_of(self.output_probe, self.labels))
-            other = measure(model, capture, run, structure, rules=rules or {}, rows_per_dim=self.rows_per_dim)
-            factors = combined(factors, {name: layer.result(keep) for name, layer in other.layers.items()})
+            other = measure(model, capture, run, structure, rules=rules or {}, rows_per_dim=self.rows_per_dim, team=team)
+            factors = combined(factors, decomposed(other, keep, model, team))
         return factors, measured
 
     def build(
-        self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None = None
+        self,
+        model: nn.Module,
+        capture: Capture,
+        step: int,
+        rules: Mapping[str, str] | None = None,
+        team: Team | None = None,
     ) -> Preconditioner:
         """Measure curvature on the probe at the model's present parameters.
 
@@ -205,6 +223,7 @@ class KFAC:
                 are looked up one at a time, so the mapping may form them on demand.
             step: step of training; with `seed` it names the probe's random stream.
             rules: layer name to kind, one of `RULES`.
+            team: the processes that share the refresh; each runs a part of the probe and decomposes a part of the factors.
 
         Returns:
             The preconditioner; never with a NaN in it.
@@ -213,14 +232,14 @@ class KFAC:
             ValueError: the model's output, loss or a layer's contribution on the probe is not finite or does not fit.
         """
         with undisturbed(model), torch.no_grad():
-            factors, measured = self._measure(model, capture, step, rules, self.max_rank)
+            factors, measured = self._measure(model, capture, step, rules, keep=self.max_rank, team=team)
             damping = self._damping()
             used = {n: f.normalised() for n, f in factors.items()} if self.scale in ("trace", "balanced") else factors
             used = filled(used) if self.damping_mode == "relative" else used
             used = randomised(used, self.seed) if self.control == "random" else used
             metric, scale = _metric(used, damping, self.max_factor_size), 1.0
             if self.scale in ("probe", "balanced"):
-                scale = probe_scale(model, capture, self.run_at(step), metric, measured)
+                scale = probe_scale(model, capture, self.run_at(step), metric, last=measured.last, team=team)
                 metric = scale_metric(metric, scale)
         rows = [row for n in metric for row in layer_rows(n, factors[n], used[n], metric[n], damping)]
         return Preconditioner(
@@ -230,7 +249,7 @@ class KFAC:
             scale=scale,
             spectra={n: {_SHORT.get(s, s): x.spectrum.cpu() for s, x in f.sides.items()} for n, f in factors.items()},
             shapes={n: _shapes(model, n, f) for n, f in factors.items()},
-            note=measured.last.note,
+            note=measured.note,
         )
 
     def _damping(self) -> Damping:

@@ -100,7 +100,15 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-def blocks_on_probe(model: nn.Module, capture: Capture, run: ProbeRun, first: int = 0) -> Iterator[Piece]:
+def blocks_on_probe(
+    model: nn.Module,
+    capture: Capture,
+    run: ProbeRun,
+    first: int = 0,
+    *,
+    stop: int | None = None,
+    drawn: Callable[[Inputs, Tensor | None], None] | None = None,
+) -> Iterator[Piece]:
     """The layers' contributions on the probe, one micro-batch after another; every call replays the same probe.
 
     The micro-batch with fewer examples, if there is one, comes first: the last one is full.
@@ -110,6 +118,8 @@ def blocks_on_probe(model: nn.Module, capture: Capture, run: ProbeRun, first: in
         capture: maps (model, loss) to layer name and block, in the per-example scale.
         run: what to run.
         first: leaves out the examples before this one.
+        stop: leaves out this example and those after it; None for none.
+        drawn: is shown all inputs and labels of the probe.
 
     Raises:
         ValueError: inputs that the model cannot take, an output or a loss that is not finite, or of another number of
@@ -117,10 +127,11 @@ def blocks_on_probe(model: nn.Module, capture: Capture, run: ProbeRun, first: in
     """
     generator = public_generator(run.seed, run.step)
     inputs, labels = _sampled(run, generator)
+    if drawn is not None:
+        drawn(inputs, labels)
     draws, known = Draws(generator, run.size), _known_labels(run, labels)
-    stops = range(run.size, first, -run.chunk)
-    for stop in reversed(stops):
-        rows = slice(max(first, stop - run.chunk), stop)
+    for end in reversed(range(run.size if stop is None else stop, first, -run.chunk)):
+        rows = slice(max(first, end - run.chunk), end)
         held = placed(select(inputs, rows), model)
         mask = padding_mask(held, getattr(run.probe, "padding", None))
         loss = _loss_of(run, held, None if labels is None else labels[rows], draws, rows=rows, mask=mask, known=known)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dpkfc.blocks import Block
-from dpkfc.curvature.layers import LayerAccumulator, Structure, is_known
+from dpkfc.curvature.inputs import Inputs, device_of
+from dpkfc.curvature.layers import LayerAccumulator, LayerFactors, Structure, is_known
 from dpkfc.curvature.norms import probe_norms
 from dpkfc.curvature.positions import Positions
 from dpkfc.curvature.probing import Capture, Piece, ProbeRun, blocks_on_probe, public_generator
 from dpkfc.curvature.shared import Shared
+from dpkfc.curvature.shares import Team, agreed, joined, own_rows, probe_digest
 from dpkfc.metric import Metric
 
-__all__ = ["Measured", "measure", "probe_scale"]
+__all__ = ["Measured", "added", "decomposed", "measure", "probe_scale"]
 
 _SCALE_SIZE = 64  # probe examples, the last ones, over which the two medians are taken
 
@@ -29,12 +31,15 @@ class Measured:
     Attributes:
         layers: layer name to its factors, not decomposed yet.
         unknown: layer name to the kind of block that has no factors; such a layer keeps the identity.
-        last: the last micro-batch, which the scale is measured on without a second pass.
+        last: the last micro-batch, which the scale is measured on without a second pass; None where several processes each
+            ran a part of the probe.
+        note: what became of labels that do not fit the model's output.
     """
 
     layers: Mapping[str, LayerAccumulator]
     unknown: Mapping[str, str]
-    last: Piece
+    last: Piece | None
+    note: str = ""
 
 
 def measure(
@@ -45,8 +50,9 @@ def measure(
     *,
     rules: Mapping[str, str],
     rows_per_dim: float | None,
+    team: Team | None = None,
 ) -> Measured:
-    """Run the probe and add up factors.
+    """Run the probe and add up factors; of several processes, each those of its own examples.
 
     Args:
         model: should be inside `undisturbed`.
@@ -55,16 +61,45 @@ def measure(
         structure: how factors are formed.
         rules: layer name to kind, as far as known.
         rows_per_dim: see `Positions`.
+        team: the processes that share the refresh, None for this one alone.
 
     Raises:
         ValueError: a layer's contribution on the probe is not finite or does not fit.
+        RuntimeError: the probe does not return the same inputs on every process.
     """
+    if team is None:
+        return _measured(model, capture, run, structure, rules=rules, rows_per_dim=rows_per_dim)[0]
+    own, digest = team.together(
+        lambda: _measured(model, capture, run, structure, rules=rules, rows_per_dim=rows_per_dim, team=team)
+    )
+    told = team.everyone((digest, dict(own.unknown), own.note))
+    agreed("probe", [of for of, _, _ in told])
+    unknown = {name: kind for _, of, _ in told for name, kind in of.items()}
+    return Measured(layers=own.layers, unknown=unknown, last=None, note=next((note for _, _, note in told if note), ""))
+
+
+def _measured(
+    model: nn.Module,
+    capture: Capture,
+    run: ProbeRun,
+    structure: Structure,
+    *,
+    rules: Mapping[str, str],
+    rows_per_dim: float | None,
+    team: Team | None = None,
+) -> tuple[Measured, str]:
+    """What this process's examples of the probe show, and a hash of the whole probe where others have run the rest."""
     positions = Positions(public_generator(run.seed, run.step, "positions"), run.size, rows_per_dim)
     shared = Shared()
     layers: dict[str, LayerAccumulator] = {}
     unknown: dict[str, str] = {}
     piece: Piece | None = None
-    for piece in blocks_on_probe(model, capture, run):
+    rows, seen = own_rows(team, run.size), [""]
+
+    def drawn(inputs: Inputs, labels: Tensor | None) -> None:
+        seen[0] = "" if team is None else probe_digest(inputs, labels)
+
+    for piece in blocks_on_probe(model, capture, run, rows.start, stop=rows.stop, drawn=drawn):
         positions.start(piece.rows, piece.mask)
         for name in piece.blocks:
             block = piece.blocks[name]
@@ -75,8 +110,36 @@ def measure(
                 layers[name] = LayerAccumulator(block, structure, rules.get(name), positions, shared)
             _add_named(layers[name], name, block, piece.size)
         shared.forget()
-    assert piece is not None
-    return Measured(layers=layers, unknown=unknown, last=piece)
+    return Measured(layers=layers, unknown=unknown, last=piece, note="" if piece is None else piece.note), seen[0]
+
+
+def decomposed(measured: Measured, keep: int | None, model: nn.Module, team: Team | None = None) -> dict[str, LayerFactors]:
+    """The factors of every layer; of several processes, each decomposes those of its own layers and sends them to all.
+
+    Args:
+        measured: what the probe has shown.
+        keep: of a wide side only so many eigenpairs, and the trace of the rest; None for all.
+        model: on whose device the factors are wanted.
+        team: the processes that share the refresh.
+    """
+    if team is None:
+        return {name: layer.result(keep) for name, layer in measured.layers.items()}
+
+    def finish(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerFactors]:
+        return {name: layer.result(keep) for name, layer in added(parts).items()}
+
+    own = {name: layer.apart() for name, layer in measured.layers.items()}
+    return joined(team, own, lambda layer: layer.cost, finish, device_of(model))
+
+
+def added(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAccumulator]:
+    """Layer name to the sum of its parts."""
+    shared, found = Shared(), {}
+    for name, (first, *others) in parts.items():
+        found[name] = first.apart(shared)
+        for other in others:
+            found[name].take_in(other)
+    return found
 
 
 def _add_named(layer: LayerAccumulator, name: str, block: Block, size: int) -> None:
@@ -88,24 +151,40 @@ def _add_named(layer: LayerAccumulator, name: str, block: Block, size: int) -> N
         raise ValueError(f"layer '{name}': {error}") from error
 
 
-def probe_scale(model: nn.Module, capture: Capture, run: ProbeRun, metric: Metric, measured: Measured) -> float:
+def probe_scale(
+    model: nn.Module, capture: Capture, run: ProbeRun, metric: Metric, *, last: Piece | None, team: Team | None = None
+) -> float:
     """Median ‖g‖ ÷ median ‖P g‖ over the last examples of the probe; 1 where a median is zero.
 
-    They are those of the last micro-batch where it has enough of them; otherwise these few run through the model again.
+    They are those of the last micro-batch where it has enough of them; otherwise these few run through the model again, in
+    parts where several processes share the refresh.
     """
     first = max(0, run.size - _SCALE_SIZE)
-    last = measured.last
-    pieces = [last] if last.rows.start <= first else blocks_on_probe(model, capture, run, first)
-    plain: list[Tensor] = []
-    mapped: list[Tensor] = []
+    if last is not None and last.rows.start <= first:
+        norms = _norms([last], first, metric)
+    elif team is None:
+        norms = _norms(blocks_on_probe(model, capture, run, first), first, metric)
+    else:
+        rows = own_rows(team, run.size, first)
+        pieces = blocks_on_probe(model, capture, run, rows.start, stop=rows.stop)
+        own = team.together(lambda: _norms(pieces, rows.start, metric))
+        found = team.everyone([x.cpu() for x in own])
+        norms = [torch.cat(x) for x in zip(*found, strict=True)]
+    ratio = _median(norms[0]) / max(_median(norms[1]), 1e-300)
+    return ratio if ratio > 0 and math.isfinite(ratio) else 1.0
+
+
+def _norms(pieces: Iterable[Piece], first: int, metric: Metric) -> list[Tensor]:
+    """Norms of the examples from `first` on, without the metric and with it."""
+    plain: list[Tensor] = [torch.zeros(0)]
+    mapped: list[Tensor] = [torch.zeros(0)]
     for piece in pieces:
         count = piece.rows.stop - max(first, piece.rows.start)
         norms = probe_norms(piece.blocks, {}, metric, last=None if count == piece.size else count)
         plain.append(norms[0])
         mapped.append(norms[1])
-    ratio = _median(plain) / max(_median(mapped), 1e-300)
-    return ratio if ratio > 0 and math.isfinite(ratio) else 1.0
+    return [torch.cat([x.to(found[-1]) for x in found]) for found in (plain, mapped)]
 
 
-def _median(pieces: list[Tensor]) -> float:
-    return float(torch.quantile(torch.cat(pieces), 0.5))
+def _median(norms: Tensor) -> float:
+    return float(torch.quantile(norms, 0.5))

@@ -236,7 +236,7 @@ class Client:
         """All records, or a Poisson sample of them."""
         size, rate = len(self.records), self.plan.config.example_rate
         if rate == 1 or size == 0:
-            return np.arange(size)
+            return self.records.all
         return Poisson(rate, size).indices(step, self._sampling.generator(step))
 
     def _noisy(self, number: int, extra: Tensors) -> Tensors:

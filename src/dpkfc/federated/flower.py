@@ -263,8 +263,8 @@ def client_app(app: App, settings: Settings | None = None, *, folder: str = "", 
     flwr = "flwr.app"
 
     def answer(message: Any, context: Any) -> Any:
-        content = _answer(app, message, context, settings=settings, places=(folder, secret))
-        return _flwr(flwr).Message(to_record(content), reply_to=message)
+        record = _answer(app, message, context, settings=settings, places=(folder, secret))
+        return _flwr(flwr).Message(record, reply_to=message)
 
     made.train()(answer)
     return made
@@ -272,8 +272,8 @@ def client_app(app: App, settings: Settings | None = None, *, folder: str = "", 
 
 def _answer(
     app: App, message: Any, context: Any, *, settings: Settings | None, places: tuple[str, str]
-) -> Message:
-    """The answer of the client that this node is; whatever fails is the constant reason."""
+) -> Any:
+    """The answer of the client that this node is, as a record; whatever fails becomes the constant reason."""
     number = -1
     asked: Message = {}
     try:
@@ -282,10 +282,11 @@ def _answer(
         asked = from_record(message.content)
         chosen = app.settings(settings, dict(context.run_config))
         folder = str(node.get("folder", "")) or places[0] or _home()
-        return Node(app, chosen, number, folder, str(node.get("pairs-secret", "")) or places[1]).answer(asked)
+        found = Node(app, chosen, number, folder, str(node.get("pairs-secret", "")) or places[1]).answer(asked)
+        return to_record(found)
     except Exception as error:
         logger.error("this client cannot answer (%s); has its node a partition-id?", type(error).__name__)
-        return failure(number, asked)
+        return to_record(failure(number, asked))
 
 
 def _home() -> str:

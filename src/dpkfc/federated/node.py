@@ -89,8 +89,8 @@ class Node:
         try:
             local = _local(self.app, self._chosen)
             contract = local.contract
-            place = self._folder / local.plan.hash[:16]
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            place = self._own_folder() / local.plan.hash[:16]
+            place.mkdir(exist_ok=True, mode=0o700)
             client = self._client(local, place)
             try:
                 return self._answered(client, message, place)
@@ -157,10 +157,14 @@ class Node:
         if not place.exists() or checkpoint.read(place)[1].get("digest") != wanted:
             checkpoint.write(place, {"metric": current.state_dict()}, {"digest": wanted})
 
+    def _own_folder(self) -> Path:
+        """The client's folder, for its operator alone: a mode given to `mkdir` does not reach the folders above."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self._folder
+
     def _note(self, error: BaseException) -> None:
         """For this client's operator; where even that cannot be written, nothing is said."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (self._folder / "last_error.txt").write_text("".join(traceback.format_exception(error)), "utf-8")
+            (self._own_folder() / "last_error.txt").write_text("".join(traceback.format_exception(error)), "utf-8")
         except OSError:
             return

@@ -27,7 +27,7 @@ class RoundRecord:
         survivors: messages in the sum; None likewise.
         dropped: whether it ended without a release. Its charge stays.
         rejected: reason to number of messages that were not valid.
-        seconds: wall time since it was opened.
+        seconds: wall time since it was opened; 0 where clients were drawn secretly.
         notes: public numbers of filters and rule.
     """
 

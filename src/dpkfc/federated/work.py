@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
-from dpkfc.data.layout import layout
-from dpkfc.data.loader import MicroBatches, Rows, collate
+from dpkfc.data.layout import Part, layout
+from dpkfc.data.loader import MicroBatches, Rows, collate, tensors_of
 from dpkfc.federated.messages import contract_of, shapes_of
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.gradients.accumulate import Clip
@@ -41,9 +41,23 @@ class Records:
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
         self.dataset, self.collate_fn = dataset, collate_fn
         self.loader = MicroBatches(dataset, collate_fn=collate_fn)
+        self.all = np.arange(len(self.loader))
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    def micro_batches(self, drawn: NDArray[np.int64], bound: int | None) -> Iterable[tuple[Any, Part]]:
+        """Micro-batches with their rows; records that are tensors, all of them at once, are copied and not looked up one by one.
+
+        Args:
+            drawn: record numbers, as of `data.layout.layout`; `all` itself for all of them.
+            bound: most rows of a micro-batch.
+        """
+        tensors = tensors_of(self.dataset) if self.collate_fn is None else None
+        if drawn is self.all and drawn.size and bound is None and tensors is not None:
+            return [(tuple(x.clone() for x in tensors), Part(drawn, None, drawn.size))]
+        parts = layout(drawn, bound)
+        return zip(self.loader.load([part.records for part in parts]), parts, strict=True)
 
     def batch(self, indices: NDArray[np.int64]) -> Any:
         """The records at these indices."""
@@ -135,15 +149,13 @@ class LocalModel:
             together: all of them are one unit, whose mean gradient is clipped once.
         """
         table = drawn[None, :] if together and drawn.size else drawn
-        parts = layout(table, self.plan.config.max_physical_batch_size)
-        loaded = records.loader.load([part.records for part in parts])
         sums, _ = clipped_sum(
             self.model,
             self.layers,
             self.coordinates.metric,
             self._clip,
             loss_fn=self.loss_fn,
-            micro_batches=zip(loaded, parts, strict=True),
+            micro_batches=records.micro_batches(table, self.plan.config.max_physical_batch_size),
         )
         return sums
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,11 +29,15 @@ __all__ = ["Clip", "ClippedSummer", "MicroBatch", "matrix_of", "on_groups", "spl
 
 @dataclass(frozen=True)
 class Clip:
-    """How an example is clipped: see `clipping.clip_factors`; "per_layer" clips each of L layers to C / √L."""
+    """How an example is clipped: see `clipping.clip_factors`; "per_layer" clips each of L layers to C / √L.
+
+    `methods` says how the norms of some layers are computed, by name; see `norms.per_example_norms`.
+    """
 
     max_grad_norm: float
     clipping: str = "flat"
     automatic_gamma: float = 0.01
+    methods: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ class ClippedSummer:
             if layer.name not in calls:
                 continue
             block = grouped(joined_calls(layer, calls.pop(layer.name), batch_size), groups)
-            result = per_example_norms(block, self._metric.get(layer.name))
+            result = per_example_norms(block, self._metric.get(layer.name), self._clip.methods.get(layer.name))
             blocks[layer.name, result.whitened] = result.block
             own[layer.name] = result.norms.double()
         if not own:

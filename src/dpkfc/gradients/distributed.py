@@ -1,32 +1,45 @@
 """One logical batch over several processes of torch.distributed: sums are reduced once, one process decides and releases.
 
-Every rank clips its share of the sampled batch, the clipped sums are added over all ranks, and the first rank alone
-draws the batch, writes the ledger and adds the noise; what it decides is sent to the others. Without a process group all
-of this is the identity.
+Every rank clips its share of the sampled batch and the clipped sums are added up on the first rank, which alone draws the
+batch, writes the ledger and adds the noise; what it releases goes back to all. Reduction and return are the two halves of
+one all-reduce, with the noise between them: no other process ever holds the sum of all without it. Without a process group
+all of this is the identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Ranks"]
+__all__ = ["RankLost", "Ranks"]
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Any)
+_ABSENT = ("none", None)
+
+
+class RankLost(RuntimeError):
+    """Another process of the group is gone, or did not answer in time: the run cannot go on."""
 
 
 @dataclass(frozen=True)
 class Ranks:
     """The processes that share a logical batch.
 
+    All of them call the same methods in the same order, each of which waits for the others.
+
     Attributes:
         rank: of this process.
         world_size: number of processes; 1 without a process group.
+
+    Raises:
+        RankLost: from every method that sends, when a process of the group died or stayed silent beyond its timeout.
     """
 
     rank: int = 0
@@ -48,50 +61,191 @@ class Ranks:
         """This rank's part of a logical batch; the parts of all ranks are disjoint and complete."""
         return indices[self.rank :: self.world_size]
 
+    # -- tensors -------------------------------------------------------------------------------------------------------
+
     def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors added over all ranks, in one reduction."""
+        """Tensors added over all ranks, in one reduction to the first; what the others get is a part of it, to be dropped."""
         if self.world_size == 1:
             return dict(tensors)
-        dtypes = {t.dtype for t in tensors.values()}
-        widest = torch.float64 if torch.float64 in dtypes else torch.float32
-        flat = torch.cat([t.detach().flatten().to(widest) for t in tensors.values()])
-        dist.all_reduce(flat)
-        pieces = flat.split([t.numel() for t in tensors.values()])
-        return {n: piece.view(t.shape).to(t.dtype) for (n, t), piece in zip(tensors.items(), pieces, strict=True)}
+        wide = torch.tensor(float(_widest(tensors) == torch.float64), device=_device())
+        with _answered():
+            dist.all_reduce(wide, dist.ReduceOp.MAX)  # a rank without examples has zeros, of the parameters' types
+            flat = _flat(tensors, torch.float64 if wide.item() else torch.float32)
+            dist.reduce(flat, dst=0)
+        return _unflat(flat, tensors)
+
+    def spread(self, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """The first rank's tensors on every rank, in one broadcast.
+
+        Args:
+            tensors: read on the first rank alone.
+            like: names, shapes and types of what is sent (tensors without values, device "meta", will do).
+            device: where they arrive.
+        """
+        if self.world_size == 1:
+            return dict(tensors)
+        if self.first:
+            flat = _flat({n: tensors[n] for n in like}, _widest(like))
+        else:
+            flat = torch.empty(sum(t.numel() for t in like.values()), dtype=_widest(like), device=device)
+        with _answered():
+            dist.broadcast(flat, src=0)
+        return _unflat(flat, like)
+
+    # -- values --------------------------------------------------------------------------------------------------------
 
     def together(self, work: Callable[[], T]) -> T:
         """Do a piece of work on every rank; if it fails anywhere, raise everywhere.
 
         Raises:
-            RuntimeError: on the ranks where it did not fail, when it failed on another; there the error itself.
+            RuntimeError: on the ranks where it did not fail, with the message of one where it did; there the error itself.
         """
         if self.world_size == 1:
             return work()
         result: list[T] = []
-        error: BaseException | None = None
+        error: Exception | None = None
         try:
             result.append(work())
         except Exception as failure:
             error = failure
-        failures = torch.tensor([float(error is not None)])
-        dist.all_reduce(failures)
-        if error is not None:
-            raise error
+        failures = torch.tensor(float(error is not None), device=_device())
+        with _answered():
+            dist.all_reduce(failures)
         if failures.item():
-            raise RuntimeError("another process failed in this step; nothing was released")
+            self._fail(error)
         return result[0]
 
-    def from_first(self, decide: Callable[[], T]) -> T:
-        """The result of a piece of work done on the first rank alone, sent to all; its error is raised everywhere."""
+    def _fail(self, error: Exception | None) -> None:
+        texts = self.everyone(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        rank = next(i for i, text in enumerate(texts) if text is not None)
+        raise RuntimeError(f"another process failed, rank {rank}, so nothing was released. It says: {texts[rank]}")
+
+    def from_first(self, decide: Callable[[], T], what: str = "") -> T:
+        """The result of a piece of work done on the first rank alone, sent to all; its error is raised everywhere.
+
+        Args:
+            decide: the work; its result can be pickled.
+            what: names the work, for the error where the ranks are not at the same point of the program.
+        """
         if self.world_size == 1:
             return decide()
-        message: list[Any] = [None, None]
+        message: list[Any] = [what, None, None]
+        failure: Exception | None = None
         if self.first:
             try:
-                message[0] = decide()
-            except Exception as failure:
-                message[1] = failure
-        dist.broadcast_object_list(message, src=0)
-        if message[1] is not None:
-            raise message[1]
-        return message[0]
+                message[1] = decide()
+            except Exception as error:
+                failure, message[2] = error, _portable(error)
+        with _answered():
+            dist.broadcast_object_list(message, src=0)
+        if message[0] != what:
+            raise RuntimeError(
+                f"rank 0 is at '{message[0]}' and rank {self.rank} at '{what}': every process must call the same methods of the "
+                "session in the same order (session.save() too: the first process alone writes)"
+            )
+        if message[2] is not None:
+            raise failure or message[2]
+        return message[1]
+
+    def released(self, make: Callable[[], R], device: torch.device) -> R:
+        """`from_first` for a value with tensors in a field `gradients`, which travel in one broadcast; `device`: to where."""
+        if self.world_size == 1:
+            return make()
+        made: list[R] = []
+
+        def decide() -> R:
+            made.append(make())
+            return replace(made[0], gradients={n: x.to("meta") for n, x in made[0].gradients.items()})
+
+        value = self.from_first(decide, "release")
+        tensors = made[0].gradients if made else {}
+        return replace(value, gradients=self.spread(tensors, value.gradients, device))
+
+    def everyone(self, value: T) -> list[T]:
+        """The values of all ranks, in their order."""
+        if self.world_size == 1:
+            return [value]
+        found: list[Any] = [None] * self.world_size
+        with _answered():
+            dist.all_gather_object(found, value)
+        return found
+
+    def gather(self, value: T, to: int) -> list[T] | None:
+        """The values of all ranks on one of them; None on the others."""
+        if self.world_size == 1:
+            return [value]
+        found: list[Any] | None = [None] * self.world_size if self.rank == to else None
+        with _answered():
+            dist.gather_object(value, found, dst=to)
+        return found
+
+    def agree(self, describe: Callable[[], Mapping[str, tuple[str, Any]]], advice: Callable[[str], str] = lambda _: "") -> None:
+        """Raise on every rank, with the same message, unless all describe themselves alike.
+
+        Args:
+            describe: name of a thing to what describes it, in the order in which differences are looked for: a short text,
+                which the error shows, and a hash or number, which it does not.
+            advice: what to do where the thing of that name differs.
+
+        Raises:
+            RuntimeError: naming a rank and the first thing in which it differs from the first rank.
+        """
+        if self.world_size == 1:
+            return
+        first, *others = self.everyone(dict(self.together(describe)))
+        for rank, other in enumerate(others, 1):
+            for name in dict.fromkeys([*first, *other]):
+                mine, theirs = first.get(name, _ABSENT), other.get(name, _ABSENT)
+                if mine != theirs:
+                    shown = f" ({theirs[0]}, not {mine[0]})" if mine[0] != theirs[0] else ""
+                    raise RuntimeError(f"rank {rank} has another {name} than rank 0{shown}{advice(name)}")
+
+
+def _widest(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
+
+
+def _flat(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """All entries in one vector."""
+    return torch.cat([t.detach().flatten().to(dtype) for t in tensors.values()])
+
+
+def _unflat(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    pieces = flat.split([t.numel() for t in like.values()])
+    return {n: piece.view(t.shape).to(t.dtype) for (n, t), piece in zip(like.items(), pieces, strict=True)}
+
+
+def _device() -> torch.device:
+    """Where small numbers are sent from: the CPU, unless the group connects accelerators alone (NCCL)."""
+    kinds = [pair.split(":")[0] for pair in dist.get_backend_config().split(",")]
+    return torch.device("cpu") if "cpu" in kinds else torch.device(kinds[0], torch.accelerator.current_device_index())
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that every process can rebuild: of its own kind where that is Python's or ours and takes a message."""
+    kind = type(error)
+    if kind.__module__ == "builtins" or kind.__module__.startswith("dpkfc."):
+        try:
+            return kind(str(error))
+        except Exception:
+            pass
+    return RuntimeError(f"{kind.__name__}: {error}")
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """Around every exchange: what the backend says of a connection that broke becomes one clear error."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLost(
+            "another process of the group died or did not answer in time, so this one stops too. Releases in the ledger stay "
+            "spent, and nothing left without one. Start all processes again and restore the last checkpoint "
+            f"(torchrun --max-restarts=3 does both, see docs/how-to-distributed.md). The backend says: {_line(error)}"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].split(". This is typically")[0][:300]

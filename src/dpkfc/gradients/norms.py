@@ -20,6 +20,7 @@ with u the unit roundoff and λ = 4 in the probabilistic model of Higham and Mar
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,7 +35,10 @@ from dpkfc.gradients.rules import AnyBlock
 from dpkfc.gradients.tied import tied_costs, tied_norms
 from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, LowRank, Side
 
-__all__ = ["Choice", "Formed", "LayerNorms", "choice_for", "choose_method", "per_example_norms"]
+__all__ = ["METHODS", "Choice", "Formed", "LayerNorms", "check_methods", "choice_for", "choose_method", "per_example_norms"]
+
+METHODS = ("gram", "materialised")
+"""What a layer with several positions can be told to use."""
 
 _NARROW = 32  # the narrower side of a layer up to which gradients are formed
 _SMALL = 1 << 18  # entries of a convolution's gradient up to which it is formed
@@ -126,6 +130,24 @@ def _is_formed(d_in: int, d_out: int, patches: bool) -> bool:
     return d_in * d_out <= _SMALL if patches else min(d_in, d_out) <= _NARROW
 
 
+def check_methods(methods: Mapping[str, str], layers: Iterable[str] | None = None) -> None:
+    """Raise where a layer is told to use a method that there is not, or where there is no such layer.
+
+    Args:
+        methods: layer name to method.
+        layers: the names there are; None leaves them unchecked.
+
+    Raises:
+        ValueError: naming the layer and the choices.
+    """
+    for layer, method in methods.items():
+        if method not in METHODS:
+            raise ValueError(f"norm_methods: layer '{layer}' can use {' or '.join(METHODS)}, not {method!r}")
+    unknown = sorted(set(methods) - set(methods if layers is None else layers))
+    if unknown:
+        raise ValueError(f"norm_methods names layers that the model has not: {', '.join(unknown)}; `dpkfc doctor` lists them")
+
+
 def choice_for(block: Outer | Tied | ConvBlock, metric: Kronecker) -> Choice:
     """The norm method that `per_example_norms` takes for a block."""
     if isinstance(block, Tied):
@@ -139,7 +161,7 @@ def per_example_norms(block: AnyBlock, metric: Entry | None, method: str | None 
     Args:
         block: one layer's contribution.
         metric: the layer's map, None for the identity.
-        method: rank-one, gram or materialised to overrule the cost rule (tests and benchmarks).
+        method: gram or materialised to overrule the rule (layers of matrices only), the same whatever the batch holds.
 
     Returns:
         Norms `[N]`, NaN or infinite where the example's gradient is; at least the exact norm up to the last bits.
@@ -193,7 +215,7 @@ def _is_kept(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> bool:
     if isinstance(block, ConvBlock):  # no larger than twice the activations that the tape holds anyway
         held = (block.x.numel() + block.b.numel()) / max(1, block.batch_size * block.groups)
         return d_in * d_out <= 2 * held
-    return d_in * d_out <= _KEPT if isinstance(metric, Eigenbasis) else True
+    return d_in * d_out <= _KEPT if isinstance(metric, Eigenbasis) else _is_formed(d_in, d_out, False)
 
 
 def _table_norms(block: Lookup | Tied, metric: Eigenbasis) -> Tensor:
@@ -293,7 +315,8 @@ def _slack_of_formed(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, p
         d_out, d_in = metric.scale.shape
         turning = rank_one_turning(d_out, d_in, metric) * roundoff(block.b) * metric.bound
         return _rounding_of_second_pass(block, metric, plain) + turning * _magnitudes(block)[0]
-    return 0.0 if isinstance(block, Outer) else _rounding_of_second_pass(block, metric, plain)
+    kept = isinstance(block, Outer) and _is_kept(block, metric)  # by its widths, so in every batch
+    return 0.0 if kept else _rounding_of_second_pass(block, metric, plain)
 
 
 def _rounded_up(

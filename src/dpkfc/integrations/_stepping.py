@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from dpkfc.coordinates import Coordinates
 from dpkfc.data.public import check_probes
-from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.accumulate import ClippedSummer
 from dpkfc.gradients.broadcast import leading_size
 from dpkfc.gradients.kept import Attributes
 from dpkfc.gradients.layers import find_layers
@@ -78,7 +78,7 @@ class PrivateStep:
         check_untouched(model, optimizer)
         if source is not None:
             check_probes(plan.config.preconditioner, source.dataset)
-        self._clip = Clip(plan.max_grad_norm, plan.clipping, plan.config.automatic_gamma)
+        self._clip = plan.config.clip(layer.name for layer in self.layers)
         self._noise = plan.noise_stream()
         self._reduction, self._scale, self._verify = loss_reduction, LossScale(loss_reduction), verify
         self._token: object = None

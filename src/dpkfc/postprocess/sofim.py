@@ -96,7 +96,16 @@ class SOFIM:
         if self.direction == "momentum":
             return {name: m / (corrected * (self.rho + squares)) for name, m in held.items()}
         along = products / (self.rho**2 + self.rho * squares) / corrected
-        return {name: (g / self.rho).sub_(held[name], alpha=along) for name, g in gradients.items()}
+        return {name: _combined(g, held[name], self.rho, along) for name, g in gradients.items()}
+
+
+def _combined(g: Tensor, m: Tensor, rho: float, along: float) -> Tensor:
+    """g / ρ − along · M in one walk over memory, piece by piece."""
+    found = torch.empty_like(g, memory_format=torch.contiguous_format)
+    pieces = (x.flatten().split(_PIECE) for x in (found, g, m))
+    for to, new, mean in zip(*pieces, strict=True):
+        torch.div(new, rho, out=to).sub_(mean, alpha=along)
+    return found
 
 
 def _moments(old: Tensor, g: Tensor, weight: float, first: bool) -> tuple[Tensor, float, float]:

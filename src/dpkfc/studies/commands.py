@@ -94,6 +94,7 @@ def reproduce(
 
     A stopped call goes on with the same --out. Cells that cannot be run here say why.
     """
+    from dpkfc.studies.federated import run as federated
     from dpkfc.studies.figures.catalogue import find, reproduce_figures
     from dpkfc.studies.pool import worker_count
     from dpkfc.studies.reproduce import reproduce as run_tables
@@ -104,6 +105,11 @@ def reproduce(
         return
     if not table:
         raise StudyError("which table? dpkfc reproduce --list names them")
+    if federated.NAME in table:
+        _reproduce_federated(out, data_dir, smoke, console, quiet)
+        table = [name for name in table if name != federated.NAME]
+        if not table:
+            return
     if seeds < 1:
         raise StudyError(f"seeds = {seeds}: every cell needs one run or more")
     figures = [name for name in table if find(name) is not None]
@@ -126,6 +132,19 @@ def reproduce(
     _show_figures(made, console)
 
 
+def _reproduce_federated(out: Path, data_dir: str, smoke: bool, console: Console, quiet: bool) -> None:
+    """The federated study: one thread, its results and report below a folder."""
+    from dpkfc.studies.federated import run as federated
+
+    study, told = federated.SMOKE if smoke else federated.STUDY, (lambda line: None) if quiet else console.print
+    try:
+        report = federated.reported(study, out, data_dir=data_dir, told=told)
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command goes on (results so far: {out})", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    console.print(f"report: {report}", soft_wrap=True)
+
+
 def _show_figures(made: dict[str, Any], console: Console) -> None:
     for name, figure in made.items():
         for line in [*map(str, figure.files), *(f"not run, {what}" for what in figure.missing)]:
@@ -133,6 +152,7 @@ def _show_figures(made: dict[str, Any], console: Console) -> None:
 
 
 def _published_tables() -> Table:
+    from dpkfc.studies.federated import run as federated
     from dpkfc.studies.figures.catalogue import FIGURES
     from dpkfc.studies.published import load, names
 
@@ -146,6 +166,8 @@ def _published_tables() -> Table:
     for figure in FIGURES.values():
         cells = str(len(figure.runs(False)))
         shown.add_row(figure.name, figure.title, cells, cells)
+    cells = str(federated.STUDY.size)
+    shown.add_row(federated.NAME, federated.TITLE, cells, cells)
     return shown
 
 

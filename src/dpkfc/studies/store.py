@@ -8,10 +8,9 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from dpkfc.report.run_folder import RunFolderError, placed
-from dpkfc.studies.cell import Run
 from dpkfc.studies.errors import StudyError
 
 __all__ = ["Store"]
@@ -20,6 +19,13 @@ KIND, VERSION = "dpkfc study", 1
 _NEEDED = {"run": dict, "accuracy": float, "epsilon": float, "steps": int, "noise_multiplier": float}
 
 _LOG = logging.getLogger(__name__)
+
+
+class Cell(Protocol):
+    """What a row belongs to: `studies.cell.Run`, or another run with a hash."""
+
+    @property
+    def hash(self) -> str: ...  # noqa: D102
 
 
 class Store:
@@ -60,11 +66,11 @@ class Store:
         """Rows of runs with a measure of their own."""
         return [row for row in self._rows.values() if row["run"].get("measure")]
 
-    def get(self, run: Run) -> dict[str, Any] | None:
+    def get(self, run: Cell) -> dict[str, Any] | None:
         """The row of a finished run."""
         return self._rows.get(run.hash)
 
-    def put(self, run: Run, row: Mapping[str, Any]) -> None:
+    def put(self, run: Cell, row: Mapping[str, Any]) -> None:
         """Keep a row; on the disk when this returns.
 
         Raises:

@@ -1,0 +1,54 @@
+"""DP-KFC on several processes: `torchrun --nproc-per-node=2 examples/distributed.py`; with `python` it runs on one."""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dpkfc import KFAC, FeatureNoise, PrivacyConfig, Session
+
+FOLDER = Path(os.environ.get("RUN_FOLDER", "runs/distributed"))
+
+
+def loss_fn(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def main():
+    if "RANK" in os.environ:  # torchrun has started this process
+        dist.init_process_group()  # gloo between CPUs, NCCL between GPUs
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+
+    torch.manual_seed(0)  # every process: the same data, the same model
+    x = torch.randn(4000, 16)
+    data = (x, (x @ torch.randn(16, 4)).argmax(1))
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)  # bare: no DistributedDataParallel
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
+    torch.manual_seed(1 + rank)  # dropout and augmentation: other numbers on every process
+
+    config = PrivacyConfig(expected_batch_size=400, steps=60, preconditioner=KFAC(probe=FeatureNoise(16)))
+    plan = config.calibrate(epsilon=3.0, delta=1e-5, dataset_size=len(x))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with Session(plan, model, optimizer, data, ledger_path=FOLDER / "ledger.jsonl") as session:
+        if (FOLDER / "checkpoint").exists():  # torchrun --max-restarts=3 starts all processes again when one has died
+            session.restore(FOLDER / "checkpoint")
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+            if session.steps_done % 20 == 0:
+                session.save(FOLDER / "checkpoint")  # on every process; the first one writes
+        if rank == 0:
+            with torch.no_grad():
+                accuracy = (model(x.to(device)).argmax(1).cpu() == data[1]).float().mean()
+            print(f"epsilon {session.epsilon:.2f}, accuracy on the training data {accuracy:.2f}, {session.steps_done} steps")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What `dpkfc doctor` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from dpkfc.recipes.assemble import kfac
+from dpkfc.recipes.base import find_recipe, run_config
+from dpkfc.recipes.config import ConfigError
+from dpkfc.recipes.settings import RunConfig
+from dpkfc.recipes.targets import load_target
+from dpkfc.report.costs import Costs, costs_of, default_cache
+from dpkfc.report.doctor import examine, layer_table
+
+__all__ = ["doctor_report"]
+
+
+def doctor_report(target: str, settings: dict[str, Any], input_shape: str, rows: int, console: Console) -> None:
+    """Examine a model and print what would be done with it.
+
+    Args:
+        target: a recipe, or `module:factory`.
+        settings: written by the user.
+        input_shape: of a factory's model.
+        rows: examples of the step whose cost is measured, 0 for none.
+        console: where to print.
+
+    Raises:
+        ConfigError: no such target, or a model that cannot be trained privately.
+    """
+    seed = RunConfig(seed=settings.get("seed", 0)).seed
+    model, shape, inputs, name = load_target(target, input_shape, seed)
+    defaults = {"recipe": target if ":" not in target else "digits", "method": "dp-kfc"}
+    own = find_recipe(target).probe if ":" not in target else None
+    curvature = kfac(run_config({**defaults, **settings}), shape, inputs, own)
+    diagnosis = examine(model, curvature)
+    if diagnosis.problem:
+        raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")
+    console.print(layer_table(diagnosis, f"{name}: {diagnosis.trainable:,} trainable parameters"))
+    console.print("not covered: nothing; every trainable parameter belongs to one of the layers above")
+    if rows:
+        costs = costs_of(model, curvature, rows=rows, cache=default_cache())
+        console.print(layers_table(costs) if costs.layers else "no layer has a choice of norm methods")
+        console.print(steps_table(costs))
+        console.print(_advice(costs, curvature.every))
+
+
+def layers_table(costs: Costs) -> Table:
+    """What the norms of each layer cost by method, and what its sides cost."""
+    table = Table(title=f"norms of {costs.rows} examples, milliseconds", title_justify="left", header_style="bold")
+    for column in ("layer", "T × in × out", "gram", "materialised", "by rule", "fastest", "sides (a full matrix instead)"):
+        table.add_column(column, overflow="fold", justify="right" if column in ("gram", "materialised") else "left")
+    for layer in costs.layers:
+        times = [_ms(layer.seconds[m]) if m in layer.seconds else "too large" for m in ("gram", "materialised")]
+        sides = [f"{s.side} {s.width:,} {s.kind}: {_ms(s.seconds)} ({_ms(s.dense_seconds)})" for s in layer.sides]
+        shape = f"{layer.positions:,} × {layer.d_in:,} × {layer.d_out:,}"
+        table.add_row(layer.name, shape, *times, layer.by_rule, layer.chosen, "\n".join(sides) or "–")
+    return table
+
+
+def steps_table(costs: Costs) -> Table:
+    """What a step costs, and a refresh."""
+    title = f"a step of {costs.rows} examples on {costs.threads} threads"
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in ("", "milliseconds", "÷ without privacy"):
+        table.add_column(column, justify="left" if not column else "right")
+    rows = {
+        "without privacy": costs.plain, "DP-SGD": costs.dp_sgd, "DP-KFC": costs.preconditioned,
+        "DP-KFC, fastest norm methods": costs.chosen, "one refresh": costs.refresh,
+    }  # fmt: skip
+    for name, seconds in rows.items():
+        table.add_row(name, _ms(seconds), f"{seconds / costs.plain:.2f}")
+    return table
+
+
+def _advice(costs: Costs, every: int) -> str:
+    share = costs.refresh / (costs.refresh + every * costs.chosen)
+    lines = [f"refreshes every {every} steps take {100 * share:.1f} % of the time at this batch; --every {costs.every} takes 5 %"]
+    if costs.norm_methods:
+        lines.append(f"faster norms: PrivacyConfig(norm_methods={costs.norm_methods})")
+    else:
+        lines.append("no norm method is clearly faster than the one the rule takes")
+    lines.append(f"measured on the probe with torch {torch.__version__}; times of layers are kept in {default_cache()}")
+    return "\n".join(lines)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f}" if seconds >= 1e-3 else f"{1000 * seconds:.2f}"

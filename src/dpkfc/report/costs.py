@@ -1,0 +1,299 @@
+"""What a step costs on this machine, layer by layer, measured on public inputs: the cost model behind `dpkfc doctor --cost`.
+
+Nothing is looked at but the probe, so what is chosen here may decide how a private run computes: the norm method of a layer
+(`PrivacyConfig.norm_methods`), low-rank sides, and how often the metric is rebuilt. The first two change speed and rounding,
+never the guarantee; the last is a setting like any other. Times of layers are kept in a file, so that a machine measures a
+shape once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpkfc.blocks import Outer
+from dpkfc.curvature.inputs import call, placed
+from dpkfc.curvature.likelihood import logits_of
+from dpkfc.curvature.preconditioner import KFAC
+from dpkfc.curvature.probing import public_generator, undisturbed
+from dpkfc.data.layout import Part, layout
+from dpkfc.gradients.accumulate import Clip, full_precision
+from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.micro import clipped_sum
+from dpkfc.gradients.norms import METHODS, choice_for, per_example_norms
+from dpkfc.gradients.rules import AnyBlock, blocks_of
+from dpkfc.gradients.tape import Tape, capture
+from dpkfc.metric import Dense, Entry, Kronecker, LowRank, Side
+
+__all__ = ["Costs", "LayerCost", "SideCost", "Timings", "costs_of", "default_cache"]
+
+_REPEATS = 3
+_WORTH = 0.9  # another method must take less than this share of the time, or the rule stays
+_SHARE = 0.05  # of the time that refreshes may take
+_GRADIENT_BYTES = 1 << 28  # of one layer's gradients formed at once, beyond which materialising is not tried
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideCost:
+    """Seconds to map a batch's rows by one side: as it is, and by a full matrix of its width."""
+
+    side: str
+    kind: str
+    width: int
+    seconds: float
+    dense_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCost:
+    """One matrix layer with several positions.
+
+    Attributes:
+        name: of the layer.
+        positions, d_in, d_out: its shape on the probe.
+        by_rule: the method the rule by widths takes.
+        seconds: of the norms of one batch, by method.
+        sides: of its map.
+    """
+
+    name: str
+    positions: int
+    d_in: int
+    d_out: int
+    by_rule: str
+    seconds: Mapping[str, float]
+    sides: tuple[SideCost, ...] = ()
+
+    @property
+    def chosen(self) -> str:
+        """The fastest method, or that of the rule where none is clearly faster."""
+        fastest = min(self.seconds, key=lambda method: self.seconds[method])
+        faster = self.seconds[fastest] < _WORTH * self.seconds[self.by_rule]
+        return fastest if faster else self.by_rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """A step of `rows` examples, in seconds.
+
+    Attributes:
+        rows: examples.
+        threads: that torch uses.
+        plain: forward and backward pass without privacy.
+        dp_sgd: the clipped sum without a metric.
+        preconditioned: the clipped sum in the metric.
+        chosen: the same with the norm methods that are recommended.
+        refresh: building the metric.
+        layers: where the method is a choice.
+    """
+
+    rows: int
+    threads: int
+    plain: float
+    dp_sgd: float
+    preconditioned: float
+    chosen: float
+    refresh: float
+    layers: tuple[LayerCost, ...]
+
+    @property
+    def every(self) -> int:
+        """The shortest interval of refreshes, in steps, that keeps them within a twentieth of the time."""
+        return max(1, int(np.ceil(self.refresh / (_SHARE / (1 - _SHARE) * max(self.chosen, 1e-9)))))
+
+    @property
+    def norm_methods(self) -> dict[str, str]:
+        """Layers for which another method than that of the rule is clearly faster, for `PrivacyConfig(norm_methods=...)`."""
+        return {layer.name: layer.chosen for layer in self.layers if layer.chosen != layer.by_rule}
+
+
+def default_cache() -> Path:
+    """The file of measured times: `$DPKFC_CACHE/costs.json`, or below the user's cache folder."""
+    own = os.environ.get("DPKFC_CACHE")
+    folder = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpkfc"
+    return folder / "costs.json"
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Measured seconds by what was timed, kept in a file; a damaged or unwritable file is measured anew and left alone.
+
+    Attributes:
+        path: the file, None to keep nothing.
+        held: of this machine, thread count and version of torch.
+    """
+
+    path: Path | None = None
+    held: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path | None) -> Timings:
+        """The times of this machine."""
+        return cls(path, {k: v for k, v in _read(path).get(_machine(), {}).items() if isinstance(v, int | float) and v > 0})
+
+    def of(self, key: str, work: Callable[[], Any]) -> float:
+        """Seconds of `work`, measured unless they are known."""
+        if key not in self.held:
+            self.held[key] = seconds_of(work)
+        return self.held[key]
+
+    def save(self) -> None:
+        """Write what is known beside what other machines have measured."""
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            part = self.path.with_suffix(f".{os.getpid()}.part")
+            part.write_text(json.dumps({**_read(self.path), _machine(): dict(sorted(self.held.items()))}, indent=1))
+            part.replace(self.path)
+        except OSError:
+            return  # a cache that cannot be written costs time, nothing else
+
+
+def _read(path: Path | None) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(path.read_text()) if path is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
+
+
+def _machine() -> str:
+    threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    return f"{platform.node()} {platform.machine()} {threads}, torch {torch.__version__}"
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    """Median wall time of a few runs after a first one that does not count."""
+    work()
+    taken = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
+def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | None = None) -> Costs:
+    """Measure a model on probe inputs; it is left as it is.
+
+    Args:
+        model: any module that can be trained privately.
+        kfac: whose probe, factors and low-rank sides are measured.
+        rows: examples of the batch that is timed.
+        cache: file of the times of layers, None to measure all anew.
+
+    Raises:
+        ValueError: a layer that cannot be trained privately, inputs that the model cannot read, or no rows.
+    """
+    if rows < 1:
+        raise ValueError(f"rows must be at least 1, got {rows}")
+    layers, timings = find_layers(model), Timings.load(cache)
+    rules = {layer.name: layer.rule for layer in layers}
+    inputs = placed(kfac.probe.sample(rows, public_generator(kfac.seed, 0))[0], model)
+
+    def build() -> Any:
+        return kfac.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
+
+    with undisturbed(model):
+        metric, refresh = build().metric, seconds_of(build)
+        blocks = _blocks(model, layers, inputs, rows)
+        found = [_layer_cost(name, block, metric.get(name), timings) for name, block in blocks.items()]
+        timings.save()
+        chosen = {layer.name: layer.chosen for layer in found if layer and layer.chosen != layer.by_rule}
+        batch = (inputs, layout(np.arange(rows))[0])
+        steps = [
+            _step_seconds(model, layers, batch, entries, methods)
+            for entries, methods in (({}, {}), (metric, {}), *([(metric, chosen)] if chosen else []))
+        ]
+        plain = seconds_of(lambda: _plain(model, inputs))
+    return Costs(
+        rows=rows, threads=torch.get_num_threads(), plain=plain, dp_sgd=steps[0], preconditioned=steps[1], chosen=steps[-1],
+        refresh=refresh, layers=tuple(layer for layer in found if layer is not None),
+    )  # fmt: skip
+
+
+def _loss(output: Any) -> Tensor:
+    """A smooth number an example, whose gradient has the shapes of any other."""
+    return logits_of(output).flatten(1).float().logsumexp(1)
+
+
+def _plain(model: nn.Module, inputs: Any) -> None:
+    with torch.enable_grad():
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        torch.autograd.grad(_loss(call(model, inputs)).sum(), parameters, allow_unused=True)
+
+
+def _step_seconds(
+    model: nn.Module, layers: Sequence[Layer], batch: tuple[Any, Part], metric: Mapping[str, Entry], methods: Mapping[str, str]
+) -> float:
+    def step() -> None:
+        clipped_sum(
+            model, layers, metric, Clip(1.0, methods=methods), loss_fn=lambda m, inputs: _loss(call(m, inputs)),
+            micro_batches=[batch],
+        )  # fmt: skip
+
+    return seconds_of(step)
+
+
+def _blocks(model: nn.Module, layers: Sequence[Layer], inputs: Any, rows: int) -> dict[str, AnyBlock]:
+    tape = Tape(model, layers)
+    with torch.enable_grad(), tape:
+        losses = _loss(call(model, inputs))
+    calls = tape.backward(losses)
+    return {layer.name: blocks_of(layer, calls[layer.name], rows) for layer in layers if layer.name in calls}
+
+
+def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> LayerCost | None:
+    """None where there is nothing to choose: one position, an embedding, a gradient that is formed anyway."""
+    metric = entry if isinstance(entry, Kronecker) else Kronecker()
+    if not isinstance(block, Outer | ConvBlock) or (entry is not None and not isinstance(entry, Kronecker)):
+        return None
+    rule = choice_for(block, metric).method
+    if rule == "rank-one":
+        return None
+    positions = block.positions if isinstance(block, ConvBlock) else block.a.shape[1]
+    d_in, d_out = block.d_in, block.d_out if isinstance(block, ConvBlock) else block.b.shape[2]
+    shape = f"{type(block).__name__} {block.batch_size}x{positions} {d_in}>{d_out} {_kind(metric.input)},{_kind(metric.output)}"
+    too_large = block.b.element_size() * d_in * d_out * block.batch_size * block.groups > _GRADIENT_BYTES
+    tried = [m for m in METHODS if m == rule or m != "materialised" or not too_large]
+
+    def norms(method: str) -> None:
+        with full_precision():
+            per_example_norms(block, metric, method)
+
+    seconds = {method: timings.of(f"{method} {shape}", lambda m=method: norms(m)) for method in tried}  # type: ignore[misc]
+    outer = block.outer() if isinstance(block, ConvBlock) else block
+    sides = [_side_cost(*of, timings) for of in (("A", metric.input, outer.explicit().a), ("G", metric.output, outer.b))]
+    return LayerCost(
+        name=name, positions=positions, d_in=d_in, d_out=d_out, by_rule=rule, seconds=seconds,
+        sides=tuple(side for side in sides if side is not None),
+    )  # fmt: skip
+
+
+def _kind(side: Side) -> str:
+    return f"lowrank{side.vectors.shape[1]}" if isinstance(side, LowRank) else type(side).__name__.lower()
+
+
+def _side_cost(side: str, entry: Side, x: Tensor, timings: Timings) -> SideCost | None:
+    if not isinstance(entry, LowRank | Dense):
+        return None
+    width, rows = x.shape[-1], x.shape[:-1].numel()
+    full = torch.eye(width, dtype=x.dtype, device=x.device)
+    return SideCost(
+        side=side, kind=_kind(entry), width=width,
+        seconds=timings.of(f"map {rows}x{width} {_kind(entry)}", lambda: entry.apply(x)),
+        dense_seconds=timings.of(f"map {rows}x{width} dense", lambda: x @ full),
+    )  # fmt: skip

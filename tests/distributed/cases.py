@@ -1,0 +1,148 @@
+"""Small runs, each of which must come out the same on any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.adadps import AdaDPS
+from dpkfc.curvature.delayed import DP2
+from dpkfc.curvature.gep import GEP
+from dpkfc.curvature.ngd import NGD
+from dpkfc.curvature.preconditioner import KFAC
+from dpkfc.curvature.probes import FeatureNoise, PublicData
+from dpkfc.plan import Plan
+from dpkfc.postprocess import DiSK
+from dpkfc.session import Session
+from tests.test_session import N, data, kfac, loss_fn, net, weights
+
+UNITS = [i // 3 for i in range(N)]
+
+
+class Words(nn.Module):
+    """An embedding, a norm layer and a head: factors that are not dense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm, self.head = nn.Embedding(7, 5), nn.LayerNorm(5), nn.Linear(5, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.norm(self.table(ids)).mean(1))
+
+
+class Image(nn.Module):
+    """A convolution with few channels: its factors are sums, those of the wide head are kept rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 2, 2), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.conv(x.reshape(-1, 1, 2, 3))).flatten(1).repeat(1, 2))
+
+
+def words() -> nn.Module:
+    torch.manual_seed(0)
+    return Words().double()
+
+
+def image() -> nn.Module:
+    torch.manual_seed(0)
+    return Image().double()
+
+
+def ids(n: int = N) -> tuple[Tensor, Tensor]:
+    x, y = data(n)
+    return (x * 3).long().clamp(0, 6), y
+
+
+def public(n: int = 30) -> PublicData:
+    x, y = data(n)
+    return PublicData(x.flip(1) + 0.5, y, provenance="made up")
+
+
+def public_words(n: int = 24) -> PublicData:
+    return PublicData(torch.randint(0, 7, (n, 8), generator=torch.Generator().manual_seed(5)), provenance="made up")
+
+
+def ngd(probe: Any) -> NGD:
+    return NGD(probe=probe, lambda_safe=0.1, steps=4, every=2, probe_size=24)
+
+
+def shifted(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """An augmentation that does not depend on the rows beside a row."""
+    return batch[0] + 0.1 * batch[0].sin(), batch[1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: settings of the plan, how the model is made, what the session is given."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    model: Callable[[], nn.Module] = net
+    dataset: Callable[[], Any] = data
+    options: Mapping[str, Any] = field(default_factory=dict)
+    momentum: float = 0.9
+    size: int = N
+
+    def plan(self) -> Plan:
+        settings = {"expected_batch_size": 8, "steps": 4, "test_mode_seed": 3, **self.settings}
+        return PrivacyConfig(**settings).with_noise(1.0, 1e-3, self.size)
+
+    def open(self, ledger: Path, **options: Any) -> tuple[Session, nn.Module]:
+        """A session with a ledger on the disk, and its model."""
+        model = self.model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=self.momentum)
+        return Session(self.plan(), model, optimizer, self.dataset(), ledger_path=ledger, **self.options, **options), model
+
+    def train(self, steps: int | None = None, **options: Any) -> tuple[Session, Tensor]:
+        """A session, closed, and the weights it has made."""
+        model = self.model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=self.momentum)
+        with Session(self.plan(), model, optimizer, self.dataset(), **self.options, **options) as s:
+            for done, batch in enumerate(s.batches(), 1):
+                s.step(batch, loss_fn)
+                if done == steps:
+                    break
+        return s, weights(model)
+
+
+def loss(output: Tensor, generator: torch.Generator) -> Tensor:
+    """A probe loss that draws numbers of its own, as many as a forward pass has examples."""
+    return (output * torch.randn(output.shape, generator=generator, dtype=output.dtype)).sum(1)
+
+
+CASES = {
+    "DP-SGD": Case(),
+    "shares that are empty": Case({"expected_batch_size": 2, "steps": 8}),
+    "micro-batches": Case({"max_physical_batch_size": 2}),
+    "micro-batches found by trying": Case({"max_physical_batch_size": "auto"}),
+    "padded micro-batches": Case({"max_physical_batch_size": 4, "pad_to_multiple": 4}),
+    "augmentations": Case({"augmentations": 3}, options={"augment": shifted}),
+    "units": Case({"unit": "patient", "max_records_per_unit": 2}, options={"units": UNITS}, size=len(set(UNITS))),
+    "per layer": Case({"clipping": "per_layer"}),
+    "DP-KFC": Case({"preconditioner": kfac()}),
+    "DP-KFC, two probes, one larger than the chunk": Case(
+        {"preconditioner": kfac(probe_size=90, chunk=7, probe=public(), output_probe=FeatureNoise(6), labels="given")}
+    ),
+    "DP-KFC with a probe of three examples": Case({"preconditioner": kfac(probe_size=3)}),
+    "DP-KFC with a loss of its own": Case({"preconditioner": kfac(loss=loss)}),
+    "DP-KFC in float32": Case(
+        {"preconditioner": kfac()}, lambda: net(torch.float32), lambda: data(dtype=torch.float32)
+    ),
+    "DP-KFC on a convolution": Case({"preconditioner": kfac(chunk=5)}, image),
+    "DP-KFC on words": Case({"preconditioner": KFAC(probe=public_words(), probe_size=24, every=2)}, words, ids),
+    "NGD": Case({"preconditioner": ngd(FeatureNoise(6)), "readout": "natural"}),
+    "NGD on words": Case({"preconditioner": ngd(public_words()), "readout": "natural"}, words, ids),
+    "AdaDPS": Case({"preconditioner": AdaDPS(probe=public(), batch_size=5, every=2, decay=0.5)}),
+    "GEP": Case({"preconditioner": GEP(probe=public(), rank=3, every=2), "clipping": "embedding_residual"}),
+    "DP2": Case({"preconditioner": DP2(phase=2)}),
+    "DiSK": Case({"postprocess": (DiSK(),), "preconditioner": kfac()}, momentum=0.0),
+}

@@ -1,0 +1,52 @@
+"""Two, three and four processes are one: the same releases, and the same parameters on all of them to the bit."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dpkfc.gradients.distributed import Ranks
+from tests.distributed.cases import CASES, Case
+from tests.distributed.group import run, start
+
+WORLDS = (2, 3, 4)
+
+
+def _outcome(case: Case) -> dict[str, Any]:
+    s, weights = case.train()
+    metric = None if s.preconditioner is None else s.preconditioner.digest
+    return {"weights": weights, "steps": s.steps_done, "metric": metric}
+
+
+def _worker(rank: int, folder: Path) -> dict[int, dict[str, dict[str, Any]]]:
+    found = {}
+    for world in WORLDS:
+        if rank < world:
+            start(rank, world, folder / f"store-{world}")
+            found[world] = {name: _outcome(case) for name, case in CASES.items()}
+            dist.destroy_process_group()
+    return found
+
+
+@functools.cache
+def results() -> list[dict[int, dict[str, dict[str, Any]]]]:
+    return run(_worker, max(WORLDS))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_several_processes_equal_one(name: str) -> None:
+    alone = _outcome(CASES[name])
+    exact = alone["weights"].dtype == torch.float64
+    for world in WORLDS:
+        first, *others = [of[world][name] for of in results()[:world]]
+        assert first["steps"] == alone["steps"] > 0
+        for other in others:
+            assert torch.equal(other["weights"], first["weights"])
+            assert (other["steps"], other["metric"]) == (first["steps"], first["metric"])
+        bounds = {"rtol": 1e-10, "atol": 1e-11} if exact else {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(first["weights"], alone["weights"], **bounds)

@@ -1,0 +1,117 @@
+"""A process that dies stops the run with the ledger intact, and torchrun starts it again from the last checkpoint."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.gradients.distributed import RankLost
+from dpkfc.privacy.ledger import verify
+from tests.distributed.cases import Case
+from tests.distributed.group import run, start
+from tests.distributed.train import CASE, die, train
+from tests.documents import ROOT
+from tests.test_session import loss_fn, net, session, weights
+
+NOWHERE = "-1:0:nowhere"
+
+def _dying(rank: int, folder: Path) -> dict[str, Any]:
+    """Of three processes the last dies in the second step, before it has added its part."""
+    start(rank, 3, folder / "store")
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        if rank == 2 and s.steps_done == 1:
+            die(folder)
+        return loss_fn(model, batch)
+
+    model = net()
+    with session(Case().plan(), model, ledger_path=folder / "ledger.jsonl", verify=False) as s:
+        before = None
+        try:
+            for batch in s.batches():
+                before = [p.detach().clone() for p in model.parameters()]
+                s.step(batch, loss)
+        except RankLost as error:
+            same = all(torch.equal(a, b) for a, b in zip(before or [], model.parameters(), strict=True))
+            return {"error": str(error), "charged": s.ledger.count, "unmoved": same, "no gradient": _clean(model)}
+    return {}
+
+
+def _clean(model: torch.nn.Module) -> bool:
+    return all(p.grad is None for p in model.parameters())
+
+
+def test_a_process_that_dies_stops_all_others_and_spends_nothing_more(tmp_path: Path) -> None:
+    *living, dead = run(_dying, 3, folder=tmp_path)
+    assert dead is None
+    for found in living:
+        assert "another process of the group died" in found["error"]
+        assert "restore the last checkpoint" in found["error"]
+        assert (found["charged"], found["unmoved"], found["no gradient"]) == (1, True, True)
+    assert len(verify(tmp_path / "ledger.jsonl").releases) == 1
+
+
+def _train(rank: int, folder: Path, fault: str, store: str) -> bool:
+    start(rank, 2, folder / store)
+    try:
+        train(folder, fault)
+    except RankLost:
+        return False
+    dist.destroy_process_group()
+    return True
+
+
+def _weights(folder: Path) -> list[torch.Tensor]:
+    return [torch.load(folder / f"weights-{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    """The weights of a run that nothing has interrupted."""
+    folder = tmp_path_factory.mktemp("straight")
+    assert run(_train, 2, NOWHERE, "store", folder=folder) == [True, True]
+    return _weights(folder)[0]
+
+
+def test_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path, straight: torch.Tensor) -> None:
+    """Rank 1 is killed in its third step, before the charge: the run ends as if nothing had happened, dropout included."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command += ["-m", "tests.distributed.train", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "FAULT": "1:2:loss", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "died").exists()
+    assert all(torch.equal(found, straight) for found in _weights(tmp_path))
+    assert [release["step"] for release in verify(tmp_path / "ledger.jsonl").releases] == [0, 1, 2, 3, 4]
+
+
+def test_a_release_that_was_charged_and_lost_stays_charged(tmp_path: Path, straight: torch.Tensor) -> None:
+    """Rank 0 dies between the charge and the release: its step is repeated, and the run has one step less."""
+    assert run(_train, 2, "0:2:release", "first", folder=tmp_path) == [None, False]
+    assert len(verify(tmp_path / "ledger.jsonl").releases) == 3
+    (tmp_path / "result-1.pt").unlink()
+    assert run(_train, 2, NOWHERE, "second", folder=tmp_path) == [True, True]
+    assert [release["step"] for release in verify(tmp_path / "ledger.jsonl").releases] == [0, 1, 2, 2, 3]
+    one, two = _weights(tmp_path)
+    assert torch.equal(one, two) and not torch.equal(one, straight)
+
+
+def test_another_number_of_processes_is_refused_unless_it_is_meant(tmp_path: Path, straight: torch.Tensor) -> None:
+    """One process goes on with the checkpoint of two, and makes the releases that two would have made."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    assert run(_train, 2, NOWHERE, "store", folder=folder) == [True, True]
+    with CASE.open(folder / "ledger.jsonl")[0] as s:
+        with pytest.raises(CheckpointError, match=r"written by 2 processes, this run has 1.*--nproc-per-node=2.*any_world_size=True"):
+            s.restore(folder / "checkpoint")
+        assert s.steps_done == 5
+        s.restore(folder / "checkpoint", any_world_size=True)
+    assert torch.equal(weights(s.model), straight)

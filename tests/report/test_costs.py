@@ -1,0 +1,111 @@
+"""What a step costs is measured on the probe, once a shape, and the advice follows from the measured numbers."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from dpkfc import KFAC
+from dpkfc.curvature import PublicData
+from dpkfc.recipes.doctor_command import layers_table, steps_table
+from dpkfc.report import costs
+from dpkfc.report.costs import Costs, LayerCost, Timings, costs_of, default_cache
+
+
+class Sequences(nn.Module):
+    """Two maps over 6 positions, wide enough for the method to be a choice, and a head with one position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(40, 48), nn.Linear(48, 40), nn.Linear(40, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(torch.tanh(self.first(x))).mean(1))
+
+
+def kfac() -> KFAC:
+    torch.manual_seed(0)
+    return KFAC(probe=PublicData(torch.randn(16, 6, 40), provenance="random numbers"), probe_size=16, max_rank=8)
+
+
+def test_layers_with_a_choice_are_measured_and_the_model_is_left_as_it_is(tmp_path: Path) -> None:
+    model = Sequences()
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    found = costs_of(model, kfac(), rows=4, cache=tmp_path / "sub" / "costs.json")
+    assert [layer.name for layer in found.layers] == ["first", "second"]
+    first = found.layers[0]
+    assert (first.positions, first.d_in, first.d_out, first.by_rule) == (6, 41, 48, "gram")
+    assert set(first.seconds) == {"gram", "materialised"} and all(x > 0 for x in first.seconds.values())
+    assert [(side.side, side.kind) for side in first.sides] == [("A", "lowrank8"), ("G", "lowrank8")]
+    assert min(found.plain, found.dp_sgd, found.preconditioned, found.chosen, found.refresh) > 0 and found.every >= 1
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters()) and model.training
+
+
+def test_a_machine_measures_a_shape_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "costs.json"
+    costs_of(Sequences(), kfac(), rows=4, cache=path)
+    (times,) = json.loads(path.read_text()).values()
+    known = {key: 7.0 for key in times}
+    path.write_text(json.dumps({"another machine": {"x": 1.0}, next(iter(json.loads(path.read_text()))): known}))
+    found = costs_of(Sequences(), kfac(), rows=4, cache=path)
+    assert set(found.layers[0].seconds.values()) == {7.0}
+    assert json.loads(path.read_text())["another machine"] == {"x": 1.0}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 3}', '{"a": {"b": "c"}}'])
+def test_a_damaged_file_is_measured_anew(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    timings = Timings.load(path)
+    assert timings.held == {} and timings.of("x", lambda: None) > 0
+    timings.save()
+    assert Timings.load(path).held.keys() == {"x"}
+
+
+def test_a_file_that_cannot_be_written_costs_time_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    timings = Timings.load(tmp_path / "file" / "costs.json")
+    timings.of("x", lambda: None)
+    timings.save()
+
+
+def test_the_file_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DPKFC_CACHE", str(tmp_path))
+    assert default_cache() == tmp_path / "costs.json"
+    monkeypatch.delenv("DPKFC_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
+    assert default_cache() == tmp_path / "c" / "dpkfc" / "costs.json"
+
+
+def layer(gram: float, materialised: float) -> LayerCost:
+    seconds = {"gram": gram, "materialised": materialised}
+    return LayerCost(name="a", positions=9, d_in=40, d_out=40, by_rule="gram", seconds=seconds)
+
+
+def test_the_advice_follows_the_numbers() -> None:
+    made = dict(rows=8, threads=1, plain=0.010, dp_sgd=0.012, preconditioned=0.013, chosen=0.010, refresh=0.095)
+    assert Costs(**made, layers=(layer(1.0, 0.95),)).norm_methods == {}  # not clearly faster
+    slow = Costs(**made, layers=(layer(1.0, 0.5),))
+    assert slow.norm_methods == {"a": "materialised"}
+    assert slow.every == 181 and slow.refresh / (slow.refresh + slow.every * slow.chosen) <= 0.05
+    console = Console(file=io.StringIO(), width=140)
+    console.print(layers_table(slow), steps_table(slow))
+    text = console.file.getvalue()
+    assert "9 × 40 × 40" in text and "1.20" in text and "materialised" in text
+
+
+def test_gradients_that_would_not_fit_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "_GRADIENT_BYTES", 1 << 10)
+    assert set(costs_of(Sequences(), kfac(), rows=4).layers[0].seconds) == {"gram"}
+
+
+def test_no_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="rows must be at least 1"):
+        costs_of(Sequences(), kfac(), rows=0)

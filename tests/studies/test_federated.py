@@ -1,0 +1,103 @@
+"""The federated study in small: arms tuned alike, controls that differ in one thing, results that are taken up again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dpkfc.data.sampling import REPLACE_ONE
+from dpkfc.federated import FederatedConfig, FedGD, TrustedServer, federate
+from dpkfc.federated.partition import dirichlet, iid, parts
+from dpkfc.studies.errors import StudyError
+from dpkfc.studies.federated import report
+from dpkfc.studies.federated.cell import FederatedRun, loss_fn, run_cell
+from dpkfc.studies.federated.features import TASKS, small_features
+from dpkfc.studies.federated.run import SMOKE, STUDY, reported
+from dpkfc.studies.federated.study import ARMS, work
+from dpkfc.studies.store import Store
+
+TINY = dataclasses.replace(SMOKE, tasks=("cifar10",), epsilons=(1.0,), seeds=2, rounds=2, clients=3, trials=2)
+
+
+def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
+    features = small_features("cifar10")
+    x, y = (part.double() if part.is_floating_point() else part for part in features.train)
+
+    def trained(pieces):
+        config = FederatedConfig(
+            clients=len(pieces), rounds=4, expected_records=len(y), privacy=TrustedServer(), adjacency=REPLACE_ONE,
+            rule=FedGD(1.0),
+        )  # fmt: skip
+        head = nn.Linear(x.shape[1], features.classes).double()
+        for p in head.parameters():
+            nn.init.zeros_(p)
+        federate(config.with_noise(0.0, 1e-5), head, loss_fn, parts((x, y), pieces))
+        return torch.cat([p.detach().flatten() for p in head.parameters()])
+
+    one = trained(iid(len(y), 1))
+    for pieces in (iid(len(y), 7), dirichlet(y.numpy(), 7, 0.1, seed=3)):
+        assert torch.allclose(trained(pieces), one, rtol=0, atol=1e-12)
+
+
+def test_every_tuned_arm_has_the_same_number_of_trials_and_none_sees_the_test_set():
+    for name, arm in ARMS.items():
+        runs = STUDY.trials_of("mnist", name)
+        assert len(runs) == len({run.hash for run in runs}) == (STUDY.trials if arm.space else 0)
+        assert all(run.evaluate_on == "validation" and run.epsilon == 1.0 for run in runs)
+        assert {tuple(dict(run.settings)) for run in runs} <= {tuple(sorted(arm.space))}
+
+
+def test_a_control_takes_over_the_settings_and_leaves_the_second_order_out(tmp_path):
+    store = Store(tmp_path / "results.json")
+    assert STUDY.chosen(store, "cifar10", "fedgd-matched") is None
+    work(TINY, store, small_features, lambda *what: None)
+    for method, control in (("sofim", "fedgd-matched"), ("sofim-momentum", "fedavgm-matched")):
+        own, taken = (TINY.chosen(store, "cifar10", name) for name in (method, control))
+        assert own and taken and taken.items() < own.items() and set(own) - set(taken) <= {"rho", "beta"}
+    assert TINY.chosen(store, "cifar10", "paper-sofim") and TINY.chosen(store, "mnist", "paper-sofim") is None
+
+
+def test_a_finished_study_runs_nothing_and_its_report_names_every_arm(tmp_path):
+    path = tmp_path / "results.json"
+    store = Store(path)
+    work(TINY, store, small_features, lambda *what: None)
+    assert len(store) == TINY.size and not list(TINY.cells(Store(path)))
+    text = report.tables(TINY, Store(path))
+    assert all(arm.label in text for arm in ARMS.values()) and "reproduced" in text and "Dirichlet 0.5" in text
+    held = json.loads(path.read_text("utf-8"))["rows"]
+    assert all(row["epsilon"] <= row["target_epsilon"] and row["hardware"]["torch"] for row in held.values())
+    assert report.figure(TINY, store, tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_the_results_file_that_is_shipped_is_of_this_study():
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "federated_accuracy.json"
+    if not path.exists():
+        pytest.skip("not run yet")
+    store = Store(path)
+    known = {run.hash for task in STUDY.tasks for name in ARMS for run in STUDY.trials_of(task, name)}
+    known |= {run.hash for _, run in STUDY.tests(store)}
+    assert {row["hash"] for row in store} <= known
+
+
+def test_the_command_writes_a_report(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpkfc.studies.federated.run.SMOKE", TINY)
+    lines: list[str] = []
+    page = reported(TINY, tmp_path, told=lines.append)
+    assert len(lines) == TINY.size and page.read_text("utf-8").startswith("# ") and (tmp_path / "dp-fedsofim.png").exists()
+    assert reported(TINY, tmp_path, told=lines.append) == page and len(lines) == TINY.size
+
+
+@pytest.mark.parametrize("change", [{"rule": "fedprox"}, {"partition": "by-mood"}])
+def test_what_is_unknown_is_named(change):
+    run = FederatedRun(task="cifar10", rule="fedgd", settings=(("clip", 1.0), ("rate", 1.0)), epsilon=1.0, clients=2, rounds=1)
+    with pytest.raises(StudyError, match="unknown"):
+        run_cell(dataclasses.replace(run, **change), small_features("cifar10"))
+
+
+def test_extractors_are_trained_on_other_images_than_the_private_ones():
+    assert all(task.extractor.public.name != task.private.name for task in TASKS.values())
