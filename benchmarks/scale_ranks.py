@@ -113,6 +113,7 @@ def measured(name: str, rounds: int, smoke: bool) -> dict[str, Any]:
 
 
 def _timed(pipes: Sequence[Any], what: str) -> float:
+    time.sleep(0.02)  # idle threads of the one before have stopped spinning
     start = time.perf_counter()
     for pipe in pipes:
         pipe.send(what)
@@ -171,9 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         case = known[name]
         entry = {"title": case.title, "batch_size": case.batch_size, "probe_size": case.probe_size}
         results["models"][name] = entry | measured(name, 3 if args.smoke else args.rounds, args.smoke)
+        if not args.smoke:
+            write_json(args.output, results)
     print(table(results))
-    if not args.smoke:
-        write_json(args.output, results)
     return 0
 
 

@@ -1,28 +1,32 @@
 """DP-KFC on several processes: `torchrun --nproc-per-node=2 examples/distributed.py`; with `python` it runs on one."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from dpkfc import KFAC, FeatureNoise, PrivacyConfig, Session
 
 FOLDER = Path(os.environ.get("RUN_FOLDER", "runs/distributed"))
 
 
-def loss_fn(model, batch):
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """One loss an example."""
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def main():
+def main() -> None:
+    """Train on this process's share of every batch."""
     if "RANK" in os.environ:  # torchrun has started this process
         dist.init_process_group()  # gloo between CPUs, NCCL between GPUs
     rank = dist.get_rank() if dist.is_initialized() else 0
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
 
     torch.manual_seed(0)  # every process: the same data, the same model

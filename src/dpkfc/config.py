@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
 from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.clipping import SPLIT, contribution_bound
-from dpkfc.gradients.norms import check_methods
+from dpkfc.gradients.methods import check_methods
 from dpkfc.plan import Plan
 from dpkfc.postprocess.base import PostProcess
 from dpkfc.postprocess.chain import check_chain, check_not_a_step

@@ -228,11 +228,14 @@ class Eigenbasis:
         scale: `[d_out, d_in]`, positive.
         input: Q_in `[d_in, d_in]` with orthonormal columns, None for the identity; the homogeneous coordinate is the last row.
         output: Q_out `[d_out, d_out]`, None for the identity.
+        rest: where Q_in has only k columns `[d_in, k]` and scale is `[d_out, k]`: the one scale of all that is orthogonal to them,
+            positive; None where Q_in is complete.
     """
 
     scale: Tensor
     input: Tensor | None = None
     output: Tensor | None = None
+    rest: float | None = None
 
     @property
     def is_identity(self) -> bool:
@@ -242,7 +245,7 @@ class Eigenbasis:
     @property
     def bound(self) -> float:
         """Operator norm of the map."""
-        return float(self.scale.abs().max())
+        return max(float(self.scale.abs().max()), self.rest or 0.0)
 
     def rotate(self, g: Tensor) -> Tensor:
         """Q_outᵀ g Q_in for g `[..., d_out, d_in]`."""
@@ -256,21 +259,40 @@ class Eigenbasis:
 
     def whiten(self, g: Tensor) -> Tensor:
         """The map of g `[..., d_out, d_in]`."""
-        return self.rotate_back(self.rotate(g) * self.scale)
+        if self.rest is None:
+            return self.rotate_back(self.rotate(g) * self.scale)
+        return g * self.rest + self.rotate_back(self.rotate(g) * (self.scale - self.rest))
+
+    def parted(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """What is turned and scaled `[..., d_out, k]`, and what keeps its direction, scaled; their squares add up to ‖z‖²."""
+        assert self.rest is not None and self.input is not None
+        turned = g @ self.input
+        outside = (g - turned @ self.input.T) * self.rest
+        return (turned if self.output is None else self.output.T @ turned) * self.scale, outside
+
+    def complete(self) -> Eigenbasis:
+        """The same map with all of Q_in written out."""
+        if self.rest is None or self.input is None:
+            return self
+        k, d = self.scale.shape[1], self.input.shape[0]
+        others = torch.linalg.qr(self.input.double(), mode="complete").Q[:, k:].to(self.input)
+        even = self.scale.new_full((self.scale.shape[0], d - k), self.rest)
+        return Eigenbasis(torch.cat([self.scale, even], 1), torch.cat([self.input, others], 1), self.output)
 
     def scaled(self, factor: float) -> Eigenbasis:
         """The map `factor · z`."""
-        return replace(self, scale=self.scale * factor)
+        return replace(self, scale=self.scale * factor, rest=None if self.rest is None else self.rest * factor)
 
     def inverse(self) -> Eigenbasis:
         """The map that undoes this one."""
-        return replace(self, scale=1 / self.scale)
+        return replace(self, scale=1 / self.scale, rest=None if self.rest is None else 1 / self.rest)
 
     def variance(self) -> Tensor:
         """Variance of every entry of `whiten(z)` for z of unit white noise `[d_out, d_in]`: (Q_out²) scale² (Q_in²)ᵀ."""
-        squares = self.scale.square()
+        even = 0.0 if self.rest is None else self.rest**2
+        squares = self.scale.square() - even
         squares = squares if self.input is None else squares @ self.input.square().T
-        return squares if self.output is None else self.output.square() @ squares
+        return (squares if self.output is None else self.output.square() @ squares) + even
 
 
 @dataclass(frozen=True)

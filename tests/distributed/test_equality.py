@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dpkfc.gradients.distributed import Ranks
 from tests.distributed.cases import CASES, Case
 from tests.distributed.group import run, start
 

@@ -110,7 +110,7 @@ def test_another_number_of_processes_is_refused_unless_it_is_meant(tmp_path: Pat
     folder.mkdir()
     assert run(_train, 2, NOWHERE, "store", folder=folder) == [True, True]
     with CASE.open(folder / "ledger.jsonl")[0] as s:
-        with pytest.raises(CheckpointError, match=r"written by 2 processes, this run has 1.*--nproc-per-node=2.*any_world_size=True"):
+        with pytest.raises(CheckpointError, match=r"by 2 processes, this run has 1.*--nproc-per-node=2.*any_world_size=True"):
             s.restore(folder / "checkpoint")
         assert s.steps_done == 5
         s.restore(folder / "checkpoint", any_world_size=True)

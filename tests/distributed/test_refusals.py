@@ -38,7 +38,7 @@ def _moved(rank: int) -> nn.Module:
 
 def _other_records(rank: int) -> tuple[Tensor, Tensor]:
     x, y = data()
-    return x[rank * 0 :].roll(rank, 0), y
+    return x.roll(rank, 0), y
 
 
 def _session(rank: int, *, model: nn.Module | None = None, dataset: Any = None, lr: float = 0.1, **settings: Any) -> Session:
@@ -121,7 +121,10 @@ REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
         lambda rank: _session(rank, model=net().requires_grad_(False) if rank else net()),
         "another parameter '0.weight' .*frozen",
     ),
-    "number of records": (lambda rank: _session(rank, dataset=data(N + rank)), r"\(41, not 40\); .*WHOLE dataset.*DistributedSampler"),
+    "number of records": (
+        lambda rank: _session(rank, dataset=data(N + rank)),
+        r"\(41, not 40\); .*WHOLE dataset.*DistributedSampler",
+    ),
     "records": (lambda rank: _session(rank, dataset=_other_records(rank)), r"another some records than rank 0; "),
     "optimizer": (lambda rank: _session(rank, lr=0.1 + rank), "another optimizer than rank 0"),
     "wrapped": (_wrapped, r"the model is wrapped in DistributedDataParallel.*model\.module"),

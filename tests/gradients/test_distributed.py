@@ -64,6 +64,15 @@ def test_a_failure_on_one_process_releases_nothing(tmp_path: Path) -> None:
     assert _run(tmp_path, fail=True) == [torch.tensor(0.0)] * 2
 
 
+def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert Ranks.current() == Ranks()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(RuntimeError, match=r"spend 4 times the budget.*init_process_group\(\)"):
+        session(plan(), net())
+
+
 def test_without_a_process_group_nothing_is_sent() -> None:
     ranks = Ranks.current()
     assert ranks == Ranks() and ranks.first

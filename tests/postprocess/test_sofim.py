@@ -73,3 +73,15 @@ def test_the_warm_up_forms_momentum_and_moves_nothing() -> None:
 def test_values_outside_their_range_are_refused_by_name(settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SOFIM(**settings)
+
+
+@pytest.mark.parametrize("direction", ["gradient", "momentum"])
+def test_spare_memory_changes_no_result(direction):
+    sofim, plain, reused = SOFIM(rho=0.3, beta=0.8, direction=direction, bias_correction=True), {}, {}
+    for t, g in enumerate(inputs(), 1):
+        given = {name: x.clone() for name, x in g.items()}
+        value, plain = sofim.apply(released(g, step=t), plain)
+        assert all(torch.equal(g[name], x) for name, x in given.items())  # without `spare` nothing is written to
+        quick, reused = sofim.apply(released(given, step=t), reused, spare=True)
+        assert torch.equal(flat(value.gradients), flat(quick.gradients))
+        assert all(torch.equal(plain[name], reused[name]) for name in plain)

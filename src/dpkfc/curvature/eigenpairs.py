@@ -25,9 +25,9 @@ from dpkfc.curvature.positions import Positions
 from dpkfc.curvature.probing import Capture, ProbeRun, blocks_on_probe, public_generator
 from dpkfc.curvature.refresh import added
 from dpkfc.curvature.shares import Team, agreed, joined, own_rows, probe_digest
-from dpkfc.metric import Eigenbasis, Elementwise, Entry
+from dpkfc.metric import Eigenbasis, Elementwise, Entry, Identity, Kronecker
 
-__all__ = ["LayerFisher", "clamped", "condition", "eigenvalues", "fisher_of_layers"]
+__all__ = ["LayerFisher", "clamped", "condition", "eigenvalues", "fisher_of_layers", "parted"]
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,23 @@ def clamped(entry: Entry, spectrum: Mapping[str, Tensor], floor: float, exponent
         return Elementwise({role: scale[role].to(own) for role, own in entry.scale.items()})
     assert isinstance(entry, Eigenbasis)
     return replace(entry, scale=scale["weight"].to(entry.scale))
+
+
+def parted(entry: Entry) -> Entry:
+    """The same map where few input directions stand out from one scale that all others share, which a floor gives them.
+
+    With none it is a multiple of the identity; with up to a quarter of the directions they alone are turned to. The map is the
+    one that was given, to the last bits; only its norms cost less.
+    """
+    if not isinstance(entry, Eigenbasis) or entry.input is None or entry.rest is not None:
+        return entry
+    most = float(entry.scale.max())
+    active = torch.nonzero((entry.scale < most).any(0)).flatten()
+    if not len(active):
+        return Kronecker(Identity(most), Identity(1.0))
+    if 4 * len(active) > entry.scale.shape[1]:
+        return entry
+    return Eigenbasis(entry.scale[:, active], entry.input[:, active].contiguous(), entry.output, most)
 
 
 def condition(values: Mapping[str, Tensor], floor: float = 0.0) -> float:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.eigenpairs import LayerFisher, clamped, condition, eigenvalues, fisher_of_layers
+from dpkfc.curvature.eigenpairs import LayerFisher, clamped, condition, eigenvalues, fisher_of_layers, parted
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.probes import Probe
@@ -215,7 +215,8 @@ class NGD:
     def metric_at(self, preconditioner: Preconditioner, step: int) -> Metric:
         """The metric of a step: the eigenvalues that are held, under this step's floor."""
         floor, spectra = self.floor(step), preconditioner.spectra
-        metric = {n: clamped(e, spectra[n], floor, self.exponent) for n, e in preconditioner.metric.items()}
+        entries = preconditioner.metric.items()
+        metric = {name: parted(clamped(entry, spectra[name], floor, self.exponent)) for name, entry in entries}
         return {n: AfterClip(back=e) for n, e in metric.items()} if self.order == "before" else metric
 
 

@@ -79,6 +79,7 @@ def layer_squares(block: Block, entry: Entry | None) -> Tensor:
 
 def _eigenbasis_squares(block: Block, entry: Eigenbasis) -> Tensor:
     """By formed gradients, a few examples at a time."""
+    entry = entry.complete()
     match block:
         case Lookup():
             rows = block.b if entry.output is None else block.b @ entry.output

@@ -52,7 +52,7 @@ class ServerRule(Protocol):
         """What is taken off the parameters, and the next state.
 
         Args:
-            direction: of the release, after filters.
+            direction: of the release, after filters; nobody reads it afterwards.
             state: of the rule; empty before the first round.
             participation: survivors over registered clients, public.
         """
@@ -160,6 +160,10 @@ class FedSOFIM(FedGD):
     def postprocess(self) -> tuple[PostProcess, ...]:  # type: ignore[override]
         """The preconditioned step."""
         return (SOFIM(self.rho, self.beta, self.direction, self.bias_correction, self.warmup),)
+
+    def step(self, direction: Mapping[str, Tensor], state: State, participation: float) -> tuple[Tensors, Tensors]:
+        """η times the preconditioned step, in its own memory: `SOFIM` gives tensors that nobody else holds."""
+        return {name: g.mul_(self.learning_rate) for name, g in direction.items()}, {}
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,7 @@ class Server:
 
     def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
         config = self.plan.config
-        direction = self._chain.apply(released, self._coordinates.metric, self.layers)
+        direction = self._chain.apply(released, self._coordinates.metric, self.layers, spare=True)
         hidden = config.privacy.unit == "client" and config.client_rate < 1
         participation = config.client_rate if hidden else survivors / config.clients
         with torch.no_grad():

@@ -8,6 +8,7 @@ all of this is the identity.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,8 +48,20 @@ class Ranks:
 
     @classmethod
     def current(cls) -> Ranks:
-        """The default process group, or a single process where none was initialised."""
+        """The default process group, or a single process where none was initialised.
+
+        Raises:
+            RuntimeError: torchrun has started several processes, and no group was initialised.
+        """
         if not (dist.is_available() and dist.is_initialized()):
+            started = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+            if started > 1:
+                raise RuntimeError(
+                    f"torchrun has started {started} processes that know nothing of each other: each would train alone on all "
+                    f"data, and together they would spend {started} times the budget. Call "
+                    "torch.distributed.init_process_group() before the session is built (dpkfc train runs on one process: start "
+                    "it without torchrun)"
+                )
             return cls()
         return cls(dist.get_rank(), dist.get_world_size())
 

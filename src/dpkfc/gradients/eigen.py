@@ -2,6 +2,9 @@
 
 With one position the norm factors, ‖z‖² = (b̃ ⊙ b̃)ᵀ scale² (ã ⊙ ã) for ã = Q_inᵀ a and b̃ = Q_outᵀ b (DP-NGD, Algorithm 2).
 With several it does not, since a scale of its own for every entry is no Kronecker product: gradients are formed in chunks.
+
+Where all but k input directions share one scale (a floor on the eigenvalues makes them equal), only those k are turned to, and
+the others keep their own: ‖z‖² = ‖scale ⊙ (Q_outᵀ g Q_k)‖² + rest² ‖g (I − Q_k Q_kᵀ)‖². Both are sums of squares, so nothing cancels.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import torch
 from torch import Tensor
 
 from dpkfc.blocks import Lookup, Outer, Tied
+from dpkfc.gradients.lengths import lengths
 from dpkfc.metric import Eigenbasis
 
-__all__ = ["as_plain_lookup", "formed_squares", "rank_one_norms", "rank_one_turning"]
+__all__ = ["as_plain_lookup", "formed_squares", "parted_norms", "parted_rows", "rank_one_norms", "rank_one_turning"]
 
 
 def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
@@ -41,6 +45,27 @@ def rank_one_turning(d_out: int, d_in: int, metric: Eigenbasis) -> float:
     """Units of roundoff, as a share of the gradient's own length, that turning into the basis may cost."""
     rotations = (metric.input is not None) + (metric.output is not None)
     return 4 * (rotations * math.sqrt(d_in + d_out) + 1)
+
+
+def parted_norms(g: Tensor, metric: Eigenbasis) -> Tensor:
+    """‖z‖ `[N]` in float64 of formed gradients `[N, d_out, d_in]`, in a metric of a few directions and the rest."""
+    inside, outside = metric.parted(g)
+    return torch.hypot(lengths(inside.flatten(1)), lengths(outside.flatten(1)))
+
+
+def parted_rows(rows: Outer, metric: Eigenbasis) -> tuple[Tensor, Outer]:
+    """Lengths `[N * groups]` of what is turned and scaled, and the rows of what is left, not scaled yet.
+
+    Args:
+        rows: a block.
+        metric: with a few directions and the rest.
+    """
+    assert metric.input is not None
+    explicit = rows.explicit()
+    turned = explicit.a @ metric.input
+    b = explicit.b if metric.output is None else explicit.b @ metric.output
+    inside = (b.mT @ turned) * metric.scale
+    return lengths(inside.flatten(1)), replace(explicit, a=explicit.a - turned @ metric.input.T)
 
 
 def _length(rows: Tensor) -> Tensor:

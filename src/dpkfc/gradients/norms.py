@@ -20,7 +20,6 @@ with u the unit roundoff and λ = 4 in the probabilistic model of Higham and Mar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,41 +27,25 @@ from torch import Tensor
 
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.eigen import as_plain_lookup, formed_squares, rank_one_norms, rank_one_turning
+from dpkfc.gradients.eigen import (
+    as_plain_lookup,
+    formed_squares,
+    parted_norms,
+    parted_rows,
+    rank_one_norms,
+    rank_one_turning,
+)
 from dpkfc.gradients.gram import SURE, chunks, gram_norms, lookup_squares, magnitudes_of_rows, roundoff
 from dpkfc.gradients.lengths import lengths, within_reach
+from dpkfc.gradients.methods import Choice, choose_method, is_formed
 from dpkfc.gradients.rules import AnyBlock
 from dpkfc.gradients.tied import tied_costs, tied_norms
-from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, LowRank, Side
+from dpkfc.metric import Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker
 
-__all__ = ["METHODS", "Choice", "Formed", "LayerNorms", "check_methods", "choice_for", "choose_method", "per_example_norms"]
+__all__ = ["Formed", "LayerNorms", "choice_for", "per_example_norms"]
 
-METHODS = ("gram", "materialised")
-"""What a layer with several positions can be told to use."""
-
-_NARROW = 32  # the narrower side of a layer up to which gradients are formed
-_SMALL = 1 << 18  # entries of a convolution's gradient up to which it is formed
 _KEPT = 1 << 16  # entries of a gradient in an eigenbasis up to which it is kept for the sum
 _IDENTITY = Kronecker()
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The norm method of a layer for a shape, with the two costs (multiplications an example) it was chosen by."""
-
-    method: str
-    gram_cost: float
-    materialised_cost: float
-
-    @property
-    def reason(self) -> str:
-        """Why, in one phrase."""
-        if self.method == "rank-one":
-            return "one position: the norm is a product of two vector norms"
-        chosen, other = self.gram_cost, self.materialised_cost
-        if self.method == "materialised":
-            chosen, other = other, chosen
-        return f"{chosen:.3g} multiplications an example (the other way {other:.3g}), by the widths of the layer"
 
 
 @dataclass(frozen=True)
@@ -91,61 +74,6 @@ class LayerNorms:
     norms: Tensor
     block: AnyBlock | Formed
     whitened: bool
-
-
-def side_cost(side: Side, d: int) -> int:
-    """Multiplications to map one row of width d."""
-    match side:
-        case Dense():
-            return d * d
-        case LowRank():
-            return 2 * d * side.vectors.shape[1]
-        case Diagonal():
-            return d
-        case _:
-            return 0
-
-
-def choose_method(
-    positions: int, d_in: int, d_out: int, metric: Kronecker = _IDENTITY, *, patches: bool = False
-) -> Choice:
-    """Pick the norm method of a layer. Only the widths decide, so that an example's bound cannot follow the length of others.
-
-    Args:
-        positions: shared axis T; with one position the norm is a product, whatever the widths.
-        d_in: input features, homogeneous coordinate included.
-        d_out: output features.
-        metric: the layer's map; its sides decide what whitening costs.
-        patches: a convolution, where forming `a` costs a copy.
-    """
-    cost_in, cost_out = side_cost(metric.input, d_in), side_cost(metric.output, d_out)
-    gram = positions * (cost_in + cost_out) + positions**2 * (d_in + d_out) + patches * positions * d_in * 8.0
-    formed = float(positions * d_in * d_out + d_out * cost_in + d_in * cost_out)
-    if positions == 1:
-        return Choice("rank-one", cost_in + cost_out + d_in + d_out, formed)
-    return Choice("materialised" if _is_formed(d_in, d_out, patches) else "gram", gram, formed)
-
-
-def _is_formed(d_in: int, d_out: int, patches: bool) -> bool:
-    return d_in * d_out <= _SMALL if patches else min(d_in, d_out) <= _NARROW
-
-
-def check_methods(methods: Mapping[str, str], layers: Iterable[str] | None = None) -> None:
-    """Raise where a layer is told to use a method that there is not, or where there is no such layer.
-
-    Args:
-        methods: layer name to method.
-        layers: the names there are; None leaves them unchecked.
-
-    Raises:
-        ValueError: naming the layer and the choices.
-    """
-    for layer, method in methods.items():
-        if method not in METHODS:
-            raise ValueError(f"norm_methods: layer '{layer}' can use {' or '.join(METHODS)}, not {method!r}")
-    unknown = sorted(set(methods) - set(methods if layers is None else layers))
-    if unknown:
-        raise ValueError(f"norm_methods names layers that the model has not: {', '.join(unknown)}; `dpkfc doctor` lists them")
 
 
 def choice_for(block: Outer | Tied | ConvBlock, metric: Kronecker) -> Choice:
@@ -199,10 +127,31 @@ def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbas
     """Norms where every entry has a scale of its own: by its squares for one position, formed otherwise."""
     if isinstance(block, Lookup | Tied):
         return LayerNorms(_table_norms(block, metric), block, False)
+    if metric.rest is not None:
+        return _parted_norms(block, metric)
     if isinstance(block, Outer) and block.a.shape[1] == 1 and block.groups == 1:
         plain = _magnitudes(block)[0]  # with one position the norm of the gradient itself
         return LayerNorms(rank_one_norms(block, metric) + _rounding_of_second_pass(block, metric, plain), block, False)
     return _formed_norms(block, metric)
+
+
+def _parted_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> LayerNorms:
+    """Norms where a few directions are turned to and the others share one scale: no gradient is turned as a whole."""
+    assert metric.rest is not None
+    _, d_in, d_out = _shape(block)
+    summed: AnyBlock | Formed = block
+    if not is_formed(d_in, d_out, isinstance(block, ConvBlock)):
+        inside, outside = parted_rows(block.outer() if isinstance(block, ConvBlock) else block, metric)
+        found = torch.hypot(inside, gram_norms(outside) * metric.rest)
+    elif isinstance(block, ConvBlock) and _is_kept(block, metric):
+        summed = Formed(block.per_example(), block.groups)
+        found = parted_norms(summed.gradients, metric)
+    else:
+        parts = (_examples(block, rows) for rows in chunks(block.batch_size, d_in * d_out * block.groups))
+        none = block.b.new_zeros(0, dtype=torch.float64)
+        found = torch.cat([none, *(parted_norms(part.per_example(), metric) for part in parts)])
+    slack = _slack_of_formed(block, metric, _magnitudes(block)[0])
+    return LayerNorms(_rounded_up(_over_groups(found, block.groups), block.b, slack, block, metric), summed, False)
 
 
 def _formed_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
@@ -215,7 +164,7 @@ def _is_kept(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> bool:
     if isinstance(block, ConvBlock):  # no larger than twice the activations that the tape holds anyway
         held = (block.x.numel() + block.b.numel()) / max(1, block.batch_size * block.groups)
         return d_in * d_out <= 2 * held
-    return d_in * d_out <= _KEPT if isinstance(metric, Eigenbasis) else _is_formed(d_in, d_out, False)
+    return d_in * d_out <= _KEPT if isinstance(metric, Eigenbasis) else is_formed(d_in, d_out, False)
 
 
 def _table_norms(block: Lookup | Tied, metric: Eigenbasis) -> Tensor:
@@ -263,7 +212,7 @@ def _whitened_rows(block: Outer, metric: Kronecker) -> Outer:
 def _rank_one_norms(block: Outer) -> Tensor:
     """One position; rounded up as the method is that takes the same layer where a neighbour has more of them."""
     d_in, d_out, u = block.d_in, block.b.shape[2], roundoff(block.b)
-    if _is_formed(d_in, d_out, False):
+    if is_formed(d_in, d_out, False):
         into, out = (torch.linalg.vector_norm(x[:, 0], dim=-1, dtype=torch.float64) for x in (block.a, block.b))
         into = (within_reach(into, block.a).square() + float(block.homogeneous)).sqrt()
         return into * out * (1 + 2 * math.sqrt(d_in * d_out) * u)
@@ -312,7 +261,7 @@ def _turned(block: Outer | ConvBlock, metric: Eigenbasis) -> Tensor:
 def _slack_of_formed(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, plain: Tensor) -> Tensor | float:
     """What a second pass may add, also where this batch needs none: elsewhere the same example may be formed twice."""
     if isinstance(metric, Eigenbasis):
-        d_out, d_in = metric.scale.shape
+        _, d_in, d_out = _shape(block)
         turning = rank_one_turning(d_out, d_in, metric) * roundoff(block.b) * metric.bound
         return _rounding_of_second_pass(block, metric, plain) + turning * _magnitudes(block)[0]
     kept = isinstance(block, Outer) and _is_kept(block, metric)  # by its widths, so in every batch

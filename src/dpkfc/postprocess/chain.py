@@ -14,6 +14,7 @@ from dpkfc.metric import Metric
 from dpkfc.postprocess.base import AT_PARAMETERS, Evaluation, LookAhead, PostProcess, State
 from dpkfc.postprocess.ema import WeightEMA
 from dpkfc.postprocess.readout import READOUTS, Map, read_out
+from dpkfc.postprocess.sofim import SOFIM
 from dpkfc.privacy.mechanism import Released
 
 __all__ = ["Chain", "check_chain", "check_not_a_step", "check_with_optimizer"]
@@ -58,13 +59,23 @@ class Chain:
         with torch.no_grad():
             return {n: p.detach() + ahead * (p.detach() - self._before[n]) for n, p in parameters.items()}
 
-    def apply(self, released: Released, metric: Metric, layers: Sequence[Layer]) -> Released:
-        """What the optimizer is handed."""
+    def apply(self, released: Released, metric: Metric, layers: Sequence[Layer], *, spare: bool = False) -> Released:
+        """What the optimizer is handed.
+
+        Args:
+            released: of this step.
+            metric: the coordinates of the release.
+            layers: of the model.
+            spare: whether nobody needs the release any more, so that its memory may hold the result.
+        """
         with torch.no_grad():
             value, filters = read_out(released, metric, layers, self._readout, self._maps), 0
             states = list(self._states)
             for i, step in enumerate(self._steps):
-                value, states[i] = step.apply(value, states[i])
+                if spare and i == 0 and isinstance(step, SOFIM):
+                    value, states[i] = step.apply(value, states[i], spare=True)
+                else:
+                    value, states[i] = step.apply(value, states[i])
                 filters += step.smooths
                 if filters > 1:  # a filter takes noise to be independent between steps, which that of a filter is not
                     value = replace(value, noise_variance=None)

@@ -12,6 +12,7 @@ plain steps with a learning rate 1 / ρ times as large, which is what they have 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from dpkfc.privacy.mechanism import Released
 __all__ = ["DIRECTIONS", "SOFIM"]
 
 DIRECTIONS = ("gradient", "momentum")
-_PIECE = 1 << 17  # numbers that are worked on while they lie in a core's own memory
+_PIECE = 1 << 15  # numbers that are worked on while they lie in a core's own memory, by that core alone
 
 
 @dataclass(frozen=True)
@@ -73,20 +74,27 @@ class SOFIM:
             "warmup": self.warmup,
         }
 
-    def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
-        """The step, zero during the warm-up."""
+    def apply(self, released: Released, state: State, *, spare: bool = False) -> tuple[Released, dict[str, Tensor]]:
+        """The step, zero during the warm-up.
+
+        Args:
+            released: of this step.
+            state: of the step before.
+            spare: whether nobody needs the arguments any more; their memory then holds the results, since fresh memory of this
+                size costs more than the arithmetic.
+        """
         t = 1 + int(state.get("count/", torch.zeros(())))
         held, squares, products = {}, 0.0, 0.0
         for name, g in released.gradients.items():
             old = entry(state, "m", name)
-            held[name], square, product = _moments(g if old is None else old, g, 1 - self.beta, old is None)
+            held[name], square, product = _moments(old, g, 1 - self.beta, spare)
             squares, products = squares + square, products + product
-        steps = self._steps(released.gradients, held, t, squares, products)
+        steps = self._steps(released.gradients, held, t, squares, products, spare=spare)
         after = replace(released, gradients=steps, noise_variance=None)
         return after, put("m", held) | put("count", {"": torch.tensor(t)})
 
     def _steps(
-        self, gradients: dict[str, Tensor], held: dict[str, Tensor], t: int, squares: float, products: float
+        self, gradients: dict[str, Tensor], held: dict[str, Tensor], t: int, squares: float, products: float, *, spare: bool
     ) -> dict[str, Tensor]:
         """From M before its correction, ‖M‖² and Mᵀg."""
         if t <= self.warmup:
@@ -96,29 +104,32 @@ class SOFIM:
         if self.direction == "momentum":
             return {name: m / (corrected * (self.rho + squares)) for name, m in held.items()}
         along = products / (self.rho**2 + self.rho * squares) / corrected
-        return {name: _combined(g, held[name], self.rho, along) for name, g in gradients.items()}
+        return {name: _combined(g, held[name], self.rho, along, spare) for name, g in gradients.items()}
 
 
-def _combined(g: Tensor, m: Tensor, rho: float, along: float) -> Tensor:
+def _combined(g: Tensor, m: Tensor, rho: float, along: float, spare: bool) -> Tensor:
     """g / ρ − along · M in one walk over memory, piece by piece."""
-    found = torch.empty_like(g, memory_format=torch.contiguous_format)
-    pieces = (x.flatten().split(_PIECE) for x in (found, g, m))
-    for to, new, mean in zip(*pieces, strict=True):
+    found = g if spare and g.is_contiguous() else torch.empty_like(g, memory_format=torch.contiguous_format)
+    for to, new, mean in _pieces(found, g, m):
         torch.div(new, rho, out=to).sub_(mean, alpha=along)
     return found
 
 
-def _moments(old: Tensor, g: Tensor, weight: float, first: bool) -> tuple[Tensor, float, float]:
-    """M = old + weight (g − old), from 0 at first, with ‖M‖² and Mᵀg in float64: one walk over memory, piece by piece."""
-    m = torch.empty_like(g, memory_format=torch.contiguous_format)
-    square, product = g.new_zeros((), dtype=torch.float64), g.new_zeros((), dtype=torch.float64)
-    pieces = (x.flatten().split(_PIECE) for x in (m, old, g))
-    for to, before, new in zip(*pieces, strict=True):
-        if first:
+def _moments(old: Tensor | None, g: Tensor, weight: float, spare: bool) -> tuple[Tensor, float, float]:
+    """M = old + weight (g − old), from 0 at first, with ‖M‖² and Mᵀg: one walk over memory, piece by piece."""
+    m = old if spare and old is not None else torch.empty_like(g, memory_format=torch.contiguous_format)
+    squares, products = [], []
+    for to, before, new in _pieces(m, g if old is None else old, g):
+        if old is None:
             torch.mul(new, weight, out=to)
         else:
             torch.lerp(before, new, weight, out=to)
-        wide = to.double()
-        square += torch.dot(wide, wide)
-        product += torch.dot(wide, new.double())
-    return m, float(square), float(product)
+        squares.append(torch.dot(to, to))
+        products.append(torch.dot(to, new))
+    square, product = (float(torch.stack(x).sum(dtype=torch.float64)) if x else 0.0 for x in (squares, products))
+    return m, square, product
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same pieces of tensors of one shape, each small enough for one core: waking others would cost more."""
+    yield from zip(*(x.flatten().split(_PIECE) for x in tensors), strict=True)

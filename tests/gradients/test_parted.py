@@ -1,0 +1,115 @@
+"""A floor that leaves few input directions above it: only those are turned to, and nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dpkfc.blocks import Outer
+from dpkfc.curvature.eigenpairs import clamped, parted
+from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.norms import per_example_norms
+from dpkfc.gradients.tape import Tape
+from dpkfc.metric import Eigenbasis, Kronecker
+
+
+def basis(d: int) -> torch.Tensor:
+    return torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q
+
+
+def entry(d_out: int, d_in: int, above: int, *, turned: bool = True) -> Eigenbasis:
+    """A clamped product with `above` input directions whose eigenvalues exceed the floor for some output."""
+    torch.manual_seed(d_out + d_in)
+    a = torch.cat([torch.rand(above, dtype=torch.float64) * 50 + 20, torch.rand(d_in - above, dtype=torch.float64)])
+    g = torch.rand(d_out, dtype=torch.float64) + 0.1
+    whole = Eigenbasis(torch.ones(d_out, d_in, dtype=torch.float64), basis(d_in), basis(d_out) if turned else None)
+    return clamped(whole, {"A": a, "G": g}, 1.5, 0.5)
+
+
+@pytest.mark.parametrize("above", [1, 5])
+@pytest.mark.parametrize("turned", [True, False])
+def test_it_is_the_same_map(above: int, turned: bool) -> None:
+    whole = entry(12, 40, above, turned=turned)
+    few = parted(whole)
+    assert isinstance(few, Eigenbasis) and few.input.shape == (40, above) and few.scale.shape == (12, above)
+    g = torch.randn(3, 12, 40, dtype=torch.float64)
+    close = {"rtol": 1e-10, "atol": 1e-12}
+    torch.testing.assert_close(few.whiten(g), whole.whiten(g), **close)
+    torch.testing.assert_close(few.inverse().whiten(few.whiten(g)), g, **close)
+    torch.testing.assert_close(few.scaled(3.0).whiten(g), 3 * whole.whiten(g), **close)
+    torch.testing.assert_close(few.variance(), whole.variance(), **close)
+    torch.testing.assert_close(few.complete().whiten(g), whole.whiten(g), **close)
+    assert few.bound == whole.bound and few.complete().rest is None and whole.complete() is whole
+    inside, outside = few.parted(g)
+    squares = inside.square().sum((1, 2)) + outside.square().sum((1, 2))
+    torch.testing.assert_close(squares, whole.whiten(g).square().sum((1, 2)), **close)
+
+
+def test_with_nothing_above_the_floor_it_is_a_number_and_with_much_it_stays_whole() -> None:
+    none = parted(entry(6, 20, 0))
+    assert isinstance(none, Kronecker)
+    g = torch.randn(6, 20, dtype=torch.float64)
+    torch.testing.assert_close(none.whiten(g), g / 1.5**0.5)
+    most = entry(6, 20, 6)
+    assert parted(most) is most
+    plain = Eigenbasis(torch.rand(4, 5) + 1)
+    assert parted(plain) is plain
+
+
+def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
+    torch.manual_seed(3)
+    return {
+        "one position": (nn.Linear(40, 36), torch.randn(5, 40)),
+        "positions, wide": (nn.Linear(40, 36), torch.randn(5, 7, 40)),
+        "positions, narrow": (nn.Linear(40, 9), torch.randn(5, 7, 40)),
+        "no bias": (nn.Linear(40, 36, bias=False), torch.randn(5, 7, 40)),
+        "convolution": (nn.Conv2d(5, 8, 3, padding=1), torch.randn(5, 5, 6, 6)),
+        "convolution, few positions": (nn.Conv2d(5, 8, 3), torch.randn(5, 5, 3, 3)),
+        "grouped convolution": (nn.Conv2d(8, 8, 3, padding=1, groups=2), torch.randn(5, 8, 6, 6)),
+    }
+
+
+@pytest.mark.parametrize("case", models())
+@pytest.mark.parametrize("gram", [False, True])
+def test_norms_and_clipped_sums_are_those_of_the_whole_basis(case: str, gram: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if gram:
+        monkeypatch.setattr("dpkfc.gradients.norms.is_formed", lambda *_: False)
+    layer, x = models()[case]
+    model, x = nn.Sequential(layer, nn.Tanh()).double(), x.double()
+    (found,) = find_layers(model)
+    groups = getattr(layer, "groups", 1)
+    d_in = layer.weight[0].numel() + (layer.bias is not None)
+    whole = entry(layer.weight.shape[0] // groups, d_in, 3)
+    results = []
+    for metric in (whole, parted(whole)):
+        tape = Tape(model, [found])
+        with tape:
+            losses = model(x).square().flatten(1).sum(1)
+        summer = ClippedSummer([found], {"0": metric}, Clip(0.7))
+        results.append((summer.add(tape.backward(losses), 5).norms, summer.result()))
+    (norms, sums), (few_norms, few_sums) = results
+    torch.testing.assert_close(few_norms, norms, rtol=1e-8, atol=0)
+    for name, value in sums.items():
+        torch.testing.assert_close(few_sums[name], value, rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 36), (7, 40, 36), (7, 40, 9), (30, 100, 80)])
+@pytest.mark.parametrize("cancels", [False, True])
+def test_norms_in_float32_are_upper_bounds_and_near(shape: tuple[int, int, int], cancels: bool) -> None:
+    t, d_in, d_out = shape
+    whole = parted(entry(d_out, d_in, 4))
+    metric = Eigenbasis(whole.scale.float(), whole.input.float(), whole.output.float(), whole.rest)
+    generator = torch.Generator().manual_seed(t)
+    a, b = torch.randn(6, t, d_in, generator=generator), torch.randn(6, t, d_out, generator=generator)
+    if cancels and t > 1:
+        a[:, 0], b[:, 0] = -1000 * a[:, 1], b[:, 1]
+        a[:, 1] *= 1000
+    exact = metric.scaled(1.0)
+    exact = Eigenbasis(exact.scale.double(), exact.input.double(), exact.output.double(), exact.rest)
+    expected = torch.linalg.vector_norm(exact.whiten(b.double().mT @ a.double()).flatten(1), dim=1)
+    norms = per_example_norms(Outer(a, b), metric).norms
+    assert bool((norms >= expected).all())
+    if not cancels:
+        assert bool((norms <= expected * 1.01).all())
