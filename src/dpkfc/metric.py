@@ -228,8 +228,8 @@ class Eigenbasis:
         scale: `[d_out, d_in]`, positive.
         input: Q_in `[d_in, d_in]` with orthonormal columns, None for the identity; the homogeneous coordinate is the last row.
         output: Q_out `[d_out, d_out]`, None for the identity.
-        rest: where Q_in has only k columns `[d_in, k]` and scale is `[d_out, k]`: the one scale of all that is orthogonal to them,
-            positive; None where Q_in is complete.
+        rest: where Q_in has only k columns `[d_in, k]` and scale is `[d_out, k]`: the one scale, positive, of all that is
+            orthogonal to them; None where Q_in is complete.
     """
 
     scale: Tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -403,3 +404,25 @@ def test_every_kind_of_value_is_put_back() -> None:
     assert len(model.rows) == 2 and set(model.rows[1]) == {"a", "b"} and not model.rows[1]["a"].any()
     assert model.rows[1]["b"][0].tolist() == [1, 1] and len(model.queue) == 1 and not model.view.any()
     assert model.text == "as it was"
+
+
+class WritesItsFrozenTable(nn.Module):
+    """A frozen parameter of more than a megabyte, which the forward pass writes to behind torch's counter."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(600, 500), requires_grad=False)
+        self.head, self.writes = nn.Linear(4, 2), writes
+
+    def forward(self, x):
+        if self.writes:
+            self.table.data[0, 0] += x.sum()
+        return self.head(x) * self.table[1, 1]
+
+
+def test_a_large_frozen_parameter_is_watched_by_a_digest_and_erased_where_it_was_written():
+    for writes in (False, True):
+        model = WritesItsFrozenTable(writes)
+        with pytest.raises(ValueError, match=r"'table'.*erased") if writes else nullcontext(), checked_state(model):
+            model(torch.randn(3, 4))
+        assert bool(torch.isnan(model.table).all()) == writes

@@ -126,7 +126,8 @@ def _product(accumulator: LayerAccumulator) -> LayerFisher:
     layer = accumulator.result()
     (a, values_a), (g, values_g) = (_complete(layer.sides[side], layer.dtype) for side in ("input", "output"))
     ones = torch.ones(len(values_g), len(values_a), dtype=layer.dtype, device=layer.device)
-    entry = Eigenbasis(ones, *(None if q is None else q.to(layer.device) for q in (a, g)))
+    into, out = (None if q is None else q.to(layer.device) for q in (a, g))
+    entry = Eigenbasis(ones, into, out)
     shapes = {"kind": "outer", **{side: list(shape) for side, shape in layer.shapes.items()}}
     note = "; ".join(f"{side}: {text}" for side, text in layer.notes.items())
     return LayerFisher(entry, {"A": values_a, "G": values_g}, shapes, note)

@@ -101,8 +101,8 @@ def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> En
         return Elementwise({role: tensors[key] for role, key in entry["elementwise"].items()})
     if "eigenbasis" in entry:
         keys = entry["eigenbasis"]
-        turned = {side: None if keys[side] is None else tensors[keys[side]] for side in ("input", "output")}
-        return Eigenbasis(tensors[keys["scale"]], **turned)
+        into, out = (None if keys[side] is None else tensors[keys[side]] for side in ("input", "output"))
+        return Eigenbasis(tensors[keys["scale"]], into, out)
     return Kronecker(_unpack_side(entry["input"], tensors), _unpack_side(entry["output"], tensors))
 
 

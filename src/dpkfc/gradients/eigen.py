@@ -3,8 +3,8 @@
 With one position the norm factors, ‖z‖² = (b̃ ⊙ b̃)ᵀ scale² (ã ⊙ ã) for ã = Q_inᵀ a and b̃ = Q_outᵀ b (DP-NGD, Algorithm 2).
 With several it does not, since a scale of its own for every entry is no Kronecker product: gradients are formed in chunks.
 
-Where all but k input directions share one scale (a floor on the eigenvalues makes them equal), only those k are turned to, and
-the others keep their own: ‖z‖² = ‖scale ⊙ (Q_outᵀ g Q_k)‖² + rest² ‖g (I − Q_k Q_kᵀ)‖². Both are sums of squares, so nothing cancels.
+Where all but k input directions share one scale (a floor on the eigenvalues makes them equal), only those k are turned to:
+‖z‖² = ‖scale ⊙ (Q_outᵀ g Q_k)‖² + rest² ‖g (I − Q_k Q_kᵀ)‖². Both are sums of squares, so nothing cancels.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ def choose_method(
 
 
 def is_formed(d_in: int, d_out: int, patches: bool) -> bool:
+    """Whether gradients of these widths are formed for their norms; `patches` of a convolution."""
     return d_in * d_out <= _SMALL if patches else min(d_in, d_out) <= _NARROW
 
 

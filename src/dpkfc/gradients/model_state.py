@@ -8,6 +8,7 @@ computes later, is refused there.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ __all__ = ["PassState", "check_memory", "checked_state", "kept_attributes", "put
 
 _log = logging.getLogger(__name__)
 
+_LARGE = 1 << 20  # bytes of a frozen parameter above which it is not copied
+
 _public: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()  # attributes that depend on no example
 _told: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()  # those that were put back, said once
 
@@ -37,7 +40,8 @@ class PassState:
     Args:
         model: the model.
         by_value: keep copies of the parameters too (in main memory), so that writing into one is seen even where torch does
-            not count it (`p.data`), and undone.
+            not count it (`p.data`), and undone. Of large frozen ones only a digest is kept: a model whose adapters are trained
+            needs no second copy of the rest.
     """
 
     def __init__(self, model: nn.Module, *, by_value: bool = False) -> None:
@@ -46,7 +50,7 @@ class PassState:
             (m, leaf): (b, b.clone()) for m in self._paths for leaf, b in m._buffers.items() if b is not None
         }
         self._parameters = {
-            (m, leaf): (p, p._version, _copied(p) if by_value else None)
+            (m, leaf): (p, p._version, _noted(p) if by_value else None)
             for m in self._paths
             for leaf, p in m._parameters.items()
             if p is not None
@@ -103,9 +107,9 @@ class PassState:
             now, fate = module._parameters.get(leaf), "It has been put back"
             if held is None:
                 del module._parameters[leaf]
-            elif copy is not None and not same_values(held.detach(), copy):
+            elif isinstance(copy, Tensor) and not same_values(held.detach(), copy):
                 held.data = _written(held.data, copy)
-            elif copy is None and held._version != version:
+            elif (copy is None and held._version != version) or (isinstance(copy, bytes) and _digest(held) != copy):
                 with torch.no_grad():
                     held.fill_(float("nan") if held.is_floating_point() else 0)
                 fate = "Its value has been erased, since what it was is not known any more: load the last checkpoint"
@@ -123,19 +127,32 @@ class PassState:
         return f"{self._paths[module]}.{leaf}" if self._paths[module] else leaf
 
 
-def _copied(p: Tensor) -> Tensor | None:
-    """A copy in main memory, None of a kind of parameter that has none (not loaded, quantised)."""
+def _noted(p: Tensor) -> Tensor | bytes | None:
+    """A copy in main memory, of a large frozen parameter a digest; None of a kind that has neither (not loaded, quantised)."""
     try:
+        if not p.requires_grad and p.numel() * p.element_size() > _LARGE:
+            return _digest(p)
         return p.detach().to("cpu", copy=True)
     except (RuntimeError, NotImplementedError, TypeError):
         return None
 
 
-def _moved(held: Tensor, now: Tensor | None, copy: Tensor | None) -> bool:
+def _digest(p: Tensor) -> bytes:
+    """Of the values, where they are in memory row by row."""
+    digest = hashlib.sha256(str(tuple(p.shape)).encode())
+    flat = p.detach().contiguous().flatten()
+    for part in flat.split(max(1, _LARGE // p.element_size())):
+        digest.update(part.view(torch.uint8).cpu().numpy())
+    return digest.digest()
+
+
+def _moved(held: Tensor, now: Tensor | None, copy: Tensor | bytes | None) -> bool:
     """Whether a frozen parameter is another object with the same values, as where its layer is loaded for the pass."""
     if held.requires_grad or now is None:
         return False
-    return copy is None or now.is_meta or same_values(now.detach(), copy)
+    if copy is None or now.is_meta:
+        return True
+    return _digest(now) == copy if isinstance(copy, bytes) else same_values(now.detach(), copy)
 
 
 def _written(held: Tensor, copy: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ class NoiseStream(_Keyed):
 
 
 def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -> None:
-    """Fill out with independent N(0, 1) numbers made of uniform words (count, dtype) of a keystream, each valid until the next."""
+    """Fill out with independent N(0, 1) numbers made of uniform words (count, dtype) of a keystream, valid until the next."""
     half = -(-out.size // 2)
     if out.dtype == np.float32:
         bits = words(2 * half, "<u4")

@@ -31,8 +31,8 @@ from dpkfc.data.layout import Part, layout
 from dpkfc.gradients.accumulate import Clip, full_precision
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer, find_layers
-from dpkfc.gradients.micro import clipped_sum
 from dpkfc.gradients.methods import METHODS
+from dpkfc.gradients.micro import clipped_sum
 from dpkfc.gradients.norms import choice_for, per_example_norms
 from dpkfc.gradients.rules import AnyBlock, blocks_of
 from dpkfc.gradients.tape import Tape, capture

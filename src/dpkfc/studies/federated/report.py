@@ -78,7 +78,7 @@ def accuracies(study: Study, store: Store, task: str) -> str:
     if not lines:
         return "*Not run yet.*"
     count = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds, default=0))
-    return f"{_markdown(head, lines)}\n\nMean ± standard deviation over {count} seeds, in percent."
+    return f"{_markdown(head, lines)}\n\nTest accuracy in percent, mean ± standard deviation; seeds a cell: {count}."
 
 
 def _told(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def tables(study: Study, store: Store) -> str:
 
 
 def figure(study: Study, store: Store, path: Path) -> Path:
-    """Accuracy over ε with error bars (one standard deviation), a panel a task.
+    """Accuracy over ε with error bars (one standard deviation), a panel a task that was run at several ε (all where none was).
 
     Raises:
         RunFolderError: the path cannot be written.
@@ -143,11 +143,14 @@ def figure(study: Study, store: Store, path: Path) -> Path:
     from dpkfc.studies.figures.canvas import dressed, grid, sheet
 
     arms = [name for name, arm in ARMS.items() if not arm.fixed]
-    caption = "20 clients, 70 rounds, δ = 1e-5, replace-one, trusted server, linear head on frozen public features; mean ± std"
-    width, height = 1.2 + 3.4 * len(study.tasks), 4.6
+    known = {task: [e for e in study.epsilons if _values(study, store, task, arms[0], epsilon=e)] for task in study.tasks}
+    several = [task for task, epsilons in known.items() if len(epsilons) > 1]
+    tasks = several or study.tasks
+    caption = "20 clients, 70 rounds, δ = 1e-5, replace-one, trusted server; linear head on public features; mean ± std"
+    width, height = max(7.2, 1.2 + 3.2 * len(tasks)), 4.3
     made = sheet(width, height, "Federated: what second order adds at a matched learning rate", caption)
-    axes = grid(made, 1, len(study.tasks), top=1.45)
-    for panel, task in zip(axes[0], study.tasks, strict=True):
+    axes = grid(made, 1, len(tasks), top=1.6)
+    for panel, task in zip(axes[0], tasks, strict=True):
         dressed(panel, TASKS[task].title, "ε")
         panel.set_xscale("log")
         panel.set_xticks(study.epsilons, [f"{epsilon:g}" for epsilon in study.epsilons])
@@ -165,8 +168,8 @@ def figure(study: Study, store: Store, path: Path) -> Path:
     axes[0][0].set_ylabel("test accuracy, %", fontsize=9.5, color=INK)
     handles, labels = axes[0][0].get_legend_handles_labels()
     made.legend(
-        handles, labels, loc="upper left", bbox_to_anchor=(0.27 / width, 1 - 0.66 / height), ncols=4, frameon=False, fontsize=8,
-        labelcolor=INK, borderaxespad=0, columnspacing=1.4,
+        handles, labels, loc="upper left", bbox_to_anchor=(0.27 / width, 1 - 0.66 / height), ncols=min(4, 2 + len(tasks)),
+        frameon=False, fontsize=8, labelcolor=INK, borderaxespad=0, columnspacing=1.4,
     )  # fmt: skip
     return save(made, path)
 
