@@ -185,3 +185,16 @@ def test_condition_numbers_before_and_after():
 def test_bad_values_are_named(fields, message):
     with pytest.raises(ValueError, match=message):
         Damping(**fields)
+
+
+@pytest.mark.parametrize(("mass", "rank"), [(0.0, 20), (0.5, 1), (0.3, 2), (0.26, 2), (0.24, 3), (0.1, 4)])
+def test_the_rank_follows_the_mass_that_may_be_left_out(mass: float, rank: int) -> None:
+    """Eigenvalues 1, 1/2, 1/4 … hold 2 in all: after k of them a share of 2⁻ᵏ is left."""
+    values = 0.5 ** torch.arange(20, dtype=F64)
+    damping = Damping(value=0.1, rank_tolerance=0.0, tail_mass=mass)
+    side = side_of(Eigen(torch.eye(20, dtype=F64), values), damping, F64, widest_dense=10)
+    assert isinstance(side, LowRank) and side.vectors.shape[1] == rank
+    if rank < 20:
+        assert side.tail == pytest.approx((float(values[rank:].mean()) + 0.1 * float(values.mean())) ** -0.5)
+    with pytest.raises(ValueError, match="tail_mass is a share"):
+        Damping(tail_mass=1.0)

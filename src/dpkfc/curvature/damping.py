@@ -44,6 +44,7 @@ class Damping:
         exponent: p in (0, 1/2]; a side is (factor + damping)^(−p). 1/2 is full whitening.
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in a low-rank side.
         max_rank: eigenpairs kept of a side at least four times as wide; None keeps all that matter.
+        tail_mass: share of the trace that may be left out; a side keeps the fewest eigenpairs that hold the others. 0 for none.
     """
 
     value: float = 0.1
@@ -52,6 +53,7 @@ class Damping:
     exponent: float = 0.5
     rank_tolerance: float = 1e-2
     max_rank: int | None = 64
+    tail_mass: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.value > 0 and math.isfinite(self.value)):
@@ -66,6 +68,8 @@ class Damping:
             raise ValueError(f"exponent must lie in (0, 0.5], got {self.exponent}; 0.5 whitens fully")
         if not 0 <= self.rank_tolerance < 1:
             raise ValueError(f"rank_tolerance must lie in [0, 1), got {self.rank_tolerance}")
+        if not 0 <= self.tail_mass < 1:
+            raise ValueError(f"tail_mass is a share of the trace in [0, 1), got {self.tail_mass}")
         if self.max_rank is not None and self.max_rank < 1:
             raise ValueError(f"max_rank must be at least 1 or None, got {self.max_rank}")
 
@@ -111,6 +115,9 @@ def _eigen_side(factor: Eigen, damping: Damping, shift: float, dtype: torch.dtyp
     kept = int((factor.values >= damping.rank_tolerance * shift).sum()) if damping.rank_tolerance else factor.rank
     if damping.max_rank is not None and factor.dim >= 4 * damping.max_rank:
         kept = min(kept, damping.max_rank)
+    if damping.tail_mass:
+        left = factor.trace - factor.values.double().cumsum(0)
+        kept = min(kept, 1 + int((left > damping.tail_mass * factor.trace).sum()))
     dropped = (float(factor.values[kept:].sum()) + factor.rest) / max(1, factor.dim - kept)
     tail = (dropped + shift) ** -damping.exponent
     if kept == 0:

@@ -80,7 +80,8 @@ _Part = LayerAccumulator | Moments
 
 
 def _cost(part: _Part) -> float:
-    return part.cost if isinstance(part, LayerAccumulator) else 1.0
+    """That of two complete bases; a diagonal is nothing beside them."""
+    return part.full_cost if isinstance(part, LayerAccumulator) else 1.0
 
 
 def _parts(

@@ -225,6 +225,13 @@ class FactorAccumulator:
         twin._shared, twin._rows = shared, list(self._rows)
         return twin
 
+    def cost(self, parts: int) -> float:
+        """What a decomposition costs, in multiplications, once so many parts of about this size have been joined."""
+        if self._shape != "full":
+            return 0.0
+        rows = float(min(self.dim, self._kept * parts) if self._sum is None else self.dim)
+        return rows**3 + rows**2 * self.dim
+
     def take_in(self, other: FactorAccumulator) -> None:
         """Add what another one has added up, as if its rows had come after the own ones."""
         self._count += other._count

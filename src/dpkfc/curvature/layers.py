@@ -270,11 +270,14 @@ class LayerAccumulator:
         for name, side in self._sides.items():
             side.take_in(other._sides[name])
 
+    def cost(self, parts: int) -> float:
+        """What its decompositions cost, in multiplications, once so many parts of about this size have been joined."""
+        return 1.0 + sum(side.cost(parts) for side in self._sides.values())
+
     @property
-    def cost(self) -> float:
-        """What a decomposition of its sides costs at most, in multiplications."""
-        wide = [dim for shape in self._shapes.values() if (dim := math.prod(shape)) <= self._structure.max_factor_size]
-        return 1.0 if self.kind == "elementwise" else 1.0 + sum(float(dim) ** 3 for dim in wide)
+    def full_cost(self) -> float:
+        """What complete bases of its sides cost."""
+        return sum(float(math.prod(shape)) ** 3 for shape in self._shapes.values())
 
     def result(self, keep: int | None = None) -> LayerFactors:
         """The layer's factors.

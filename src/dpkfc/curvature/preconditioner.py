@@ -49,7 +49,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "oversize": ("diagonal", "identity"),
     "control": ("none", "random"),
 }
-_LEFT_OUT = (("control", "none"), ("output_probe", None))  # so that older plans keep their hash
+_LEFT_OUT = (("control", "none"), ("output_probe", None), ("tail_mass", 0.0))  # so that older plans keep their hash
 _POSITIVE = ("probe_size", "chunk", "every", "max_factor_size")
 _SHORT = {"input": "A", "output": "G"}
 
@@ -88,6 +88,8 @@ class KFAC:
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in low-rank sides.
         max_rank: eigenpairs kept of a side at least four times as wide, None for all; the rest keep their mean, so that
             the trace stays. Eigenvalues far below the first few are sampling noise of the probe anyway.
+        tail_mass: share of a factor's trace that may be left out, 0 for none: a side keeps the fewest eigenpairs that hold the
+            others, at most `max_rank` where it is wide, and the rest keep their mean.
         rows_per_dim: with `sharing="expand"`, a factor of size d is formed from about this many times d positions (4096
             or more) where the probe has more: a few of every example, chosen by a public stream and weighted so that the
             estimate stays unbiased. None takes every position.
@@ -115,6 +117,7 @@ class KFAC:
     layer_rules: tuple[str, ...] | None = None
     rank_tolerance: float = 1e-2
     max_rank: int | None = 64
+    tail_mass: float = 0.0
     rows_per_dim: float | None = 4.0
     seed: int = 0
     output_probe: Probe | None = None
@@ -256,6 +259,7 @@ class KFAC:
         return Damping(
             value=self.damping, mode=self.damping_mode, gamma=self.gamma,
             exponent=self.exponent, rank_tolerance=self.rank_tolerance, max_rank=self.max_rank,
+            tail_mass=self.tail_mass,
         )  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def decomposed(measured: Measured, keep: int | None, model: nn.Module, team: Tea
         return {name: layer.result(keep) for name, layer in added(parts).items()}
 
     own = {name: layer.apart() for name, layer in measured.layers.items()}
-    return joined(team, own, lambda layer: layer.cost, finish, device_of(model))
+    return joined(team, own, lambda layer: layer.cost(team.world_size), finish, device_of(model))
 
 
 def added(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAccumulator]:

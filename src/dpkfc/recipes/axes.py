@@ -64,6 +64,7 @@ def kfac(
             max_factor_size=config.max_factor_size,
             oversize=config.oversize,
             max_rank=config.max_rank or None,
+            tail_mass=config.tail_mass,
             layer_rules=rules or None,
             seed=config.seed,
         )
