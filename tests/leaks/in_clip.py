@@ -44,7 +44,7 @@ def norms_of(change: Callable[[Any, Any, Any], Tensor]) -> Patch:
 
     def patch(m: pytest.MonkeyPatch) -> None:
         def make(real: Any) -> Any:
-            return lambda block, metric: replace(real(block, metric), norms=change(block, metric, real))
+            return lambda block, metric, method=None: replace(real(block, metric, method), norms=change(block, metric, real))
 
         swapped(m, accumulate, "per_example_norms", make)
 

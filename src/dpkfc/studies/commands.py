@@ -94,7 +94,6 @@ def reproduce(
 
     A stopped call goes on with the same --out. Cells that cannot be run here say why.
     """
-    from dpkfc.studies.federated import run as federated
     from dpkfc.studies.figures.catalogue import find, reproduce_figures
     from dpkfc.studies.pool import worker_count
     from dpkfc.studies.reproduce import reproduce as run_tables
@@ -105,19 +104,15 @@ def reproduce(
         return
     if not table:
         raise StudyError("which table? dpkfc reproduce --list names them")
-    if federated.NAME in table:
-        _reproduce_federated(out, data_dir, smoke, console, quiet)
-        table = [name for name in table if name != federated.NAME]
-        if not table:
-            return
-    if seeds < 1:
-        raise StudyError(f"seeds = {seeds}: every cell needs one run or more")
+    if not (table := _without_federated(table, out, data_dir, smoke, None if quiet else console)):
+        return
+    _check_seeds(seeds)
     figures = [name for name in table if find(name) is not None]
     tables = [name for name in table if name not in figures]
     if smoke and tables:
         raise StudyError(f"--smoke is for figures; leave out the table {tables[0]!r}")
     common: dict[str, Any] = {"data_dir": data_dir, "workers": worker_count(workers), "budget_minutes": budget}
-    common["console"] = None if quiet else console
+    common |= {"console": None if quiet else console}
     found: dict[str, list[Any]] = {}
     try:
         if tables:
@@ -132,17 +127,25 @@ def reproduce(
     _show_figures(made, console)
 
 
-def _reproduce_federated(out: Path, data_dir: str, smoke: bool, console: Console, quiet: bool) -> None:
-    """The federated study: one thread, its results and report below a folder."""
+def _check_seeds(seeds: int) -> None:
+    if seeds < 1:
+        raise StudyError(f"seeds = {seeds}: every cell needs one run or more")
+
+
+def _without_federated(names: list[str], out: Path, data_dir: str, smoke: bool, console: Console | None) -> list[str]:
+    """The names without the federated study, which is run here: one thread, results and report below a folder."""
     from dpkfc.studies.federated import run as federated
 
-    study, told = federated.SMOKE if smoke else federated.STUDY, (lambda line: None) if quiet else console.print
+    if federated.NAME not in names:
+        return names
+    study, shown = federated.SMOKE if smoke else federated.STUDY, _console()
     try:
-        report = federated.reported(study, out, data_dir=data_dir, told=told)
+        report = federated.reported(study, out, data_dir=data_dir, told=console.print if console else lambda line: None)
     except KeyboardInterrupt:
-        console.print(f"stopped; the same command goes on (results so far: {out})", soft_wrap=True)
+        shown.print(f"stopped; the same command goes on (results so far: {out})", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
-    console.print(f"report: {report}", soft_wrap=True)
+    shown.print(f"report: {report}", soft_wrap=True)
+    return [name for name in names if name != federated.NAME]
 
 
 def _show_figures(made: dict[str, Any], console: Console) -> None:

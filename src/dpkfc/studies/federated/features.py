@@ -177,7 +177,9 @@ def _network(extractor: Extractor, folder: Path, data_dir: str) -> tuple[nn.Sequ
         seeded(lambda: _fit(network, extractor, images, labels), _SEED)
         placed(path, lambda part: save_file(network.state_dict(), part))
     network.load_state_dict(load_file(path))
-    return network[:-1].eval(), hashlib.sha256(path.read_bytes()).hexdigest()
+    body = network[:-1]
+    body.eval()
+    return body, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _fit(network: nn.Sequential, extractor: Extractor, images: Tensor, labels: Tensor) -> nn.Sequential:

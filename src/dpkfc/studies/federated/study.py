@@ -155,7 +155,7 @@ class Study:
 
     def tests(self, store: Store) -> list[tuple[str, FederatedRun]]:
         """(arm, run) of all tests whose settings are known, what matters most first."""
-        found = []
+        found: list[tuple[int, int, int, str, FederatedRun]] = []
         for task in self.tasks:
             chosen = {name: settings for name in ARMS if (settings := self.chosen(store, task, name)) is not None}
             for seed in range(self.count(task)):
