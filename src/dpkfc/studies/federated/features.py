@@ -177,7 +177,7 @@ def _network(extractor: Extractor, folder: Path, data_dir: str) -> tuple[nn.Sequ
         seeded(lambda: _fit(network, extractor, images, labels), _SEED)
         placed(path, lambda part: save_file(network.state_dict(), part))
     network.load_state_dict(load_file(path))
-    body = network[:-1]
+    body = nn.Sequential(*list(network)[:-1])
     body.eval()
     return body, hashlib.sha256(path.read_bytes()).hexdigest()
 
