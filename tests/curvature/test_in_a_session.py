@@ -123,7 +123,8 @@ def whole(entry: Entry, d_out: int, d_in: int) -> Tensor:
     eye = [torch.eye(d, dtype=F64) for d in (d_out, d_in)]
     q_out, q_in = (e if q is None else q for q, e in zip((entry.output, entry.input), eye, strict=True))
     q = torch.kron(q_out.contiguous(), q_in.contiguous())
-    return q @ torch.diag(entry.scale.flatten()) @ q.T
+    even = entry.rest or 0.0  # of what is orthogonal to the columns of Q_in, where those are few
+    return q @ torch.diag(entry.scale.flatten() - even) @ q.T + even * torch.eye(len(q), dtype=F64)
 
 
 def mapped(layers: list[Layer], metric: Metric, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
