@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["NoiseStream", "SamplingStream"]
 
-CHUNK = 1 << 15  # numbers drawn from one counter, small enough for a cache; a constant, so that no draw depends on threads
+CHUNK = 1 << 17  # numbers drawn from one counter: fits a cache, few waits between threads; no draw depends on their number
 _DOMAINS = {"noise": 1, "sampling": 2, "device": 3}
 _RARE = 1 << 10  # radii whose 32 bits fall below this are given more bits: about one in four million
 _RARE_FINE = 1 << 45  # the same for 53 bits: one in 256, so that the radius is known to 2⁻⁴⁵ of its probability anywhere
