@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,10 +104,10 @@ def test_clients_of_any_size_and_labels_add_up_to_the_same_round(alpha: float):
     assert float((before - vector(server.parameters) - central).abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("metric", ["factors", "seed"])
+@pytest.mark.parametrize(("metric", "decay"), [("factors", 0.0), ("factors", 0.5), ("seed", 0.0)])
 @pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation()])
-def test_every_client_whitens_in_the_servers_coordinates(metric: str, privacy):
-    made = KFAC(probe=PROBE, probe_size=64, every=2)
+def test_every_client_whitens_in_the_servers_coordinates(metric: str, decay: float, privacy):
+    made = KFAC(probe=PROBE, probe_size=64, every=2, decay=decay)
     plan = plan_of(
         0.0 if not privacy.masked else 1e-3, privacy=privacy, preconditioner=made, metric=metric, rule=FedGD(1.0)
     )
@@ -121,7 +122,13 @@ def test_every_client_whitens_in_the_servers_coordinates(metric: str, privacy):
         sums = pooled.clipped_sum(Records(records()), torch.arange(RECORDS).numpy())
         moved = before - vector(server.parameters)
         assert float((moved - vector(sums) / RECORDS).abs().max()) < (1e-12 if not privacy.masked else 1e-3)
-    assert server.preconditioner is not None and server.preconditioner.digest == clients[0].local.digest
+    assert server.preconditioner is not None and bool(server.preconditioner.running) == (decay > 0)
+    assert replace(server.preconditioner, running=()).digest == clients[0].local.digest  # clients are not sent the past
+
+
+def test_clients_cannot_rebuild_an_average():
+    with pytest.raises(ValueError, match="use metric='factors'"):
+        plan_of(0.0, preconditioner=KFAC(probe=PROBE, decay=0.5), metric="seed")
 
 
 def test_a_client_level_contribution_is_the_mean_gradient_clipped_once():

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpkfc import KFAC
 from dpkfc.curvature import PublicData
-from dpkfc.recipes.doctor_command import layers_table, steps_table
+from dpkfc.recipes.doctor_command import _advice, layers_table, steps_table
 from dpkfc.report import costs
 from dpkfc.report.costs import Costs, LayerCost, Timings, costs_of, default_cache
 
@@ -91,6 +91,7 @@ def layer(gram: float, materialised: float) -> LayerCost:
 
 def test_the_advice_follows_the_numbers() -> None:
     made = dict(rows=8, threads=1, plain=0.010, dp_sgd=0.012, preconditioned=0.013, chosen=0.010, refresh=0.095)
+    made["averaged"] = (32, 0.875, 0.019)
     assert Costs(**made, layers=(layer(1.0, 0.95),)).norm_methods == {}  # not clearly faster
     slow = Costs(**made, layers=(layer(1.0, 0.5),))
     assert slow.norm_methods == {"a": "materialised"}
@@ -98,6 +99,8 @@ def test_the_advice_follows_the_numbers() -> None:
     console = Console(file=io.StringIO(), width=140)
     console.print(layers_table(slow), steps_table(slow))
     text = console.file.getvalue()
+    advice = _advice(slow, 50, 256)
+    assert "--every 181 takes 5 %" in advice and "--probe-size 32 --factor-decay 0.875 --every 37" in advice
     assert "9 × 40 × 40" in text and "1.20" in text and "materialised" in text
 
 

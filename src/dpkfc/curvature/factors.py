@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,6 +152,8 @@ class FactorAccumulator:
         self._rows: list[Tensor] = []
         self._kept = 0
         self._sum: Tensor | None = None
+        self._start: Tensor | None = None
+        self.reads = 0.0
         self.note = ""
 
     def add(self, rows: Tensor, count: float) -> None:
@@ -175,9 +178,10 @@ class FactorAccumulator:
         else:
             self._accumulate(rows, largest)
 
-    def add_diagonal(self, squares: Tensor, count: float) -> None:
-        """Add a diagonal `[d]` (sums of squares over `count` samples); the factor becomes diagonal."""
+    def add_diagonal(self, squares: Tensor, count: float, reads: float = 0.0) -> None:
+        """Add a diagonal `[d]` (sums of squares over `count` samples); the factor becomes diagonal. `reads`: of a table."""
         self._count += count
+        self.reads += reads
         self._shape = "diagonal" if self._shape == "full" else self._shape
         squares = squares.double()
         self._scale = self._scale or 1.0
@@ -232,9 +236,89 @@ class FactorAccumulator:
         rows = float(min(self.dim, self._kept * parts) if self._sum is None else self.dim)
         return rows**3 + rows**2 * self.dim
 
+    def decayed(self, share: float, shared: Shared | None = None) -> FactorAccumulator:
+        """A copy in which everything added so far counts `share` of what it did.
+
+        Of a side too wide for a matrix nothing stays: its rows would outgrow what is kept of them.
+        """
+        twin = self.apart(shared)
+        if self.dim > self._max_size and self._shape == "full":
+            twin._count, twin._rows, twin._kept, twin._start = 0.0, [], 0, None
+            return twin
+        twin._count, twin.reads = share * self._count, share * self.reads
+        twin._rows = [math.sqrt(share) * rows for rows in self._rows]
+        twin._sum = None if self._sum is None else share * self._sum
+        return twin
+
+    def distance(self, other: FactorAccumulator) -> float:
+        """‖A/tr A − B/tr B‖ ÷ ‖A/tr A‖ (Frobenius) for the factor A here and B of the other; 0 where both are zero."""
+        own, both, theirs = self._inner(self), self._inner(other), other._inner(other)
+        if own <= 0 or theirs <= 0:
+            return 0.0 if own <= 0 and theirs <= 0 else 1.0
+        ratio = self._total() / other._total()
+        return math.sqrt(max(0.0, 1 - 2 * ratio * both / own + ratio**2 * theirs / own))
+
+    def _total(self) -> float:
+        """Trace of the sum."""
+        if self._sum is None:
+            return sum(float(rows.double().square().sum()) for rows in self._rows)
+        diagonal = self._sum.diagonal() if self._shape == "full" else self._sum
+        return float(diagonal.double().sum()) * self._scale**2
+
+    def _inner(self, other: FactorAccumulator) -> float:
+        """Σ_ij A_ij B_ij of two sums."""
+        if self._sum is None and other._sum is None:
+            pairs = ((mine, theirs) for mine in self._rows for theirs in other._rows)
+            return sum(float((mine.double() @ theirs.double().T).square().sum()) for mine, theirs in pairs)
+        if self._sum is None:
+            return other._inner(self)
+        if other._sum is None:
+            with_sum = (self._times(rows.double()) for rows in other._rows)
+            products = zip(with_sum, other._rows, strict=True)
+            return sum(float((left * rows.double()).sum()) for left, rows in products) * self._scale**2
+        mine, theirs = self._sum.double(), other._sum.double()
+        if mine.dim() != theirs.dim():  # of a full and a diagonal one, or of either and the identity's multiple
+            mine, theirs = (x.diagonal() if x.dim() == 2 else x for x in (mine, theirs))
+            mean = self.dim if not (mine.dim() and theirs.dim()) else 1
+        else:
+            mean = 1 if mine.dim() else self.dim
+        return float((mine * theirs).sum()) / mean * (self._scale * other._scale) ** 2
+
+    def _times(self, rows: Tensor) -> Tensor:
+        """Rows `[m, d]` times the sum."""
+        total = self._sum.double() if self._sum is not None else rows.new_zeros(())
+        return rows @ total if total.dim() == 2 else rows * (total if total.dim() else total / self.dim)
+
+    def remember(self, factor: Factor) -> None:
+        """Let the next decomposition of what grows out of this one begin with the directions of `factor`."""
+        cut = isinstance(factor, Eigen) and 0 < factor.values.numel() < self.dim
+        self._start = factor.vectors if cut and isinstance(factor, Eigen) else None
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON-able values, from which `from_state` makes it again."""
+        tensors = {} if self._sum is None else {"sum": self._sum}
+        tensors |= {"rows": torch.cat(self._rows)} if self._rows else {}
+        tensors |= {} if self._start is None else {"start": self._start}
+        values = {
+            "dim": self.dim, "shape": self._shape, "max_size": self._max_size, "oversize": self._oversize,
+            "scale": self._scale, "count": self._count, "reads": self.reads, "note": self.note,
+        }  # fmt: skip
+        return tensors, values
+
+    @classmethod
+    def from_state(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> FactorAccumulator:
+        """What `state` was taken of."""
+        made = cls(values["dim"], shape=values["shape"], max_size=values["max_size"], oversize=values["oversize"])
+        made._scale, made._count, made.reads = values["scale"], values["count"], values["reads"]
+        made._sum, made._start, made.note = tensors.get("sum"), tensors.get("start"), values["note"]
+        made._rows = [tensors["rows"]] if "rows" in tensors else []
+        made._kept = sum(rows.shape[0] for rows in made._rows)
+        return made
+
     def take_in(self, other: FactorAccumulator) -> None:
         """Add what another one has added up, as if its rows had come after the own ones."""
         self._count += other._count
+        self.reads += other.reads
         self.note = self.note or other.note
         if self._sum is None and other._sum is not None:
             self._shape, rows, self._rows = other._shape, self._rows, []
@@ -269,7 +353,7 @@ class FactorAccumulator:
             return self._eigen(rows, keep, lambda: eigen_of_rows(rows, 1.0, keep)).scaled(1.0 / self._count)
         total, factor = self._sum, self._scale**2 / self._count
         if self._shape == "full":
-            return self._eigen(total, keep, lambda: eigen_of_covariance(total, 1.0, keep)).scaled(factor)
+            return self._eigen(total, keep, lambda: eigen_of_covariance(total, 1.0, keep, self._start)).scaled(factor)
         if self._shape == "diagonal":
             return DiagonalFactor(total * factor)
         return IsotropicFactor(self.dim, float(total) * factor / self.dim)

@@ -30,6 +30,8 @@ class Structure:
         max_factor_size: largest matrix that is decomposed.
         oversize: what a wider side with more rows than that becomes, diagonal or identity (isotropic).
         rules: kinds of layers that are preconditioned, None for all; the others become isotropic.
+        kinds: layer name to kind, as far as known.
+        rows_per_dim: see `Positions`.
     """
 
     sharing: str = "expand"
@@ -37,6 +39,8 @@ class Structure:
     max_factor_size: int = 4096
     oversize: str = "diagonal"
     rules: tuple[str, ...] | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    rows_per_dim: float | None = None
 
     def shape_of(self, side: str, rule: str | None) -> str:
         """full or isotropic, for the `input` or `output` side or the elementwise scale of a layer."""
@@ -122,7 +126,6 @@ class LayerAccumulator:
         self._positions = positions
         self._shared = shared
         self._dtype, self._device = torch.float32, torch.device("cpu")
-        self._read = 0
         match block:
             case PerExample():
                 self.kind = "elementwise"
@@ -167,7 +170,7 @@ class LayerAccumulator:
                     self._sides[role].add(_at_least_float32(g).reshape(len(g), -1), block.batch_size)
             case Lookup():
                 self._note_kind(block.b)
-                self._sides["input"].add_diagonal(self._reads(block), block.batch_size)
+                self._sides["input"].add_diagonal(*self._reads(block))
                 self._sides["output"].add(*self._output_rows(block.b, 1))
             case Outer():
                 self._note_kind(block.b)
@@ -212,18 +215,18 @@ class LayerAccumulator:
         chosen = self._chosen(b, groups, b.shape[-1])
         return chosen.of(b), chosen.active * chosen.share
 
-    def _reads(self, block: Lookup) -> Tensor:
-        """Diagonal of Σ_n a aᵀ for one-hot inputs, `[num_rows]`: how often each row is read."""
+    def _reads(self, block: Lookup) -> tuple[Tensor, float, float]:
+        """Diagonal of Σ_n a aᵀ for one-hot inputs, `[num_rows]` (how often each row is read), divisor and number of reads."""
         weights = self._weights(block.b)
         kept = torch.ones_like(block.ids, dtype=torch.bool) if weights is None else weights.squeeze(-1) > 0
-        self._read += int(kept.sum())
+        reads = float(kept.sum())
         if self._structure.sharing == "expand":
-            return torch.bincount(block.ids[kept], minlength=block.num_rows)
+            return torch.bincount(block.ids[kept], minlength=block.num_rows), block.batch_size, reads
         total = torch.zeros(block.num_rows, dtype=torch.float64, device=block.ids.device)
         for ids, own in zip(block.ids, kept, strict=True):
             counts = torch.bincount(ids[own], minlength=block.num_rows)
             total += (counts / own.sum().clamp(min=1)).square()
-        return total
+        return total, block.batch_size, reads
 
     def _add_tied(self, block: Tied) -> None:
         """Both uses of one weight `[V, d]`, as contributions to E gᵀg; the rows V carry a trace of one."""
@@ -266,9 +269,24 @@ class LayerAccumulator:
 
     def take_in(self, other: LayerAccumulator) -> None:
         """Add what another one has added up of the same layer, as if its blocks had come after the own ones."""
-        self._read += other._read
         for name, side in self._sides.items():
             side.take_in(other._sides[name])
+
+    @property
+    def sides(self) -> Mapping[str, FactorAccumulator]:
+        """What each side, or role of an elementwise layer, has added up."""
+        return self._sides
+
+    def after(self, past: Mapping[str, FactorAccumulator], share: float) -> LayerAccumulator:
+        """A copy on top of what an earlier refresh has added up, which counts `share` of what it did."""
+        twin = copy.copy(self)
+        twin._sides = {}
+        for name, side in self._sides.items():
+            shared = self._shared if name == "input" else None
+            twin._sides[name] = past[name].decayed(share, shared) if name in past else side.apart(shared)
+            if name in past:
+                twin._sides[name].take_in(side)
+        return twin
 
     def cost(self, parts: int) -> float:
         """What its decompositions cost, in multiplications, once so many parts of about this size have been joined."""
@@ -287,7 +305,7 @@ class LayerAccumulator:
         """
         sides = {name: side.result(keep) for name, side in self._sides.items()}
         if self.kind == "lookup":
-            sides["input"] = _smoothed(sides["input"], self._read)
+            sides["input"] = _smoothed(sides["input"], self._sides["input"].reads)
         return LayerFactors(
             kind=self.kind,
             sides=sides,
@@ -303,7 +321,7 @@ def is_known(block: Any) -> bool:
     return isinstance(block, KNOWN)
 
 
-def _smoothed(factor: Factor, read: int) -> Factor:
+def _smoothed(factor: Factor, read: float) -> Factor:
     """The diagonal of an embedding with one more read of every row, in the same trace.
 
     A probe that reads a large vocabulary meets most rows once or not at all, by chance. Without this a row that was met

@@ -138,7 +138,7 @@ def _decomposed(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     raise RuntimeError(f"no eigendecomposition of a factor of size {unit.shape[0]} was found; use a larger probe")
 
 
-def leading(matrix: Tensor, keep: int) -> Eigen:
+def leading(matrix: Tensor, keep: int, start: Tensor | None = None) -> Eigen:
     """The first eigenpairs of a symmetric positive semi-definite matrix, and the trace of the others.
 
     Subspace iteration with a quarter more columns than asked for and a Rayleigh-Ritz step each time: d² · keep
@@ -149,6 +149,7 @@ def leading(matrix: Tensor, keep: int) -> Eigen:
     Args:
         matrix: symmetric `[d, d]`, float32 or float64, finite and not zero.
         keep: pairs k < d.
+        start: columns `[d, m]` to begin with, such as the pairs of a matrix that has changed little since; m ≤ k.
 
     Source: Halko, Martinsson and Tropp (2011), algorithm 4.4.
     """
@@ -156,8 +157,10 @@ def leading(matrix: Tensor, keep: int) -> Eigen:
     unit = matrix / scale
     mean = float(unit.diagonal().double().sum()) / dim
     generator = torch.Generator().manual_seed(dim)
-    start = torch.randn(dim, min(dim, keep + max(16, keep // 4)), generator=generator, dtype=torch.float64)
-    basis = torch.linalg.qr(start.to(unit.device)).Q
+    drawn = torch.randn(dim, min(dim, keep + max(16, keep // 4)), generator=generator, dtype=torch.float64).to(unit.device)
+    if start is not None and start.shape[0] == dim:
+        drawn[:, : min(keep, start.shape[1])] = start[:, :keep]
+    basis = torch.linalg.qr(drawn).Q
     for _ in range(_ITERATIONS):
         image = (unit @ basis.to(unit.dtype)).double()
         small = basis.T @ image
@@ -234,18 +237,21 @@ def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eige
     return Eigen(_orthonormal(vectors).to(rows.dtype), pairs.values[kept] * factor, pairs.rest * factor)
 
 
-def eigen_of_covariance(covariance: Tensor, factor: float, keep: int | None = None) -> Eigen:
+def eigen_of_covariance(
+    covariance: Tensor, factor: float, keep: int | None = None, start: Tensor | None = None
+) -> Eigen:
     """Eigenpairs of `factor · covariance`, the product formed in float64 on the eigenvalues alone.
 
     Args:
         covariance: symmetric positive semi-definite `[d, d]`.
         factor: not negative.
         keep: of a wide matrix only so many first pairs and the trace of the rest; None for all.
+        start: see `leading`.
     """
     if keep is not None and _is_wide(covariance.shape[0], keep):
         largest = float(covariance.abs().max())
         if math.isfinite(largest) and largest > 0:
-            return leading(covariance, keep).scaled(factor)
+            return leading(covariance, keep, start).scaled(factor)
     return eigh(covariance).scaled(factor)
 
 

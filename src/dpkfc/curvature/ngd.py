@@ -179,13 +179,9 @@ class NGD:
         return self.loss is None
 
     def build(
-        self,
-        model: nn.Module,
-        capture: Capture,
-        step: int,
-        rules: Mapping[str, str] | None = None,
-        team: Team | None = None,
-    ) -> Preconditioner:
+        self, model: nn.Module, capture: Capture, step: int,
+        rules: Mapping[str, str] | None = None, team: Team | None = None,
+    ) -> Preconditioner:  # fmt: skip
         """Measure F on the probe at the model's present parameters; arguments as in `KFAC.build`.
 
         Returns:

@@ -11,7 +11,6 @@ Source: DP-KFC, Algorithms 1 and 2.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,24 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.damping import Damping, elementwise_scale, side_of
-from dpkfc.curvature.factors import Factor
+from dpkfc.curvature.damping import Damping
+from dpkfc.curvature.forming import left_alone, metric_of, shapes_of
 from dpkfc.curvature.layers import LayerFactors, Structure, filled
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
-from dpkfc.curvature.linalg import Eigen
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import Capture, ProbeRun, undisturbed
 from dpkfc.curvature.refresh import Measured, decomposed, measure, probe_scale
-from dpkfc.curvature.report import identity_row, layer_rows
+from dpkfc.curvature.report import layer_rows
+from dpkfc.curvature.running import Running, drift_of, running_from, running_of, running_state, with_past
 from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, labels_of
 from dpkfc.curvature.shares import Team
 from dpkfc.curvature.sources import combined, randomised
 from dpkfc.curvature.state import mismatch, moved, pack, unpack
-from dpkfc.metric import Elementwise, Kronecker, Metric, Side, scale_metric
+from dpkfc.metric import Metric, scale_metric
 
 __all__ = ["KFAC", "RULES", "Preconditioner"]
-
-_log = logging.getLogger(__name__)
 
 RULES = ("linear", "conv", "embedding", "tied", "norm", "recurrent", "computed", "fallback")
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -49,7 +46,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "oversize": ("diagonal", "identity"),
     "control": ("none", "random"),
 }
-_LEFT_OUT = (("control", "none"), ("output_probe", None), ("tail_mass", 0.0))  # so that older plans keep their hash
+# Left out where they are these, so that older plans keep their hash.
+_LEFT_OUT = (("control", "none"), ("output_probe", None), ("tail_mass", 0.0), ("decay", 0.0), ("drift", 0.0))
 _POSITIVE = ("probe_size", "chunk", "every", "max_factor_size")
 _SHORT = {"input": "A", "output": "G"}
 
@@ -90,6 +88,10 @@ class KFAC:
             the trace stays. Eigenvalues far below the first few are sampling noise of the probe anyway.
         tail_mass: share of a factor's trace that may be left out, 0 for none: a side keeps the fewest eigenpairs that hold the
             others, at most `max_rank` where it is wide, and the rest keep their mean.
+        decay: share β of the past in factors that are averaged over refreshes, in [0, 1): about 1/(1 − β) probes stand behind
+            each factor, so that every one of them can be small. 0 takes the newest probe alone; see `running`.
+        drift: a refresh whose probe shows factors that have moved less than this since the metric in force was built keeps that
+            metric, and spares the eigenproblems; see `running.drift_of`. 0 always builds a new one.
         rows_per_dim: with `sharing="expand"`, a factor of size d is formed from about this many times d positions (4096
             or more) where the probe has more: a few of every example, chosen by a public stream and weighted so that the
             estimate stays unbiased. None takes every position.
@@ -118,6 +120,8 @@ class KFAC:
     rank_tolerance: float = 1e-2
     max_rank: int | None = 64
     tail_mass: float = 0.0
+    decay: float = 0.0
+    drift: float = 0.0
     rows_per_dim: float | None = 4.0
     seed: int = 0
     output_probe: Probe | None = None
@@ -135,6 +139,10 @@ class KFAC:
                 raise ValueError(f"layer_rules must name some of {', '.join(RULES)}; got {list(self.layer_rules)}")
         if self.rows_per_dim is not None and not 1 <= self.rows_per_dim < float("inf"):
             raise ValueError(f"rows_per_dim must be at least 1, or None for every position; got {self.rows_per_dim}")
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
+        if not 0 <= self.drift < float("inf"):
+            raise ValueError(f"drift must be a number of at least 0, got {self.drift}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
         self._damping()
@@ -177,38 +185,32 @@ class KFAC:
             ValueError: as `build`.
         """
         with undisturbed(model), torch.no_grad():
-            return self._measure(model, capture, step, rules)[0]
+            return dict(combined(*(decomposed(part.layers, None, model) for part in self._look(model, capture, step, rules))))
+
+    @property
+    def continues(self) -> bool:
+        """Whether a refresh takes up the one before."""
+        return self.decay > 0 or self.drift > 0
 
     @property
     def divides(self) -> bool:
         """Whether processes may each run a part of the probe; a loss that draws numbers of its own has to see all of it."""
-        return self.loss is None
+        return self.loss is None and not self.continues
 
-    def _measure(
-        self,
-        model: nn.Module,
-        capture: Capture,
-        step: int,
-        rules: Mapping[str, str] | None,
-        *,
-        keep: int | None = None,
-        team: Team | None = None,
-    ) -> tuple[dict[str, LayerFactors], Measured]:
-        """Factors, and what a pass over `probe` has shown beside them."""
+    def _look(
+        self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None, team: Team | None = None
+    ) -> list[Measured]:
+        """What a pass over `probe`, and one over `output_probe` where there is one, show."""
         if self.layer_rules is not None and rules is None:
             raise ValueError("layer_rules was set, so build() needs rules={layer name: rule}")
         structure = Structure(
             sharing=self.sharing, sides=self.sides, max_factor_size=self.max_factor_size,
-            oversize=self.oversize, rules=self.layer_rules,
+            oversize=self.oversize, rules=self.layer_rules, kinds=rules or {}, rows_per_dim=self.rows_per_dim,
         )  # fmt: skip
-        run = self.run_at(step)
-        measured = measure(model, capture, run, structure, rules=rules or {}, rows_per_dim=self.rows_per_dim, team=team)
-        factors = decomposed(measured, keep, model, team)
+        runs = [self.run_at(step)]
         if self.output_probe is not None:
-            run = replace(run, probe=self.output_probe, labels=labels_of(self.output_probe, self.labels))
-            other = measure(model, capture, run, structure, rules=rules or {}, rows_per_dim=self.rows_per_dim, team=team)
-            factors = combined(factors, decomposed(other, keep, model, team))
-        return factors, measured
+            runs.append(replace(runs[0], probe=self.output_probe, labels=labels_of(self.output_probe, self.labels)))
+        return [measure(model, capture, run, structure, team) for run in runs]
 
     def build(
         self,
@@ -217,6 +219,8 @@ class KFAC:
         step: int,
         rules: Mapping[str, str] | None = None,
         team: Team | None = None,
+        *,
+        previous: Preconditioner | None = None,
     ) -> Preconditioner:
         """Measure curvature on the probe at the model's present parameters.
 
@@ -227,32 +231,44 @@ class KFAC:
             step: step of training; with `seed` it names the probe's random stream.
             rules: layer name to kind, one of `RULES`.
             team: the processes that share the refresh; each runs a part of the probe and decomposes a part of the factors.
+            previous: of the refresh before, where `continues`.
 
         Returns:
-            The preconditioner; never with a NaN in it.
+            The preconditioner; never with a NaN in it. The previous one, with this step, where its factors have moved less
+            than `drift`.
 
         Raises:
             ValueError: the model's output, loss or a layer's contribution on the probe is not finite or does not fit.
         """
         with undisturbed(model), torch.no_grad():
-            factors, measured = self._measure(model, capture, step, rules, keep=self.max_rank, team=team)
+            seen = self._look(model, capture, step, rules, team)
+            past: tuple[Running, ...] = () if previous is None else previous.running
+            past = past or ({},) * len(seen)
+            moved = max(drift_of(part.layers, of) for part, of in zip(seen, past, strict=True)) if any(past) else None
+            if previous is not None and moved is not None and moved < self.drift:
+                return replace(previous, step=step, drift=moved)
+            summed = [with_past(part.layers, of, self.decay) for part, of in zip(seen, past, strict=True)]
+            own = [decomposed(layers, self.max_rank, model, team) for layers in summed]
+            factors = combined(*own)
             damping = self._damping()
             used = {n: f.normalised() for n, f in factors.items()} if self.scale in ("trace", "balanced") else factors
             used = filled(used) if self.damping_mode == "relative" else used
             used = randomised(used, self.seed) if self.control == "random" else used
-            metric, scale = _metric(used, damping, self.max_factor_size), 1.0
+            metric, scale = metric_of(used, damping, self.max_factor_size), 1.0
             if self.scale in ("probe", "balanced"):
-                scale = probe_scale(model, capture, self.run_at(step), metric, last=measured.last, team=team)
+                scale = probe_scale(model, capture, self.run_at(step), metric, last=seen[0].last, team=team)
                 metric = scale_metric(metric, scale)
         rows = [row for n in metric for row in layer_rows(n, factors[n], used[n], metric[n], damping)]
         return Preconditioner(
             metric=metric,
             step=step,
-            report=(*rows, *_left_alone(metric, measured.unknown, rules or {})),
+            report=(*rows, *left_alone(metric, seen[0].unknown, rules or {})),
             scale=scale,
             spectra={n: {_SHORT.get(s, s): x.spectrum.cpu() for s, x in f.sides.items()} for n, f in factors.items()},
-            shapes={n: _shapes(model, n, f) for n, f in factors.items()},
-            note=measured.note,
+            shapes={n: shapes_of(model, n, f) for n, f in factors.items()},
+            note=seen[0].note,
+            running=tuple(running_of(*of) for of in zip(summed, own, strict=True)) if self.continues else (),
+            drift=moved,
         )
 
     def _damping(self) -> Damping:
@@ -263,59 +279,13 @@ class KFAC:
         )  # fmt: skip
 
 
-def _metric(layers: Mapping[str, LayerFactors], damping: Damping, widest: int) -> Metric:
-    """The damped roots of all layers; layers that share the eigenpairs of a side share the side."""
-    known: dict[tuple[int, float], Side] = {}
-
-    def side(factor: Factor, dtype: torch.dtype) -> Side:
-        if not isinstance(factor, Eigen):
-            return side_of(factor, damping, dtype, widest_dense=widest)
-        key = (id(factor.vectors), factor.trace)
-        if key not in known:
-            known[key] = side_of(factor, damping, dtype, widest_dense=widest)
-        return known[key]
-
-    metric: dict[str, Kronecker | Elementwise] = {}
-    for name, factors in layers.items():
-        if factors.kind == "elementwise":
-            scales = {
-                role: elementwise_scale(factor, damping, factors.shapes[role], factors.dtype).to(factors.device)
-                for role, factor in factors.sides.items()
-            }
-            metric[name] = Elementwise(scales)
-        else:
-            metric[name] = Kronecker(*(side(factors.sides[s], factors.dtype) for s in ("input", "output")))
-    return metric
-
-
-def _left_alone(metric: Metric, unknown: Mapping[str, str], rules: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Rows of the layers that keep the identity."""
-    unreached = [name for name in rules if name not in metric and name not in unknown]
-    if unreached:
-        _log.warning("the probe does not reach these layers, which keep the identity: %s", ", ".join(unreached))
-    if unknown:
-        _log.warning("no factors are known for these layers, which keep the identity: %s", ", ".join(unknown))
-    rows = [identity_row(name, f"no factors are known for a {kind}") for name, kind in unknown.items()]
-    return rows + [identity_row(name) for name in unreached]
-
-
-def _shapes(model: nn.Module, name: str, factors: LayerFactors) -> dict[str, Any]:
-    """What `Preconditioner.check` compares: kind, sizes of the sides, and the weight's own shape where it has one."""
-    shapes: dict[str, Any] = {"kind": factors.kind, **{side: list(x) for side, x in factors.shapes.items()}}
-    try:
-        weight = getattr(model.get_submodule(name), "weight", None)
-    except AttributeError:
-        weight = None
-    return shapes | {"stored": list(weight.shape)} if isinstance(weight, Tensor) else shapes
-
-
 @dataclass(frozen=True, kw_only=True)
 class Preconditioner:
     """A metric built at one step, with what is worth knowing about it.
 
     Attributes:
         metric: layer name to map; layers that are absent keep the identity.
-        step: step at which it was built.
+        step: step at which it was built, or found to have moved too little for that.
         report: one row a side: layer, side, dim, kind (dense, lowrank, diagonal, identity), rank, trace,
             condition_before, condition_after, note.
         scale: the one factor of the whole metric, already in `metric`.
@@ -323,6 +293,8 @@ class Preconditioner:
             beyond the first `max_rank` of a wide side by their mean.
         shapes: layer to its kind and the sizes of its sides, for `check`.
         note: what the card should say beside the settings.
+        running: what the next refresh takes up, one entry a probe; empty unless `KFAC.continues`.
+        drift: how far the factors had moved when they were looked at last, None where that was not asked.
     """
 
     metric: Metric
@@ -332,13 +304,17 @@ class Preconditioner:
     spectra: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     note: str = ""
+    running: tuple[Running, ...] = ()
+    drift: float | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
         """Flat tensors, ready for safetensors; `from_state_dict` restores every bit."""
         rest = {"step": self.step, "scale": self.scale, "shapes": dict(self.shapes)}
         rest["report"] = [dict(row) for row in self.report]
         rest |= {"note": self.note} if self.note else {}
-        return pack(self.metric, self.spectra, rest)
+        rest |= {} if self.drift is None else {"drift": self.drift}
+        kept, rest["running"] = running_state(self.running)
+        return pack(self.metric, self.spectra, rest) | kept
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Preconditioner:
@@ -350,7 +326,8 @@ class Preconditioner:
         metric, spectra, rest = unpack(state)
         return cls(
             metric=metric, step=rest["step"], report=tuple(rest["report"]), scale=rest["scale"],
-            spectra=spectra, shapes=rest["shapes"], note=rest.get("note", ""),
+            spectra=spectra, shapes=rest["shapes"], note=rest.get("note", ""), drift=rest.get("drift"),
+            running=running_from(state, rest.get("running", [])),
         )  # fmt: skip
 
     @property

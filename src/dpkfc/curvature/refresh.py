@@ -43,14 +43,7 @@ class Measured:
 
 
 def measure(
-    model: nn.Module,
-    capture: Capture,
-    run: ProbeRun,
-    structure: Structure,
-    *,
-    rules: Mapping[str, str],
-    rows_per_dim: float | None,
-    team: Team | None = None,
+    model: nn.Module, capture: Capture, run: ProbeRun, structure: Structure, team: Team | None = None
 ) -> Measured:
     """Run the probe and add up factors; of several processes, each those of its own examples.
 
@@ -59,8 +52,6 @@ def measure(
         capture: maps (model, loss) to layer name and block.
         run: what to run.
         structure: how factors are formed.
-        rules: layer name to kind, as far as known.
-        rows_per_dim: see `Positions`.
         team: the processes that share the refresh, None for this one alone.
 
     Raises:
@@ -68,10 +59,8 @@ def measure(
         RuntimeError: the probe does not return the same inputs on every process.
     """
     if team is None:
-        return _measured(model, capture, run, structure, rules=rules, rows_per_dim=rows_per_dim)[0]
-    own, digest = team.together(
-        lambda: _measured(model, capture, run, structure, rules=rules, rows_per_dim=rows_per_dim, team=team)
-    )
+        return _measured(model, capture, run, structure)[0]
+    own, digest = team.together(lambda: _measured(model, capture, run, structure, team))
     told = team.everyone((digest, dict(own.unknown), own.note))
     agreed("probe", [of for of, _, _ in told])
     unknown = {name: kind for _, of, _ in told for name, kind in of.items()}
@@ -79,17 +68,10 @@ def measure(
 
 
 def _measured(
-    model: nn.Module,
-    capture: Capture,
-    run: ProbeRun,
-    structure: Structure,
-    *,
-    rules: Mapping[str, str],
-    rows_per_dim: float | None,
-    team: Team | None = None,
+    model: nn.Module, capture: Capture, run: ProbeRun, structure: Structure, team: Team | None = None
 ) -> tuple[Measured, str]:
     """What this process's examples of the probe show, and a hash of the whole probe where others have run the rest."""
-    positions = Positions(public_generator(run.seed, run.step, "positions"), run.size, rows_per_dim)
+    positions = Positions(public_generator(run.seed, run.step, "positions"), run.size, structure.rows_per_dim)
     shared = Shared()
     layers: dict[str, LayerAccumulator] = {}
     unknown: dict[str, str] = {}
@@ -107,28 +89,30 @@ def _measured(
                 unknown[name] = type(block).__name__
                 continue
             if name not in layers:
-                layers[name] = LayerAccumulator(block, structure, rules.get(name), positions, shared)
+                layers[name] = LayerAccumulator(block, structure, structure.kinds.get(name), positions, shared)
             _add_named(layers[name], name, block, piece.size)
         shared.forget()
     return Measured(layers=layers, unknown=unknown, last=piece, note="" if piece is None else piece.note), seen[0]
 
 
-def decomposed(measured: Measured, keep: int | None, model: nn.Module, team: Team | None = None) -> dict[str, LayerFactors]:
+def decomposed(
+    layers: Mapping[str, LayerAccumulator], keep: int | None, model: nn.Module, team: Team | None = None
+) -> dict[str, LayerFactors]:
     """The factors of every layer; of several processes, each decomposes those of its own layers and sends them to all.
 
     Args:
-        measured: what the probe has shown.
+        layers: what the probe has shown.
         keep: of a wide side only so many eigenpairs, and the trace of the rest; None for all.
         model: on whose device the factors are wanted.
         team: the processes that share the refresh.
     """
     if team is None:
-        return {name: layer.result(keep) for name, layer in measured.layers.items()}
+        return {name: layer.result(keep) for name, layer in layers.items()}
 
     def finish(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerFactors]:
         return {name: layer.result(keep) for name, layer in added(parts).items()}
 
-    own = {name: layer.apart() for name, layer in measured.layers.items()}
+    own = {name: layer.apart() for name, layer in layers.items()}
     return joined(team, own, lambda layer: layer.cost(team.world_size), finish, device_of(model))
 
 

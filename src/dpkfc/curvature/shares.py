@@ -29,9 +29,14 @@ class Team(Protocol):
     """The processes that share a refresh. All call the same methods in the same order."""
 
     @property
-    def rank(self) -> int: ...  # noqa: D102
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+        ...
+
     @property
-    def world_size(self) -> int: ...  # noqa: D102
+    def world_size(self) -> int:
+        """Number of processes."""
+        ...
 
     def together(self, work: Callable[[], T]) -> T:
         """Do work everywhere; an error anywhere is raised everywhere."""

@@ -15,12 +15,16 @@ from dpkfc.curvature.probing import public_generator
 __all__ = ["combined", "randomised"]
 
 
-def combined(inputs: Mapping[str, LayerFactors], outputs: Mapping[str, LayerFactors]) -> dict[str, LayerFactors]:
-    """Input factors A of one probe beside output factors G of another, on the same model.
+def combined(
+    inputs: Mapping[str, LayerFactors], outputs: Mapping[str, LayerFactors] | None = None
+) -> Mapping[str, LayerFactors]:
+    """Input factors A of one probe beside output factors G of another, on the same model; without another, both of the one.
 
     Parameters without the two sides (norm layers, raw parameters) and tied tables, whose one factor is of gradients, take
     those of the probe for outputs. A layer that only one of the probes reaches has the factors of that one.
     """
+    if outputs is None:
+        return inputs
     found = {**outputs, **inputs}
     for name, first in inputs.items():
         other = outputs.get(name)

@@ -152,6 +152,8 @@ class FederatedConfig:
             raise ValueError(f"preconditioner must have a describe() method, got {type(made).__name__}; use KFAC(...)")
         if made is not None and (hasattr(made, "observe") or hasattr(made, "clipping")):
             raise ValueError(f"{type(made).__name__} does not run federated; use KFAC(...), or preconditioner=None")
+        if made is not None and self.metric == SEED and getattr(made, "continues", False):
+            raise ValueError("clients that rebuild the metric from its seed know no earlier refresh; use metric='factors'")
         if made is not None and made.describe().get("uses_private_data"):
             raise ValueError("curvature of private data would be a release of its own; use a synthetic or public probe")
         if made is not None and self.local.counts == "clients" and self.privacy.unit == "client":

@@ -15,6 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -250,15 +251,15 @@ class Server:
         found: Message = {"metric_digest": digest, "metric_step": current.step}
         wanted = self.plan.config.metric == FACTORS or client in self._asked
         if wanted and self._holds.get(client) != digest:
-            found |= flat("metric", current.state_dict())
+            found |= flat("metric", replace(current, running=()).state_dict())
         return found
 
     @property
     def _digest(self) -> str:
-        """Of the metric in force; hashed once for each."""
+        """Of the metric in force, without what the server keeps for its next refresh; hashed once for each."""
         current = self._coordinates.current
         if current is not self._digested[0]:
-            self._digested = (current, "" if current is None else current.digest)
+            self._digested = (current, "" if current is None else replace(current, running=()).digest)
         return self._digested[1]
 
     def _problem(self, message: Mapping[str, Any]) -> str | None:

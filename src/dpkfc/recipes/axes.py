@@ -65,6 +65,8 @@ def kfac(
             oversize=config.oversize,
             max_rank=config.max_rank or None,
             tail_mass=config.tail_mass,
+            decay=config.factor_decay,
+            drift=config.factor_drift,
             layer_rules=rules or None,
             seed=config.seed,
         )

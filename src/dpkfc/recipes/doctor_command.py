@@ -46,7 +46,7 @@ def doctor_report(target: str, settings: dict[str, Any], input_shape: str, rows:
         costs = costs_of(model, curvature, rows=rows, cache=default_cache())
         console.print(layers_table(costs) if costs.layers else "no layer has a choice of norm methods")
         console.print(steps_table(costs))
-        console.print(_advice(costs, curvature.every))
+        console.print(_advice(costs, curvature.every, curvature.probe_size))
 
 
 def layers_table(costs: Costs) -> Table:
@@ -77,9 +77,15 @@ def steps_table(costs: Costs) -> Table:
     return table
 
 
-def _advice(costs: Costs, every: int) -> str:
+def _advice(costs: Costs, every: int, probe_size: int) -> str:
     share = costs.refresh / (costs.refresh + every * costs.chosen)
     lines = [f"refreshes every {every} steps take {100 * share:.1f} % of the time at this batch; --every {costs.every} takes 5 %"]
+    size, decay, seconds = costs.averaged
+    if costs.every > every and decay > 0:
+        lines.append(
+            f"or a probe of {size} examples averaged over refreshes, {_ms(seconds)} ms each: "
+            f"--probe-size {size} --factor-decay {decay:g} --every {max(costs.interval(seconds), every * size // probe_size)}"
+        )
     if costs.norm_methods:
         lines.append(f"faster norms: PrivacyConfig(norm_methods={costs.norm_methods})")
     else:

@@ -132,6 +132,8 @@ class RunConfig:
     max_factor_size: int = _setting(4096, "curvature", "largest matrix that is decomposed", least=1)
     max_rank: int = _setting(64, "curvature", "most eigenpairs a wide side keeps; 0: all of them", least=0)
     tail_mass: float = _setting(0.0, "curvature", "share of a factor's trace that a side may leave out; 0: none", least=0)
+    factor_decay: float = _setting(0.0, "curvature", "share of the past in factors averaged over refreshes", least=0)
+    factor_drift: float = _setting(0.0, "curvature", "a refresh that shows less movement keeps the metric; 0: never", least=0)
     oversize: str = _setting("diagonal", "curvature", "what a wider side becomes", choices=("diagonal", "identity"))
     layer_rules: str = _setting("", "curvature", "kinds of layers to whiten, for example 'linear conv'; empty: all")
     public_data: str = _setting("", "curvature", "safetensors file of public inputs (and labels) for `public` and pre-training")

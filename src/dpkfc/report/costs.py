@@ -14,7 +14,8 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ __all__ = ["Costs", "LayerCost", "SideCost", "Timings", "costs_of", "default_cac
 _REPEATS = 3
 _WORTH = 0.9  # another method must take less than this share of the time, or the rule stays
 _SHARE = 0.05  # of the time that refreshes may take
+_SMALLER = 8  # times fewer examples in a probe that is averaged over refreshes, but not fewer than 16
 _GRADIENT_BYTES = 1 << 28  # of one layer's gradients formed at once, beyond which materialising is not tried
 
 
@@ -97,6 +99,8 @@ class Costs:
         preconditioned: the clipped sum in the metric.
         chosen: the same with the norm methods that are recommended.
         refresh: building the metric.
+        averaged: probe examples, share of the past and seconds of a refresh that averages a smaller probe over refreshes, so that
+            about as many examples stand behind each factor.
         layers: where the method is a choice.
     """
 
@@ -107,12 +111,17 @@ class Costs:
     preconditioned: float
     chosen: float
     refresh: float
+    averaged: tuple[int, float, float]
     layers: tuple[LayerCost, ...]
 
     @property
     def every(self) -> int:
         """The shortest interval of refreshes, in steps, that keeps them within a twentieth of the time."""
-        return max(1, int(np.ceil(self.refresh / (_SHARE / (1 - _SHARE) * max(self.chosen, 1e-9)))))
+        return self.interval(self.refresh)
+
+    def interval(self, refresh: float) -> int:
+        """The same for a refresh of so many seconds."""
+        return max(1, int(np.ceil(refresh / (_SHARE / (1 - _SHARE) * max(self.chosen, 1e-9)))))
 
     @property
     def norm_methods(self) -> dict[str, str]:
@@ -177,14 +186,20 @@ def _machine() -> str:
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
-    """Median wall time of a few runs after a first one that does not count."""
-    work()
+    """Median wall time of a few runs after a first one that does not count; an accelerator has finished its part."""
     taken = []
-    for _ in range(_REPEATS):
+    for _ in range(1 + _REPEATS):
+        _finished()
         started = time.perf_counter()
         work()
+        _finished()
         taken.append(time.perf_counter() - started)
-    return statistics.median(taken)
+    return statistics.median(taken[1:])
+
+
+def _finished() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | None = None) -> Costs:
@@ -205,11 +220,14 @@ def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | None
     rules = {layer.name: layer.rule for layer in layers}
     inputs = placed(kfac.probe.sample(rows, public_generator(kfac.seed, 0))[0], model)
 
-    def build() -> Any:
-        return kfac.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
+    few = min(kfac.probe_size, max(16, kfac.probe_size // _SMALLER))
+
+    def build(of: KFAC = kfac) -> Any:
+        return of.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
 
     with undisturbed(model):
         metric, refresh = build().metric, seconds_of(build)
+        small = seconds_of(lambda: build(replace(kfac, probe_size=few)))
         blocks = _blocks(model, layers, inputs, rows)
         found = [_layer_cost(name, block, metric.get(name), timings) for name, block in blocks.items()]
         timings.save()
@@ -222,7 +240,8 @@ def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | None
         plain = seconds_of(lambda: _plain(model, inputs))
     return Costs(
         rows=rows, threads=torch.get_num_threads(), plain=plain, dp_sgd=steps[0], preconditioned=steps[1], chosen=steps[-1],
-        refresh=refresh, layers=tuple(layer for layer in found if layer is not None),
+        refresh=refresh, averaged=(few, round(1 - few / kfac.probe_size, 3), small),
+        layers=tuple(layer for layer in found if layer is not None),
     )  # fmt: skip
 
 
@@ -268,6 +287,7 @@ def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> Lay
     positions = block.positions if isinstance(block, ConvBlock) else block.a.shape[1]
     d_in, d_out = block.d_in, block.d_out if isinstance(block, ConvBlock) else block.b.shape[2]
     shape = f"{type(block).__name__} {block.batch_size}x{positions} {d_in}>{d_out} {_kind(metric.input)},{_kind(metric.output)}"
+    shape += _where(block.b)
     too_large = block.b.element_size() * d_in * d_out * block.batch_size * block.groups > _GRADIENT_BYTES
     tried = [m for m in METHODS if m == rule or m != "materialised" or not too_large]
 
@@ -275,7 +295,7 @@ def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> Lay
         with full_precision():
             per_example_norms(block, metric, method)
 
-    seconds = {method: timings.of(f"{method} {shape}", lambda m=method: norms(m)) for method in tried}  # type: ignore[misc]
+    seconds = {method: timings.of(f"{method} {shape}", partial(norms, method)) for method in tried}
     outer = block.outer() if isinstance(block, ConvBlock) else block
     sides = [_side_cost(*of, timings) for of in (("A", metric.input, outer.explicit().a), ("G", metric.output, outer.b))]
     return LayerCost(
@@ -288,6 +308,12 @@ def _kind(side: Side) -> str:
     return f"lowrank{side.vectors.shape[1]}" if isinstance(side, LowRank) else type(side).__name__.lower()
 
 
+def _where(x: Tensor) -> str:
+    """What else decides the time; nothing for float32 on a CPU."""
+    plain = x.dtype == torch.float32 and x.device.type == "cpu"
+    return "" if plain else f" {str(x.dtype).removeprefix('torch.')} {x.device.type}"
+
+
 def _side_cost(side: str, entry: Side, x: Tensor, timings: Timings) -> SideCost | None:
     if not isinstance(entry, LowRank | Dense):
         return None
@@ -295,6 +321,6 @@ def _side_cost(side: str, entry: Side, x: Tensor, timings: Timings) -> SideCost 
     full = torch.eye(width, dtype=x.dtype, device=x.device)
     return SideCost(
         side=side, kind=_kind(entry), width=width,
-        seconds=timings.of(f"map {rows}x{width} {_kind(entry)}", lambda: entry.apply(x)),
-        dense_seconds=timings.of(f"map {rows}x{width} dense", lambda: x @ full),
+        seconds=timings.of(f"map {rows}x{width} {_kind(entry)}{_where(x)}", lambda: entry.apply(x)),
+        dense_seconds=timings.of(f"map {rows}x{width} dense{_where(x)}", lambda: x @ full),
     )  # fmt: skip

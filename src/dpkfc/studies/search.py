@@ -18,7 +18,7 @@ __all__ = ["SEARCHES", "Search", "load_optuna"]
 SEARCHES = ("tpe", "random")
 _DIGITS = 4
 _RANDOM_FIRST = 6  # trials of TPE that are random, so that the model of it has something to stand on
-_RUNGS = (1, 2)  # the first evaluation at which a trial is judged, and how many trials stand there for one that goes on
+_RUNGS = (1, 3)  # the first evaluation at which a trial is judged, and how many trials stand there for one that goes on
 _HASH = "hash"
 
 
@@ -46,7 +46,7 @@ class Search:
         recipe: the task.
         storage: an SQLite file.
         trials: how many there are.
-        kind: "tpe", with successive halving (after 1, 2, 4 … evaluations the better half goes on), or "random", without.
+        kind: "tpe", with successive halving (after 1, 3, 9 … evaluations the best third goes on), or "random", without.
         seed: of the run: initial weights and probes of every trial.
         rows: results that are known; trials that the storage lacks are told to it.
 

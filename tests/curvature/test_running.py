@@ -1,0 +1,234 @@
+"""Factors averaged over refreshes, and refreshes that find nothing has moved: against explicit matrices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpkfc.curvature import KFAC, FeatureNoise, Preconditioner, PublicData
+from dpkfc.curvature.factors import FactorAccumulator
+from dpkfc.curvature.linalg import Eigen, eigen_of_covariance, leading
+from dpkfc.curvature.running import drift_of, running_from, running_state
+from tests.curvature.toys import Text, capture, mlp, rules_of
+from tests.test_session import kfac, loss_fn, net, plan, session, weights
+
+STEPS = 7
+SETTINGS = [{}, {"shape": "diagonal"}, {"shape": "isotropic"}]
+
+
+def rows(n: int, d: int = 6, seed: int = 0) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(100 * seed + n), dtype=torch.float64)
+
+
+def matrix_of(sums: FactorAccumulator) -> Tensor:
+    found = sums.result()
+    return found.dense() if isinstance(found, Eigen) else torch.diag(found.values.double().expand(found.dim))
+
+
+def sums_of(n: int, settings: dict, seed: int = 0) -> FactorAccumulator:
+    made = FactorAccumulator(6, **settings)
+    made.add(rows(n, seed=seed), n)
+    return made
+
+
+def _kfac(**fields) -> KFAC:
+    return KFAC(**{"probe": FeatureNoise(12), "probe_size": 24, "chunk": 16, **fields})
+
+
+# -- sums
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("counts", [(2, 3), (2, 9), (9, 2), (8, 9, 3), (2, 2, 2, 2)])
+def test_an_average_is_that_of_its_weights(counts, settings):
+    share, running = 0.7, None
+    for seed, n in enumerate(counts):
+        new = sums_of(n, settings, seed)
+        if running is not None:
+            past, new = running.decayed(share), new
+            past.take_in(new)
+            new = past
+        running = new
+    weights = [share ** (len(counts) - 1 - i) for i in range(len(counts))]
+    total = sum(w * rows(n, seed=i).T @ rows(n, seed=i) for i, (w, n) in enumerate(zip(weights, counts, strict=True)))
+    mean = total / sum(w * n for w, n in zip(weights, counts, strict=True))
+    if settings:
+        mean = torch.diag(mean.diagonal() if settings["shape"] == "diagonal" else mean.diagonal().mean().expand(6))
+    torch.testing.assert_close(matrix_of(running), mean, rtol=1e-12, atol=1e-12)
+
+
+def test_nothing_is_averaged_of_a_side_too_wide_for_a_matrix():
+    past, new = sums_of(3, {"max_size": 4}), sums_of(2, {"max_size": 4}, 1)
+    later = past.decayed(0.9)
+    later.take_in(new)
+    torch.testing.assert_close(matrix_of(later), matrix_of(new))
+    folded = sums_of(9, {"max_size": 4}).decayed(0.5)  # it became a diagonal, which costs nothing to keep
+    folded.take_in(sums_of(9, {"max_size": 4}, 1))
+    want = (0.5 * rows(9).square().sum(0) + rows(9, seed=1).square().sum(0)) / 13.5
+    torch.testing.assert_close(matrix_of(folded), torch.diag(want))
+
+
+@pytest.mark.parametrize("first", SETTINGS)
+@pytest.mark.parametrize("second", SETTINGS)
+@pytest.mark.parametrize("counts", [(2, 3), (2, 9), (9, 2), (9, 8)])
+def test_distances_are_those_of_matrices(counts, first, second):
+    one, other = sums_of(counts[0], first), sums_of(counts[1], second, 1)
+    a, b = (x / x.trace() for x in map(matrix_of, (one, other)))
+    expected = torch.linalg.matrix_norm(a - b) / torch.linalg.matrix_norm(a)
+    assert one.distance(other) == pytest.approx(float(expected), rel=1e-6, abs=1e-7)
+    assert one.distance(one) == pytest.approx(0, abs=1e-7)
+
+
+def test_distances_of_empty_sides():
+    empty = FactorAccumulator(6)
+    empty.add(torch.zeros(9, 6), 9)
+    assert empty.distance(empty) == 0.0
+    assert empty.distance(sums_of(9, {})) == 1.0
+
+
+def test_a_decomposition_begins_where_the_last_one_ended():
+    basis = torch.linalg.qr(rows(700, 700)).Q
+    values = torch.cat([10.0 * 0.9 ** torch.arange(80.0, dtype=torch.float64), torch.full((620,), 1e-3, dtype=torch.float64)])
+    matrix = (basis * values) @ basis.T
+    cold, warm = leading(matrix, 40), leading(matrix, 40, basis[:, :40])
+    torch.testing.assert_close(warm.values, cold.values, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(warm.vectors.T.abs() @ basis[:, :40].abs() > 0, torch.ones(40, 40, dtype=torch.bool))
+    found = eigen_of_covariance(matrix, 2.0, 40, basis[:, :40])
+    torch.testing.assert_close(found.values, 2 * values[:40], rtol=1e-6, atol=1e-9)
+    assert found.trace == pytest.approx(2 * float(values.sum()), rel=1e-9)
+
+
+# -- refreshes
+
+
+def test_a_refresh_averages_with_the_ones_before():
+    model, kfac = mlp().double(), _kfac(decay=0.6, max_rank=None, scale="raw")
+    plain = _kfac(max_rank=None, scale="raw")
+    built, dense = None, []
+    for step in (0, 50, 100):
+        built = kfac.build(model, capture, step, previous=built)
+        dense.append({n: {s: x.dense() for s, x in f.sides.items()} for n, f in plain.factors(model, capture, step).items()})
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+    for name, sides in built.spectra.items():
+        for side, role in (("A", "input"), ("G", "output")):
+            mean = (0.36 * dense[0][name][role] + 0.6 * dense[1][name][role] + dense[2][name][role]) / 1.96
+            expected = torch.linalg.eigvalsh(mean).flip(0)[: sides[side].numel()]
+            torch.testing.assert_close(sides[side], expected.clamp(min=0), rtol=1e-8, atol=1e-12)
+
+
+def test_without_a_past_nothing_changes():
+    model = mlp()
+    metrics = [_kfac(**more).build(model, capture, 3).metric for more in ({}, {"decay": 0.9}, {"drift": 0.1})]
+    x = torch.randn(2, *next(iter(model.parameters())).shape[:1], 13)
+    for other in metrics[1:]:
+        for name in metrics[0]:
+            assert type(metrics[0][name]) is type(other[name])
+    first = next(iter(metrics[0]))
+    assert all(torch.equal(metrics[0][first].whiten(x), other[first].whiten(x)) for other in metrics[1:])
+
+
+def test_smaller_probes_that_are_averaged_are_as_good_as_a_large_one():
+    model = mlp().double()
+    truth = _kfac(probe_size=4096, chunk=512).factors(model, capture, 9)
+    past = None
+    for step in range(40):
+        past = _kfac(probe_size=8, decay=0.95, max_rank=None).build(model, capture, step, previous=past)
+    small = _kfac(probe_size=8).factors(model, capture, 40)
+
+    def wrong(matrix: Tensor, name: str) -> float:
+        of = truth[name].sides["input"].dense()
+        return float(torch.linalg.matrix_norm(matrix / matrix.trace() - of / of.trace()))
+
+    for name in truth:
+        kept = past.running[0][name]["input"].result().dense()
+        assert wrong(kept, name) < 0.5 * wrong(small[name].sides["input"].dense(), name)
+
+
+def test_what_has_not_moved_is_kept():
+    model, kfac = mlp(), _kfac(drift=0.9)
+    first = kfac.build(model, capture, 0)
+    assert first.drift is None
+    second = kfac.build(model, capture, 50, previous=first)
+    assert second.metric is first.metric and second.step == 50 and 0 < second.drift < 0.9
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).sign() * parameter.abs() * 9)
+    fussy = _kfac(drift=1e-3).build(model, capture, 100, previous=second)
+    assert fussy.metric is not first.metric and fussy.drift > 1e-3
+
+
+def test_the_same_probe_has_not_moved_at_all():
+    model, kfac = mlp(), _kfac(drift=0.1)
+    built = kfac.build(model, capture, 4)
+    assert kfac.build(model, capture, 4, previous=built).drift == pytest.approx(0, abs=1e-5)
+
+
+def test_tables_and_two_probes_keep_a_past():
+    model = Text()
+    ids = [PublicData(torch.randint(11, (30, 5)), provenance=p) for p in ("one", "other")]
+    kfac = _kfac(probe=ids[0], output_probe=ids[1], decay=0.5, drift=1e-9)
+    built = kfac.build(model, capture, 0, rules=rules_of(model))
+    again = kfac.build(model, capture, 1, rules=rules_of(model), previous=built)
+    assert len(again.running) == 2 and again.drift > 0
+    table = next(name for name, rule in rules_of(model).items() if rule == "embedding")
+    assert again.running[0][table]["input"].reads == pytest.approx(1.5 * built.running[0][table]["input"].reads)
+
+
+def test_the_state_holds_the_past():
+    model, kfac = mlp(), _kfac(decay=0.8, drift=1e-9, max_rank=2)
+    built = kfac.build(model, capture, 0)
+    again = Preconditioner.from_state_dict(built.state_dict())
+    assert again.digest == built.digest
+    nexts = [kfac.build(model, capture, 50, previous=p) for p in (built, again)]
+    assert nexts[0].digest == nexts[1].digest and nexts[0].drift == nexts[1].drift
+    tensors, values = running_state(built.running)
+    tensors.pop(next(iter(tensors)))
+    with pytest.raises(ValueError, match="damaged"):
+        running_from(tensors, values)
+
+
+def test_a_layer_without_a_past_has_moved():
+    model = mlp()
+    built = _kfac(decay=0.5).build(model, capture, 0)
+    layers = {name: None for name in (*built.running[0], "new")}
+    assert drift_of(layers, built.running[0]) == float("inf")
+
+
+@pytest.mark.parametrize(("field", "value"), [("decay", 1.0), ("decay", -0.1), ("drift", -1.0), ("drift", float("inf"))])
+def test_bad_values_are_named(field, value):
+    with pytest.raises(ValueError, match=field):
+        _kfac(**{field: value})
+
+
+def test_plans_without_an_average_keep_their_hash():
+    assert not {"decay", "drift"} & set(_kfac().describe())
+    assert _kfac(decay=0.5).describe()["decay"] == 0.5
+
+
+# -- in a session
+
+
+def _run(folder, stops, fields) -> Tensor:
+    """Weights at the end of a run that is saved and taken up again after so many steps."""
+    for i, stop in enumerate([*stops, STEPS]):
+        model = net()
+        chosen = plan(1.0, steps=STEPS, preconditioner=kfac(**fields))
+        with session(chosen, model, ledger_path=folder / "ledger.jsonl") as s:
+            if i:
+                s.restore(folder / "checkpoint")
+            for batch in s.batches():
+                s.step(batch, loss_fn)
+                if s.steps_done == stop:
+                    break
+            s.save(folder / "checkpoint")
+    return weights(model)
+
+
+@pytest.mark.parametrize("fields", [{"decay": 0.7}, {"decay": 0.7, "drift": 0.45}, {"drift": 0.45}])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, fields):
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    whole, parts = _run(tmp_path / "a", [], fields), _run(tmp_path / "b", [3, 4], fields)
+    assert torch.equal(whole, parts)
