@@ -1,11 +1,12 @@
-"""MNIST and Fashion-MNIST: fourteen arms tuned alike at ε = 1 on a validation split, then judged on the test set.
+"""Fourteen arms tuned alike at ε = 1 on a validation split, then judged on the test set: MNIST and Fashion-MNIST, or IMDB.
 
     python benchmarks/accuracy_study.py --data-dir DIR --out runs/accuracy     # start or continue; Ctrl-C loses no finished cell
+    python benchmarks/accuracy_study.py --study imdb --data-dir DIR            # thirteen arms on hashed words
     python benchmarks/accuracy_study.py --smoke --out runs/smoke               # a few steps on the digits (--recipe mnist-cnn)
     python benchmarks/accuracy_study.py --table                                # the Markdown table of what has been run
 
-Every cell is kept by the hash of its settings in benchmarks/results/accuracy/cnn.json. The order is: twenty trials an arm in
-rounds of five, three seeds at ε = 1, the other data set, then ε = 2 and 8 with the settings tuned at ε = 1. Noise is secure.
+Every cell is kept by the hash of its settings in benchmarks/results/accuracy/STUDY.json. The order is: twenty trials an arm in
+rounds of five, three seeds at ε = 1, the other data set, then the other ε with the settings tuned at ε = 1. Noise is secure.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ import argparse
 import sys
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results" / "accuracy" / "cnn.json"
+RESULTS = Path(__file__).parent / "results" / "accuracy"
+STUDIES = {"cnn": ("mnist-cnn", "fashion-mnist-cnn"), "imdb": ("imdb-logistic",)}
 
 
-def study(smoke: bool, recipes: tuple[str, ...], trials: int):
-    from dpkfc.studies.accuracy import AccuracyStudy
+def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
+    from dpkfc.studies.accuracy import TEXT, AccuracyStudy
 
     if smoke:
         return AccuracyStudy(
             recipes=recipes, epsilons=(1.0, 2.0), seeds=(0, 1), trials=2, validation=200, public=100,
             common={"steps": 8, "expected_batch_size": 64, "probe_size": 32},
         )  # fmt: skip
+    if name == "imdb":
+        return AccuracyStudy(recipes=recipes, trials=trials, epsilons=(1.0, 0.5, 2.8, 8.0), common=dict(TEXT))
     return AccuracyStudy(recipes=recipes, trials=trials)
 
 
@@ -46,22 +50,23 @@ def main() -> int:
     from dpkfc.studies.tune import expected_seconds
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--study", choices=list(STUDIES), default="cnn")
     parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
     parser.add_argument("--out", type=Path, default=Path("runs/accuracy"), help="ledgers and the trials of the searches")
-    parser.add_argument("--results", type=Path, help="file of the results; default: benchmarks/results/accuracy/cnn.json")
-    parser.add_argument("--recipe", action="append", help="default: mnist-cnn, then fashion-mnist-cnn; digits for --smoke")
+    parser.add_argument("--results", type=Path, help="file of the results; default: benchmarks/results/accuracy/STUDY.json")
+    parser.add_argument("--recipe", action="append", help="of these alone; default: those of the study, digits for --smoke")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--workers", type=int, help="cells at once; default: every core")
     parser.add_argument("--budget", type=float, help="minutes; no cell starts that would not end in time")
     parser.add_argument("--smoke", action="store_true", help="a few steps on the digits, results below --out")
     parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     arguments = parser.parse_args()
-    path = arguments.results or (arguments.out / "cnn.json" if arguments.smoke else RESULTS)
+    path = arguments.results or (arguments.out if arguments.smoke else RESULTS) / f"{arguments.study}.json"
     if arguments.table:
         print(table(path))
         return 0
-    recipes = arguments.recipe or (["digits"] if arguments.smoke else ["mnist-cnn", "fashion-mnist-cnn"])
-    chosen = study(arguments.smoke, tuple(recipes), arguments.trials)
+    recipes = arguments.recipe or (["digits"] if arguments.smoke else STUDIES[arguments.study])
+    chosen = study(arguments.study, arguments.smoke, tuple(recipes), arguments.trials)
     workers, place = worker_count(arguments.workers), Place(arguments.out, arguments.data_dir)
     chosen.check(arguments.data_dir)
     try:

@@ -1,10 +1,10 @@
 """What a checkpoint of a large session costs beyond writing its weights, on this disk, in one run.
 
-    python benchmarks/checkpoint.py            # BERT-base (110 million parameters), SGD with momentum, DP-SGD
-    python benchmarks/checkpoint.py --smoke    # a small model; prints, writes nothing
+    python benchmarks/checkpoint.py            # BERT-base (110 million parameters), DP-SGD; results/checkpoint.json
+    python benchmarks/checkpoint.py --smoke    # a small model; prints, writes only to --output
 
-`weights` is safetensors' own file of the same tensors with an fsync. A session also holds the optimizer's buffers, which for
-momentum are as large as the weights; both figures are given, with buffers and without.
+The weights alone are safetensors' own file of the same tensors with an fsync. A session also holds the optimizer's buffers,
+which for momentum are as large as the weights: it is measured with them and without. Times are medians of three.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, now, write_json
+from common import RESULTS, hardware, markdown, now, read_json, write_json
 
 OUTPUT = RESULTS / "checkpoint.json"
+GOAL = 2.0  # seconds of a checkpoint beyond its weights
 
 
 def seconds(function: Callable[[], Any], times: int = 3) -> float:
@@ -72,16 +73,35 @@ def measured(case: Any, momentum: float) -> dict[str, Any]:
         "checkpoint_s": round(whole, 2),
         "beyond_s": round(whole - alone, 2),
         "restore_s": round(load, 2),
-        "goal_s": 2.0,
-        "met": whole - alone <= 2.0,
+        "goal_s": GOAL,
+        "met": whole - alone <= GOAL,
     }
+
+
+def table(results: dict[str, Any]) -> str:
+    """One row an optimizer."""
+    rows = []
+    for row in results["rows"]:
+        optimizer = f"SGD, momentum {row['momentum']:g}" if row["momentum"] else "SGD"
+        beyond = f"{row['beyond_s']:.2f} (≤ {row['goal_s']:g} {'✓' if row['met'] else '✗'})"
+        times = [f"{row[name]:.2f}" for name in ("weights_s", "checkpoint_s", "restore_s")]
+        rows.append([f"{row['model']} ({row['parameters'] / 1e6:,.1f} million)", optimizer, *times[:2], beyond, times[2]])
+    head = ["model (parameters)", "optimizer", "weights alone, s", "checkpoint, s", "beyond the weights, s", "restored, s"]
+    return markdown(head, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--table", action="store_true", help="print the table of the results and measure nothing")
+    parser.add_argument("--output", type=Path, help=f"results file (default: {OUTPUT.name} in benchmarks/results)")
     arguments = parser.parse_args(argv)
+    path = arguments.output or OUTPUT
+    if arguments.table:
+        results = read_json(path)
+        print(table(results) if results else f"nothing measured yet: {path.name} does not exist")
+        return 0
     import torch
 
     from models import cases
@@ -89,10 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(arguments.threads)
     case = cases(smoke=True)["smoke-mlp"] if arguments.smoke else cases()["bert-base"]
     rows = [measured(case, momentum) for momentum in (0.0, 0.9)]
-    for row in rows:
-        print(row)
-    if not arguments.smoke:
-        write_json(OUTPUT, {"date": now(), "hardware": hardware(arguments.threads), "rows": rows})
+    results = {"date": now(), "hardware": hardware(arguments.threads), "rows": rows}
+    if arguments.output or not arguments.smoke:
+        write_json(path, results)
+    print(table(results))
     return 0
 
 

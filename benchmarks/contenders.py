@@ -6,7 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,16 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One step, and what a reader should know; `refresh` rebuilds the preconditioner, `built_at` names the last time."""
+    """One step, and what a reader should know.
+
+    `refresh` rebuilds the preconditioner, `averaged` on top of an earlier one from an eighth of the probe, and `built_at` names
+    the last time.
+    """
 
     step: Callable[[], None]
     note: str = ""
     refresh: Callable[[], Any] | None = None
+    averaged: Callable[[], Any] | None = None
     built_at: Callable[[], Any] = lambda: None
     close: Callable[[], None] = lambda: None
 
@@ -75,6 +80,7 @@ def plain(setting: Setting) -> Contender:
 def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
     """A session of this project with a preconditioner, ledger on disk."""
     from dpkfc.config import PrivacyConfig
+    from dpkfc.curvature import KFAC
     from dpkfc.gradients.tape import capture
     from dpkfc.session import Session
 
@@ -93,13 +99,21 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
     def step() -> None:
         session.step(next(batches), loss_fn)
 
-    def refresh() -> Any:
+    def refresh(of: Any = preconditioner, **more: Any) -> Any:
         rules = {layer.name: layer.rule for layer in session.layers}
-        return preconditioner.build(model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules)
+        return of.build(model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules, **more)
+
+    averages = isinstance(preconditioner, KFAC)
+    small = replace(preconditioner, probe_size=max(16, preconditioner.probe_size // 8), decay=0.875) if averages else None
+    earlier: list[Any] = []
+
+    def averaged() -> None:
+        earlier[:] = [refresh(small, previous=earlier[0] if earlier else None)]
 
     return Contender(
         step=step,
         refresh=None if preconditioner is None else refresh,
+        averaged=averaged if averages else None,
         built_at=lambda: session.preconditioner and session.preconditioner.step,
         close=session.close,
     )

@@ -15,7 +15,6 @@ optimizer, ledger.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,7 +164,7 @@ def plan_table(gpus: int = 64, tensor: int = 8, batch: int = 1024, petaflops: fl
     return markdown(["quantity", "value", "how"], rows)
 
 
-def main(_: Sequence[str] = ()) -> int:
+def main() -> int:
     print(check_table(), plan_table(), sep="\n\n")
     return 0
 

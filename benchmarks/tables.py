@@ -95,8 +95,16 @@ def accuracy_study(recipe: str) -> str:
 
     rows = [row for store in studies().values() for row in store if row["run"]["recipe"] == recipe and "tag" in row]
     if not rows:
-        return missing("python benchmarks/accuracy_study.py")
+        return _begun(recipe) or missing("python benchmarks/accuracy_study.py")
     return table(rows, recipe) + "\n\n" + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
+
+
+def _begun(recipe: str) -> str:
+    """Trials that lie apart because no arm has had all of its own; nothing where there are none."""
+    from dpkfc.studies.store import Store
+
+    begun = [row["tag"]["arm"] for row in Store(RESULTS / "trials" / "cnn.json") if row["run"]["recipe"] == recipe]
+    return f"*Begun: {len(begun)} trials of {len(set(begun))} arms, in `benchmarks/results/trials/cnn.json`.*" if begun else ""
 
 
 def _published(name: str):
@@ -136,12 +144,30 @@ def methods(page: str = "") -> str:
     return study.table(results, only) + "\n\n" + machine(results)
 
 
-def method_speed() -> str:
-    """A step of each method over the step it is built on."""
+def method_speed(page: str = "") -> str:
+    """A step of each method over the step it is built on, or of those of one page of docs/methods."""
     import method_speed as study
 
     results = read_json(RESULTS / "method_speed.json")
-    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/method_speed.py")
+    if not results:
+        return missing("python benchmarks/method_speed.py")
+    return study.table(results, [name for name in study.PAIRS if name.lower().startswith(page)]) + "\n\n" + machine(results)
+
+
+def checkpoint() -> str:
+    """What a checkpoint of a large session costs."""
+    import checkpoint as study
+
+    results = read_json(RESULTS / "checkpoint.json")
+    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/checkpoint.py")
+
+
+def ranks() -> str:
+    """Several processes against several threads."""
+    import scale_ranks as study
+
+    results = read_json(RESULTS / "ranks.json")
+    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/scale_ranks.py")
 
 
 def scale() -> str:
@@ -153,15 +179,17 @@ def scale() -> str:
 
 
 def federated_accuracy(part: str) -> str:
-    """The federated study: `arms-TASK`, the accuracies, or `gains-TASK`, the differences that second order makes there."""
+    """The federated study: `arms-TASK`, accuracies, `gains-TASK`, differences between arms, or `noise`, ε seen from two sides."""
     from dpkfc.studies.federated import report
     from dpkfc.studies.federated.run import STUDY
     from dpkfc.studies.store import Store
 
+    if part == "noise":
+        return report.noise(STUDY)
     store = Store(RESULTS / "federated_accuracy.json")
     rows = list(store)
     if not rows:
-        return missing("python benchmarks/federated_accuracy.py")
+        return missing("dpkfc reproduce dp-fedsofim --results benchmarks/results/federated_accuracy.json")
     kind, _, task = part.partition("-")
     if kind == "gains":
         return report.second_order(STUDY, store, task)
@@ -180,11 +208,11 @@ def federated(part: str) -> str:
     return benchmark.table({part: results[part]}) + "\n\n" + machine(results[part])
 
 
-def plan_70b(part: str) -> str:
-    """The paper-and-pencil plan, or how its formulas do on what was measured."""
+def plan_70b(part: str = "") -> str:
+    """The paper-and-pencil plan, or (`check`) how its formulas do on what was measured."""
     import plan_70b as paper
 
-    return paper.plan_table() if part == "plan" else paper.check_table() + "\n\n" + machine(read_json(RESULTS / "speed.json"))
+    return paper.check_table() + "\n\n" + machine(read_json(RESULTS / "speed.json")) if part else paper.plan_table()
 
 
 def assurance(section: str = "summary") -> str:
@@ -200,32 +228,25 @@ def assurance(section: str = "summary") -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "speed-summary": speed_summary,
-    "speed": speed,
-    "accuracy": accuracy,
-    "published": published,
-    "methods": methods,
-    "method-speed": method_speed,
-    "scale": scale,
-    "plan-70b": lambda: plan_70b("plan"),
-    "plan-70b-check": lambda: plan_70b("check"),
+    "speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "published": published, "methods": methods,
+    "method-speed": method_speed, "scale": scale, "checkpoint": checkpoint, "ranks": ranks, "plan-70b": plan_70b,
     "assurance": assurance,
-}
+}  # fmt: skip
+PARTS: dict[str, Callable[[str], str]] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
+    "accuracy-study": accuracy_study, "published": published, "methods": methods, "method-speed": method_speed,
+    "federated-accuracy": federated_accuracy, "federated-cost": federated, "plan-70b": plan_70b, "assurance": assurance,
+}  # fmt: skip
 
 
 def table(name: str) -> str:
-    """A table by its name, or a part: `methods-PAGE`, `assurance-SECTION`, `published-TABLE`, `federated-cost-PART`, ..."""
-    parts = (
-        ("accuracy-study-", accuracy_study), ("published-", published), ("federated-accuracy-", federated_accuracy),
-        ("federated-cost-", federated),
-    )  # fmt: skip
-    for prefix, made in parts:
-        if name not in TABLES and name.startswith(prefix):
-            return made(name.removeprefix(prefix))
-    if name not in TABLES and name.startswith("methods-"):
-        return methods(name.removeprefix("methods-"))
-    if name not in TABLES and name.startswith("assurance-"):
-        return assurance(name.removeprefix("assurance-"))
+    """A table by its name, or a part of one.
+
+    Raises:
+        KeyError: there is none.
+    """
+    for known, made in PARTS.items():
+        if name.startswith(f"{known}-"):
+            return made(name.removeprefix(f"{known}-"))
     return TABLES[name]()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -246,3 +248,13 @@ def test_plans_are_frozen_values():
     with pytest.raises(dataclasses.FrozenInstanceError):
         make().steps = 3
     assert isinstance(make(), Plan)
+
+
+def test_plans_are_copied_sent_to_processes_and_compared_as_values():
+    plan = make(norm_methods={"a": "gram"})
+    assert copy.deepcopy(plan) == pickle.loads(pickle.dumps(plan)) == plan
+    assert hash(plan) == hash(make(norm_methods={"a": "gram"})) and plan != make()
+    given = {"a": "gram"}
+    config = PrivacyConfig(expected_batch_size=1, steps=1, norm_methods=given)
+    given["b"] = "gram"
+    assert config.norm_methods == {"a": "gram"}

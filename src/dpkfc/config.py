@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
@@ -99,7 +98,7 @@ class PrivacyConfig:
     unit_reduction: str = "mean"
     max_physical_batch_size: int | str | None = None
     pad_to_multiple: int | None = None
-    norm_methods: Mapping[str, str] = field(default_factory=dict)
+    norm_methods: Mapping[str, str] = field(default_factory=dict, hash=False)
     test_mode_seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -111,7 +110,7 @@ class PrivacyConfig:
         object.__setattr__(self, "postprocess", (self.postprocess,) if alone else tuple(self.postprocess))
         check_chain(self.postprocess, self.readout)
         self._check_micro_batches()
-        object.__setattr__(self, "norm_methods", MappingProxyType(dict(self.norm_methods)))
+        object.__setattr__(self, "norm_methods", dict(self.norm_methods))
         check_methods(self.norm_methods)
         _check_integer("test_mode_seed", self.test_mode_seed, 0)
         if (self.epochs is None) == (self.steps is None):

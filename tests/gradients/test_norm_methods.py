@@ -9,10 +9,12 @@ from torch import nn
 from dpkfc import PrivacyConfig
 from dpkfc.blocks import Outer
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.norms import Formed, per_example_norms
+from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape
-from dpkfc.metric import Kronecker
+from dpkfc.metric import Kronecker, LowRank
 from tests.gradients.whitened import metric_of, side
 
 
@@ -85,3 +87,20 @@ def test_a_plan_is_named_by_its_methods_and_older_plans_keep_their_name() -> Non
     plain, named = ({}, {"0": "materialised"})
     plans = [PrivacyConfig(expected_batch_size=4, steps=1, norm_methods=m).with_noise(1.0, 1e-5, 40) for m in (plain, named)]
     assert plans[0].hash != plans[1].hash and "norm_methods" not in plans[0].config.describe_mechanism()
+
+
+@pytest.mark.parametrize("method", [None, "gram"])
+def test_what_a_metric_leaves_of_a_convolution_in_its_flattest_direction_stays_below_the_bound(method: str | None) -> None:
+    """One position, so that no sum over positions hides it: the sum is whitened, and rounds relative to what it was before."""
+    generator, n, width = torch.Generator().manual_seed(0), 4, (640, 512)
+    flat = [torch.linalg.qr(torch.randn(d, 3, generator=generator, dtype=torch.float64)).Q.float() for d in width]
+    metric = Kronecker(*(LowRank(v, torch.full((3,), 1e-4), 1.0) for v in flat))
+    x, b = ((torch.randn(n, 3, generator=generator) @ v.T)[..., None, None] for v in flat)
+    block = ConvBlock(
+        x=x, b=b, kernel=(1, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1, weight=True, bias=False
+    )
+    found = per_example_norms(block, metric, method)
+    assert not found.whitened
+    for i, bound in enumerate(found.norms):
+        share = metric.whiten(weighted_sum(found.block, torch.eye(n)[i]))
+        assert torch.linalg.vector_norm(share, dtype=torch.float64) <= bound

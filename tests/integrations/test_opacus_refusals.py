@@ -15,6 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from dpkfc.gradients.distributed import Ranks
 from dpkfc.integrations.opacus import PrivacyEngine
 from tests.integrations.opacus_cases import (
     B,
@@ -155,3 +156,14 @@ def test_validation() -> None:
     engine.validate(module=good, optimizer=None, data_loader=None)
     with pytest.raises(ValueError, match="Three ways out"):
         PrivacyEngine.get_compatible_module(bad)
+
+
+def test_processes_that_would_each_train_on_all_data_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "current", classmethod(lambda cls: cls(0, 3)))
+    with pytest.raises(ValueError, match=r"3 processes.*spend 3 times the budget.*dpkfc\.Session"):
+        private()
+    monkeypatch.undo()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="spend 2 times the budget"):
+        private()

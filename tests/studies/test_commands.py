@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,10 @@ from dpkfc.cli import app
 from dpkfc.studies import commands, tune
 from dpkfc.studies.commands import _settings
 from dpkfc.studies.errors import StudyError
+from dpkfc.studies.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED, DOCUMENT = ROOT / "benchmarks" / "results" / "accuracy" / "dp-kfc-1.json", ROOT / "docs" / "results.md"
 
 
 def called(capsys, *arguments):
@@ -31,6 +39,10 @@ def test_tables_are_listed_with_what_can_be_run_here(capsys):
         (("reproduce", "dp-kfc-11"), "did you mean"),
         (("reproduce", "dp-kfc-1", "--seeds", "0"), "seeds = 0"),
         (("reproduce", "dp-kfc-1", "--workers", "4000"), "one core"),
+        (("reproduce", "dp-kfc-1", "--column", "ε = 3"), "no column 'ε = 3'; it has: ε = 1 | ε = 2 | ε = 8"),
+        (("reproduce", "dp-kfc-1", "kfc-fig2", "--column", "ε = 1"), "leave out 'kfc-fig2'"),
+        (("reproduce", "dp-fedsofim", "dp-kfc-11"), "did you mean"),
+        (("reproduce", "dp-fedsofim", "dp-kfc-1", "--results", "rows.json"), "a call of its own"),
         (("tune", "--recipe", "digits", "--method", "dp-kfk"), "did you mean 'dp-kfc'"),
         (("tune", "--recipe", "digit", "--method", "dp-sgd"), "unknown recipe"),
         (("tune", "--recipe", "digits", "--method", "dp-sgd", "--set", "steps"), "KEY=VALUE"),
@@ -42,6 +54,19 @@ def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch, arguments, says):
     monkeypatch.chdir(tmp_path)
     code, out, err = called(capsys, *arguments)
     assert code == 2 and says in err and err.count("\n") == 1 and not out
+
+
+def test_the_results_that_are_shipped_are_what_the_command_of_the_document_finds_done(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPKFC_DATA", "")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    held = shutil.copy(SHIPPED, tmp_path / "rows.json")
+    (command,) = re.findall(rf"dpkfc (reproduce .*) --results benchmarks/\S+/{SHIPPED.name} ", DOCUMENT.read_text("utf-8"))
+    options = ("--results", str(held), "--out", str(tmp_path), "--budget", "0", "--quiet")
+    code, out, _ = called(capsys, *shlex.split(command), *options)
+    rows = [row for row in Store(SHIPPED) if row["run"]["seed"] == 0]
+    assert code == 0 and len(rows) > 5 and all(f"{100 * row['accuracy']:.2f}" in out for row in rows)
+    assert "ε = 2" not in out and "ε = 2" in (tmp_path / "dp-kfc-1.md").read_text("utf-8")
+    assert held.read_bytes() == SHIPPED.read_bytes()
 
 
 def test_optuna_that_is_missing_is_one_line_with_the_fix(capsys, monkeypatch, tmp_path):

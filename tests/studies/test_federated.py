@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,14 @@ from dpkfc.studies.federated.run import SMOKE, STUDY, reported
 from dpkfc.studies.federated.study import ARMS, work
 from dpkfc.studies.store import Store
 
+SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "federated_accuracy.json"
 TINY = dataclasses.replace(SMOKE, tasks=("cifar10",), epsilons=(1.0,), seeds=2, rounds=2, clients=3, trials=2)
+
+
+def hashes(study, store):
+    """Of all cells that the study is made of; an arm and a control that come to equal settings share theirs."""
+    trials = {run.hash for task in study.tasks for name in ARMS for run in study.trials_of(task, name)}
+    return trials | {run.hash for _, run in study.tests(store)}
 
 
 def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
@@ -66,7 +74,8 @@ def test_a_finished_study_runs_nothing_and_its_report_names_every_arm(tmp_path):
     path = tmp_path / "results.json"
     store = Store(path)
     work(TINY, store, small_features, lambda *what: None)
-    assert len(store) == TINY.size and not list(TINY.cells(Store(path)))
+    assert {row["hash"] for row in store} == hashes(TINY, store) and len(store) <= TINY.size
+    assert not list(TINY.cells(Store(path)))
     text = report.tables(TINY, Store(path))
     assert all(arm.label in text for arm in ARMS.values()) and "reproduced" in text and "Dirichlet 0.5" in text
     held = json.loads(path.read_text("utf-8"))["rows"]
@@ -75,21 +84,19 @@ def test_a_finished_study_runs_nothing_and_its_report_names_every_arm(tmp_path):
 
 
 def test_the_results_file_that_is_shipped_is_of_this_study():
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "federated_accuracy.json"
-    if not path.exists():
-        pytest.skip("not run yet")
-    store = Store(path)
-    known = {run.hash for task in STUDY.tasks for name in ARMS for run in STUDY.trials_of(task, name)}
-    known |= {run.hash for _, run in STUDY.tests(store)}
-    assert {row["hash"] for row in store} <= known
+    store = Store(SHIPPED)
+    assert len(store) and {row["hash"] for row in store} <= hashes(STUDY, store)
 
 
 def test_the_command_writes_a_report(tmp_path, monkeypatch):
     monkeypatch.setattr("dpkfc.studies.federated.run.SMOKE", TINY)
     lines: list[str] = []
-    page = reported(TINY, tmp_path, told=lines.append)
-    assert len(lines) == TINY.size and page.read_text("utf-8").startswith("# ") and (tmp_path / "dp-fedsofim.png").exists()
-    assert reported(TINY, tmp_path, told=lines.append) == page and len(lines) == TINY.size
+    page = reported(TINY, tmp_path, budget_minutes=0, told=lines.append)
+    assert not lines and "Not run yet" in page.read_text("utf-8")
+    for _ in range(2):
+        assert reported(TINY, tmp_path, told=lines.append) == page
+        assert len(lines) == len(hashes(TINY, Store(tmp_path / "dp-fedsofim-results.json")))
+    assert page.read_text("utf-8").startswith("# ") and (tmp_path / "dp-fedsofim.png").exists()
 
 
 @pytest.mark.parametrize("change", [{"rule": "fedprox"}, {"partition": "by-mood"}])
@@ -97,6 +104,34 @@ def test_what_is_unknown_is_named(change):
     run = FederatedRun(task="cifar10", rule="fedgd", settings=(("clip", 1.0), ("rate", 1.0)), epsilon=1.0, clients=2, rounds=1)
     with pytest.raises(StudyError, match="unknown"):
         run_cell(dataclasses.replace(run, **change), small_features("cifar10"))
+
+
+def test_the_noise_of_the_papers_epsilon_is_worth_less_here():
+    """A server that sees the uploads of n clients sees √n times less noise than the sum has: μ, exactly."""
+    head, _, row = (line.strip("| ").split(" | ") for line in report.noise(STUDY).splitlines())
+    for theirs, ours in zip(map(float, head[1:]), map(float, row[1:]), strict=True):
+        assert ours == pytest.approx(_epsilon(_mu(theirs) / STUDY.clients**0.5), rel=0.06)
+
+
+def _delta(epsilon, mu):
+    cdf = torch.distributions.Normal(0.0, 1.0).cdf
+    first, second = (cdf(torch.tensor(sign * mu / 2 - epsilon / mu, dtype=torch.float64)) for sign in (1, -1))
+    return float(first - math.exp(epsilon) * second)
+
+
+def _root(rising, low, high):
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
+    return low
+
+
+def _mu(epsilon):
+    return _root(lambda mu: _delta(epsilon, mu) - 1e-5, 0.01, 10.0)
+
+
+def _epsilon(mu):
+    return _root(lambda epsilon: 1e-5 - _delta(epsilon, mu), 0.0, 20.0)
 
 
 def test_extractors_are_trained_on_other_images_than_the_private_ones():

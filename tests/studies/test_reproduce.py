@@ -159,6 +159,26 @@ def test_a_missing_data_set_is_said_once_and_stops_nothing_else(tmp_path, monkey
     assert re.match(r"not run \(MNIST .*", found[0].verdict)
 
 
+def test_a_failure_is_of_its_own_cell(tmp_path):
+    one, other = cell(), cell(method="dp-adam", row="dp-sgd")
+    store = Store(tmp_path / "results.json")
+    found = outcomes(table_of(one, other), store, Tuning(), (0, 1), {one.run({}, 1).hash: "out of memory"})
+    assert [one.verdict for one in found] == ["not run (out of memory)", "not run (not yet run)"]
+
+
+def test_one_column_is_run_and_the_report_is_of_the_whole_table(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    table = table_of(cell(), cell(column="ε = 8", settings={**TINY, "epsilon": 8.0}))
+    monkeypatch.setattr(reproduce, "load", lambda name: table)
+    monkeypatch.setattr(reproduce, "drive", lambda source, *_, **__: seen.extend(iter(lambda: source.next(bool), None)))
+    seen = []
+    found = reproduce.reproduce(["made-up"], tmp_path, columns=["ε = 8"], seeds=(0,), results=tmp_path / "rows.json")
+    assert [task.label for task in seen] == ["dp-sgd, ε = 8"] and len(found["made-up"]) == 2
+    assert (tmp_path / "rows.json.lock").exists() and "ε = 3" in (tmp_path / "made-up.md").read_text("utf-8")
+    with pytest.raises(StudyError, match=r"made-up has no column 'ε = 1'; it has: ε = 3 \| ε = 8"):
+        table.of(["ε = 8", "ε = 1"])
+
+
 def test_what_is_no_results_file_of_a_tuning_study_is_named(tmp_path):
     with pytest.raises(StudyError, match=r"nothing\.json"):
         reproduce.reproduce(["dp-kfc-1"], tmp_path, tuned=[tmp_path / "nothing.json"])

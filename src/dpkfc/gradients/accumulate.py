@@ -193,7 +193,8 @@ class ClippedSummer:
                 parts = [_whiten(layer, plain, entry)] if isinstance(plain, Tensor) else []
                 parts += [whitened] if isinstance(whitened, Tensor) else []
                 sums.update(split_sum(layer, parts[0] if len(parts) == 1 else parts[0] + parts[1]))
-        return sums
+        # In one order, whether or not a layer was called: processes add their sums up entry by entry.
+        return {full: sums[full] for layer in self._layers for full in layer.parameters.values()}
 
 
 def _zeros(parameter: Tensor) -> Tensor:

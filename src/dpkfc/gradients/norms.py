@@ -114,11 +114,14 @@ def per_example_norms(block: AnyBlock, metric: Entry | None, method: str | None 
 def _outer_norms(block: Outer | ConvBlock, metric: Kronecker, method: str) -> LayerNorms:
     if method == "materialised":
         return _formed_norms(block, metric)
-    rows = _whitened_rows(block.outer() if isinstance(block, ConvBlock) else block, metric)
+    plain = block.outer() if isinstance(block, ConvBlock) else block
+    rows = _whitened_rows(plain, metric)
     found = _rank_one_norms(rows) if method == "rank-one" else gram_norms(rows)
     norms = _over_groups(found, rows.groups)
     if isinstance(block, ConvBlock):  # patches are larger than the image: the sum is taken of the image again
         slack = _rounding_of_second_pass(block, metric, norms / max(_gain(metric), 1e-30))
+        if not metric.is_identity:  # rounds relative to ‖g‖, which may be far above what a flat direction leaves of it
+            slack = slack + _rounding_of_whitening(block, metric, _magnitudes(plain)[0])
         return LayerNorms(norms + slack, block, False)
     return LayerNorms(norms, rows, True)
 
@@ -265,7 +268,7 @@ def _slack_of_formed(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, p
         turning = rank_one_turning(d_out, d_in, metric) * roundoff(block.b) * metric.bound
         return _rounding_of_second_pass(block, metric, plain) + turning * _magnitudes(block)[0]
     kept = isinstance(block, Outer) and _is_kept(block, metric)  # by its widths, so in every batch
-    return 0.0 if kept else _rounding_of_second_pass(block, metric, plain)
+    return 0.0 if kept else _rounding_of_second_pass(block, metric, plain) + _rounding_of_whitening(block, metric, plain)
 
 
 def _rounded_up(
@@ -290,12 +293,18 @@ def _rounding_of_second_pass(block: Outer | ConvBlock, metric: Kronecker | Eigen
     """How far the norm of the whitened sum's share can be from the norm taken here; `plain` is ‖g‖ `[N]`."""
     _, d_in, d_out = _shape(block)
     magnitudes, positions = _magnitudes(block)
-    sides = math.sqrt(d_in) + math.sqrt(d_out)
     if isinstance(metric, Eigenbasis):  # turned to and back; the gain is that of its flattest direction, so nothing to spare
-        return roundoff(block.b) * metric.bound * (positions * magnitudes + 8 * sides * plain)
-    whitening = 0.0 if metric.is_identity else 4 * sides
-    share = positions * magnitudes + (whitening + 2 * math.sqrt(d_in * d_out)) * plain
+        turning = 8 * (math.sqrt(d_in) + math.sqrt(d_out))
+        return roundoff(block.b) * metric.bound * (positions * magnitudes + turning * plain)
+    share = positions * magnitudes + 2 * math.sqrt(d_in * d_out) * plain
     return roundoff(block.b) * _gain(metric) * share  # `plain` is float64 whatever the sum is computed in
+
+
+def _rounding_of_whitening(block: Outer | ConvBlock, metric: Kronecker, plain: Tensor) -> Tensor | float:
+    """How far mapping the sum can move an example's share of it; `plain` is ‖g‖ `[N]`, or an upper bound."""
+    _, d_in, d_out = _shape(block)
+    share = 4 * (math.sqrt(d_in) + math.sqrt(d_out)) * roundoff(block.b) * _gain(metric)
+    return 0.0 if metric.is_identity else share * plain
 
 
 def _magnitudes(block: Outer | ConvBlock) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpkfc.config import PrivacyConfig
+from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.layers import find_layers
 from dpkfc.integrations._options import Options
 from dpkfc.integrations._poisson_loader import Draws, PrivateLoader, check_loader
@@ -55,7 +56,7 @@ def configured(
     assert source.batch_size is not None
     config = PrivacyConfig(
         expected_batch_size=source.batch_size,
-        steps=math.ceil(epochs * _length(options, source)),
+        steps=math.ceil(epochs * _length(options, source, size)),
         max_grad_norm=float(max_grad_norm),
         clipping=options.clipping,
         sampler="poisson" if options.poisson_sampling else "shuffle",
@@ -87,13 +88,18 @@ def attached(plan: Plan, parts: Parts, options: Options, limit: int | None) -> t
             plan, module, optimizer, ledger, loss_reduction=options.loss_reduction, verify=options.verify, source=source
         )
         undo.callback(step.close)
-        loader = PrivateLoader(source, Draws(plan, _length(options, source)), step)
+        loader = PrivateLoader(source, Draws(plan, _length(options, source, plan.dataset_size)), step)
         undo.pop_all()
     return step, loader
 
 
 def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
-    """Number of examples, once the three objects are of a kind that can be made private."""
+    """Number of examples, once the three objects are of a kind that can be made private, in one process."""
+    if (processes := Ranks.current().world_size) > 1:
+        raise ValueError(
+            f"this script runs in {processes} processes, each of which would train alone on all data, and together they would "
+            f"spend {processes} times the budget; run it in one, or use dpkfc.Session, which shares each batch over them"
+        )
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch module, got {type(module).__name__}")
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -115,8 +121,7 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
     return len(data_loader.dataset)
 
 
-def _length(options: Options, data_loader: DataLoader[Any]) -> int:
+def _length(options: Options, data_loader: DataLoader[Any], size: int) -> int:
     """Logical batches in one pass: as many as the script's own loader has, drop_last included; shuffled, the whole ones."""
-    size, batch_size = len(data_loader.dataset), data_loader.batch_size  # type: ignore[arg-type]
-    assert batch_size is not None
-    return max(1, len(data_loader) if options.poisson_sampling else size // batch_size)
+    assert data_loader.batch_size is not None
+    return max(1, len(data_loader) if options.poisson_sampling else size // data_loader.batch_size)

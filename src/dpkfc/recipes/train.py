@@ -13,6 +13,7 @@ from dpkfc.plan import Plan
 from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
 from dpkfc.recipes.base import find_recipe
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml, to_toml
+from dpkfc.recipes.datasets import ExampleSet
 from dpkfc.recipes.finish import curve_of, judged_weights, write_results
 from dpkfc.recipes.prepared import LABELS, Prepared, Result
 from dpkfc.recipes.pretrain import pretrain
@@ -28,8 +29,12 @@ __all__ = ["Watch", "measure", "prepare", "resume", "run"]
 Watch = Callable[[Row], bool]  # sees every evaluation after the first step; False ends the run early
 
 
-def prepare(config: RunConfig) -> Prepared:
+def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
     """Data, model and plan of a run.
+
+    Args:
+        config: settings.
+        data: what `Recipe.data` gives for them, where it has been read already.
 
     Raises:
         DatasetError: missing or damaged data.
@@ -39,7 +44,7 @@ def prepare(config: RunConfig) -> Prepared:
         torch.set_num_threads(config.threads)
     recipe = find_recipe(config.recipe).starting_from(config.pretrained)
     make_augment(config, recipe.input_shape)  # what is wrong with it is said before data are read
-    data = recipe.data(config)
+    data = recipe.data(config) if data is None else data
     private = data.train if "private-oracle" in (config.source, config.output_source) else None
     plan = make_plan(config, recipe.input_shape, len(data.train[1]), recipe.probe, private)
     learning_rate(config, 0, plan.steps)

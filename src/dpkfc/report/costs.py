@@ -198,8 +198,10 @@ def seconds_of(work: Callable[[], Any]) -> float:
 
 
 def _finished() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    if torch.backends.mps.is_available():
+        torch.mps.synchronize()
 
 
 def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | None = None) -> Costs:

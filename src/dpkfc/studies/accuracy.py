@@ -2,53 +2,60 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from dpkfc.recipes.base import find_recipe, run_config
-from dpkfc.studies.arms import Arm, arm_of, with_public
+from dpkfc.studies.arms import Arm, arm_of, with_public, with_source
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.pool import Task
 from dpkfc.studies.search import Search
 from dpkfc.studies.store import Store
 from dpkfc.studies.tune import Trials, searches
-from dpkfc.studies.tuned import percent, settings_text
+from dpkfc.studies.tuned import percent, settings_text, spread
 
-__all__ = ["OTHER", "AccuracyStudy", "Chain", "Tests", "arms", "table"]
+__all__ = ["OTHER", "TEXT", "AccuracyStudy", "Chain", "Tests", "arms", "table"]
 
 OTHER = {"mnist-cnn": "fashion-mnist-cnn", "fashion-mnist-cnn": "mnist-cnn"}
 PROTOCOL: Mapping[str, Plain] = {"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 256}
+TEXT: Mapping[str, Plain] = {"delta": 1e-5, "epochs": 20.0, "expected_batch_size": 512, "evaluate_every": 156}
 PUBLIC = 500  # images of the other set, for every arm that takes public data
 
 
 def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
-    """The arms of the study of a recipe: methods of the papers and their controls; without another set none with public data."""
+    """The arms of the study of a recipe: methods of the papers and their controls.
+
+    Methods that take public data take images of the other set; where there is none, the noise that DP-KFC takes.
+    """
     kfc, adadps, ngd = (arm_of(recipe, name) for name in ("dp-kfc", "adadps", "dp-ngd"))
-    oracle = Arm(
-        name="dp-kfc-oracle", label="DP-KFC, private oracle (NOT PRIVATE)", method="dp-kfc", control=True,
-        settings={"source": "private-oracle"}, space={k: v for k, v in kfc.space.items() if k != "power_exponent"},
-    )  # fmt: skip
+    noise = str(Run.of(recipe, "dp-kfc").default("source"))
+    told = {"pink": "pink noise", "tokens": "random words"}.get(noise, noise)
+    oracle = with_source(kfc, "private-oracle", "dp-kfc-oracle", "DP-KFC, private oracle (NOT PRIVATE)")
     other = f"@{OTHER[recipe]}:{public}" if recipe in OTHER else ""
-    found = [
+
+    def borrowed(arm: Arm, label: str) -> Arm:
+        if other:
+            return with_public(arm, other, arm.name, f"{label}, public images")
+        return with_source(arm, noise, arm.name, f"{label}, {told}")
+
+    return [
         arm_of(recipe, "dp-sgd"),
-        Arm(**{**vars(kfc), "name": "dp-kfc-pink", "label": "DP-KFC, pink noise"}),
+        replace(kfc, name=f"dp-kfc-{noise}", label=f"DP-KFC, {told}"),
         arm_of(recipe, "dp-kfc-a"),
         arm_of(recipe, "dp-adam"),
         arm_of(recipe, "dp-sgd-normalised"),
-        with_public(kfc, other, "dp-kfc-public", "DP-KFC, public images"),
-        oracle,
+        *([with_public(kfc, other, "dp-kfc-public", "DP-KFC, public images")] if other else []),
+        replace(oracle, control=True),
         arm_of(recipe, "disk"),
         arm_of(recipe, "dp-adambc"),
         arm_of(recipe, "dp-kfc-random"),
         arm_of(recipe, "dp-kfc-g"),
         arm_of(recipe, "dp-kfc", "adam-bc"),
-        with_public(adadps, other, "adadps", "AdaDPS, public images"),
-        with_public(ngd, other, "dp-ngd", "DP-NGD, public images"),
+        borrowed(adadps, "AdaDPS"),
+        borrowed(ngd, "DP-NGD"),
     ]
-    return [arm for arm in found if other or "public_data" not in arm.settings]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +226,4 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
 
 def _spread(rows: Iterable[Mapping[str, Any]]) -> str:
     values = [100 * row["accuracy"] for row in rows]
-    if not values:
-        return "–"
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread} ({len(values)})"
+    return f"{spread(values)} ({len(values)})" if values else "–"

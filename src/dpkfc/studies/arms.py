@@ -10,7 +10,7 @@ from dpkfc.recipes.methods import METHODS
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError
 
-__all__ = ["CONTROLS", "Arm", "Choice", "Range", "Space", "arm_of", "arms_for", "with_public"]
+__all__ = ["CONTROLS", "Arm", "Choice", "Range", "Space", "arm_of", "arms_for", "with_public", "with_source"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ _SGD = {"lr": Range(0.01, 1.0)}
 _ADAM = {"lr": Range(3e-4, 2e-2)}
 _KFAC = {"damping": Range(0.01, 1.0), **_CLIP}
 _PINK = {"power_exponent": Range(0.0, 2.0, log=False)}
+_ZIPF = {"zipf_exponent": Range(0.0, 1.5, log=False)}
 
 _SPACES: dict[str, dict[str, Range | Choice]] = {
     "dp-sgd": {**_SGD, **_CLIP},
@@ -112,6 +113,8 @@ def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
     takes = optimizer or Run.of(recipe, method).default("optimizer")
     if "lr" not in space:
         space = {**(_ADAM if takes == "adam" else _SPACES["dp-adambc"] if takes == "adam-bc" else _SGD), **space}
+    if "power_exponent" in space and Run.of(recipe, method).default("source") == "tokens":
+        space = {**{key: value for key, value in space.items() if key not in _PINK}, **_ZIPF}
     settings = {"optimizer": optimizer} if optimizer and not row.defines_optimizer else {}
     name = f"{method}+{optimizer}" if settings else method
     label = f"{row.label} + {optimizer}" if settings else row.label
@@ -119,10 +122,14 @@ def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
 
 
 def with_public(arm: Arm, public: str, name: str, label: str) -> Arm:
-    """The arm with curvature from public examples: noise has no exponent to search then."""
-    space = {key: value for key, value in arm.space.items() if key not in _PINK}
-    settings = {**arm.settings, "source": "public", "public_data": public}
-    return replace(arm, name=name, label=label, settings=settings, space=space)
+    """The arm with curvature from public examples."""
+    return with_source(arm, "public", name, label, public_data=public)
+
+
+def with_source(arm: Arm, source: str, name: str, label: str, **settings: Plain) -> Arm:
+    """The arm with curvature from a source that has no exponent to search."""
+    space = {key: value for key, value in arm.space.items() if key not in {**_PINK, **_ZIPF}}
+    return replace(arm, name=name, label=label, settings={**arm.settings, "source": source, **settings}, space=space)
 
 
 def arms_for(recipe: str, methods: list[str], *, controls: bool = True, optimizer: str = "") -> list[Arm]:

@@ -137,7 +137,6 @@ class Run:
             **({"measure": self.measure} if self.measure else {}),
         }
 
-
     def measuring(self) -> Callable[..., dict[str, Any]]:
         """What runs the cell: `run_cell`, or what `measure` names.
 
@@ -185,7 +184,8 @@ def run_cell(
     started = time.perf_counter()
     public_data = resolved(dict(run.settings).get("public_data", ""), public or folder / "public", data_dir)
     files: dict[str, Plain] = {"public_data": public_data} if public_data else {}
-    prepared = prepare(run.config(threads=1, data_dir=data_dir, **files))
+    config = run.config(threads=1, data_dir=data_dir, **files)
+    prepared = prepare(config, _read(config))
     place = RunFolder.fresh(folder, run.hash)
     seen: list[tuple[int, float]] = []
     stopped = False
@@ -202,6 +202,22 @@ def run_cell(
     if result.interrupted:
         raise Ended(row, asked=stopped)
     return row
+
+
+_LAST: list[tuple[tuple[Plain, ...], Any]] = []  # what this process has read last: cells of a study share their data
+_NOT_OF_DATA = ("method", "seed", "eval_on", "evaluate_every")  # settings of the section "run" that data do not depend on
+
+
+def _read(config: RunConfig) -> Any:
+    """The data of a run, from the disk where those of the run before were others. Runs only read them."""
+    from dpkfc.recipes.base import find_recipe
+
+    settings = [f for f in dataclasses.fields(config) if f.metadata["section"] == "run" and f.name not in _NOT_OF_DATA]
+    key = tuple(getattr(config, setting.name) for setting in settings)
+    if not _LAST or _LAST[0][0] != key:
+        _LAST[:] = []
+        _LAST[:] = [(key, find_recipe(config.recipe).starting_from(config.pretrained).data(config))]
+    return _LAST[0][1]
 
 
 def _row(run: Run, prepared: Any, result: Any, place: Any, wall: float) -> dict[str, Any]:

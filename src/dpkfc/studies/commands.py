@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,14 +66,11 @@ def tune(
         recipe=recipe, methods=tuple(method), trials=trials, controls=controls, search=search, count=count,
         optimizer=optimizer, settings=settings,
     )  # fmt: skip
-    try:
+    with _interruptible(console, f"go on with the same command and --out {folder}"):
         tuned = run_tuning(
             chosen, folder, data_dir=data_dir, workers=worker_count(workers), budget_minutes=budget,
             console=None if quiet else console,
         )  # fmt: skip
-    except KeyboardInterrupt:
-        console.print(f"stopped; go on with the same command and --out {folder}", soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
     console.print(_tuned_table(tuned))
     console.print(tuned.statement.replace("**", ""), soft_wrap=True, highlight=False)
     console.print(f"report: {folder / 'tune.md'}", soft_wrap=True)
@@ -80,72 +80,99 @@ def reproduce(
     table: Annotated[list[str] | None, typer.Argument(help="Tables and figures, as --list names them.")] = None,
     *,
     every: Annotated[bool, typer.Option("--list", help="Name the tables, and how much of each can be run here.")] = False,
+    column: Annotated[list[str] | None, typer.Option(help="Of tables: this column alone; may be given several times.")] = None,
     budget: _Budget = None,
     workers: _Workers = None,
-    seeds: Annotated[int, typer.Option(help="Runs of every cell, each with its own initial weights.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Of tables: runs of every cell, each with its own initial weights.")] = 3,
     tuned: Annotated[list[Path] | None, typer.Option(help="Results of a tuning study, whose settings are taken.")] = None,
     everything: Annotated[bool, typer.Option("--everything", help="Also cells that ask for an accelerator.")] = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Figures in small, on the digits, in a minute.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Figures and dp-fedsofim in small, in a minute.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of results and reports; taken up again.")] = Path("runs/reproduce"),
+    results: Annotated[Path | None, typer.Option(help="File of the results; left out: below --out.")] = None,
     data_dir: _Data = "",
     quiet: _Quiet = False,
 ) -> None:
     """The tables of the papers beside ours: published, ours, and a verdict by a stated rule; and their figures, measured anew.
 
-    A stopped call goes on with the same --out. Cells that cannot be run here say why.
+    A stopped call goes on with the same --out. Cells that cannot be run here say why. --budget 0 runs nothing and shows what
+    has been run.
     """
-    from dpkfc.studies.figures.catalogue import find, reproduce_figures
+    from dpkfc.studies.federated import run as federated
+    from dpkfc.studies.figures.catalogue import reproduce_figures
     from dpkfc.studies.pool import worker_count
     from dpkfc.studies.reproduce import reproduce as run_tables
 
-    console = _console()
+    console, columns, left = _console(), column or [], _minutes_left(budget)
     if every:
         console.print(_published_tables())
         return
-    if not table:
-        raise StudyError("which table? dpkfc reproduce --list names them")
-    if not (table := _without_federated(table, out, data_dir, smoke, None if quiet else console)):
-        return
-    _check_seeds(seeds)
-    figures = [name for name in table if find(name) is not None]
-    tables = [name for name in table if name not in figures]
-    if smoke and tables:
-        raise StudyError(f"--smoke is for figures; leave out the table {tables[0]!r}")
-    common: dict[str, Any] = {"data_dir": data_dir, "workers": worker_count(workers), "budget_minutes": budget}
-    common |= {"console": None if quiet else console}
-    found: dict[str, list[Any]] = {}
-    try:
+    tables, figures, with_federated = _kinds(table or [], columns, smoke=smoke, results=results)
+    common: dict[str, Any] = {"results": results, "data_dir": data_dir, "console": None if quiet else console}
+    common["workers"] = worker_count(workers)
+    with _interruptible(console, f"the same command goes on (reports so far: {out})"):
         if tables:
-            found = run_tables(tables, out, seeds=range(seeds), tuned=tuned or (), everything=everything, **common)
-        made = reproduce_figures(figures, out, small=smoke, **common) if figures else {}
-    except KeyboardInterrupt:
-        console.print(f"stopped; the same command goes on (reports so far: {out})", soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
-    for name, cells in found.items():
-        console.print(_reproduced_table(name, cells))
-        console.print(f"report: {out / name}.md", soft_wrap=True)
-    _show_figures(made, console)
+            found = run_tables(
+                tables, out, columns=columns, seeds=range(seeds), tuned=tuned or (), everything=everything,
+                budget_minutes=left(), **common,
+            )  # fmt: skip
+            _show_tables(found, columns, out, console)
+        if figures:
+            _show_figures(reproduce_figures(figures, out, small=smoke, budget_minutes=left(), **common), console)
+        if with_federated:
+            report = federated.reported(
+                federated.SMOKE if smoke else federated.STUDY, out, results=results, data_dir=data_dir, budget_minutes=left(),
+                told=(lambda line: None) if quiet else console.print,
+            )  # fmt: skip
+            console.print(f"report: {report}", soft_wrap=True)
 
 
-def _check_seeds(seeds: int) -> None:
-    if seeds < 1:
-        raise StudyError(f"seeds = {seeds}: every cell needs one run or more")
-
-
-def _without_federated(names: list[str], out: Path, data_dir: str, smoke: bool, console: Console | None) -> list[str]:
-    """The names without the federated study, which is run here: one thread, results and report below a folder."""
-    from dpkfc.studies.federated import run as federated
-
-    if federated.NAME not in names:
-        return names
-    study, shown = federated.SMOKE if smoke else federated.STUDY, _console()
+@contextmanager
+def _interruptible(console: Console, how: str) -> Iterator[None]:
+    """What is stopped inside says how to go on."""
     try:
-        report = federated.reported(study, out, data_dir=data_dir, told=console.print if console else lambda line: None)
+        yield
     except KeyboardInterrupt:
-        shown.print(f"stopped; the same command goes on (results so far: {out})", soft_wrap=True)
+        console.print(f"stopped; {how}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
-    shown.print(f"report: {report}", soft_wrap=True)
-    return [name for name in names if name != federated.NAME]
+
+
+def _kinds(
+    names: list[str], columns: list[str], *, smoke: bool, results: Path | None
+) -> tuple[list[str], list[str], bool]:
+    """Tables, figures, and whether the federated study is among the names; mistakes are said before anything runs.
+
+    Raises:
+        StudyError: no name or an unknown one, an unknown column, or an option that does not go with a name.
+    """
+    from dpkfc.studies.federated.run import NAME
+    from dpkfc.studies.figures.catalogue import find
+    from dpkfc.studies.published import load
+
+    if not names:
+        raise StudyError("which table? dpkfc reproduce --list names them")
+    figures = [name for name in names if find(name) is not None]
+    tables = [name for name in names if name not in (*figures, NAME)]
+    for name in tables:
+        load(name).of(columns)
+    if smoke and tables:
+        raise StudyError(f"--smoke is for figures and {NAME}; leave out the table {tables[0]!r}")
+    if columns and len(tables) < len(names):
+        raise StudyError(f"--column is for tables; leave out {next(name for name in names if name not in tables)!r}")
+    if results and NAME in names and set(names) != {NAME}:
+        raise StudyError(f"--results is one file, and {NAME} has one of its own; give it a call of its own")
+    return tables, figures, NAME in names
+
+
+def _minutes_left(budget: float | None) -> Callable[[], float | None]:
+    """What is left of a budget that begins now."""
+    started = time.monotonic()
+    return lambda: None if budget is None else budget - (time.monotonic() - started) / 60
+
+
+def _show_tables(found: dict[str, list[Any]], columns: list[str], out: Path, console: Console) -> None:
+    for name, cells in found.items():
+        console.print(_reproduced_table(name, [one for one in cells if not columns or one.cell.column in columns]))
+        console.print(f"report: {out / name}.md", soft_wrap=True)
 
 
 def _show_figures(made: dict[str, Any], console: Console) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from dpkfc.studies.cell import Ended, Run
 from dpkfc.studies.errors import StudyError
 
-__all__ = ["Place", "Source", "Task", "Watcher", "cores", "drive", "worker_count"]
+__all__ = ["Clock", "Place", "Source", "Task", "Watcher", "cores", "drive", "worker_count"]
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PATIENCE = 10.0  # seconds that a worker has to end
@@ -109,17 +109,23 @@ class _Worker:
 
 
 @dataclass
-class _Clock:
-    """Whether a cell still fits: the longest that cells of its kind took, against the time left."""
+class Clock:
+    """Whether a cell still fits into a time that begins when this is made.
 
-    budget: float | None
-    expected: Callable[[Run], float | None]
+    Attributes:
+        minutes: the time; None is no bound.
+        expected: seconds of a cell, None where not known.
+    """
+
+    minutes: float | None
+    expected: Callable[[Any], float | None]
     started: float = field(default_factory=time.monotonic)
 
-    def fits(self, run: Run) -> bool:
-        if self.budget is None:
+    def fits(self, run: Any) -> bool:
+        """Whether it would end in time, as far as is known."""
+        if self.minutes is None:
             return True
-        left = self.budget - (time.monotonic() - self.started)
+        left = 60 * self.minutes - (time.monotonic() - self.started)
         return left > 0 and (self.expected(run) or 0.0) <= left
 
 
@@ -146,7 +152,7 @@ def drive(
         KeyboardInterrupt: interrupted; the workers have ended, and what had finished is with the source.
         StudyError: a worker process cannot be started.
     """
-    clock = _Clock(None if budget_minutes is None else 60 * budget_minutes, expected)
+    clock = Clock(budget_minutes, expected)
     crew: list[_Worker] = []
     try:
         while True:

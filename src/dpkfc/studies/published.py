@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -37,10 +36,7 @@ class Published:
         found = _NUMBER.fullmatch(text)
         if found is None:
             raise StudyError(f"{text!r} is no printed number; write it as 91.7 or 91.7 ± 0.2")
-        return cls(float(found[1]), math.nan if found[2] is None else float(found[2]), text)._clean()
-
-    def _clean(self) -> Published:
-        return Published(self.mean, None, self.text) if self.std is not None and math.isnan(self.std) else self
+        return cls(float(found[1]), None if found[2] is None else float(found[2]), text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,15 +90,16 @@ class Table:
     note: str
     cells: tuple[Cell, ...]
 
-    @property
-    def columns(self) -> list[str]:
-        """Labels of the columns."""
-        return list(dict.fromkeys(cell.column for cell in self.cells))
+    def of(self, columns: Sequence[str]) -> list[Cell]:
+        """The cells of some columns, by their labels; all where none is given.
 
-    @property
-    def rows(self) -> list[str]:
-        """Labels of the rows."""
-        return list(dict.fromkeys(cell.row for cell in self.cells))
+        Raises:
+            StudyError: a column that the table does not have; those that it has are listed.
+        """
+        known = list(dict.fromkeys(cell.column for cell in self.cells))
+        if unknown := [column for column in columns if column not in known]:
+            raise StudyError(f"table {self.name} has no column {unknown[0]!r}; it has: {' | '.join(known)}")
+        return [cell for cell in self.cells if not columns or cell.column in columns]
 
 
 def names() -> list[str]:
@@ -153,8 +150,6 @@ def _cell(table: Mapping[str, Any], column: Mapping[str, Any], row: Mapping[str,
 
 def _checked(cell: Cell) -> Cell:
     """The cell, with the reason where its run cannot be made in this version."""
-    from dataclasses import replace
-
     if not cell.recipe or cell.recipe not in RECIPES:
         return replace(cell, not_run=f"recipe missing: {cell.recipe}" if cell.recipe else "no run is mapped to it")
     try:

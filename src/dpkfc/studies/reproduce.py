@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from dpkfc.recipes.datasets.errors import DatasetError
 from dpkfc.report.run_folder import placed
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError
+from dpkfc.studies.listed import Listed
 from dpkfc.studies.pool import Place, Task, drive
 from dpkfc.studies.progress import Console, StudyProgress
 from dpkfc.studies.published import Cell, Published, Table, load
 from dpkfc.studies.store import Store
 from dpkfc.studies.tune import expected_seconds
-from dpkfc.studies.tuned import settings_text
+from dpkfc.studies.tuned import settings_text, spread
 
 __all__ = ["RULE", "Outcome", "markdown", "outcomes", "reproduce", "verdict"]
 
@@ -58,10 +59,7 @@ class Outcome:
     @property
     def ours(self) -> str:
         """Mean ± sample standard deviation."""
-        if not self.values:
-            return "–"
-        spread = f" ± {statistics.stdev(self.values):.2f}" if len(self.values) > 1 else ""
-        return f"{statistics.mean(self.values):.2f}{spread}"
+        return spread(self.values)
 
 
 def verdict(published: Published, seeds: int, values: Sequence[float]) -> str:
@@ -104,59 +102,12 @@ class Tuning:
         return self._by_hash.get(run.hash)
 
 
-class Cells:
-    """The cells of tables as a source: the first seed of all of them, then the second, and so on.
-
-    Args:
-        cells: those that have a run.
-        tuning: settings and runs that are known.
-        store: takes every run.
-        seeds: of the runs.
-    """
-
-    def __init__(self, cells: Sequence[Cell], tuning: Tuning, store: Store, seeds: Sequence[int]) -> None:
-        self._store = store
-        wanted = {run.hash: (cell, run) for seed in seeds for cell in cells for run in [cell.run(tuning.settings(cell), seed)]}
-        self.total = len(wanted)
-        self._left = [one for one in wanted.values() if store.get(one[1]) is None and tuning.row(one[1]) is None]
-        self.done_before = self.total - len(self._left)
-        self.failures: dict[str, str] = {}
-
-    def leave_out(self, recipe: str, reason: str) -> None:
-        """Do not run the cells of a recipe."""
-        self.failures |= {f"{cell.row}, {cell.column}": reason for cell, run in self._left if run.recipe == recipe}
-        self._left = [(cell, run) for cell, run in self._left if run.recipe != recipe]
-
-    @property
-    def recipes(self) -> list[str]:
-        """Of the cells that are left."""
-        return list(dict.fromkeys(run.recipe for _, run in self._left))
-
-    def next(self, fits: Callable[[Run], bool]) -> Task | None:
-        """The first cell that fits."""
-        for index, (cell, run) in enumerate(self._left):
-            if fits(run):
-                del self._left[index]
-                return Task(run, tag=cell, label=f"{cell.row}, {cell.column}")
-        return None
-
-    def report(self, task: Task, number: int, accuracy: float) -> bool:
-        """Nothing that was seen on the test set ends a run."""
-        return True
-
-    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
-        """Keep a run."""
-        self._store.put(task.run, row)
-
-    def failed(self, task: Task, reason: str) -> None:
-        """Say so; the next call tries it again."""
-        self.failures[f"{task.tag.row}, {task.tag.column}"] = reason
-
-
 def reproduce(
     names: Sequence[str],
     folder: Path,
     *,
+    results: Path | None = None,
+    columns: Sequence[str] = (),
     data_dir: str = "",
     seeds: Sequence[int] = (0, 1, 2),
     tuned: Sequence[Path] = (),
@@ -170,6 +121,8 @@ def reproduce(
     Args:
         names: of tables.
         folder: for results, ledgers and reports; an earlier one is taken up again.
+        results: file of the rows; None for `results.json` in the folder.
+        columns: whose cells are run; all where none is given. Reports are of whole tables.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         seeds: of the runs, each with its own initial weights.
         tuned: results files of tuning studies.
@@ -179,17 +132,22 @@ def reproduce(
         console: where progress is drawn.
 
     Raises:
-        StudyError: an unknown table, or a file that cannot be used.
+        StudyError: an unknown table or column, no seeds, or a file that cannot be used.
         KeyboardInterrupt: interrupted; reports of what has finished are written before.
     """
+    if not seeds:
+        raise StudyError("seeds = 0: every cell needs one run or more")
     tables = [load(name) for name in names]
     missing = next((path for path in tuned if not path.is_file()), None)
     if missing is not None:
         raise StudyError(f"{missing} is no results file of a tuning study; give the results.json of `dpkfc tune`")
     tuning = Tuning(Store(path) for path in tuned)
-    with Store(folder / "results.json") as store:
-        cells = [cell for table in tables for cell in table.cells if not cell.not_run and (everything or not cell.needs)]
-        source = Cells(cells, tuning, store, seeds)
+    cells = [cell for table in tables for cell in table.of(columns) if not cell.not_run and (everything or not cell.needs)]
+    tasks = [
+        Task(cell.run(tuning.settings(cell), seed), label=f"{cell.row}, {cell.column}") for seed in seeds for cell in cells
+    ]
+    with Store(results or folder / "results.json") as store:
+        source = Listed(tasks, store, lambda run: tuning.row(run) is not None)
         _leave_out_what_has_no_data(source, data_dir)
         try:
             with StudyProgress(source.total, done=source.done_before, console=console) as progress:
@@ -204,7 +162,7 @@ def reproduce(
     return found
 
 
-def _leave_out_what_has_no_data(source: Cells, data_dir: str) -> None:
+def _leave_out_what_has_no_data(source: Listed, data_dir: str) -> None:
     """Read every data set once: a missing one is said in its cells, and the others are run."""
     for recipe in source.recipes:
         try:
@@ -216,7 +174,7 @@ def _leave_out_what_has_no_data(source: Cells, data_dir: str) -> None:
 def outcomes(
     table: Table, store: Store, tuning: Tuning, seeds: Sequence[int], failures: Mapping[str, str] | None = None
 ) -> list[Outcome]:
-    """Every cell of a table with what is known of it."""
+    """Every cell of a table with what is known of it; `failures` say by the hash of a run why it could not be made."""
     found = []
     for cell in table.cells:
         if cell.not_run:
@@ -225,7 +183,8 @@ def outcomes(
         chosen = tuning.settings(cell)
         runs = [cell.run(chosen, seed) for seed in seeds]
         rows = [row for run in runs if (row := store.get(run) or tuning.row(run)) is not None]
-        why = (failures or {}).get(f"{cell.row}, {cell.column}") or (f"needs {cell.needs}" if cell.needs else NOT_YET)
+        failed = [reason for run in runs if (reason := (failures or {}).get(run.hash))]
+        why = failed[0] if failed else f"needs {cell.needs}" if cell.needs else NOT_YET
         found.append(
             _outcome(table, cell, chosen, rows)
             if rows

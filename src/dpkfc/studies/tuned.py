@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from dpkfc.report.run_folder import placed
 from dpkfc.studies.cell import Plain
 from dpkfc.studies.tuning_cost import SCOPE, TrialLaw, composed, with_selection
 
-__all__ = ["ArmResult", "Tuned", "cost_of"]
+__all__ = ["ArmResult", "Tuned", "cost_of", "percent", "settings_text", "spread"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,14 @@ class Tuned:
 def percent(accuracy: float | None) -> str:
     """An accuracy in a table."""
     return "–" if accuracy is None else f"{100 * accuracy:.2f}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± sample standard deviation of seeds in a table; a dash for none."""
+    if not values:
+        return "–"
+    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{deviation}"
 
 
 def settings_text(params: Mapping[str, Plain]) -> str:

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpkfc.studies.federated.cell import IID
+from dpkfc.data.sampling import REPLACE_ONE
+from dpkfc.federated import FederatedConfig, PerUpload
+from dpkfc.studies.federated.cell import DELTA, IID
 from dpkfc.studies.federated.features import TASKS
 from dpkfc.studies.federated.study import ARMS, Study
 from dpkfc.studies.store import Store
-from dpkfc.studies.tuned import percent, settings_text
+from dpkfc.studies.tuned import percent, settings_text, spread
 
-__all__ = ["ERROR", "PUBLISHED", "RULE", "accuracies", "figure", "second_order", "tables"]
+__all__ = ["ERROR", "PUBLISHED", "RULE", "accuracies", "figure", "noise", "second_order", "tables"]
 
 # Gain of DP-FedSOFIM over DP-FedGD in points (least, most), as the paper's text gives it; tables of single cells are not at hand.
 PUBLISHED: Mapping[float, tuple[float, float]] = {0.5: (0.42, 0.60), 1.0: (0.42, 0.60), 10.0: (2.37, 2.37)}
@@ -22,6 +24,8 @@ PAIRS = (
     ("sofim", "fedgd-matched", "DP-FedSOFIM, gradient − DP-FedGD at its η/ρ"),
     ("sofim-momentum", "fedavgm-matched", "DP-FedSOFIM, momentum − DP-FedAvgM at its η/ρ, β"),
     ("sofim", "fedgd", "DP-FedSOFIM, gradient − DP-FedGD, both tuned"),
+    ("fedavgm", "fedgd", "DP-FedAvgM − DP-FedGD, both tuned"),
+    ("fedavgm-matched", "fedgd", "DP-FedAvgM at η/ρ, β of DP-FedSOFIM, momentum − DP-FedGD"),
     ("dp-kfc", "fedgd", "federated DP-KFC − DP-FedGD, both tuned"),
     ("paper-sofim", "paper-fedgd", "the paper's settings: DP-FedSOFIM − DP-FedGD at η = 0.1"),
     ("paper-sofim", "paper-matched", "the paper's settings: DP-FedSOFIM − DP-FedGD at η/ρ = 0.2"),
@@ -48,13 +52,6 @@ def _values(
     return [100 * row["accuracy"] for run in runs if (row := store.get(run)) is not None]
 
 
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"
-
-
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -74,7 +71,7 @@ def accuracies(study: Study, store: Store, task: str) -> str:
         cells = [_values(study, store, task, name, epsilon=epsilon) for epsilon in study.epsilons]
         cells += [_values(study, store, task, name, epsilon=study.tuned_at, partition=alpha) for alpha in alphas]
         seeds |= {len(cell) for cell in cells if cell}
-        lines.append([arm.label, percent(best), *map(_spread, cells), settings_text(_told(name, settings))])
+        lines.append([arm.label, percent(best), *map(spread, cells), settings_text(_told(name, settings))])
     if not lines:
         return "*Not run yet.*"
     count = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds, default=0))
@@ -123,6 +120,17 @@ def _shown(gain: tuple[float, float] | None, published: tuple[float, float] | No
         return text
     low, high = published
     return f"{text} ({'better' if mean - error > high else 'not reproduced' if mean + error < low else 'reproduced'})"
+
+
+def noise(study: Study, records: int = 50_000) -> str:
+    """ε here of the noise that the paper's ε takes: that one is against a server that sees every upload."""
+    plan = FederatedConfig(
+        clients=study.clients, rounds=study.rounds, expected_records=records, privacy=PerUpload(), adjacency=REPLACE_ONE,
+        min_survivors=study.clients,
+    )  # fmt: skip
+    here = [plan.calibrate(epsilon, DELTA).views()["the released models alone"] for epsilon in study.epsilons]
+    head = ["ε against a server that sees every upload", *(f"{epsilon:g}" for epsilon in study.epsilons)]
+    return _markdown(head, [["ε of the released models, as here, at the same noise", *(f"{epsilon:.2g}" for epsilon in here)]])
 
 
 def tables(study: Study, store: Store) -> str:

@@ -144,7 +144,7 @@ class Study:
 
     @property
     def size(self) -> int:
-        """Cells: trials and tests."""
+        """Cells, trials and tests: at most, as an arm and a control that come to equal settings share theirs."""
         tuned = sum(bool(arm.space) for arm in ARMS.values())
         fixed = sum(bool(arm.fixed) and arm.only in self.tasks for arm in ARMS.values())
         arms = len(ARMS) - sum(bool(arm.fixed) for arm in ARMS.values())
@@ -209,7 +209,11 @@ def _value(of: Range | Choice, u: float) -> Plain:
 
 
 def work(
-    study: Study, store: Store, features: Callable[[str], Features], told: Callable[[str, FederatedRun, float], None]
+    study: Study,
+    store: Store,
+    features: Callable[[str], Features],
+    told: Callable[[str, FederatedRun, float], None],
+    fits: Callable[[FederatedRun], bool] = lambda run: True,
 ) -> None:
     """Run what is left of a study, one cell after the other; each is on the disk before the next begins.
 
@@ -218,9 +222,12 @@ def work(
         store: takes every row.
         features: of a task, by its name; asked once for each.
         told: called after every cell with arm, run and accuracy.
+        fits: whether a cell can still be run.
     """
     known: dict[str, Features] = {}
     for name, run in study.cells(store):
+        if not fits(run):
+            continue
         if run.task not in known:
             known[run.task] = features(run.task)
         row = run_cell(run, known[run.task])

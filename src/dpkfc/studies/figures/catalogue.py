@@ -14,9 +14,11 @@ from dpkfc.report.run_folder import placed
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.figures import landscape
+from dpkfc.studies.listed import Listed
 from dpkfc.studies.pool import Place, Task, drive
 from dpkfc.studies.progress import Console, StudyProgress
 from dpkfc.studies.store import Store
+from dpkfc.studies.tune import expected_seconds
 
 __all__ = ["FIGURES", "Figure", "Made", "find", "reproduce_figures"]
 
@@ -158,42 +160,11 @@ def find(name: str) -> Figure | None:
     return None
 
 
-class _Cells:
-    """The cells of figures that have not been measured yet, each once, as a source of the pool."""
-
-    def __init__(self, figures: Sequence[Figure], small: bool, store: Store) -> None:
-        self._store = store
-        wanted = {run.hash: run for figure in figures for run in figure.runs(small)}
-        self.total = len(wanted)
-        self._left = [run for run in wanted.values() if store.get(run) is None]
-        self.done_before = self.total - len(self._left)
-        self.failures: dict[str, str] = {}
-
-    def next(self, fits: Callable[[Run], bool]) -> Task | None:
-        """The first cell that fits."""
-        for index, run in enumerate(self._left):
-            if fits(run):
-                del self._left[index]
-                return Task(run, label=f"{run.recipe}, {run.method}")
-        return None
-
-    def report(self, task: Task, number: int, accuracy: float) -> bool:
-        """Nothing ends a measurement."""
-        return True
-
-    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
-        """Keep a cell."""
-        self._store.put(task.run, row)
-
-    def failed(self, task: Task, reason: str) -> None:
-        """Say so; the next call tries it again."""
-        self.failures[task.run.hash] = reason
-
-
 def reproduce_figures(
     names: Sequence[str],
     folder: Path,
     *,
+    results: Path | None = None,
     data_dir: str = "",
     small: bool = False,
     workers: int = 1,
@@ -205,10 +176,11 @@ def reproduce_figures(
     Args:
         names: of figures.
         folder: for results, ledgers and pictures; an earlier one is taken up again.
+        results: file of the rows; None for `results.json` in the folder.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         small: seconds instead of minutes, on the digits: to see that everything goes together.
         workers: cells at once.
-        budget_minutes: no cell is started after that.
+        budget_minutes: no cell is started that would not end in time.
         console: where progress is drawn.
 
     Raises:
@@ -216,12 +188,16 @@ def reproduce_figures(
         KeyboardInterrupt: interrupted; figures of what has finished are written before.
     """
     figures = list({figure.name: figure for name in names if (figure := find(name)) is not None}.values())
-    with Store(folder / "results.json") as store:
-        source = _Cells(figures, small, store)
+    runs = [run for figure in figures for run in figure.runs(small)]
+    with Store(results or folder / "results.json") as store:
+        source = Listed(map(Task, runs), store)
         made: dict[str, Made] = {}
         try:
             with StudyProgress(source.total, done=source.done_before, console=console) as progress:
-                drive(source, Place(folder, data_dir), workers=workers, budget_minutes=budget_minutes, watcher=progress)
+                drive(
+                    source, Place(folder, data_dir), workers=workers, budget_minutes=budget_minutes,
+                    expected=expected_seconds(store), watcher=progress,
+                )  # fmt: skip
         finally:
             for figure in figures:
                 made[figure.name] = _made(figure, folder, store, source.failures, small)

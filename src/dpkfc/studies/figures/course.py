@@ -7,7 +7,6 @@ oracle) is a research measurement on public benchmark data: it is not in ε, nev
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature.diagnostics import signal_to_noise
+from dpkfc.curvature.inputs import examples
 from dpkfc.curvature.layers import LayerFactors
 from dpkfc.curvature.oracle import PrivateOracle
 from dpkfc.curvature.preconditioner import KFAC
@@ -137,9 +137,12 @@ def figures_of(prepared: Prepared, sources: Mapping[str, Probe], sizes: Sizes, s
     """
     model = prepared.model
     every = find_layers(model)
-    capturing = functools.partial(_capture, every)
     rules = {layer.name: layer.rule for layer in every}
-    base = replace(_base(prepared), probe_size=min(sizes.probe, *(_most(probe) for probe in sources.values())))
+
+    def capturing(m: nn.Module, loss: Any) -> Any:
+        return capture(m, every, loss)
+
+    base = replace(_base(prepared), probe_size=int(min(sizes.probe, *map(_most, sources.values()))))
     factors = {
         name: kronecker_layers(replace(base, probe=probe).factors(model, capturing, step, rules=rules))
         for name, probe in sources.items()
@@ -157,10 +160,6 @@ def figures_of(prepared: Prepared, sources: Mapping[str, Probe], sizes: Sizes, s
     return {"layers": layers, "signal": signal, "density": _densities(model, seen, sizes, step)}
 
 
-def _capture(layers: Any, model: nn.Module, loss: Any) -> Any:
-    return capture(model, layers, loss)
-
-
 def _base(prepared: Prepared) -> KFAC:
     """Factors without any cut: every position, every eigenpair, both sides."""
     from dpkfc.recipes.axes import kfac
@@ -171,10 +170,11 @@ def _base(prepared: Prepared) -> KFAC:
     )
 
 
-def _most(probe: Probe) -> int:
-    held = getattr(probe, "inputs", None)
-    held = len(probe.dataset[0]) if isinstance(probe, PrivateOracle) else len(held) if isinstance(held, Tensor) else 1 << 30
-    return held
+def _most(probe: Probe) -> float:
+    """Examples that a probe has."""
+    if isinstance(probe, PrivateOracle):
+        return len(probe.dataset[0])
+    return examples(probe.inputs) if isinstance(probe, PublicData) else math.inf
 
 
 def _layer(of: Mapping[str, LayerFactors], probe_size: int, damping: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ Source: Ghorbani, Krishnan and Xiao (2019); Ubaru, Chen and Saad (2017); DP-KFC,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -131,13 +131,8 @@ def density(product: Product, dim: int, *, steps: int, starts: int, generator: t
         generator: of their signs, on the CPU.
         like: a tensor whose dtype and device vectors have.
     """
-    nodes: Sequence[Tensor]
-    weights: Sequence[Tensor]
-    pairs = []
-    for _ in range(starts):
-        signs = 2 * torch.randint(2, (dim,), generator=generator) - 1
-        pairs.append(lanczos(product, signs.to(like), steps))
-    nodes, weights = zip(*pairs, strict=True)
-    every, share = torch.cat(list(nodes)).clamp(min=0), torch.cat(list(weights)) / starts
-    order = every.argsort(descending=True)
-    return Density(every[order], share[order], dim)
+    signs = (2 * torch.randint(2, (dim,), generator=generator) - 1 for _ in range(starts))
+    pairs = [lanczos(product, start.to(like), steps) for start in signs]
+    nodes, weights = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    order = nodes.argsort(descending=True)
+    return Density(nodes[order].clamp(min=0), weights[order] / starts, dim)

@@ -1,0 +1,29 @@
+"""The checkpoint benchmark runs on a small model, writes where it is told, and its file becomes a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_a_smoke_run_writes_both_optimizers_and_their_table(tmp_path: Path):
+    path = tmp_path / "checkpoint.json"
+
+    def printed(*arguments: str) -> str:
+        command = [sys.executable, str(ROOT / "benchmarks" / "checkpoint.py"), *arguments, "--output", str(path)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    assert "nothing measured yet" in printed("--table")
+    shown = printed("--smoke", "--threads", "1")
+    results = json.loads(path.read_text("utf-8"))
+    assert results["hardware"]["threads"] == 1 and results["date"]
+    assert [row["momentum"] for row in results["rows"]] == [0.0, 0.9] and len(shown.splitlines()) == 4
+    assert printed("--table") == shown
