@@ -208,6 +208,13 @@ def federated(part: str) -> str:
     return benchmark.table({part: results[part]}) + "\n\n" + machine(results[part])
 
 
+def figures(part: str) -> str:
+    """What the figures of the DP-KFC paper show here, as numbers."""
+    import figure_tables
+
+    return figure_tables.PARTS[part]()
+
+
 def plan_70b(part: str = "") -> str:
     """The paper-and-pencil plan, or (`check`) how its formulas do on what was measured."""
     import plan_70b as paper
@@ -235,6 +242,7 @@ TABLES: dict[str, Callable[[], str]] = {
 PARTS: dict[str, Callable[[str], str]] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
     "accuracy-study": accuracy_study, "published": published, "methods": methods, "method-speed": method_speed,
     "federated-accuracy": federated_accuracy, "federated-cost": federated, "plan-70b": plan_70b, "assurance": assurance,
+    "figures": figures,
 }  # fmt: skip
 
 

@@ -1,0 +1,80 @@
+"""The figures of the DP-KFC paper as tables, from what `dpkfc reproduce kfc-fig3 kfc-fig7 kfc-theorem-5.4` has measured.
+
+    python benchmarks/tables.py     # writes them into docs/figures.md
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from common import RESULTS, markdown, read_json
+
+SOURCES = ("pink noise", "white noise", "public", "random directions", "oracle, other examples")
+MAPS = ("nothing", "pink noise", "white noise", "public", "random directions", "oracle, other examples", "oracle")
+SPECTRA = ("pink noise", "white noise", "public", "oracle")
+NAMES = {"public": "Fashion-MNIST", "oracle, other examples": "other private examples"}
+
+
+def likeness() -> str:
+    """Cosines of undamped factors with the oracle's, those of the authors' sums, and how far traces are off."""
+    head = ["model", "steps", "source", "cos A", "cos G", "cos G, authors' sums", "tr A ÷ oracle's", "tr G ÷ oracle's"]
+    rows = []
+    for model, checkpoint in _ends("kfc-fig3"):
+        for source in SOURCES:
+            undamped = [layer["tracking"]["undamped"][source] for layer in checkpoint["layers"].values()]
+            authors = [layer["tracking"]["authors"][source]["G"]["cosine"] for layer in checkpoint["layers"].values()]
+            cosines = [_range([of[side]["cosine"] for of in undamped], "{:.2f}") for side in ("A", "G")]
+            traces = [_range([of[side]["scale"] for of in undamped], "{:.2g}") for side in ("A", "G")]
+            name = NAMES.get(source, source)
+            rows.append([model, str(checkpoint["step"]), name, *cosines, f"≥ {min(authors):.4f}", *traces])
+    return f"Median over layers (least … most)\n\n{markdown(head, rows)}"
+
+
+def maps() -> str:
+    """Condition numbers of the realised map on what holds 99 % of the trace."""
+    names = [NAMES.get(name, name) for name in MAPS]
+    rows = []
+    for model, checkpoint in _ends("kfc-theorem-5.4"):
+        for side in ("A", "G", "F"):
+            found = []
+            for source in MAPS:
+                held = [layer["realised"].get(source, {}).get(side, {}).get("held") for layer in checkpoint["layers"].values()]
+                known = [x for x in held if x]
+                found.append(f"{statistics.geometric_mean(known):,.3g}" if known else "–")
+            rows.append([model, str(checkpoint["step"]), {"F": "A ⊗ G"}.get(side, side), *found])
+    return f"Geometric mean over layers\n\n{markdown(['model', 'steps', 'of', *names], rows)}"
+
+
+def spectra() -> str:
+    """Trace and largest eigenvalue of the whole Fisher matrix by Lanczos quadrature."""
+    rows = []
+    for model, checkpoint in _ends("kfc-fig7"):
+        density = checkpoint["density"]
+        cells = [f"{density[name]['trace']:.3g}; {max(_nodes(density[name])):.3g}" for name in SPECTRA]
+        rows.append([model, str(checkpoint["step"]), *cells])
+    return f"Trace; largest eigenvalue\n\n{markdown(['model', 'steps', *(NAMES.get(n, n) for n in SPECTRA)], rows)}"
+
+
+PARTS: Mapping[str, Callable[[], str]] = {"likeness": likeness, "maps": maps, "spectra": spectra}
+
+
+def _ends(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Recipe, and its first and last checkpoint."""
+    for row in read_json(RESULTS / "figures" / f"{name}.json")["rows"]:
+        for checkpoint in (row["values"][0], row["values"][-1]):
+            yield row["run"]["recipe"], checkpoint
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    middle, least, most = (form.format(x) for x in (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({least} … {most})"
+
+
+def _nodes(density: Mapping[str, Any]) -> list[float]:
+    """Eigenvalues of every start of the quadrature."""
+    flat: list[float] = []
+    for node in density["nodes"]:
+        flat += node if isinstance(node, list) else [node]
+    return flat
