@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from dpkfc.gradients.diagonal import diagonal_metric
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.random_state import device_of
+from dpkfc.gradients.sharded import is_divided, reshard
 from dpkfc.gradients.tape import capture
 from dpkfc.metric import Metric
 from dpkfc.privacy.mechanism import Released
@@ -64,8 +66,10 @@ class Coordinates:
         more |= {"rules": {layer.name: layer.rule for layer in self._layers}}
         if self._ranks.world_size == 1:
             self.current = self._built(step, **more)
-        elif getattr(self._config, "divides", False):
-            self.current = self._built(step, **more, team=self._ranks)
+        elif (divided := is_divided(self._model)) or getattr(self._config, "divides", False):
+            more |= {} if divided else {"team": self._ranks}
+            build = partial(self._built, step, **more)  # through a divided model all make the same passes
+            self.current = self._ranks.in_step(build) if divided else build()
             self._ranks.agree(lambda: {"metric": ("", self.current and self.current.digest)}, advice)
         else:
             self.current = self._from_first(step, **more)
@@ -74,12 +78,24 @@ class Coordinates:
         built: Preconditioner = self._config.build(
             self._model, lambda model, loss: capture(model, self._layers, loss), step, **more
         )
+        reshard(self._model)
         return built
 
     def _from_first(self, step: int, **more: Any) -> Preconditioner:
         """Built on the first rank, while the others wait: what does not say how to be divided."""
         cpu, here = torch.device("cpu"), device_of(self._layers)
         return moved_to(self._ranks.from_first(lambda: moved_to(self._built(step, **more), cpu)), here)
+
+    def loaded(self, state: Mapping[str, Tensor]) -> Preconditioner:
+        """The preconditioner of a checkpoint, once it is known to fit the model.
+
+        Raises:
+            ValueError: it does not.
+        """
+        kind: type[Preconditioner] = getattr(self._config, "result", Preconditioner)
+        preconditioner = kind.from_state_dict(dict(state)).to(device_of(self._layers))
+        preconditioner.check({layer.name: {r: layer.tensor(r).shape for r in layer.parameters} for layer in self._layers})
+        return preconditioner
 
     def observe(self, released: Released) -> None:
         """Let a preconditioner that is made from past releases see this one, in the coordinates it was released in."""

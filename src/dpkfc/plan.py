@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from dpkfc.privacy import events
 from dpkfc.privacy.calibration import check_target
 from dpkfc.privacy.events import EpsilonCurve
 from dpkfc.privacy.grid import ROUNDED, widened
+from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 if TYPE_CHECKING:
@@ -200,6 +202,18 @@ class Plan:
         """
         if self.certified:
             events.check_before_a_run(self.event, self.steps, self.delta, self.neighbouring_relation)
+
+    def open_ledger(self, path: str | os.PathLike[str] | None) -> Ledger:
+        """The ledger of a run of this plan, in memory where there is no path.
+
+        Raises:
+            ValueError: as `check_accounting`.
+        """
+        self.check_accounting()
+        header = {"certified": self.certified, "rng": "repeatable" if self.test_mode else "secure"}
+        if path is None:
+            return Ledger.in_memory(self.hash, header, self.steps)
+        return Ledger.open(path, self.hash, header, self.steps)
 
     def noise_stream(self) -> NoiseStream:
         """A new noise stream: secure, or repeatable in test mode."""

@@ -22,9 +22,10 @@ from dpkfc import checkpoint
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.data.layout import layout
-from dpkfc.data.loader import MicroBatches, Rows, collate, tensors_of
+from dpkfc.data.loader import MicroBatches, Rows, collate
 from dpkfc.data.public import check_probes
 from dpkfc.data.units import units_of
+from dpkfc.gradients import sharded
 from dpkfc.gradients.agreement import check_alike, check_in_step
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.layers import Layer, find_layers
@@ -48,7 +49,8 @@ class Session:
 
     Args:
         plan: from `PrivacyConfig.calibrate`.
-        model: any module; BatchNorm in training mode and modules that mix examples are refused.
+        model: any module, or one that `fully_shard` has divided; BatchNorm in training mode and modules that mix examples are
+            refused.
         optimizer: a torch optimizer over exactly the model's trainable parameters.
         dataset: a map-style dataset, or a tuple of tensors with a common leading axis; `plan.dataset_size` examples.
         units: one id a record `[len(dataset)]`, or the name of a column of the dataset: whom each record belongs to. For a
@@ -87,8 +89,10 @@ class Session:
         self.optimizer = optimizer
         self._ranks, self._step = Ranks.current(), 0
         self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
-        check_alike(self._ranks, plan.hash, model, optimizer, records=len(self._loader), dataset=tensors_of(dataset))
+        check_alike(self._ranks, plan.hash, model, optimizer, records=len(self._loader), record=Rows(dataset).__getitem__)
+        self._divided = sharded.prepare(model, self._ranks.world_size, automatic=plan.config.micro_batch[1])
         self.layers: list[Layer] = find_layers(model)
+        sharded.refuse_layers(self.layers)
         self._parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
         self._dataset, self._collate_fn = dataset, collate_fn
@@ -99,7 +103,7 @@ class Session:
         self._clip = plan.config.clip(layer.name for layer in self.layers)
         self._noise = plan.noise_stream()
         self._sampling = plan.sampling_stream()
-        self._ledger = self._ranks.together(lambda: _open_ledger(plan, ledger_path if self._ranks.first else None))
+        self._ledger = self._ranks.together(lambda: plan.open_ledger(ledger_path if self._ranks.first else None))
         for _ in range(self._ranks.from_first(lambda: self._ledger.count) - self._ledger.count):
             self._charge()  # the other ranks count along
         self._augment = augment
@@ -157,7 +161,8 @@ class Session:
         check_unchanged(self.model, self.layers, self._parameters)
         self._average.before_step()
         self._coordinates.refresh(self._step)
-        sums, norms = self._ranks.together(lambda: self._clipped_sum(batch, loss_fn))
+        run = self._ranks.in_step if self._divided else self._ranks.together
+        sums, norms = run(lambda: self._clipped_sum(batch, loss_fn))
         clipped = ClippedSum(self._ranks.sum(sums), self._clip.max_grad_norm, self._clip.clipping)
         released = self._release(clipped)
         self._pending = None
@@ -187,9 +192,11 @@ class Session:
         drawn = np.asarray(self._ranks.share(batch.drawn))
         config, points = self.plan.config, self._points()
         records, views = drawn[drawn >= 0], config.augmentations
+        shares = self._ranks.shares(batch.drawn) if self._divided else []
 
         def attempt(rows: Any, bound: int | None, multiple: int | None, at: list[At]) -> tuple[dict[str, Tensor], Tensor]:
-            parts = layout(rows, bound, multiple, config.unit_reduction, views)
+            own, *others = (layout(x, bound, multiple, config.unit_reduction, views) for x in (rows, *shares))
+            parts = own + max(others, key=len, default=[])[len(own) :]  # no process may make fewer passes than another
             loaded = self._loader.load([part.records for part in parts])
             return clipped_sum(
                 self.model,
@@ -200,6 +207,7 @@ class Session:
                 micro_batches=zip(loaded, parts, strict=True),
                 points=at,
                 augment=self._augment,
+                counted=len(own),
             )
 
         rows, multiple = views * records.size, config.pad_to_multiple  # measured with the points of the steps to come
@@ -242,7 +250,7 @@ class Session:
         self._chain.before_update(self._parameters)
         self.optimizer.zero_grad(set_to_none=True)  # a gradient left on a frozen parameter is nobody's release
         for name, parameter in self._parameters.items():
-            parameter.grad = released.gradients[name].to(parameter.dtype)
+            parameter.grad = sharded.divided_as(released.gradients[name].to(parameter.dtype), parameter)
         try:
             self.optimizer.step()
         finally:
@@ -257,7 +265,7 @@ class Session:
         Raises:
             RuntimeError: the plan keeps none (`PrivacyConfig.weight_average`), or it is in the model already.
         """
-        return self._average.in_model()
+        return sharded.resharded(self.model, self._average.in_model())
 
     # -- what was spent ------------------------------------------------------------------------------------------------
 
@@ -292,7 +300,7 @@ class Session:
             CheckpointError: the folder cannot be written, or `extra` or the optimizer holds a value of another kind.
         """
         check_in_step(self._ranks, self._parameters, "save")
-        tensors = {"model": checkpoint.unique_tensors(self.model.state_dict())}
+        tensors = {"model": self._model_state()}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()
         filters, average = self._chain.state_dict(), self._average.state_dict()
@@ -312,7 +320,11 @@ class Session:
             meta["world_size"] = self._ranks.world_size
         if self.plan.test_mode:  # bit for bit, dropout included; elsewhere a run goes on with whatever torch draws
             meta["torch_rng"] = torch.cat(self._ranks.everyone(torch.get_rng_state()))
-        self._ranks.from_first(lambda: checkpoint.write(folder, tensors, meta))
+        held, told = sharded.whole((tensors, meta), keep=self._ranks.first)
+        self._ranks.from_first(lambda: checkpoint.write(folder, held, told))
+
+    def _model_state(self) -> dict[str, Tensor]:
+        return sharded.model_state(self.model) if self._divided else checkpoint.unique_tensors(self.model.state_dict())
 
     def restore(self, folder: str | os.PathLike[str], *, any_world_size: bool = False) -> Any:
         """Continue from a checkpoint of the same plan and ledger, with a fresh noise stream.
@@ -349,13 +361,13 @@ class Session:
 
     def _load(self, tensors: dict[str, dict[str, Tensor]], meta: dict[str, Any]) -> None:
         """Take up what a checkpoint of this plan and ledger holds."""
-        checkpoint.check_same_tensors(checkpoint.unique_tensors(self.model.state_dict()), tensors["model"])
-        preconditioner = self._loaded(tensors["preconditioner"]) if "preconditioner" in tensors else None
-        checkpoint.load_optimizer(self.optimizer, meta["optimizer"])
+        checkpoint.check_same_tensors(self._model_state(), tensors["model"])
+        preconditioner = self._coordinates.loaded(tensors["preconditioner"]) if "preconditioner" in tensors else None
+        checkpoint.load_optimizer(self.optimizer, sharded.divided_optimizer_state(self.optimizer, meta["optimizer"]))
         self._chain.load_state_dict(self._here(tensors.get("filters", {})))
         self._coordinates.past = self._here(tensors.get("past", {}))
         self._average.load_state_dict(self._here(tensors.get("average", {})))
-        self.model.load_state_dict(tensors["model"], strict=False)
+        self.model.load_state_dict(sharded.divided_state(tensors["model"], self.model), strict=False)
         if "torch_rng" in meta:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
@@ -367,13 +379,7 @@ class Session:
         return next(iter(self._parameters.values())).device
 
     def _here(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: x.to(self._device) for name, x in state.items()}
-
-    def _loaded(self, state: dict[str, Tensor]) -> Preconditioner:
-        kind: type[Preconditioner] = getattr(self.plan.config.preconditioner, "result", Preconditioner)
-        preconditioner = kind.from_state_dict(state).to(self._device)
-        preconditioner.check({layer.name: {r: layer.tensor(r).shape for r in layer.parameters} for layer in self.layers})
-        return preconditioner
+        return sharded.divided_state({name: x.to(self._device) for name, x in state.items()}, self.model)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -389,11 +395,3 @@ class Session:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close the session."""
         self.close()
-
-
-def _open_ledger(plan: Plan, path: str | os.PathLike[str] | None) -> Ledger:
-    plan.check_accounting()
-    header = {"certified": plan.certified, "rng": "repeatable" if plan.test_mode else "secure"}
-    if path is None:
-        return Ledger.in_memory(plan.hash, header, plan.steps)
-    return Ledger.open(path, plan.hash, header, plan.steps)

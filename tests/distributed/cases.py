@@ -57,6 +57,23 @@ def image() -> nn.Module:
     return Image().double()
 
 
+class Rare(nn.Module):
+    """A layer with a computed weight that is called only where an example needs it: on some processes, not on others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.rare = nn.Linear(6, 3), nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = x[:, :1] > 0.8
+        return self.head(x) + (chosen * self.rare(x) if bool(chosen.any()) else 0)
+
+
+def rare() -> nn.Module:
+    torch.manual_seed(0)
+    return Rare().double()
+
+
 def ids(n: int = N) -> tuple[Tensor, Tensor]:
     x, y = data(n)
     return (x * 3).long().clamp(0, 6), y
@@ -121,6 +138,7 @@ def loss(output: Tensor, generator: torch.Generator) -> Tensor:
 CASES = {
     "DP-SGD": Case(),
     "shares that are empty": Case({"expected_batch_size": 2, "steps": 8}),
+    "layers that some processes do not call": Case({"expected_batch_size": 4, "steps": 8}, rare),
     "micro-batches": Case({"max_physical_batch_size": 2}),
     "micro-batches found by trying": Case({"max_physical_batch_size": "auto"}),
     "padded micro-batches": Case({"max_physical_batch_size": 4, "pad_to_multiple": 4}),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.gradients.distributed import RankLost
@@ -22,6 +23,7 @@ from tests.documents import ROOT
 from tests.test_session import loss_fn, net, session, weights
 
 NOWHERE = "-1:0:nowhere"
+
 
 def _dying(rank: int, folder: Path) -> dict[str, Any]:
     """Of three processes the last dies in the second step, before it has added its part."""
@@ -70,7 +72,7 @@ def _train(rank: int, folder: Path, fault: str, store: str) -> bool:
 
 
 def _weights(folder: Path) -> list[torch.Tensor]:
-    return [torch.load(folder / f"weights-{rank}.pt", weights_only=True) for rank in range(2)]
+    return [load_file(folder / f"weights-{rank}.safetensors")["weights"] for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,7 @@ def test_a_release_that_was_charged_and_lost_stays_charged(tmp_path: Path, strai
     """Rank 0 dies between the charge and the release: its step is repeated, and the run has one step less."""
     assert run(_train, 2, "0:2:release", "first", folder=tmp_path) == [None, False]
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 3
-    (tmp_path / "result-1.pt").unlink()
+    (tmp_path / "result-1.json").unlink()
     assert run(_train, 2, NOWHERE, "second", folder=tmp_path) == [True, True]
     assert [release["step"] for release in verify(tmp_path / "ledger.jsonl").releases] == [0, 1, 2, 2, 3]
     one, two = _weights(tmp_path)

@@ -1,79 +1,269 @@
-"""FSDP2: the engine below the session agrees with plain modules, and the session says what it does not take yet."""
+"""FSDP2: a session on a divided model makes the weights of one process, and takes no division that it does not know."""
 
 from __future__ import annotations
 
-import functools
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dpkfc.curvature.preconditioner import KFAC
-from dpkfc.data.layout import layout
-from dpkfc.gradients.accumulate import Clip
-from dpkfc.gradients.distributed import Ranks
-from dpkfc.gradients.layers import find_layers
-from dpkfc.gradients.micro import clipped_sum
-from dpkfc.gradients.tape import capture
-from dpkfc.metric import Metric
-from tests.distributed.cases import Case
+from dpkfc.gradients.distributed import RankLost
+from dpkfc.gradients.micro import LossFn
+from dpkfc.gradients.sharded import local
+from dpkfc.postprocess import DiSK, WeightEMA
+from dpkfc.privacy.ledger import verify
+from tests.distributed.fsdp import RUNS, Run, Scale, adam, ids, shard, transformer, weights
 from tests.distributed.group import run, start
-from tests.test_session import data, kfac, loss_fn, net
+from tests.test_session import kfac, loss_fn, net
+
+# Parameters, moments of Adam, the point before, an average and a metric: all that a checkpoint holds.
+SAVED = Run(
+    {"steps": 4, "preconditioner": kfac(), "postprocess": (DiSK(),), "weight_average": WeightEMA(0.9)}, optimizer=adam
+)
 
 
-def _sharded() -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
+def _state(run: Run, folder: Path, *, divided: bool, upto: int, restore: bool = False, save: bool = False) -> list[float]:
+    """Weights and averaged weights after so many steps in all."""
+    with run.open(divided=divided, ledger=folder / "ledger.jsonl") as s:
+        if restore:
+            assert s.restore(folder / "checkpoint", any_world_size=True) == {"epoch": 1}
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+            if s.steps_done == upto:
+                break
+        if save:
+            s.save(folder / "checkpoint", extra={"epoch": 1})
+        with s.averaged_weights():
+            averaged = weights(s.model)
+        return torch.cat([weights(s.model), averaged]).tolist()
+
+
+def _checkpoints(rank: int, folder: Path) -> dict[str, Any]:
+    """A run that stops after two steps and goes on, divided and not, and one without a break."""
+    for name in ("straight", "divided", "alone"):
+        (folder / name).mkdir(exist_ok=True)
+    found = {"straight": _state(SAVED, folder / "straight", divided=True, upto=4)}
+    _state(SAVED, folder / "divided", divided=True, upto=2, save=True)
+    dist.barrier()
+    if rank == 0:
+        shutil.copytree(folder / "divided", folder / "to-one", dirs_exist_ok=True)
+    found["divided"] = _state(SAVED, folder / "divided", divided=True, upto=4, restore=True)
+    found["from one"] = _state(SAVED, folder / "of-one", divided=True, upto=4, restore=True)
+    return found
+
+
+def _mixed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    losses = loss_fn(model, batch)
+    return losses + losses.mean()
+
+
+def _used_elsewhere(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]) * model.words.weight.sum(), batch[1], reduction="none")
+
+
+FAULTS = {
+    "mixed": (RUNS["SGD with momentum"], _mixed, "do not add up to the gradient of their losses"),
+    "used elsewhere": (RUNS["tied"], _used_elsewhere, "the per-example gradient of 'words.weight' differs"),
+}
+
+
+def _fault(case: Run, loss: LossFn) -> str:
+    with case.open(divided=True) as s:
+        try:
+            s.step(next(s.batches()), loss)
+        except ValueError as error:
+            return f"{error} ({s.steps_done} steps)"
+    return "taken"
+
+
+def _alone(rank: int, folder: Path) -> str:
+    """What the processes are told when one of them fails in the middle of a pass, and ends."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if rank == 1:
+            raise KeyError("boom")
+        return loss_fn(model, batch)
+
+    with RUNS["SGD with momentum"].open(divided=True, ledger=folder / "alone.jsonl", check=False) as s:
+        try:
+            s.step(next(s.batches()), loss)
+        except (KeyError, RankLost) as error:
+            return f"{type(error).__name__}: {error}"
+    return "taken"
+
+
+def _outer(model: nn.Module, **options: Any) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
-    model, mesh = net(), init_device_mesh("cpu", (2,))
-    for part in (model[0], model[2], model):
-        fully_shard(part, mesh=mesh)
+    return fully_shard(model, **options)
+
+
+def _in_two_dimensions() -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return _outer(net(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("outer", "inner")))
+
+
+def _on_one_of_two() -> nn.Module:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return _outer(net(), mesh=DeviceMesh("cpu", [dist.get_rank()]))
+
+
+def _by_columns() -> nn.Module:
+    from torch.distributed.tensor import Shard
+
+    return _outer(net(), shard_placement_fn=lambda p: Shard(p.dim() - 1))
+
+
+def _in_bfloat16() -> nn.Module:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return _outer(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+
+
+def _by_hand() -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    model = net()
+    model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), init_device_mesh("cpu", (2,)), [Shard(0)]))
     return model
 
 
-def _metric(model: nn.Module, config: KFAC) -> Metric:
-    layers = find_layers(model)
-    return config.build(model, lambda m, loss: capture(m, layers, loss), 0).metric
+def _module_without_a_rule() -> nn.Module:
+    model = nn.Sequential(*net(), Scale(3)).double()
+    _outer(model[-1])
+    return _outer(model)
 
 
-def _sum(model: nn.Module, metric: Metric, records: list[int]) -> dict[str, Tensor]:
-    parts = layout(np.array(records), 3, None, "mean", 1)
-    x, y = data()
-    batches = [((x[torch.from_numpy(p.records)], y[torch.from_numpy(p.records)]), p) for p in parts]
-    return clipped_sum(model, find_layers(model), metric, Clip(0.5), loss_fn=loss_fn, micro_batches=batches)[0]
+class _Asked(nn.Module):
+    """A frozen query that is itself the input of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.ask = nn.Parameter(torch.ones(1, 6), requires_grad=False), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ask(self.query.expand(len(x), 6)) * x[:, :3]
+
+
+def _tied_across() -> nn.Module:
+    model: Any = transformer(tied=True)
+    _outer(model.words), _outer(model.head)
+    return _outer(model)
+
+
+REFUSED: dict[str, tuple[Run, str]] = {
+    "two dimensions": (Run(model=_in_two_dimensions), r"parameter '0.weight' is divided over a mesh of shape \(2, 1\)"),
+    "a part of the group": (Run(model=_on_one_of_two), r"parameter '0.weight' is divided over a mesh of shape \(1,\)"),
+    "columns": (Run(model=_by_columns), r"parameter '0.weight' is divided as \(Shard\(dim=1\),\)"),
+    "mixed precision": (Run(model=_in_bfloat16), r"parameter '0.weight' is computed with in torch.bfloat16"),
+    "by hand": (Run(model=_by_hand), "parameter '0.weight' is a DTensor that no fully_shard gathers"),
+    "without a rule": (Run(model=_module_without_a_rule), r"the module '3' \(FSDPScale\)"),
+    "tied across": (Run(model=_tied_across, dataset=ids), "shared|tied"),
+    "a parameter as input": (Run(model=lambda: _outer(_Asked().double())), "layer 'ask' is called with a parameter"),
+    "automatic": (Run({"max_physical_batch_size": "auto"}, lambda: shard(net())), "max_physical_batch_size as a number"),
+}
+
+
+def _refusal(case: Run, folder: Path, name: str) -> str:
+    try:
+        with case.open(divided=False, ledger=folder / f"{name}.jsonl") as s:
+            s.step(next(s.batches()), loss_fn)
+    except ValueError as error:
+        return str(error)
+    return "taken"
+
+
+def _held() -> list[int]:
+    """Entries of parameters, and of moments, that this process holds."""
+    with RUNS["Adam"].open(divided=True) as s:
+        s.step(next(s.batches()), loss_fn)
+        moments = [x for state in s.optimizer.state.values() for x in state.values() if x.dim()]
+        return [sum(local(x).numel() for x in of) for of in (s.model.parameters(), moments)]
 
 
 def _worker(rank: int, folder: Path) -> dict[str, Any]:
     start(rank, 2, folder / "store")
-    model, ranks, records = _sharded(), Ranks.current(), list(range(12))
-    assert hasattr(model[0].weight, "placements")
-    found = ranks.sum(_sum(model, _metric(model, kfac()), list(ranks.share(records))))
-    try:
-        Case(model=lambda: model).open(folder / f"{rank}.jsonl")
-        message = "taken"
-    except ValueError as error:
-        message = str(error)
-    dist.destroy_process_group()
-    return {"sum": found, "message": message}
+    found = {
+        "runs": {name: case.train(divided=True) for name, case in RUNS.items()},
+        "checkpoints": _checkpoints(rank, folder),
+        "held": _held(),
+        "faults": {name: _fault(case, loss) for name, (case, loss, _) in FAULTS.items()},
+        "refused": {name: _refusal(case, folder, name) for name, (case, _) in REFUSED.items()},
+    }
+    return found | {"alone": _alone(rank, folder)}  # and then this process ends
 
 
-@functools.cache
-def results() -> list[dict[str, Any]]:
-    return run(_worker, 2)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the processes work; one undivided process has left a checkpoint there."""
+    place = tmp_path_factory.mktemp("fsdp")
+    (place / "of-one").mkdir()
+    _state(SAVED, place / "of-one", divided=False, upto=2, save=True)
+    return place
 
 
-def test_clipped_sums_in_a_metric_of_a_divided_model_are_those_of_the_whole_one() -> None:
-    whole = net()
-    expected = _sum(whole, _metric(whole, kfac()), list(range(12)))
-    for name, value in results()[0]["sum"].items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-12)
+@pytest.fixture(scope="module")
+def results(folder: Path) -> list[dict[str, Any]]:
+    """What both processes have found."""
+    return run(_worker, 2, folder=folder)
 
 
-@pytest.mark.parametrize("rank", range(2))
-def test_the_session_refuses_a_divided_model_by_name(rank: int) -> None:
-    message = results()[rank]["message"]
-    assert "parameter '0.weight' is divided over processes" in message and "fully_shard" in message
+def _close(found: list[float], expected: Tensor) -> None:
+    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_divided_run_equals_one_process(name: str, results: list[dict[str, Any]]) -> None:
+    alone = RUNS[name].train(divided=False)
+    first, second = (of["runs"][name] for of in results)
+    assert first == second and first.keys() == alone.keys()
+    for kind, expected in alone.items():
+        _close(first[kind], expected)
+
+
+def test_parameters_and_moments_are_divided(results: list[dict[str, Any]]) -> None:
+    whole = sum(p.numel() for p in net().parameters())
+    (parameters, moments), (others, other_moments) = (of["held"] for of in results)
+    assert parameters + others == whole and abs(parameters - others) < whole / 5
+    assert (moments, other_moments) == (2 * parameters, 2 * others)
+
+
+def test_a_checkpoint_goes_on_to_the_bit(folder: Path, results: list[dict[str, Any]]) -> None:
+    for of in results:
+        assert of["checkpoints"]["divided"] == of["checkpoints"]["straight"]
+    assert [release["step"] for release in verify(folder / "divided" / "ledger.jsonl").releases] == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_passes_between_divided_and_undivided_runs(folder: Path, results: list[dict[str, Any]]) -> None:
+    expected = torch.tensor(results[0]["checkpoints"]["straight"], dtype=torch.float64)
+    _close(results[0]["checkpoints"]["from one"], expected)
+    _close(_state(SAVED, folder / "to-one", divided=False, upto=4, restore=True), expected)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_check_before_the_first_release_catches_a_fault_everywhere(name: str, results: list[dict[str, Any]]) -> None:
+    for of in results:
+        assert FAULTS[name][2] in of["faults"][name] and "(0 steps)" in of["faults"][name]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_divisions_are_refused_by_name(name: str, folder: Path, results: list[dict[str, Any]]) -> None:
+    for of in results:
+        assert re.search(REFUSED[name][1], of["refused"][name]), of["refused"][name]
+    path = folder / f"{name}.jsonl"
+    assert not path.exists() or not verify(path).releases
+
+
+def test_a_process_that_fails_in_the_middle_of_a_pass_ends_the_others(folder: Path, results: list[dict[str, Any]]) -> None:
+    waiting, failed = (of["alone"] for of in results)
+    assert failed == "KeyError: 'boom'"
+    assert waiting.startswith("RankLost: another process of the group died or did not answer")
+    assert not verify(folder / "alone.jsonl").releases

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.gradients.distributed import Ranks
@@ -39,6 +40,29 @@ def _moved(rank: int) -> nn.Module:
 def _other_records(rank: int) -> tuple[Tensor, Tensor]:
     x, y = data()
     return x.roll(rank, 0), y
+
+
+class Files(Dataset[Any]):
+    """Records that are read one by one: an image that is augmented at random on every reading, a label and a name."""
+
+    def __init__(self, order: Tensor) -> None:
+        self.order, (self.x, self.y) = order.tolist(), data()
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        i = self.order[index]
+        return {"x": self.x[i] + torch.randn(6), "y": self.y[i], "name": f"{i}.png", "size": [i] * (i % 3)}
+
+
+def _files(rank: int, shuffled: bool) -> None:
+    generator = torch.Generator().manual_seed(rank * shuffled)
+    model, files = net(), Files(torch.randperm(N, generator=generator))
+    torch.manual_seed(100 + rank)
+    before = torch.get_rng_state()
+    _session(rank, model=model, dataset=files).close()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def _session(rank: int, *, model: nn.Module | None = None, dataset: Any = None, lr: float = 0.1, **settings: Any) -> Session:
@@ -125,6 +149,8 @@ REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
         lambda rank: _session(rank, dataset=data(N + rank)),
         r"\(41, not 40\); .*WHOLE dataset.*DistributedSampler",
     ),
+    "order of files": (lambda rank: _files(rank, True), "another some records than rank 0; .*sort file names"),
+    "augmented files": (lambda rank: _files(rank, False), "nothing was refused"),
     "records": (lambda rank: _session(rank, dataset=_other_records(rank)), r"another some records than rank 0; "),
     "optimizer": (lambda rank: _session(rank, lr=0.1 + rank), "another optimizer than rank 0"),
     "wrapped": (_wrapped, r"the model is wrapped in DistributedDataParallel.*model\.module"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.distributed.cases import Case
@@ -62,7 +63,7 @@ def train(folder: Path, fault: str = "-1:0:nowhere") -> None:
         for batch in s.batches():
             s.step(batch, loss)
             s.save(folder / "checkpoint")
-        torch.save(weights(model), folder / f"weights-{rank}.pt")
+        save_file({"weights": weights(model)}, folder / f"weights-{rank}.safetensors")
 
 
 if __name__ == "__main__":

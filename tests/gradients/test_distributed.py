@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from dpkfc.gradients.distributed import Ranks
+from dpkfc.gradients import distributed
+from dpkfc.gradients.distributed import Ranks, _device
 from tests.test_session import kfac, loss_fn, net, plan, session, train, weights
 
 
@@ -71,6 +72,25 @@ def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(monke
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(RuntimeError, match=r"spend 4 times the budget.*init_process_group\(\)"):
         session(plan(), net())
+
+
+def test_small_numbers_go_by_the_accelerator_where_the_group_connects_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "accelerator", raising=False)  # torch has it from 2.6 on
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    for backends, expected in (("cuda:nccl", "cuda:1"), ("cpu:gloo,cuda:nccl", "cpu"), ("cpu:gloo", "cpu")):
+        monkeypatch.setattr(dist, "get_backend_config", lambda backends=backends: backends)
+        assert _device() == torch.device(expected)
+
+
+def test_a_lack_of_memory_is_not_taken_for_the_death_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room for the sum")
+
+    monkeypatch.setattr(distributed, "_flat", full)
+    monkeypatch.setattr(distributed, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(dist, "all_reduce", lambda *_: None)
+    with pytest.raises(torch.OutOfMemoryError, match="no room for the sum"):
+        Ranks(1, 2).sum({"a": torch.ones(2)})
 
 
 def test_without_a_process_group_nothing_is_sent() -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from dpkfc.gradients.distributed import Ranks
+from dpkfc.gradients.sharded import is_divided, reshard
 
 __all__ = ["advice", "check_alike", "check_in_step"]
 
-_SAMPLED = 16  # rows of a dataset of tensors that are compared
+_SAMPLED = 16  # records of a dataset that are compared
+_READS = 3  # of the same records: what differs between them is drawn at random, and is not compared
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 _ADVICE = {
@@ -29,7 +32,10 @@ _ADVICE = {
     "processor with the same version of torch",
 }
 _ADVICE["buffer"] = _ADVICE["parameter"]
-_ADVICE["some records"] = _ADVICE["number of records"]
+_ADVICE["some records"] = (
+    "; give every process the same records in the same order (sort file names, split with a seeded generator, no "
+    "DistributedSampler): each process reads its own part of every batch, and a person could be in two parts"
+)
 
 
 def advice(name: str) -> str:
@@ -39,7 +45,7 @@ def advice(name: str) -> str:
 
 
 def check_alike(
-    ranks: Ranks, plan: str, model: nn.Module, optimizer: Any, *, records: int, dataset: tuple[Tensor, ...] | None
+    ranks: Ranks, plan: str, model: nn.Module, optimizer: Any, *, records: int, record: Callable[[int], Any]
 ) -> None:
     """Raise on every process, before anything is spent, where they are not about to train the same model in the same way.
 
@@ -49,15 +55,20 @@ def check_alike(
         model: parameters and buffers are compared by shape, type and a hash of their values.
         optimizer: its kind and the settings of its groups.
         records: length of the dataset.
-        dataset: its tensors, of which some rows are compared; None where it is not made of tensors (what is read of it may
-            then be augmented at random).
+        record: reads one of it. Some are compared, but for what is another each time they are read (augmented at random).
 
     Raises:
-        ValueError: the model is wrapped by torch's data parallelism, or divided by it.
+        ValueError: the model is wrapped by torch's data parallelism.
         RuntimeError: naming a rank, the first thing in which it differs from rank 0, and the fix.
     """
     _refuse_wrapped(model)
-    ranks.agree(lambda: _description(plan, model, optimizer, records, dataset), advice)
+    reshard(model)
+    if ranks.world_size == 1:
+        return
+    seen = ranks.everyone(ranks.together(lambda: _some_records(record, records)))
+    drawn = {name for of in seen for name, digest in of.items() if not digest}
+    some = {name: digest for name, digest in seen[ranks.rank].items() if name not in drawn}
+    ranks.agree(lambda: {**_description(plan, model, optimizer, records), "some records": ("", some)}, advice)
 
 
 def check_in_step(ranks: Ranks, parameters: Mapping[str, Tensor], what: str) -> None:
@@ -76,7 +87,7 @@ def check_in_step(ranks: Ranks, parameters: Mapping[str, Tensor], what: str) -> 
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
-    """Raise where torch's own data parallelism is around the model or a part of it, or has divided its parameters."""
+    """Raise where torch's own data parallelism is around the model or a part of it."""
     for name, module in model.named_modules():
         if (kind := type(module).__name__) in _WRAPPERS:
             where = f"module '{name}'" if name else "the model"
@@ -85,34 +96,41 @@ def _refuse_wrapped(model: nn.Module) -> None:
                 "module (of a wrapped one: model.module) on every process: the session shares each batch over the processes "
                 "and adds up clipped sums by itself"
             )
-    for name, parameter in model.named_parameters():
-        if hasattr(parameter, "placements"):  # a DTensor
-            raise ValueError(
-                f"parameter '{name}' is divided over processes (a DTensor, from fully_shard or tensor parallelism). Every "
-                "process needs the whole model: leave fully_shard out, and train fewer parameters (LoRA, or freeze layers) "
-                "where memory is short; docs/how-to-distributed.md says what stands in the way"
-            )
 
 
-def _description(
-    plan: str, model: nn.Module, optimizer: Any, records: int, dataset: tuple[Tensor, ...] | None
-) -> dict[str, tuple[str, Any]]:
+def _some_records(record: Callable[[int], Any], records: int) -> dict[str, str]:
+    """Field of a record to a hash of it in some records, empty where reading them again gives something else."""
+    rows = np.linspace(0, records - 1, min(records, _SAMPLED)).astype(np.int64).tolist()
+    with torch.random.fork_rng(devices=[]):
+        first, *others = [_fields([record(i) for i in rows]) for _ in range(_READS)]
+    return {name: digest if all(of.get(name) == digest for of in others) else "" for name, digest in first.items()}
+
+
+def _fields(records: Sequence[Any]) -> dict[str, str]:
+    """Name or number of a field to a hash of all its values."""
+    fields: dict[str, list[Any]] = {}
+    for record in records:
+        numbered = dict(enumerate(record)) if isinstance(record, (tuple, list)) else {"": record}
+        for name, value in (record if isinstance(record, Mapping) else numbered).items():
+            fields.setdefault(str(name), []).append(value)
+    return {name: _hash(*tree_flatten(values)[0]) for name, values in fields.items()}
+
+
+def _description(plan: str, model: nn.Module, optimizer: Any, records: int) -> dict[str, tuple[str, Any]]:
     """Name to a text that may be shown and a hash that is not, in the order in which differences are looked for."""
     found: dict[str, tuple[str, Any]] = {"plan": (plan[:12], plan), "number of records": (str(records), None)}
     for name, p in model.named_parameters():
-        found[f"parameter '{name}'"] = f"{_kind(p)}{'' if p.requires_grad else ', frozen'}", _hash(p)
+        found[f"parameter '{name}'"] = f"{_kind(p)}{'' if p.requires_grad else ', frozen'}", _hash_of(p)
     found |= {f"buffer '{name}'": (_kind(b), _hash(b)) for name, b in model.named_buffers()}
-    found["optimizer"] = _settings(optimizer), None
-    if dataset is not None:
-        rows = torch.from_numpy(np.linspace(0, records - 1, min(records, _SAMPLED)).astype(np.int64))
-        found["some records"] = "", _hash(*(x[rows.to(x.device)] for x in dataset))
-    return found
+    return found | {"optimizer": (_settings(optimizer), None)}
 
 
 def _bit_sums(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, Any]]:
     """The bit patterns of each parameter added up: one pass over memory, and another number where a single bit differs."""
     found: dict[str, tuple[str, Any]] = {}
     for name, x in tensors.items():
+        if is_divided(x):
+            continue  # no two processes hold the same part
         bits = x.detach().flatten().contiguous().view(_INTEGERS.get(x.element_size(), torch.uint8))
         found[f"parameter '{name}' after steps"] = "", int(bits.sum(dtype=torch.int64))
     return found
@@ -122,12 +140,28 @@ def _kind(x: Tensor) -> str:
     return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
 
 
-def _hash(*tensors: Tensor) -> str:
+def _hash_of(parameter: Tensor) -> str | None:
+    """Of a parameter that is whole on every process; of a divided one there is a single copy, and nothing to compare."""
+    return f"divided as {parameter.placements}" if is_divided(parameter) else _hash(parameter)  # type: ignore[attr-defined]
+
+
+def _hash(*values: Any) -> str:
     digest = hashlib.sha256()
-    for x in tensors:
-        digest.update(_kind(x).encode())
-        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    for x in values:
+        if isinstance(x, Tensor) and x.layout == torch.strided:
+            digest.update(_kind(x).encode())
+            digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(f"{type(x).__name__} {_plain(x)}".encode())
     return digest.hexdigest()
+
+
+def _plain(x: Any) -> str:
+    """The content of a plain value, an array or an image; nothing of what is of another kind."""
+    if isinstance(x, (bool, int, float, str, bytes)):
+        return repr(x)
+    made = None if getattr(getattr(x, "dtype", None), "hasobject", False) else getattr(x, "tobytes", None)
+    return hashlib.sha256(made()).hexdigest() if callable(made) else ""
 
 
 def _settings(optimizer: Any) -> str:

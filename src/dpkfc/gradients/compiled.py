@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.sharded import in_graph
 
 __all__ = ["refuse_shortcuts", "refuse_tracing", "shortcuts"]
 
@@ -41,7 +42,7 @@ def shortcuts(layers: Iterable[Layer], called: set[str]) -> dict[str, Tensor]:
         called: names of the layers whose calls were recorded; one of the fallback reaches its parameters as it is.
     """
     watched = [layer for layer in layers if layer.rule != "fallback" or layer.name not in called]
-    found = {full: layer.tensor(role) for layer in watched for role, full in layer.parameters.items()}
+    found = {full: in_graph(layer.tensor(role)) for layer in watched for role, full in layer.parameters.items()}
     return {full: p for full, p in found.items() if p.requires_grad}
 
 

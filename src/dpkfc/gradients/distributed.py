@@ -72,7 +72,11 @@ class Ranks:
 
     def share(self, indices: Any) -> Any:
         """This rank's part of a logical batch; the parts of all ranks are disjoint and complete."""
-        return indices[self.rank :: self.world_size]
+        return self.shares(indices)[self.rank]
+
+    def shares(self, indices: Any) -> list[Any]:
+        """The parts of all ranks."""
+        return [indices[rank :: self.world_size] for rank in range(self.world_size)]
 
     # -- tensors -------------------------------------------------------------------------------------------------------
 
@@ -83,7 +87,8 @@ class Ranks:
         wide = torch.tensor(float(_widest(tensors) == torch.float64), device=_device())
         with _answered():
             dist.all_reduce(wide, dist.ReduceOp.MAX)  # a rank without examples has zeros, of the parameters' types
-            flat = _flat(tensors, torch.float64 if wide.item() else torch.float32)
+        flat = _flat(tensors, torch.float64 if wide.item() else torch.float32)
+        with _answered():
             dist.reduce(flat, dst=0)
         return _unflat(flat, tensors)
 
@@ -127,6 +132,21 @@ class Ranks:
         if failures.item():
             self._fail(error)
         return result[0]
+
+    def in_step(self, work: Callable[[], T]) -> T:
+        """A piece of work that every rank does alike, and that is an exchange itself: passes through a divided model.
+
+        An error is raised where it arises; ranks without it wait in the middle of a pass, and cannot be told.
+
+        Raises:
+            RankLost: on those, when the connection breaks or after the group's timeout.
+        """
+        try:
+            return work()
+        except RuntimeError as error:
+            if isinstance(error, dist.DistError) or "gloo" in str(error):
+                raise _lost(error) from error
+            raise
 
     def _fail(self, error: Exception | None) -> None:
         texts = self.everyone(None if error is None else f"{type(error).__name__}: {error}")
@@ -233,7 +253,7 @@ def _unflat(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _device() -> torch.device:
     """Where small numbers are sent from: the CPU, unless the group connects accelerators alone (NCCL)."""
     kinds = [pair.split(":")[0] for pair in dist.get_backend_config().split(",")]
-    return torch.device("cpu") if "cpu" in kinds else torch.device(kinds[0], torch.accelerator.current_device_index())
+    return torch.device("cpu") if "cpu" in kinds else torch.device(kinds[0], getattr(torch, kinds[0]).current_device())
 
 
 def _portable(error: Exception) -> Exception:
@@ -253,11 +273,15 @@ def _answered() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLost(
-            "another process of the group died or did not answer in time, so this one stops too. Releases in the ledger stay "
-            "spent, and nothing left without one. Start all processes again and restore the last checkpoint "
-            f"(torchrun --max-restarts=3 does both, see docs/how-to-distributed.md). The backend says: {_line(error)}"
-        ) from error
+        raise _lost(error) from error
+
+
+def _lost(error: Exception) -> RankLost:
+    return RankLost(
+        "another process of the group died or did not answer in time, so this one stops too. Releases in the ledger stay "
+        "spent, and nothing left without one. Start all processes again and restore the last checkpoint "
+        f"(torchrun --max-restarts=3 does both, see docs/how-to-distributed.md). The backend says: {_line(error)}"
+    )
 
 
 def _line(error: Exception) -> str:

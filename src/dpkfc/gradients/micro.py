@@ -27,6 +27,7 @@ from dpkfc.gradients.memory import is_out_of_memory
 from dpkfc.gradients.model_state import check_memory, checked_state, kept_attributes, restored_state
 from dpkfc.gradients.random_state import device_of, restarter
 from dpkfc.gradients.rules import Call, Calls, settled
+from dpkfc.gradients.sharded import local
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.gradients.verify import as_long_as, check_mode, check_whole_batch
 from dpkfc.gradients.views import augmented, check_augment
@@ -93,6 +94,7 @@ def clipped_sum(
     micro_batches: Iterable[tuple[Any, Rows]],
     points: Sequence[At] = (HERE,),
     augment: Callable[[Any], Any] | None = None,
+    counted: int | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The clipped sum of one logical batch; PRIVATE until noise has been added.
 
@@ -106,6 +108,8 @@ def clipped_sum(
         points: where each example's gradient is taken. The weighted sum over all points is clipped as ONE gradient, and every
             point sees the same random numbers (dropout).
         augment: maps a batch to one with as many rows, each changed at random on its own.
+        counted: micro-batches that are summed; those after them are passes alone, which keep processes in step that gather
+            parameters together. None for all.
 
     Returns:
         (parameter name to whitened clipped sum in float32 or float64, norms of all units `[U]`).
@@ -117,7 +121,7 @@ def clipped_sum(
     device = device_of(layers)
     summer = ClippedSummer(layers, metric, clip)
     norms = [torch.zeros(0)]
-    for loaded, rows in micro_batches:
+    for done, (loaded, rows) in enumerate(micro_batches):
         n = len(rows.records)
         batch = augmented(augment, _to(loaded, device), n)
         restart, calls = restarter(device), Calls()
@@ -131,13 +135,16 @@ def clipped_sum(
                         found = kept_inputs(layers, settled(layers, found, n))
                 for name in list(found):  # moved: what two hold is not freed when the sum has used it
                     calls.setdefault(name, []).extend(found.pop(name))
-            norms.append(summer.add(calls, n, Groups(rows.units, rows.group)).norms.detach())
+            counts = counted is None or done < counted
+            into = summer if counts else ClippedSummer(layers, metric, clip)
+            found_norms = into.add(calls, n, Groups(rows.units, rows.group)).norms.detach()
+            norms.extend([found_norms] if counts else [])
     return summer.result(), torch.cat([x.to(norms[-1]) for x in norms])
 
 
 def kept_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
     """The calls with copies of inputs that are parameters themselves (a learnt query), whose values are about to change."""
-    own = {layer.tensor(role).untyped_storage().data_ptr() for layer in layers for role in layer.parameters}
+    own = {local(layer.tensor(role)).untyped_storage().data_ptr() for layer in layers for role in layer.parameters} - {0}
 
     def kept(x: Any) -> Any:
         return x.clone() if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in own else x

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.kept import Attributes, Kept, paths_of, same_values
 from dpkfc.gradients.random_state import restarter
+from dpkfc.gradients.sharded import is_divided, local, reshard
 from dpkfc.gradients.verify import evaluation_mode
 
 __all__ = ["PassState", "check_memory", "checked_state", "kept_attributes", "put_back_attributes", "restored_state"]
@@ -45,7 +46,8 @@ class PassState:
     """
 
     def __init__(self, model: nn.Module, *, by_value: bool = False) -> None:
-        self._paths = paths_of(model)
+        reshard(model)
+        self._model, self._paths = model, paths_of(model)
         self._buffers = {
             (m, leaf): (b, b.clone()) for m in self._paths for leaf, b in m._buffers.items() if b is not None
         }
@@ -68,6 +70,7 @@ class PassState:
         Returns:
             Why that is refused, naming the first of it; empty where nothing changed.
         """
+        reshard(self._model)
         faults = [*self._changed_extra(), *self._changed_buffers(), *self._changed_parameters()]
         return faults[0] if faults else ""
 
@@ -107,8 +110,10 @@ class PassState:
             now, fate = module._parameters.get(leaf), "It has been put back"
             if held is None:
                 del module._parameters[leaf]
-            elif isinstance(copy, Tensor) and not same_values(held.detach(), copy):
-                held.data = _written(held.data, copy)
+            elif isinstance(copy, Tensor) and not same_values(local(held), copy):
+                value = _written(local(held), copy)
+                if value.shape != held.shape and not is_divided(held):
+                    held.data = value
             elif (copy is None and held._version != version) or (isinstance(copy, bytes) and _digest(held) != copy):
                 with torch.no_grad():
                     held.fill_(float("nan") if held.is_floating_point() else 0)
@@ -132,7 +137,7 @@ def _noted(p: Tensor) -> Tensor | bytes | None:
     try:
         if not p.requires_grad and p.numel() * p.element_size() > _LARGE:
             return _digest(p)
-        return p.detach().to("cpu", copy=True)
+        return local(p).to("cpu", copy=True)
     except (RuntimeError, NotImplementedError, TypeError):
         return None
 
@@ -140,7 +145,7 @@ def _noted(p: Tensor) -> Tensor | bytes | None:
 def _digest(p: Tensor) -> bytes:
     """Of the values, where they are in memory row by row."""
     digest = hashlib.sha256(str(tuple(p.shape)).encode())
-    flat = p.detach().contiguous().flatten()
+    flat = local(p).contiguous().flatten()
     for part in flat.split(max(1, _LARGE // p.element_size())):
         digest.update(part.view(torch.uint8).cpu().numpy())
     return digest.digest()

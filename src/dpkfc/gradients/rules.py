@@ -16,6 +16,7 @@ from dpkfc.gradients.conv import ConvBlock, conv_block, interleaved
 from dpkfc.gradients.fallback import fallback_gradients
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.recurrent import recurrent_gradients
+from dpkfc.gradients.sharded import gathered, refuse_let_go
 
 __all__ = ["AnyBlock", "Call", "Calls", "blocks_of", "joined_calls", "settled"]
 
@@ -77,6 +78,12 @@ def joined_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBloc
     """
     if calls and isinstance(calls[0], PerExample | Computed):
         return _joined(calls)
+    with gathered(layer):
+        refuse_let_go(layer, [(call.args, call.kwargs) for call in calls])
+        return _from_calls(layer, calls, batch_size)
+
+
+def _from_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock | Computed:
     if layer.rule == "recurrent":
         return PerExample(recurrent_gradients(layer, calls, batch_size))
     checked = [_checked(layer, call, batch_size) for call in calls]

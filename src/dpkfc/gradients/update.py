@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.gradients.layers import Layer, check_covered
+from dpkfc.gradients.sharded import local, reshard
 
 __all__ = ["check_moved", "check_optimizer", "check_unchanged", "refuse_gradient_hooks", "traces"]
 
@@ -58,6 +59,7 @@ def check_unchanged(model: nn.Module, layers: Sequence[Layer], parameters: Mappi
         RuntimeError: a parameter that was replaced, frozen, unfrozen or added, by name.
         ValueError: a parameter with a hook on its gradient, by name.
     """
+    reshard(model)  # an evaluation may have left it gathered
     check_covered(model, layers)
     refuse_gradient_hooks(model)
     now = dict(model.named_parameters())
@@ -92,7 +94,7 @@ def traces(parameters: Mapping[str, Tensor]) -> dict[str, Trace]:
 
 
 def _trace(parameter: Tensor) -> Trace:
-    return parameter._version, parameter.detach().flatten()[:16].clone()
+    return parameter._version, local(parameter).flatten()[:16].clone()
 
 
 def check_moved(
@@ -112,6 +114,7 @@ def check_moved(
     for name, parameter in parameters.items():
         version, values = before[name]
         still = parameter._version == version and torch.equal(values, _trace(parameter)[1])
+        still = still and local(parameter).numel() > 0  # this process may hold nothing of it
         if still and rates[parameter] > 0:
             raise RuntimeError(
                 f"parameter '{name}' did not move in the first step although its learning rate is {rates[parameter]}: "

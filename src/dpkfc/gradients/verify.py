@@ -20,6 +20,7 @@ from dpkfc.gradients.accumulate import full_precision, split_sum
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.random_state import device_of, restarter
 from dpkfc.gradients.rules import blocks_of
+from dpkfc.gradients.sharded import in_graph
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape, check_losses
 
@@ -146,7 +147,7 @@ def check_whole_batch(
     Raises:
         ValueError: naming the parameter whose gradient differs.
     """
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = {name: in_graph(p) for name, p in model.named_parameters() if p.requires_grad}
     weights = 0.5 + torch.frac(0.618 * torch.arange(1, batch_size + 1, dtype=torch.float64))
     restart = restarter(device_of(layers))
     losses = loss_fn(model, batch)
@@ -195,7 +196,7 @@ def _per_example(layers: Sequence[Layer], calls: dict[str, list[Any]], n: int) -
 
 
 def _autograd(model: nn.Module, loss_fn: Callable[[nn.Module, Any], Tensor], single: Any) -> dict[str, Tensor | None]:
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = {name: in_graph(p) for name, p in model.named_parameters() if p.requires_grad}
     losses = loss_fn(model, single)
     check_losses(losses, 1)
     gradients = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)

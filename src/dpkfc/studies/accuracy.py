@@ -35,10 +35,10 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
     oracle = with_source(kfc, "private-oracle", "dp-kfc-oracle", "DP-KFC, private oracle (NOT PRIVATE)")
     other = f"@{OTHER[recipe]}:{public}" if recipe in OTHER else ""
 
-    def borrowed(arm: Arm, label: str) -> Arm:
+    def borrowed(arm: Arm, label: str, **settings: Plain) -> Arm:
         if other:
             return with_public(arm, other, arm.name, f"{label}, public images")
-        return with_source(arm, noise, arm.name, f"{label}, {told}")
+        return with_source(arm, noise, arm.name, f"{label}, {told}", **settings)
 
     return [
         arm_of(recipe, "dp-sgd"),
@@ -54,7 +54,7 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
         arm_of(recipe, "dp-kfc-g"),
         arm_of(recipe, "dp-kfc", "adam-bc"),
         borrowed(adadps, "AdaDPS"),
-        borrowed(ngd, "DP-NGD"),
+        borrowed(ngd, "DP-NGD", probe_size=64),  # it turns every gradient to all rows of its probe
     ]
 
 
