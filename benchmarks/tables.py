@@ -103,8 +103,25 @@ def _begun(recipe: str) -> str:
     """Trials that lie apart because no arm has had all of its own; nothing where there are none."""
     from dpkfc.studies.store import Store
 
-    begun = [row["tag"]["arm"] for row in Store(RESULTS / "trials" / "cnn.json") if row["run"]["recipe"] == recipe]
-    return f"*Begun: {len(begun)} trials of {len(set(begun))} arms, in `benchmarks/results/trials/cnn.json`.*" if begun else ""
+    for path in sorted((RESULTS / "trials").glob("*.json")):
+        begun = [row["tag"]["arm"] for row in Store(path) if row["run"]["recipe"] == recipe]
+        if begun:
+            return f"*Begun: {len(begun)} trials of {len(set(begun))} arms, in `benchmarks/results/trials/{path.name}`.*"
+    return ""
+
+
+def rank_accuracy() -> str:
+    """What low-rank sides and smaller probes cost in accuracy."""
+    import rank_accuracy as study
+    from dpkfc.studies.store import Store
+
+    store = Store(study.RESULTS)
+    rows = list(store)
+    if not rows:
+        return missing("python benchmarks/rank_accuracy.py")
+    return study.table(study.runs(False, 9), store) + "\n\n" + machine(
+        {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
+    )
 
 
 def _published(name: str):
@@ -237,7 +254,7 @@ def assurance(section: str = "summary") -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "published": published, "methods": methods,
     "method-speed": method_speed, "scale": scale, "checkpoint": checkpoint, "ranks": ranks, "plan-70b": plan_70b,
-    "assurance": assurance,
+    "assurance": assurance, "rank-accuracy": rank_accuracy,
 }  # fmt: skip
 PARTS: dict[str, Callable[[str], str]] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
     "accuracy-study": accuracy_study, "published": published, "methods": methods, "method-speed": method_speed,

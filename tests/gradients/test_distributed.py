@@ -1,68 +1,14 @@
-"""Invariant 16: two processes are one process, and a failure on one stops both before anything is released."""
+"""What one process can show of several: see tests/distributed for the rest."""
 
 from __future__ import annotations
-
-import os
-import socket
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from dpkfc.gradients import distributed
 from dpkfc.gradients.distributed import Ranks, _device
-from tests.test_session import kfac, loss_fn, net, plan, session, train, weights
-
-
-def _port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def _worker(rank: int, world: int, port: int, folder: str, fail: bool) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
-    model = net()
-    p = plan(1.0, preconditioner=kfac(), max_physical_batch_size=2)
-    path = Path(folder)
-    with session(p, model, ledger_path=path / "ledger.jsonl", verify=not fail) as s:
-        if fail:
-            with pytest.raises(RuntimeError, match="boom" if rank == 1 else "another process failed"):
-                s.step(next(s.batches()), _boom if rank == 1 else loss_fn)
-            torch.save(torch.tensor(float(s.ledger.count)), path / f"{rank}.pt")
-        else:
-            train(s, 3)
-            s.save(path / "checkpoint")
-            train(s)
-            torch.save(weights(model), path / f"{rank}.pt")
-            assert s.steps_done == 6
-    dist.destroy_process_group()
-
-
-def _boom(model: torch.nn.Module, batch: object) -> torch.Tensor:
-    raise RuntimeError("boom")
-
-
-def _run(folder: Path, fail: bool = False) -> list[torch.Tensor]:
-    mp.spawn(_worker, args=(2, _port(), str(folder), fail), nprocs=2, join=True)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
-
-
-def test_two_processes_equal_one(tmp_path: Path) -> None:
-    alone = net()
-    with session(plan(1.0, preconditioner=kfac()), alone) as s:
-        train(s)
-    for found in _run(tmp_path):
-        torch.testing.assert_close(found, weights(alone), rtol=1e-10, atol=1e-11)
-    assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 1 + 6
-
-
-def test_a_failure_on_one_process_releases_nothing(tmp_path: Path) -> None:
-    assert _run(tmp_path, fail=True) == [torch.tensor(0.0)] * 2
+from tests.test_session import net, plan, session
 
 
 def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

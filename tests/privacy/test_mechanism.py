@@ -12,6 +12,7 @@ from scipy import stats
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.data.loader import MicroBatches
+from dpkfc.privacy import mechanism
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, gaussian_release, release
 from dpkfc.privacy.rng import CHUNK, NoiseStream
@@ -249,3 +250,20 @@ def test_noise_on_a_device_has_the_same_law_and_never_repeats():
             assert scale_p_value(release_of_noise, plan, plan.stddev * wrong) < 1e-9
     both = torch.stack([first.gradients["a"], second.gradients["a"]])
     assert abs(float(torch.corrcoef(both)[0, 1])) < 0.007
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 5, (torch.float64,) * 5, (torch.float32, torch.float64) * 3])
+def test_a_large_release_is_the_same_in_pieces(dtypes, monkeypatch):
+    """Tensors that end within a chunk, at its end, and lie across several; one that is not contiguous."""
+    shapes = ((3, 5), (CHUNK - 15,), (2 * CHUNK + 7,), (0,), (401, 331))
+    tensors = {f"p{i}": torch.randn(shape, dtype=dtype) for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=False))}
+    tensors["p4"] = tensors["p4"].T
+    plan = make_plan(test_mode_seed=5)
+    whole = release(zeros(plan, **tensors), plan, plan.noise_stream(), make_ledger(plan), 3).gradients
+    monkeypatch.setattr(mechanism, "LARGE", 10)
+    stream = plan.noise_stream()
+    parts = release(zeros(plan, **tensors), plan, stream, make_ledger(plan), 3).gradients
+    assert stream._draws == 1
+    for name, x in whole.items():
+        assert torch.equal(x, parts[name]) and x.dtype == parts[name].dtype == tensors[name].dtype, name
+        assert x.data_ptr() != tensors[name].data_ptr() != parts[name].data_ptr() or not x.numel()

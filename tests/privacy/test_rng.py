@@ -191,3 +191,20 @@ def test_bad_arguments():
 
 def test_no_numbers_are_fine():
     assert NoiseStream.secure().normal(0, 0).shape == (0,)
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1, 9 * CHUNK + 3, 40 * CHUNK])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_pieces_are_the_draw_in_its_order(size: int, dtype: type) -> None:
+    whole = NoiseStream.repeatable(4).normal(size, 2, dtype)
+    pieces = list(NoiseStream.repeatable(4).pieces(size, 2, dtype))
+    assert [len(piece) for piece in pieces[:-1]] == [CHUNK] * (len(pieces) - 1)
+    assert np.array_equal(np.concatenate([*pieces, np.zeros(0, dtype)]), whole)
+
+
+def test_pieces_are_a_draw_of_their_own() -> None:
+    stream = NoiseStream.secure()
+    first, second = stream.pieces(5, 0), stream.pieces(5, 0)
+    assert not set(next(second)) & set(next(first)) and stream._draws == 2
+    with pytest.raises(ValueError, match="size and step"):
+        stream.pieces(-1, 0)

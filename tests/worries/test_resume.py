@@ -24,7 +24,7 @@ from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train
 
 # -- killed at any moment ----------------------------------------------------------------------------------------------
 
-STEPS, KILLS = 40, 4
+STEPS, KILLS = 24, 3
 
 
 def one_run(folder: Path, report: int) -> None:

@@ -7,19 +7,23 @@ floating-point numbers of the sum, or Gaussian rounded to a grid on which the su
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import dp_accounting
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpkfc.privacy.grid import MOST_STEPS, ROUNDED, grid_of
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.rng import NoiseStream
+from dpkfc.privacy.rng import CHUNK, NoiseStream
 
 __all__ = ["ClippedSum", "MechanismPlan", "Released", "gaussian_release", "release", "rounded_release"]
+
+LARGE = 1 << 24  # numbers beyond which a draw is used up in pieces
 
 Normal = Callable[[int, torch.dtype], Tensor]
 
@@ -123,7 +127,7 @@ def release(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger
     numbers = sum(x.numel() for x in clipped.tensors.values())
     grid = grid_of(plan.sensitivity, max(1, numbers), plan.stddev) if plan.noise == ROUNDED else 0.0
     number = ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
-    normal = _normal(noise, step, next(iter(clipped.tensors.values())).device)
+    normal = _normal(noise, step, next(iter(clipped.tensors.values())).device, numbers)
     if grid:
         gradients = rounded_release(clipped.tensors, plan.stddev, plan.expected_batch_size, normal, grid)
     else:
@@ -139,7 +143,8 @@ def gaussian_release(tensors: Mapping[str, Tensor], stddev: float, divisor: floa
         tensors: name to a float32 or float64 tensor; not changed.
         stddev: absolute standard deviation, >= 0; at 0 nothing is drawn.
         divisor: positive.
-        normal: (size, dtype) to that many independent N(0, 1) numbers `[size]` on the device of the tensors.
+        normal: (size, dtype) to that many independent N(0, 1) numbers `[size]` on the device of the tensors; of a large
+            model on a CPU it is asked for the draw in consecutive pieces.
 
     Returns:
         New tensors of the same names, shapes and types.
@@ -152,11 +157,37 @@ def gaussian_release(tensors: Mapping[str, Tensor], stddev: float, divisor: floa
         if stddev == 0:
             return {name: x.detach() / divisor for name, x in tensors.items()}
         widest = torch.float64 if any(x.dtype == torch.float64 for x in tensors.values()) else torch.float32
-        pieces = normal(sum(x.numel() for x in tensors.values()), widest).split([x.numel() for x in tensors.values()])
+        numbers = sum(x.numel() for x in tensors.values())
+        if numbers > LARGE and all(x.device.type == "cpu" for x in tensors.values()):
+            return _released_in_pieces(tensors, stddev, divisor, normal, widest)
+        pieces = normal(numbers, widest).split([x.numel() for x in tensors.values()])
         noisy = {}
         for (name, x), z in zip(tensors.items(), pieces, strict=True):
             noisy[name] = z.to(x.dtype).view(x.shape).mul_(stddev).add_(x.detach()).div_(divisor)
         return noisy
+
+
+def _released_in_pieces(
+    tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The same numbers, of a draw that is used up while it is made: memory for all of it would cost more than making it."""
+    left, noisy = sum(x.numel() for x in tensors.values()), {}
+    z: NDArray[Any] = np.zeros(0)
+    for name, x in tensors.items():
+        noisy[name] = torch.empty_like(x, memory_format=torch.contiguous_format)
+        flat, out = x.detach().reshape(-1).numpy(), noisy[name].view(-1).numpy()  # threads of torch would wait for the noise's
+        start = 0
+        while start < len(flat):
+            if not len(z):
+                z = normal(min(CHUNK, left), dtype).numpy()
+                left -= len(z)
+            now, z = z[: len(flat) - start], z[len(flat) - start :]
+            part = slice(start, start + len(now))
+            np.multiply(now.astype(flat.dtype, copy=False), flat.dtype.type(stddev), out=out[part])
+            out[part] += flat[part]
+            out[part] /= flat.dtype.type(divisor)
+            start = part.stop
+    return noisy
 
 
 def rounded_release(
@@ -201,14 +232,20 @@ def _check_scale(stddev: float, divisor: float) -> None:
         raise ValueError(f"divisor must be positive and finite, got {divisor}")
 
 
-def _normal(noise: NoiseStream, step: int, device: torch.device) -> Normal:
+def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -> Normal:
     """The stream itself on the CPU; elsewhere the device's generator, seeded anew by the stream for this release.
 
-    A device without float64 leaves rounded noise to the stream.
+    A device without float64 leaves rounded noise to the stream. All `numbers` of the release are one draw of the stream, given
+    at once or, where fewer are asked for, in pieces.
     """
+    pieces: list[Iterator[NDArray[Any]]] = []
 
     def of_stream(size: int, dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(noise.normal(size, step, str(dtype).removeprefix("torch.")))
+        kind = str(dtype).removeprefix("torch.")
+        if size == numbers or numbers <= LARGE:
+            return torch.from_numpy(noise.normal(size, step, kind))
+        pieces[:] = pieces or [noise.pieces(numbers, step, kind)]
+        return torch.from_numpy(next(pieces[0]))
 
     if device.type == "cpu":
         return of_stream

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
@@ -102,11 +103,7 @@ class NoiseStream(_Keyed):
         Raises:
             ValueError: a negative size or step.
         """
-        if size < 0 or step < 0:
-            raise ValueError(f"size and step must be >= 0, got size={size}, step={step}")
-        self._fresh()
-        draw = self._draws if self.is_secure else step
-        self._draws += 1
+        draw = self._next_draw(size, step)
         out = np.empty(size, dtype=dtype)
         chunks = -(-size // CHUNK)
         workers = min(8, os.cpu_count() or 1, chunks)
@@ -118,8 +115,40 @@ class NoiseStream(_Keyed):
                 list(pool.map(lambda span: self._fill(out, draw, span), spans))
         return out
 
-    def _fill(self, out: NDArray[Any], draw: int, chunks: range) -> None:
-        """Fill some chunks of a draw, each from a counter of its own."""
+    def pieces(self, size: int, step: int, dtype: DTypeLike = np.float32) -> Iterator[NDArray[Any]]:
+        """The numbers of `normal` in their order, a chunk at a time, made a little ahead of their use.
+
+        For numbers that are used up one after the other: those of a large model never lie in memory all at once.
+
+        Raises:
+            ValueError: a negative size or step.
+        """
+        return self._pieces(size, self._next_draw(size, step), dtype)
+
+    def _pieces(self, size: int, draw: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
+        def made(chunk: int) -> NDArray[Any]:
+            out = np.empty(min(CHUNK, size - chunk * CHUNK), dtype=dtype)
+            self._fill(out, draw, range(chunk, chunk + 1), chunk)
+            return out
+
+        chunks, workers = -(-size // CHUNK), min(8, os.cpu_count() or 1)
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            ahead = deque(pool.submit(made, chunk) for chunk in range(min(chunks, 4 * workers)))
+            for chunk in range(len(ahead), chunks + len(ahead)):
+                yield ahead.popleft().result()
+                if chunk < chunks:
+                    ahead.append(pool.submit(made, chunk))
+
+    def _next_draw(self, size: int, step: int) -> int:
+        if size < 0 or step < 0:
+            raise ValueError(f"size and step must be >= 0, got size={size}, step={step}")
+        self._fresh()
+        draw = self._draws if self.is_secure else step
+        self._draws += 1
+        return draw
+
+    def _fill(self, out: NDArray[Any], draw: int, chunks: range, first: int = 0) -> None:
+        """Fill some chunks of a draw, each from a counter of its own; `out` begins with chunk number `first`."""
         zeros = bytes((min(CHUNK, out.size) + 1) * out.itemsize)
         held = bytearray(len(zeros) + 16)  # the cipher asks for room of one block more
 
@@ -134,7 +163,7 @@ class NoiseStream(_Keyed):
                 keystream.update_into(memoryview(zeros)[:size], held)
                 return np.frombuffer(held, dtype, count)
 
-            _fill_normal(out[chunk * CHUNK : (chunk + 1) * CHUNK], words)
+            _fill_normal(out[(chunk - first) * CHUNK : (chunk - first + 1) * CHUNK], words)
 
     def device_seed(self, step: int) -> int:
         """63 bits that seed the generator of an accelerator for one release: fresh, or a function of (seed, step)."""
