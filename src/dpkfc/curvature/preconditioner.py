@@ -244,7 +244,9 @@ class KFAC:
             seen = self._look(model, capture, step, rules, team)
             past: tuple[Running, ...] = () if previous is None else previous.running
             past = past or ({},) * len(seen)
-            moved = max(drift_of(part.layers, of) for part, of in zip(seen, past, strict=True)) if any(past) else None
+            moved = None
+            if self.drift > 0 and any(past):
+                moved = max(drift_of(part.layers, of) for part, of in zip(seen, past, strict=True))
             if previous is not None and moved is not None and moved < self.drift:
                 return replace(previous, step=step, drift=moved)
             summed = [with_past(part.layers, of, self.decay) for part, of in zip(seen, past, strict=True)]
