@@ -140,9 +140,9 @@ def _kind(x: Tensor) -> str:
     return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
 
 
-def _hash_of(parameter: Tensor) -> str | None:
+def _hash_of(parameter: Any) -> str:
     """Of a parameter that is whole on every process; of a divided one there is a single copy, and nothing to compare."""
-    return f"divided as {parameter.placements}" if is_divided(parameter) else _hash(parameter)  # type: ignore[attr-defined]
+    return f"divided as {parameter.placements}" if is_divided(parameter) else _hash(parameter)
 
 
 def _hash(*values: Any) -> str:

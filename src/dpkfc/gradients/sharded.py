@@ -216,13 +216,13 @@ def whole(tree: Any, keep: bool = True) -> Any:
     return tree_map(of, tree)
 
 
-def divided_as(full: Tensor, like: Tensor) -> Tensor:
+def divided_as(full: Tensor, like: Any) -> Tensor:
     """A whole tensor divided as another one of its shape is: each process takes its part, nothing is sent."""
     if not is_divided(like) or is_divided(full):
         return full
     from torch.distributed.tensor import DTensor
 
-    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    mesh, placements = like.device_mesh, like.placements
     size = -(-full.shape[0] // mesh.size())
     start = min(mesh.get_local_rank() * size, full.shape[0])
     part = full[start : start + size].to(local(like).device, copy=True)  # the whole one can be let go
