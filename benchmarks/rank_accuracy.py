@@ -20,13 +20,13 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results" / "rank_accuracy.json"
 ROWS: dict[str, dict[str, Any]] = {
     "all eigenpairs": {"max_rank": 0},
-    "at most 64 (default)": {},
-    "at most 32": {"max_rank": 32},
+    "at most 64": {"max_rank": 64},
+    "at most 32 (default)": {"max_rank": 32},
     "at most 16": {"max_rank": 16},
     "95 % of the trace": {"max_rank": 0, "tail_mass": 0.05},
-    "default, 32 probe examples": {"probe_size": 32},
-    "default, 32 probe examples averaged": {"probe_size": 32, "factor_decay": 0.875},
-    "default, metric kept below a drift of 0.2": {"factor_drift": 0.2},
+    "at most 64, 32 probe examples": {"max_rank": 64, "probe_size": 32},
+    "at most 64, 32 probe examples averaged": {"max_rank": 64, "probe_size": 32, "factor_decay": 0.875},
+    "at most 64, metric kept below a drift of 0.2": {"max_rank": 64, "factor_drift": 0.2},
     "no preconditioner": {"method": "dp-adam"},
 }
 COMMON = {"epsilon": 1.0, "delta": 1e-5, "epochs": 2.0, "expected_batch_size": 256, "validation_size": 5000}

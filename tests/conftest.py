@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -61,6 +62,12 @@ def evidence() -> Callable[..., None]:
             path.write_text(re.sub(re.escape(tempfile.gettempdir()) + r"/[^\s\"/]+/", "", text))  # no path of one machine
 
     return keep
+
+
+def pytest_collection_finish() -> None:
+    """Modules and thousands of items stay to the end: no later search for garbage need look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

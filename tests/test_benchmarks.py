@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 pytest.importorskip("opacus")
 
@@ -16,10 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CONTENDERS = ["plain", "dp_sgd", "dp_kfc", "opacus_hooks", "opacus_ghost", "materialised"]
 
 
-def speed(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, str(ROOT / "benchmarks" / "speed.py"), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+def speed(*arguments: object, check: bool = True) -> forked.Done:
+    done = forked.script(ROOT / "benchmarks" / "speed.py", *arguments, cwd=ROOT)
     assert not check or done.returncode == 0, done.stderr[-2000:]
     return done
 
@@ -49,9 +46,7 @@ def test_memory_is_taken_above_what_the_process_held_before_its_first_step():
 
 
 def test_the_growth_of_a_step_is_measured_along_every_axis():
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, str(ROOT / "benchmarks" / "scale.py"), "--smoke", "--threads", "1"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = forked.script(ROOT / "benchmarks" / "scale.py", "--smoke", "--threads", 1, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     axes = [line.split("|")[1].strip() for line in done.stdout.splitlines()[2:]]
     assert axes == ["width", "depth", "batch", "positions", "rank"]

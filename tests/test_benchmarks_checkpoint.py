@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -15,9 +14,7 @@ def test_a_smoke_run_writes_both_optimizers_and_their_table(tmp_path: Path):
     path = tmp_path / "checkpoint.json"
 
     def printed(*arguments: str) -> str:
-        command = [sys.executable, str(ROOT / "benchmarks" / "checkpoint.py"), *arguments, "--output", str(path)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = forked.script(ROOT / "benchmarks" / "checkpoint.py", *arguments, "--output", path, cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 

@@ -322,5 +322,10 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     return {"subjects": subjects, "mutants": mutants, "full": full, "two": two}
 
 
+def drive(asked: dict[str, Any], report: Path) -> None:
+    """`main`, with its report in a file."""
+    report.write_text(json.dumps(main(asked)), "utf-8")
+
+
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(main(json.loads(sys.argv[1]))), "utf-8")
+    drive(json.loads(sys.argv[1]), Path(sys.argv[2]))

@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +28,8 @@ from dpkfc.recipes.config import ConfigError
 from dpkfc.recipes.train import resume, run
 from dpkfc.report.metrics import Metrics
 from dpkfc.report.run_folder import LAST_PLOT, RunFolder, RunFolderError, placed
+from tests import forked
+from tests.assurance.crash_driver import drive
 from tests.assurance.sizes import FULL, size
 from tests.recipes.accounting import remembered
 
@@ -46,17 +47,11 @@ TWO = size([DEFAULT], [DEFAULT, "dpkfc train, secure noise"])
 
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """One process of the driver for all tests of this file, since importing torch takes longest."""
+    """One process of the driver for all tests of this file: it forks, which this one, with its threads, had better not."""
     root = tmp_path_factory.mktemp("crash")
     asked = {"folder": str(root / "runs"), "seed": 7, "default": DEFAULT}
     asked |= {"subjects": KILLS, "mutants": MUTANTS, "caps": CAPS, "two": TWO}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.assurance.crash_driver", json.dumps(asked), str(root / "report.json")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+    done = forked.call(drive, asked, root / "report.json", timeout=1800)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((root / "report.json").read_text("utf-8"))
 

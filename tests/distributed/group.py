@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable
@@ -14,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_CONTEXT = multiprocessing.get_context("forkserver")  # torch is imported once for all processes
-_CONTEXT.set_forkserver_preload(["dpkfc.session", "tests.distributed.cases"])
+from tests import forked
+
 TIMEOUT = timedelta(minutes=3)  # a busy machine is no fault
 
 
@@ -42,9 +41,7 @@ def run(work: Callable[..., Any], processes: int, *args: Any, folder: Path | Non
     """
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary) if folder is None else folder
-        started = [_CONTEXT.Process(target=_main, args=(work, rank, str(place), args)) for rank in range(processes)]
-        for process in started:
-            process.start()
+        started = [forked.started(_main, work, rank, str(place), args) for rank in range(processes)]
         for process in started:
             process.join(300)
             process.kill()

@@ -39,6 +39,8 @@ def _worker(rank: int, folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 @functools.cache
 def results() -> list[dict[str, dict[str, dict[str, Any]]]]:
+    for case in CASES.values():
+        case.plan().check_accounting()  # remembered, and told to the processes
     return run(_worker, max(WORLDS))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,7 @@ from dpkfc.gradients.distributed import RankLost
 from dpkfc.privacy.ledger import verify
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
-from tests.distributed.train import CASE, die, train
-from tests.documents import ROOT
+from tests.distributed.train import CASE, die, main, train
 from tests.test_session import loss_fn, net, session, weights
 
 NOWHERE = "-1:0:nowhere"
@@ -79,17 +76,25 @@ def _weights(folder: Path) -> list[torch.Tensor]:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     """The weights of a run that nothing has interrupted."""
     folder = tmp_path_factory.mktemp("straight")
+    CASE.plan().check_accounting()  # remembered, and told to the processes
     assert run(_train, 2, NOWHERE, "store", folder=folder) == [True, True]
     return _weights(folder)[0]
 
 
+def _restarted(rank: int, folder: Path, fault: str) -> bool:
+    """torchrun behind its command line (which test_document.py calls), with workers that need not import torch again."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or those started again find the addresses of the dead
+    where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "one", "local_addr": "localhost"}
+    config = LaunchConfig(1, 1, nproc_per_node=2, max_restarts=1, start_method="fork", **where)
+    elastic_launch(config, main)(str(folder), fault)
+    return True
+
+
 def test_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path, straight: torch.Tensor) -> None:
     """Rank 1 is killed in its third step, before the charge: the run ends as if nothing had happened, dropout included."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    command += ["-m", "tests.distributed.train", str(tmp_path)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "FAULT": "1:2:loss", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert run(_restarted, 1, "1:2:loss", folder=tmp_path) == [True]
     assert (tmp_path / "died").exists()
     assert all(torch.equal(found, straight) for found in _weights(tmp_path))
     assert [release["step"] for release in verify(tmp_path / "ledger.jsonl").releases] == [0, 1, 2, 3, 4]

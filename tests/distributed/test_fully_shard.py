@@ -213,6 +213,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(folder: Path) -> list[dict[str, Any]]:
     """What both processes have found."""
+    for case in RUNS.values():
+        case.plan().check_accounting()  # remembered, and told to the processes
     return run(_worker, 2, folder=folder)
 
 

@@ -1,13 +1,12 @@
-"""A script for torchrun: trains a small model, writes a checkpoint a step, and goes on from one that is there.
+"""What torchrun starts: trains a small model, writes a checkpoint a step, and goes on from one that is there.
 
-The environment says which rank dies, where: FAULT=rank:step:place, once (a file marks that it has happened).
+A fault says which rank dies, where: rank:step:place, once (a file marks that it has happened).
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -66,8 +65,9 @@ def train(folder: Path, fault: str = "-1:0:nowhere") -> None:
         save_file({"weights": weights(model)}, folder / f"weights-{rank}.safetensors")
 
 
-if __name__ == "__main__":
+def main(folder: str, fault: str) -> None:
+    """One process of torchrun, whose environment says which."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-    train(Path(sys.argv[1]), os.environ["FAULT"])
+    train(Path(folder), fault)
     dist.destroy_process_group()

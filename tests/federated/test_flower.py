@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,7 +24,9 @@ from dpkfc.federated.flower import (
     simulate,
     to_record,
 )
+from tests import forked
 from tests.federated.engines import APP
+from tests.federated.late import imported_late
 from tests.federated.worlds import CLIENTS, vector
 
 quiet_environment()
@@ -202,20 +202,10 @@ def test_a_superlink_that_is_gone_is_one_line(tmp_path):
 
 
 def test_telemetry_is_off_before_flower_is_imported_unless_switched_on():
-    code = (
-        "import os, sys\n"
-        "import dpkfc.federated.flower as f\n"
-        "assert 'flwr' not in sys.modules and 'ray' not in sys.modules\n"
-        "f.check_installed()\n"
-        "assert 'flwr' in sys.modules\n"
-        "print({name: os.environ[name] for name in f.SWITCHES})\n"
-    )
     clean = {name: value for name, value in os.environ.items() if name not in SWITCHES}
     for given in ({}, {"FLWR_TELEMETRY_ENABLED": "1"}):
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**clean, **given}, capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == str({**SWITCHES, **given})
+        done = forked.call(imported_late, env={**clean, **given})
+        assert (done.returncode, done.stdout.strip()) == (0, str({**SWITCHES, **given})), done.stderr
 
 
 @pytest.mark.slow

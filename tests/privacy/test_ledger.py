@@ -6,8 +6,8 @@ import errno
 import json
 import os
 import signal
-import subprocess
 import sys
+import time
 
 import dp_accounting
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
+from tests import forked
 
 EVENT = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.5))
 PLAN = "a" * 64
@@ -284,48 +285,35 @@ def test_a_line_that_cannot_be_taken_back_ends_the_ledger(path, monkeypatch):
             charge(ledger)
 
 
-KILLED = """
-import os, signal, sys, time
-import dp_accounting
-from dpkfc.privacy.ledger import Ledger, verify
-
-path, trials = sys.argv[1], int(sys.argv[2])
-event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.5))
-released = 0
-for trial in range(trials):
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        ledger = Ledger.open(path, "plan")
-        while True:
-            ledger.charge(0, event, 1.5, 3.0, 2.0)
-            os.write(writer, b"x")
-    os.close(writer)
-    seen = os.read(reader, 1)
-    time.sleep(0.003 * trial)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    while seen:
-        released += len(seen)
-        seen = os.read(reader, 65536)
-    os.close(reader)
-    Ledger.open(path, "plan").close()
-    charged = len(verify(path).releases)
-    assert released <= charged <= released + trial + 1, (released, charged)
-sys.stdout.write(f"{released} {charged}")
-"""
+def killed(path, trials):
+    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.5))
+    released = 0
+    for trial in range(trials):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            ledger = Ledger.open(path, "plan")
+            while True:
+                ledger.charge(0, event, 1.5, 3.0, 2.0)
+                os.write(writer, b"x")
+        os.close(writer)
+        seen = os.read(reader, 1)
+        time.sleep(0.003 * trial)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        while seen:
+            released += len(seen)
+            seen = os.read(reader, 65536)
+        os.close(reader)
+        Ledger.open(path, "plan").close()
+        charged = len(verify(path).releases)
+        assert released <= charged <= released + trial + 1, (released, charged)
+    sys.stdout.write(f"{released} {charged}")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or not hasattr(signal, "SIGKILL"), reason="kills forked processes")
 def test_a_killed_process_has_charged_all_that_left_it(tmp_path):
-    source = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "ledger.jsonl"), "12"],
-        env=os.environ | {"PYTHONPATH": source},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = forked.call(killed, tmp_path / "ledger.jsonl", 12, timeout=120)
     assert done.returncode == 0, done.stderr
     released, charged = map(int, done.stdout.split())
     assert 12 <= released <= charged

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
+from tests import forked
 from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train, weights
 
 # -- killed at any moment ----------------------------------------------------------------------------------------------
@@ -27,11 +26,14 @@ from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train
 STEPS, KILLS = 24, 3
 
 
+def begun(ledger: Path | None) -> Session:
+    p = PrivacyConfig(expected_batch_size=8, steps=STEPS, preconditioner=kfac(every=7)).with_noise(1.0, 1e-3, N)
+    return session(p, net(), ledger_path=ledger)
+
+
 def one_run(folder: Path, report: int) -> None:
     """What a job scheduler starts again and again: resume if there is something to resume from, then save every step."""
-    p = PrivacyConfig(expected_batch_size=8, steps=STEPS, preconditioner=kfac(every=7)).with_noise(1.0, 1e-3, N)
-    model = net()
-    with session(p, model, ledger_path=folder / "ledger.jsonl") as s:
+    with begun(folder / "ledger.jsonl") as s:
         if (folder / "checkpoint").exists() or (folder / "checkpoint.old").exists():
             assert s.restore(folder / "checkpoint")["note"] == "mine"
         for batch in s.batches():
@@ -40,9 +42,11 @@ def one_run(folder: Path, report: int) -> None:
             s.save(folder / "checkpoint", extra={"note": "mine"})
 
 
-def killed_and_resumed(folder: Path) -> list[int]:
+def killed_and_resumed(folder: Path) -> None:
     """Releases that were seen to leave, run by run; all runs but the last are killed somewhere in a step or a save."""
+    torch.set_num_threads(1)
     seen = []
+    begun(None).close()  # what is imported and worked out at first use is there for all children
     for kill in range(KILLS + 1):
         reader, writer = os.pipe()
         child = os.fork()
@@ -69,22 +73,14 @@ def killed_and_resumed(folder: Path) -> list[int]:
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status) == (kill < KILLS) or os.WEXITSTATUS(status) == 0, status
         seen.append(got)
-    return seen
+    (folder / "seen.json").write_text(json.dumps(seen))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 def test_killed_at_any_moment_and_resumed(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    code = (
-        f"import sys; sys.path[:0] = {[str(root), str(root / 'src')]!r}\n"
-        "import json, torch; from pathlib import Path; torch.set_num_threads(1)\n"
-        "from tests.worries.test_resume import killed_and_resumed\n"
-        f"print(json.dumps(killed_and_resumed(Path({str(tmp_path)!r}))))"
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    done = forked.call(killed_and_resumed, tmp_path)
     assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    seen = json.loads((tmp_path / "seen.json").read_text())
     ledger = verify(tmp_path / "ledger.jsonl")
     assert len(seen) == KILLS + 1 and all(seen)
     assert sum(seen) <= len(ledger.releases) == STEPS  # every release is charged, and the plan is never exceeded

@@ -52,7 +52,7 @@ class Damping:
     gamma: float = 0.0
     exponent: float = 0.5
     rank_tolerance: float = 1e-2
-    max_rank: int | None = 64
+    max_rank: int | None = 32
     tail_mass: float = 0.0
 
     def __post_init__(self) -> None:

@@ -118,7 +118,7 @@ class KFAC:
     oversize: str = "diagonal"
     layer_rules: tuple[str, ...] | None = None
     rank_tolerance: float = 1e-2
-    max_rank: int | None = 64
+    max_rank: int | None = 32
     tail_mass: float = 0.0
     decay: float = 0.0
     drift: float = 0.0

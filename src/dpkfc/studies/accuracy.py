@@ -19,8 +19,8 @@ from dpkfc.studies.tuned import percent, settings_text, spread
 __all__ = ["OTHER", "TEXT", "AccuracyStudy", "Chain", "Tests", "arms", "table"]
 
 OTHER = {"mnist-cnn": "fashion-mnist-cnn", "fashion-mnist-cnn": "mnist-cnn"}
-PROTOCOL: Mapping[str, Plain] = {"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 256}
-TEXT: Mapping[str, Plain] = {"delta": 1e-5, "epochs": 20.0, "expected_batch_size": 512, "evaluate_every": 156}
+PROTOCOL: Mapping[str, Plain] = {"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 256, "max_rank": 64}
+TEXT: Mapping[str, Plain] = {"delta": 1e-5, "epochs": 20.0, "expected_batch_size": 512, "evaluate_every": 156, "max_rank": 64}
 PUBLIC = 500  # images of the other set, for every arm that takes public data
 
 

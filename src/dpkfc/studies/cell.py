@@ -27,6 +27,7 @@ MECHANISM = 1  # raised when runs of equal settings come to other results than b
 
 _MACHINE = {"out", "data_dir", "threads", "device", "num_workers", "max_physical_batch_size", "pad_to_multiple", "chosen_by"}
 _OF_RUN = {"recipe", "method", "seed", "eval_on"}
+_UNTOLD: dict[str, Any] = {"max_rank": 64}  # what rows that do not tell a setting were run with: its default has changed since
 
 Plain = str | int | float | bool
 
@@ -95,14 +96,13 @@ class Run:
         """What decides the result: settings that differ from the library's defaults, resolved; nothing of the machine.
 
         A recipe's file and a method's preset are resolved, so a change of either is another run; a setting that is added to
-        the library later with a default that changes nothing leaves the hash as it is.
+        the library later with a default that changes nothing leaves the hash as it is, and so does a default that changes
+        for those who do not use it.
         """
         config = self.config()
-        changed = {
-            f.name: getattr(config, f.name)
-            for f in dataclasses.fields(RunConfig)
-            if f.name not in _MACHINE | _OF_RUN and getattr(config, f.name) != f.default
-        }
+        defaults = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.name not in _MACHINE | _OF_RUN}
+        defaults |= _UNTOLD if config.preconditioner == "kfac" else {}
+        changed = {name: value for name, default in defaults.items() if (value := getattr(config, name)) != default}
         return {
             "format": FORMAT,
             "mechanism": MECHANISM,

@@ -25,9 +25,9 @@ __all__ = ["FIGURES", "Figure", "Made", "find", "reproduce_figures"]
 COURSE = "dpkfc.studies.figures.course:measured"
 MEAN_FIELD = "dpkfc.studies.figures.mean_field:measured"
 MODELS: Mapping[str, Mapping[str, Plain]] = {  # the training that is looked at; a checkpoint at every evaluation
-    "mnist-mlp": {"steps": 200, "evaluate_every": 100, "expected_batch_size": 256},
-    "mnist-cnn": {"steps": 100, "evaluate_every": 50, "expected_batch_size": 256},
-    "mnist-vit": {"steps": 200, "evaluate_every": 100, "expected_batch_size": 256},
+    "mnist-mlp": {"max_rank": 64, "steps": 200, "evaluate_every": 100, "expected_batch_size": 256},
+    "mnist-cnn": {"max_rank": 64, "steps": 100, "evaluate_every": 50, "expected_batch_size": 256},
+    "mnist-vit": {"max_rank": 64, "steps": 200, "evaluate_every": 100, "expected_batch_size": 256},
 }
 _SMOKE: Mapping[str, Plain] = {"smoke": True, "steps": 3, "evaluate_every": 3, "accountant": "rdp"}
 Row = Mapping[str, Any]

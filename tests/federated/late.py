@@ -1,0 +1,15 @@
+"""Flower is imported late, after its switches are set: said by a process that has not imported it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def imported_late() -> None:
+    import dpkfc.federated.flower as f
+
+    assert "flwr" not in sys.modules and "ray" not in sys.modules
+    f.check_installed()
+    assert "flwr" in sys.modules
+    print({name: os.environ[name] for name in f.SWITCHES})

@@ -1,0 +1,82 @@
+"""Processes that start at once: forked from one that has imported torch and this package, which takes seconds each time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from dpkfc.privacy import events
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.preloaded"])
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a process has ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def started(work: Callable[..., Any], *args: Any) -> Any:
+    """A process that does this work, a function of a module; values of ε that are known here are known there."""
+    process = CONTEXT.Process(target=_work, args=(dict(events._values), work, args))
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path)):
+        process.start()  # the first one starts the process that forks them all
+    return process
+
+
+def _work(values: Mapping[Any, float], work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    events._values.update(values)
+    work(*args)
+
+
+def call(
+    work: Callable[..., Any], *args: Any, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 500
+) -> Done:
+    """As `subprocess.run`, with a function of a module instead of a command.
+
+    Args:
+        work: returns where a program would end well; whatever it raises ends it as it would end a program.
+        args: its arguments.
+        cwd: the working directory; that of this process by default.
+        env: the whole environment; that of this process by default.
+        timeout: seconds until it is killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("stdout", "stderr")]
+        process = started(_told, *map(str, paths), str(cwd or Path.cwd()), dict(os.environ if env is None else env), work, args)
+        process.join(timeout)
+        process.kill()
+        process.join()
+        return Done(process.exitcode, *(path.read_text("utf-8") for path in paths))
+
+
+def _told(stdout: str, stderr: str, cwd: str, env: dict[str, str], work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    for stream, path in ((1, stdout), (2, stderr)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    work(*args)
+
+
+def script(path: Path, *arguments: object, **options: Any) -> Done:
+    """As `python path arguments`."""
+    return call(_script, str(path), *map(str, arguments), **options)
+
+
+def _script(path: str, *arguments: str) -> None:
+    sys.argv[:] = [path, *arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")
