@@ -1,7 +1,8 @@
-"""Fourteen arms tuned alike at ε = 1 on a validation split, then judged on the test set: MNIST and Fashion-MNIST, or IMDB.
+"""Arms tuned alike at ε = 1 on a validation split, then judged on the test set: MNIST and Fashion-MNIST, IMDB, or an MLP.
 
     python benchmarks/accuracy_study.py --data-dir DIR --out runs/accuracy     # start or continue; Ctrl-C loses no finished cell
     python benchmarks/accuracy_study.py --study imdb --data-dir DIR            # thirteen arms on hashed words
+    python benchmarks/accuracy_study.py --study mlp --data-dir DIR             # MNIST without convolutions
     python benchmarks/accuracy_study.py --smoke --out runs/smoke               # a few steps on the digits (--recipe mnist-cnn)
     python benchmarks/accuracy_study.py --table                                # the Markdown table of what has been run
 
@@ -16,11 +17,11 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "accuracy"
-STUDIES = {"cnn": ("mnist-cnn", "fashion-mnist-cnn"), "imdb": ("imdb-logistic",)}
+STUDIES = {"cnn": ("mnist-cnn", "fashion-mnist-cnn"), "imdb": ("imdb-logistic",), "mlp": ("mnist-mlp",)}
 
 
 def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
-    from dpkfc.studies.accuracy import TEXT, AccuracyStudy
+    from dpkfc.studies.accuracy import MLP, TEXT, AccuracyStudy
 
     if smoke:
         return AccuracyStudy(
@@ -29,6 +30,8 @@ def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
         )  # fmt: skip
     if name == "imdb":
         return AccuracyStudy(recipes=recipes, trials=trials, epsilons=(1.0, 0.5, 2.8, 8.0), common=dict(TEXT))
+    if name == "mlp":
+        return AccuracyStudy(recipes=recipes, trials=trials, common=dict(MLP))
     return AccuracyStudy(recipes=recipes, trials=trials)
 
 

@@ -245,6 +245,12 @@ def table(results: Mapping[str, Any]) -> str:
         if rows:
             heading = f"Ratios of {kind} (target){f'; amortised over {EVERY} steps a refresh' * (kind == 'time')}"
             parts += [heading, markdown(["ratio", *(entry["title"] for entry in models.values())], rows)]
+    if results.get("kept"):
+        rows = [
+            [f"{entry['title']} ({entry['batch_size']})", *(_milliseconds(entry["contenders"].get(name, {})) for name in CONTENDERS)]
+            for entry in results["kept"].values()
+        ]
+        parts += ["The same with freed memory kept by the process (`dpkfc.keep_freed_memory`), for all alike", markdown(head, rows)]
     return "\n\n".join(parts)
 
 
@@ -288,8 +294,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="timed rounds (default: 15)")
     parser.add_argument("--warmup", type=int, help="rounds before timing begins (default: 2)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kept", action="store_true", help="with dpkfc.keep_freed_memory for every contender; time only")
     parser.add_argument("--ffn-ratio", type=int, default=4, help="width of the encoders' feed-forward layers over d")
-    parser.add_argument("--no-memory", action="store_true", help="time only")
+    parser.add_argument("--no-memory", action="store_true", help="time only; memory stays as it was taken last")
     parser.add_argument(
         "--smoke", action="store_true", help="tiny models and few rounds; prints, writes only to --output"
     )
@@ -299,6 +306,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     arguments.rounds = arguments.rounds or (2 if arguments.smoke else 15)
     arguments.warmup = arguments.warmup if arguments.warmup is not None else (0 if arguments.smoke else 2)
+    arguments.no_memory |= arguments.kept
     if arguments.threads < 1 or arguments.rounds < 1:
         parser.error("--threads and --rounds must be at least 1")
     return arguments
@@ -314,9 +322,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     from contenders import CONTENDERS
+    from dpkfc import keep_freed_memory
     from models import cases
 
     torch.set_num_threads(arguments.threads)
+    if arguments.kept and not keep_freed_memory():
+        print("freed memory cannot be kept here: no glibc, or the environment has settings of its own", file=sys.stderr)
+        return 2
     known = cases(smoke=arguments.smoke, ffn_ratio=arguments.ffn_ratio)
     chosen, names = arguments.only or list(known), arguments.contenders or list(CONTENDERS)
     for wanted, there in ((chosen, known), (names, CONTENDERS)):
@@ -328,17 +340,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     writes = not arguments.smoke or arguments.output is not None
     results: dict[str, Any] = {"models": {}} | (read_json(path) if writes else {})
+    part = "kept" if arguments.kept else "models"
     for name in chosen:
-        results["models"][name] = measured(known[name], names, arguments)
-        results = {"date": now(), "hardware": hardware(arguments.threads), "models": results["models"]}
+        before = results.setdefault(part, {}).get(name, {})
+        results[part][name] = measured(known[name], names, arguments, before.get("memory"))
+        results |= {"date": now(), "hardware": hardware(arguments.threads)}
         if writes:
             write_json(path, results)
-    print(table({"models": {name: results["models"][name] for name in chosen}}))
+    print(table({"models": {name: results[part][name] for name in chosen}}))
     return 0
 
 
-def measured(case: Any, names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one model, with the machine and its load in it."""
+def measured(
+    case: Any, names: Sequence[str], arguments: argparse.Namespace, memory: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Everything about one model, with the machine and its load in it; `memory` is what an earlier run took."""
     from contenders import CLIP, NOISE
 
     print(f"{case.name}: {case.title}, batch {case.batch_size}", file=sys.stderr, flush=True)
@@ -367,6 +383,8 @@ def measured(case: Any, names: Sequence[str], arguments: argparse.Namespace) -> 
         alive = [n for n in names if "median_ms" in entry["contenders"][n]]
         alive = [n for n in alive if n in ("plain", "dp_kfc")] if arguments.smoke else alive
         entry["memory"] = measure_memory(case.name, alive, arguments)
+    elif memory:
+        entry["memory"] = memory
     return {**entry, "ratios": ratios(case.name, entry)}
 
 

@@ -22,8 +22,9 @@ SOURCE = ROOT / "src" / "dpkfc"
 VALUES = {"blocks", "metric", "subspace"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 PLANS = {"config", "plan"}
-ABOVE = VALUES | FOUR | PLANS | {"checkpoint", "steps", "session", "postprocess", "coordinates"}
+ABOVE = VALUES | FOUR | PLANS | {"allocator", "checkpoint", "steps", "session", "postprocess", "coordinates"}
 ALLOWED = {
+    "allocator": set(),
     "blocks": set(),
     "metric": {"blocks"},
     "subspace": {"metric"},

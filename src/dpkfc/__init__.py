@@ -6,6 +6,7 @@ Three tiers: the command line `dpkfc`, a `Session` over a `Plan`, and an Opacus-
 
 from __future__ import annotations
 
+from dpkfc.allocator import keep_freed_memory
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise, PinkNoise, PublicData, WhiteNoise
@@ -27,4 +28,5 @@ __all__ = [
     "Session",
     "TokenNoise",
     "WhiteNoise",
+    "keep_freed_memory",
 ]

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
+from dpkfc.allocator import keep_freed_memory
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, nearest, read_toml
 from dpkfc.report import commands as reports
 from dpkfc.report.numbers import rounded_up
@@ -36,6 +37,7 @@ class _Commands(TyperGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _quiet_libraries()
+        keep_freed_memory()
         try:
             code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except (KeyboardInterrupt, typer.Abort):

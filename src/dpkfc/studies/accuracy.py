@@ -16,10 +16,11 @@ from dpkfc.studies.store import Store
 from dpkfc.studies.tune import Trials, searches
 from dpkfc.studies.tuned import percent, settings_text, spread
 
-__all__ = ["OTHER", "TEXT", "AccuracyStudy", "Chain", "Tests", "arms", "table"]
+__all__ = ["MLP", "OTHER", "TEXT", "AccuracyStudy", "Chain", "Tests", "arms", "table"]
 
-OTHER = {"mnist-cnn": "fashion-mnist-cnn", "fashion-mnist-cnn": "mnist-cnn"}
+OTHER = {"mnist-cnn": "fashion-mnist-cnn", "fashion-mnist-cnn": "mnist-cnn", "mnist-mlp": "fashion-mnist-cnn"}
 PROTOCOL: Mapping[str, Plain] = {"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 256, "max_rank": 64}
+MLP: Mapping[str, Plain] = {"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 256}
 TEXT: Mapping[str, Plain] = {"delta": 1e-5, "epochs": 20.0, "expected_batch_size": 512, "evaluate_every": 156, "max_rank": 64}
 PUBLIC = 500  # images of the other set, for every arm that takes public data
 
@@ -30,7 +31,7 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
     Methods that take public data take images of the other set; where there is none, the noise that DP-KFC takes.
     """
     kfc, adadps, ngd = (arm_of(recipe, name) for name in ("dp-kfc", "adadps", "dp-ngd"))
-    noise = str(Run.of(recipe, "dp-kfc").default("source"))
+    noise, dense = str(Run.of(recipe, "dp-kfc").default("source")), recipe == "mnist-mlp"
     told = {"pink": "pink noise", "tokens": "random words"}.get(noise, noise)
     oracle = with_source(kfc, "private-oracle", "dp-kfc-oracle", "DP-KFC, private oracle (NOT PRIVATE)")
     other = f"@{OTHER[recipe]}:{public}" if recipe in OTHER else ""
@@ -52,6 +53,7 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
         arm_of(recipe, "dp-adambc"),
         arm_of(recipe, "dp-kfc-random"),
         arm_of(recipe, "dp-kfc-g"),
+        *([replace(kfc, name="dp-kfc-quarter", label="DP-KFC, fourth roots", settings={"exponent": 0.25})] if dense else []),
         arm_of(recipe, "dp-kfc", "adam-bc"),
         borrowed(adadps, "AdaDPS"),
         borrowed(ngd, "DP-NGD", probe_size=64),  # it turns every gradient to all rows of its probe

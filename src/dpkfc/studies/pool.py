@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
+from dpkfc.allocator import keep_freed_memory
 from dpkfc.studies.cell import Ended, Run
 from dpkfc.studies.errors import StudyError
 
@@ -266,6 +267,7 @@ def _work(pipe: Connection, place: Place) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    keep_freed_memory()
     logging.getLogger("dpkfc").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")  # what a plan has to warn of stands in the row
     while True:
