@@ -246,11 +246,10 @@ def table(results: Mapping[str, Any]) -> str:
             heading = f"Ratios of {kind} (target){f'; amortised over {EVERY} steps a refresh' * (kind == 'time')}"
             parts += [heading, markdown(["ratio", *(entry["title"] for entry in models.values())], rows)]
     if results.get("kept"):
-        rows = [
-            [f"{entry['title']} ({entry['batch_size']})", *(_milliseconds(entry["contenders"].get(name, {})) for name in CONTENDERS)]
-            for entry in results["kept"].values()
-        ]
-        parts += ["The same with freed memory kept by the process (`dpkfc.keep_freed_memory`), for all alike", markdown(head, rows)]
+        labels = [f"{entry['title']} ({entry['batch_size']})" for entry in results["kept"].values()]
+        times = [[_milliseconds(entry["contenders"].get(name, {})) for name in CONTENDERS] for entry in results["kept"].values()]
+        heading = "The same with freed memory kept by the process (`dpkfc.keep_freed_memory`), for all alike"
+        parts += [heading, markdown(head, [[label, *row] for label, row in zip(labels, times, strict=True)])]
     return "\n\n".join(parts)
 
 
