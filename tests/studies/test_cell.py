@@ -38,6 +38,17 @@ def test_a_setting_that_is_added_to_the_library_changes_no_hash():
     assert "noise" not in Run.of("digits", "dp-sgd").identity()["settings"]
 
 
+def test_a_default_that_has_changed_is_told_apart_from_what_was_run_before():
+    settings = {"delta": 1e-5, "epochs": 2.0, "epsilon": 1.0, "expected_batch_size": 256, "validation_size": 5000}
+
+    def hash_of(method, **more):
+        return Run.of("mnist-cnn", method, {**settings, **more}, evaluate_on="validation").hash
+
+    assert hash_of("dp-kfc", max_rank=64) == "b5c0c00a786ce5aa"  # of benchmarks/results/rank_accuracy.json, when 64 was the default
+    assert hash_of("dp-kfc") == hash_of("dp-kfc", max_rank=32) == "c90e195d99e70513"
+    assert hash_of("dp-adam") == "28a9177db08f6ee4", "who has no such sides is not concerned"
+
+
 def test_another_version_of_the_mechanism_is_another_hash(monkeypatch):
     before = Run.of("digits", "dp-sgd").hash
     monkeypatch.setattr(cells, "MECHANISM", cells.MECHANISM + 1)

@@ -123,7 +123,7 @@ class Stage(Protocol):
 
 
 class Tests:
-    """Runs on the test set with the settings that won: for each ε and seed all arms, those that have been tuned to the end.
+    """Runs on the test set with the settings that won: for each seed and ε all arms that have been tuned to the end.
 
     Args:
         searches: of the arms.
@@ -139,8 +139,8 @@ class Tests:
 
     def _cells(self) -> Iterator[tuple[Search, Run]]:
         tuned = [(search, best[0]) for search in self._searches if search.over and (best := search.best()) is not None]
-        for epsilon in self._epsilons:
-            for seed in self._seeds:
+        for seed in self._seeds:
+            for epsilon in self._epsilons:
                 for search, params in tuned:
                     yield search, search.run(params, seed=seed, evaluate_on="test", epsilon=epsilon)
 
