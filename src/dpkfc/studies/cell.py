@@ -27,7 +27,7 @@ MECHANISM = 1  # raised when runs of equal settings come to other results than b
 
 _MACHINE = {"out", "data_dir", "threads", "device", "num_workers", "max_physical_batch_size", "pad_to_multiple", "chosen_by"}
 _OF_RUN = {"recipe", "method", "seed", "eval_on"}
-_UNTOLD: dict[str, Any] = {"max_rank": 64}  # what rows that do not tell a setting were run with: its default has changed since
+_UNTOLD: dict[str, Any] = {"max_rank": 64}  # of K-FAC, whose default has changed: what rows that are silent of it were run with
 
 Plain = str | int | float | bool
 
@@ -101,7 +101,10 @@ class Run:
         """
         config = self.config()
         defaults = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.name not in _MACHINE | _OF_RUN}
-        defaults |= _UNTOLD if config.preconditioner == "kfac" else {}
+        if config.preconditioner == "kfac":
+            defaults |= _UNTOLD
+        else:
+            defaults = {name: default for name, default in defaults.items() if name not in _UNTOLD}
         changed = {name: value for name, default in defaults.items() if (value := getattr(config, name)) != default}
         return {
             "format": FORMAT,
