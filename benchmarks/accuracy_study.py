@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy_study.py --data-dir DIR --out runs/accuracy     # start or continue; Ctrl-C loses no finished cell
     python benchmarks/accuracy_study.py --study imdb --data-dir DIR            # thirteen arms on hashed words
-    python benchmarks/accuracy_study.py --study mlp --data-dir DIR             # MNIST without convolutions
+    python benchmarks/accuracy_study.py --study mlp --data-dir DIR             # six arms without convolutions
     python benchmarks/accuracy_study.py --smoke --out runs/smoke               # a few steps on the digits (--recipe mnist-cnn)
     python benchmarks/accuracy_study.py --table                                # the Markdown table of what has been run
 
@@ -31,7 +31,7 @@ def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
     if name == "imdb":
         return AccuracyStudy(recipes=recipes, trials=trials, epsilons=(1.0, 0.5, 2.8, 8.0), common=dict(TEXT))
     if name == "mlp":
-        return AccuracyStudy(recipes=recipes, trials=trials, common=dict(MLP))
+        return AccuracyStudy(recipes=recipes, trials=trials, epsilons=(1.0,), common=dict(MLP))
     return AccuracyStudy(recipes=recipes, trials=trials)
 
 

@@ -14,13 +14,13 @@ import sys
 __all__ = ["keep_freed_memory"]
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # numbers of glibc's malloc.h
-_KEPT, _LARGEST, _PAD = (1 << 31) - 1, 1 << 30, 1 << 26
+_KEPT, _LARGEST, _PAD = (1 << 31) - 1, 1 << 30, 1 << 24
 
 
 def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory of this process, up to 2 GiB at the top of its heap, for the next allocation.
 
-    Nothing that is computed changes. The peak of resident memory stays what it was; between peaks less goes back to the system.
+    Nothing that is computed changes. The peak of resident memory grows by tens of MiB; between peaks less goes back to the system.
     Call it once, before the first step; the command line does so by itself. Where the environment sets MALLOC_TRIM_THRESHOLD_
     or MALLOC_MMAP_THRESHOLD_, or glibc's tunables, that stands.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpkfc.recipes.base import find_recipe, run_config
-from dpkfc.studies.arms import Arm, arm_of, with_public, with_source
+from dpkfc.studies.arms import Arm, Range, arm_of, with_public, with_source
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.pool import Task
 from dpkfc.studies.search import Search
@@ -31,7 +31,7 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
     Methods that take public data take images of the other set; where there is none, the noise that DP-KFC takes.
     """
     kfc, adadps, ngd = (arm_of(recipe, name) for name in ("dp-kfc", "adadps", "dp-ngd"))
-    noise, dense = str(Run.of(recipe, "dp-kfc").default("source")), recipe == "mnist-mlp"
+    noise = str(Run.of(recipe, "dp-kfc").default("source"))
     told = {"pink": "pink noise", "tokens": "random words"}.get(noise, noise)
     oracle = with_source(kfc, "private-oracle", "dp-kfc-oracle", "DP-KFC, private oracle (NOT PRIVATE)")
     other = f"@{OTHER[recipe]}:{public}" if recipe in OTHER else ""
@@ -41,23 +41,41 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
             return with_public(arm, other, arm.name, f"{label}, public images")
         return with_source(arm, noise, arm.name, f"{label}, {told}", **settings)
 
-    return [
+    first = [
         arm_of(recipe, "dp-sgd"),
         replace(kfc, name=f"dp-kfc-{noise}", label=f"DP-KFC, {told}"),
         arm_of(recipe, "dp-kfc-a"),
         arm_of(recipe, "dp-adam"),
         arm_of(recipe, "dp-sgd-normalised"),
+    ]
+    if recipe == "mnist-mlp":
+        return [*first, authors(recipe)]
+    return [
+        *first,
         *([with_public(kfc, other, "dp-kfc-public", "DP-KFC, public images")] if other else []),
         replace(oracle, control=True),
         arm_of(recipe, "disk"),
         arm_of(recipe, "dp-adambc"),
         arm_of(recipe, "dp-kfc-random"),
         arm_of(recipe, "dp-kfc-g"),
-        *([replace(kfc, name="dp-kfc-quarter", label="DP-KFC, fourth roots", settings={"exponent": 0.25})] if dense else []),
         arm_of(recipe, "dp-kfc", "adam-bc"),
         borrowed(adadps, "AdaDPS"),
         borrowed(ngd, "DP-NGD", probe_size=64),  # it turns every gradient to all rows of its probe
     ]
+
+
+def authors(recipe: str) -> Arm:
+    """A only with the damping of the authors' code: a small absolute one, and no scaling of layers or of the whole.
+
+    Rates and clips reach as far as the scale of a raw root asks for.
+    """
+    arm = arm_of(recipe, "dp-kfc-a")
+    space = {**arm.space, "damping": Range(1e-4, 1.0), "max_grad_norm": Range(0.1, 30.0)}
+    settings: dict[str, Plain] = {"damping_mode": "absolute", "scale": "raw"}
+    first = {"damping": 1e-3}
+    return replace(
+        arm, name="dp-kfc-a-absolute", label="DP-KFC, A only, absolute damping", settings=settings, space=space, first=first
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
