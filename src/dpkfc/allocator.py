@@ -20,7 +20,7 @@ _KEPT, _LARGEST, _PAD = (1 << 31) - 1, 1 << 30, 1 << 24
 def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory of this process, up to 2 GiB at the top of its heap, for the next allocation.
 
-    Nothing that is computed changes. The peak of resident memory grows by tens of MiB; between peaks less goes back to the system.
+    Nothing that is computed changes. The peak of resident memory grows by tens of MiB, and between peaks less is given back.
     Call it once, before the first step; the command line does so by itself. Where the environment sets MALLOC_TRIM_THRESHOLD_
     or MALLOC_MMAP_THRESHOLD_, or glibc's tunables, that stands.
 
