@@ -110,6 +110,18 @@ def _begun(recipe: str) -> str:
     return ""
 
 
+def mlp_grid() -> str:
+    """The baselines of the MLP's study, searched more finely."""
+    import mlp_grid as study
+    from dpkfc.studies.store import Store
+
+    store = Store(study.RESULTS)
+    rows = list(store)
+    if not rows:
+        return missing("python benchmarks/mlp_grid.py")
+    return study.table(store) + "\n\n" + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
+
+
 def rank_accuracy() -> str:
     """What low-rank sides and smaller probes cost in accuracy."""
     import rank_accuracy as study
@@ -254,7 +266,7 @@ def assurance(section: str = "summary") -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "published": published, "methods": methods,
     "method-speed": method_speed, "scale": scale, "checkpoint": checkpoint, "ranks": ranks, "plan-70b": plan_70b,
-    "assurance": assurance, "rank-accuracy": rank_accuracy,
+    "assurance": assurance, "rank-accuracy": rank_accuracy, "mlp-grid": mlp_grid,
 }  # fmt: skip
 PARTS: dict[str, Callable[[str], str]] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
     "accuracy-study": accuracy_study, "published": published, "methods": methods, "method-speed": method_speed,
