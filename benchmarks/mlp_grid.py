@@ -72,7 +72,10 @@ def main() -> int:
             with Store(RESULTS) as store:
                 for stage in (False, True):
                     tasks = [Task(one, tag=None, label=name) for name, one in _cells(store, stage)]
-                    drive(Listed(tasks, store), place, workers=workers)
+                    source = Listed(tasks, store)
+                    drive(source, place, workers=workers)
+                    for name, why in source.failures.items():
+                        print(f"{name}: {why}", file=sys.stderr)
         except KeyboardInterrupt:
             print("stopped; the same command continues it", file=sys.stderr)
             return 130

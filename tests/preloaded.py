@@ -6,19 +6,23 @@ Not Flower: a test shows that it is imported late.
 from __future__ import annotations
 
 from contextlib import suppress
+from importlib import import_module
 
-import matplotlib.pyplot  # noqa: F401
-import pyarrow.parquet  # noqa: F401
-import torch._dynamo  # noqa: F401  an optimizer imports it when it is made
-import torch.distributed.fsdp
-import torch.distributed.launcher.api  # noqa: F401
+NEEDED = (
+    "matplotlib.pyplot",
+    "pyarrow.parquet",
+    "torch._dynamo",  # an optimizer imports it when it is made
+    "torch.distributed.fsdp",
+    "torch.distributed.launcher.api",
+    "dpkfc.cli",
+    "dpkfc.recipes.finish",
+    "dpkfc.recipes.train",
+    "dpkfc.session",
+)
+OPTIONAL = ("opacus", "sklearn.datasets")
 
-import dpkfc.cli
-import dpkfc.recipes.finish
-import dpkfc.recipes.train
-import dpkfc.session  # noqa: F401
-
-with suppress(ImportError):
-    import opacus  # noqa: F401
-with suppress(ImportError):
-    import sklearn.datasets  # noqa: F401
+for name in NEEDED:
+    import_module(name)
+for name in OPTIONAL:
+    with suppress(ImportError):
+        import_module(name)

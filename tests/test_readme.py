@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import re
@@ -11,12 +10,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
-from dpkfc.privacy import events
 from tests import forked
 from tests.documents import ROOT, blocks, commands, executed, local_links
 
@@ -55,24 +51,10 @@ def test_names_in_the_text_exist(path: Path):
             break
 
 
-def _coarse(patched: pytest.MonkeyPatch, interval: float = 4e-4) -> None:
-    """Privacy losses on a coarser grid: ε comes out a little larger, and sooner; what it is elsewhere, other tests look at."""
-
-    def sampled(rate: float, noise: float, relation: str) -> Any:
-        return from_gaussian_mechanism(
-            noise, sampling_prob=rate, neighboring_relation=events._RELATIONS[relation], value_discretization_interval=interval
-        )
-
-    patched.setattr(events, "_sampled_pld", functools.cache(sampled))
-    patched.setattr(events, "PLD_INTERVAL", interval)
-    patched.setattr(events, "_values", {})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RUN, ids=ids)
 def test_python_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The blocks of one document share their names, from the top down, in an empty folder."""
-    _coarse(monkeypatch)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     python = executed(path, "python")
@@ -85,7 +67,6 @@ def test_python_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def _driver(calls: list[tuple[int, list[str]]]) -> None:
     from dpkfc.cli import main
 
-    _coarse(pytest.MonkeyPatch())  # of a process that ends here
     for line, words in calls:
         sys.argv = ["dpkfc", *words]
         try:

@@ -1,8 +1,7 @@
 """Memory that is freed stays with the process: a training step asks for the same sizes again and again.
 
 glibc gives large blocks back to the system when they are freed, and the system clears their pages when they are asked for again.
-A private step frees and asks for more than a plain one (rows, norms, noise), so it pays more for that: of the processor time of a
-step on a CPU a quarter to a third (docs/speed.md).
+A private step frees and asks for more than a plain one (rows, norms, noise), so it pays more for that; docs/speed.md has both.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ _KEPT, _LARGEST, _PAD = (1 << 31) - 1, 1 << 30, 1 << 24
 def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory of this process, up to 2 GiB at the top of its heap, for the next allocation.
 
-    Nothing that is computed changes. The peak of resident memory grows by tens of MiB, and between peaks less is given back.
+    Nothing that is computed changes. Between peaks less memory is given back, and the peak may grow by what lies between blocks.
     Call it once, before the first step; the command line does so by itself. Where the environment sets MALLOC_TRIM_THRESHOLD_
     or MALLOC_MMAP_THRESHOLD_, or glibc's tunables, that stands.
 
     Returns:
-        Whether it was told. False without glibc (macOS, Windows, musl) and where the environment has its own settings: nothing
-        has changed then.
+        Whether glibc took it. False without glibc (macOS, Windows, musl) and where the environment has its own settings.
     """
     own = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
     if any(name in os.environ for name in own) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
@@ -35,9 +33,10 @@ def keep_freed_memory() -> bool:
         return False
     try:
         library = ctypes.CDLL(None)
-        library.gnu_get_libc_version  # noqa: B018 - musl has a mallopt too, which does nothing
-        mallopt = library.mallopt
-    except (OSError, AttributeError):
+    except OSError:
         return False
+    if not (hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt")):  # musl's mallopt does nothing
+        return False
+    mallopt = library.mallopt
     settings = ((_TRIM_THRESHOLD, _KEPT), (_MMAP_THRESHOLD, _LARGEST), (_TOP_PAD, _PAD))
     return all([mallopt(name, value) == 1 for name, value in settings])

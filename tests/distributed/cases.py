@@ -89,7 +89,7 @@ def public_words(n: int = 24) -> PublicData:
 
 
 def ngd(probe: Any) -> NGD:
-    return NGD(probe=probe, lambda_safe=0.1, steps=3, every=2, probe_size=24)
+    return NGD(probe=probe, lambda_safe=0.1, steps=4, every=2, probe_size=24)
 
 
 def shifted(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -109,7 +109,7 @@ class Case:
     size: int = N
 
     def plan(self) -> Plan:
-        settings = {"expected_batch_size": 8, "steps": 3, "test_mode_seed": 3, **self.settings}
+        settings = {"expected_batch_size": 8, "steps": 4, "test_mode_seed": 3, **self.settings}
         return PrivacyConfig(**settings).with_noise(1.0, 1e-3, self.size)
 
     def open(self, ledger: Path, **options: Any) -> tuple[Session, nn.Module]:
@@ -160,6 +160,6 @@ CASES = {
     "NGD on words": Case({"preconditioner": ngd(public_words()), "readout": "natural"}, words, ids),
     "AdaDPS": Case({"preconditioner": AdaDPS(probe=public(), batch_size=5, every=2, decay=0.5)}),
     "GEP": Case({"preconditioner": GEP(probe=public(), rank=3, every=2), "clipping": "embedding_residual"}),
-    "DP2": Case({"preconditioner": DP2(phase=2), "steps": 4}),
+    "DP2": Case({"preconditioner": DP2(phase=2)}),
     "DiSK": Case({"postprocess": (DiSK(),), "preconditioner": kfac()}, momentum=0.0),
 }

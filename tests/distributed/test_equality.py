@@ -16,11 +16,6 @@ from tests.distributed.group import run, start
 WORLDS = (2, 3, 4)
 
 
-def _cases(world: int) -> list[str]:
-    """Two processes run every case; three and four share them, for they cost most of the time."""
-    return [name for i, name in enumerate(CASES) if world == 2 or i % 2 == world % 2]
-
-
 def _outcome(case: Case) -> dict[str, Any]:
     s, weights = case.train()
     metric = None if s.preconditioner is None else s.preconditioner.digest
@@ -32,7 +27,7 @@ def _worker(rank: int, folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
     for world in WORLDS:
         if rank < world:
             start(rank, world, folder / f"store-{world}")
-            found[str(world)] = {name: _outcome(CASES[name]) for name in _cases(world)}
+            found[str(world)] = {name: _outcome(case) for name, case in CASES.items()}
             dist.destroy_process_group()
     return found
 
@@ -48,7 +43,7 @@ def results() -> list[dict[str, dict[str, dict[str, Any]]]]:
 def test_several_processes_equal_one(name: str) -> None:
     alone = _outcome(CASES[name])
     exact = alone["weights"].dtype == torch.float64
-    for world in (world for world in WORLDS if name in _cases(world)):
+    for world in WORLDS:
         first, *others = [of[str(world)][name] for of in results()[:world]]
         assert first["steps"] == alone["steps"] > 0
         assert all(other == first for other in others)

@@ -35,7 +35,7 @@ def test_a_run_folder_is_audited_and_its_card_says_so(tmp_path: Path, monkeypatc
         monkeypatch.setattr("dpkfc.assurance.replay.SIZES", (1,))
         monkeypatch.setattr("dpkfc.assurance.noise_law.NUMBERS", 100_000)
         monkeypatch.setattr("dpkfc.assurance.sampling_law.NUMBERS", 1e6)
-    arguments = ["audit", str(folder), "--kind", "step", "--kind", "membership", "--runs", str(size(24, 1500)), "--quiet"]
+    arguments = ["audit", str(folder), "--kind", "step", "--kind", "membership", "--runs", str(size(60, 1500)), "--quiet"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, (result.output, result.exception)
     assert "held" in result.output and "FAILED" not in result.output

@@ -10,7 +10,6 @@ from dpkfc.studies import pool
 from dpkfc.studies.cell import Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.pool import Place, Task, cores, drive, worker_count
-from tests import forked
 
 
 class Listed:
@@ -36,9 +35,8 @@ class Listed:
 
 
 @pytest.mark.slow
-def test_real_workers_train_report_and_fail_by_name(tmp_path, monkeypatch):
+def test_real_workers_train_report_and_fail_by_name(tmp_path):
     pytest.importorskip("sklearn")
-    monkeypatch.setattr(pool.multiprocessing, "get_context", {"spawn": forked.CONTEXT}.__getitem__)  # torch is there
     tiny = {"steps": 2, "expected_batch_size": 16, "accountant": "rdp", "evaluate_every": 1}
     runs = [
         Run.of("digits", "dp-sgd", {**tiny, "validation_size": 50}, evaluate_on="validation"),

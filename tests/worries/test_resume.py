@@ -23,7 +23,7 @@ from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train
 
 # -- killed at any moment ----------------------------------------------------------------------------------------------
 
-STEPS, KILLS = 24, 3
+STEPS, KILLS = 40, 4
 
 
 def begun(ledger: Path | None) -> Session:
