@@ -100,6 +100,10 @@ def _mean(*modules: nn.Module) -> nn.Module:
     return nn.Sequential(*modules, nn.Flatten(), nn.LazyLinear(3))
 
 
+def _last(c_in: int, c_out: int, kernel: int, **settings: int) -> nn.Module:
+    return nn.Conv2d(c_in, c_out, kernel, **settings).to(memory_format=torch.channels_last)
+
+
 def _x(*shape: int) -> Callable[[int], Tensor]:
     return lambda n: torch.randn(n, *shape)
 
@@ -133,6 +137,8 @@ CASES = [
     Case(
         "conv2d reflect", lambda: _mean(nn.Conv2d(2, 4, 3, padding=2, padding_mode="reflect"), nn.Tanh()), _x(2, 6, 7)
     ),
+    Case("conv2d channels last", lambda: _mean(_last(2, 4, 3, padding=1), nn.Tanh(), _last(4, 5, 3)), _x(2, 6, 7)),
+    Case("conv2d channels last grouped", lambda: _mean(_last(4, 6, 3, groups=2), nn.Tanh()), _x(4, 5, 6)),
     Case("conv3d", lambda: _mean(nn.Conv3d(2, 3, 2, stride=(1, 2, 1)), nn.Tanh()), _x(2, 3, 5, 4)),
     Case("embedding", lambda: _mean(nn.Embedding(6, 4, padding_idx=0), nn.Tanh()), _ids(9, 6)),
     Case("layer norm", lambda: _mean(nn.Linear(5, 6), nn.LayerNorm(6)), _x(3, 5)),

@@ -71,6 +71,26 @@ def test_views_equal_patches_and_the_sum_over_rows(name: str) -> None:
     assert (block.magnitudes() >= lengths * (1 - 1e-12)).all()
 
 
+@pytest.mark.parametrize("views", [1, VIEWS])
+@pytest.mark.parametrize("name", sorted(set(CONVS) - {"line", "volume"}))
+def test_the_order_of_channels_in_memory_changes_nothing(name: str, views: int) -> None:
+    module, [(x, b)] = _calls(name, N * VIEWS)
+    b[:, :, 0] = 0  # positions without a gradient
+    b[1] = float("nan")
+    last = [one.contiguous(memory_format=torch.channels_last) for one in (x, b)]
+    assert not last[1].is_contiguous()
+    one, other = (grouped(conv_block(module, *pair), Groups(N * VIEWS // views, views)) for pair in ((x, b), last))
+    assert isinstance(one, ConvBlock) and isinstance(other, ConvBlock)
+    weights = torch.rand(one.batch_size, dtype=torch.float64)
+    same = {"rtol": 1e-11, "atol": 1e-12, "equal_nan": True}
+    torch.testing.assert_close(other.magnitudes(), one.magnitudes(), **same)
+    assert torch.equal(other.own_positions(), one.own_positions())
+    assert one.own_positions().min() < one.positions
+    torch.testing.assert_close(other.per_example(), one.per_example(), **same)
+    torch.testing.assert_close(other.weighted_sum(weights), one.weighted_sum(weights), **same)
+    torch.testing.assert_close(other.outer().per_example(), one.outer().per_example(), **same)
+
+
 @pytest.mark.parametrize("method", ["gram", "materialised"])
 @pytest.mark.parametrize("name", sorted(CONVS))
 def test_norms_of_views_in_a_metric(name: str, method: str) -> None:

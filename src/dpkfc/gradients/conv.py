@@ -86,7 +86,11 @@ class ConvBlock:
         return split.reshape(self.batch_size * self.groups, -1, rows.shape[2])
 
     def _patches(self) -> Tensor:
-        """Patches `[N * groups, T, c_in / groups * prod(kernel)]` by a strided view and one copy."""
+        """Patches `[N * groups, T, c_in / groups * prod(kernel)]`."""
+        return self._joined(self._columns().transpose(1, 2))
+
+    def _columns(self) -> Tensor:
+        """Patches as columns `[N * views * groups, c_in / groups * prod(kernel), T / views]` by a strided view and one copy."""
         pads = [p for size in reversed(self.padding) for p in (size, size)]
         x = F.pad(self.x, pads) if any(pads) else self.x.contiguous()
         steps = x.stride()[2:]
@@ -96,8 +100,7 @@ class ConvBlock:
             *(s * d for s, d in zip(steps, self.dilation, strict=True)),
             *(s * d for s, d in zip(steps, self.stride, strict=True)),
         )
-        columns = x.as_strided(shape, strides).reshape(len(x) * self.groups, -1, math.prod(self.b.shape[2:]))
-        return self._joined(columns.transpose(1, 2))
+        return x.as_strided(shape, strides).reshape(len(x) * self.groups, -1, math.prod(self.b.shape[2:]))
 
     def per_example(self) -> Tensor:
         """Materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution: examples as groups, views as batch.
@@ -112,7 +115,8 @@ class ConvBlock:
         if self.weight:
             if self.d_in <= _FEW_COLUMNS:
                 b = self._joined(self.b.reshape(len(self.b) * self.groups, self.d_out, -1).transpose(1, 2))
-                parts.append(torch.bmm(b.transpose(1, 2), self._patches()))
+                columns = self._columns() if self.views == 1 else self._patches().transpose(1, 2)
+                parts.append(torch.bmm(columns, b).transpose(1, 2))  # the faster order, six times with channels last
             else:
                 gradient = self._weight_gradient(self._side_by_side(self.x), self._side_by_side(self.b), n)
                 parts.append(gradient.reshape(n * self.groups, self.d_out, -1))
@@ -146,15 +150,28 @@ class ConvBlock:
     def magnitudes(self, positions: Tensor | None = None) -> Tensor:
         """An upper bound `[N]` of Σ_t ‖a_t‖ ‖b_t‖ by Cauchy–Schwarz: √(Σ‖a_t‖²) √(Σ‖b_t‖²); `own_positions` where at hand."""
         size = self.batch_size, self.views
-        x, b = (torch.linalg.vector_norm(lengths(side.flatten(2)), dim=1) for side in (self.x, self.b))
+        x, b = (lengths(_as_stored(side)) for side in (self.x, self.b))
         x, b = (torch.linalg.vector_norm(side.view(size), dim=1) for side in (within_reach(x, self.x), b))
         ones = (self.own_positions() if positions is None else positions) if self.bias else 0.0
         return (x.square() * math.prod(self.kernel) * self.weight + ones).sqrt() * b
 
     def own_positions(self) -> Tensor:
         """Output positions of each example, all its views together, that have a gradient `[N]`."""
-        moved = self.b.abs().amax(1) != 0  # three times as fast as any(), and NaN is not zero
+        if _is_channels_last(self.b):  # reductions over a short last axis are slow; a product with ones counts exactly
+            rows = (self.b.movedim(1, -1) != 0).float().flatten(0, -2)
+            moved = (torch.mv(rows, rows.new_ones(rows.shape[1])) != 0).view(len(self.b), -1)
+        else:
+            moved = self.b.abs().amax(1) != 0  # three times as fast as any(), and NaN is not zero
         return moved.flatten(1).sum(1).view(self.batch_size, self.views).sum(1)
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+
+
+def _as_stored(x: Tensor) -> Tensor:
+    """`[N, c, *spatial]` as rows `[N, c * prod(spatial)]`, in the order of the memory: a view for either order of channels."""
+    return (x.movedim(1, -1) if _is_channels_last(x) else x).flatten(1)
 
 
 _FEW_COLUMNS = 32  # below this many columns a strided copy and a batched product beat the grouped convolution
