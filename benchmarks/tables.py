@@ -110,16 +110,18 @@ def _begun(recipe: str) -> str:
     return ""
 
 
-def mlp_grid() -> str:
-    """The baselines of the MLP's study, searched more finely."""
-    import mlp_grid as study
+def grid(name: str) -> str:
+    """The best point of each arm of a grid, judged on the test set; `NAME-points`: all of them, on the validation split."""
+    import grids
     from dpkfc.studies.store import Store
 
-    store = Store(study.RESULTS)
+    of, _, points = name.partition("-")
+    store = Store(grids.RESULTS / f"{of}.json")
     rows = list(store)
     if not rows:
-        return missing("python benchmarks/mlp_grid.py")
-    return study.table(store) + "\n\n" + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
+        return missing(f"python benchmarks/grids.py --grid {of}")
+    made = grids.every_point if points else grids.table
+    return made(of, store) + "\n\n" + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
 
 
 def rank_accuracy() -> str:
@@ -266,12 +268,12 @@ def assurance(section: str = "summary") -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "published": published, "methods": methods,
     "method-speed": method_speed, "scale": scale, "checkpoint": checkpoint, "ranks": ranks, "plan-70b": plan_70b,
-    "assurance": assurance, "rank-accuracy": rank_accuracy, "mlp-grid": mlp_grid,
+    "assurance": assurance, "rank-accuracy": rank_accuracy,
 }  # fmt: skip
 PARTS: dict[str, Callable[[str], str]] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
     "accuracy-study": accuracy_study, "published": published, "methods": methods, "method-speed": method_speed,
     "federated-accuracy": federated_accuracy, "federated-cost": federated, "plan-70b": plan_70b, "assurance": assurance,
-    "figures": figures,
+    "figures": figures, "grid": grid,
 }  # fmt: skip
 
 
