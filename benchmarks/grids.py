@@ -71,7 +71,11 @@ GRIDS: dict[str, Grid] = {
         recipe="mnist-cnn", common=LARGE, seeds=(0, 1, 2, 3, 4),
         arms={
             "DP-KFC, A only": ("dp-kfc-a", [
-                *_each(lr=(0.001, 0.002, 0.004), schedule=("constant", "cosine")),
+                *_each(lr=(0.001, 0.002, 0.004, 0.008), schedule=("constant", "cosine")),
+                {"lr": 0.004, "schedule": "constant", "power_exponent": 1.5},
+                {"lr": 0.004, "schedule": "constant", "max_grad_norm": 0.3},
+                {"lr": 0.004, "schedule": "constant", "power_exponent": 1.5, "damping": 0.3},
+                {"lr": 0.008, "schedule": "cosine", "power_exponent": 1.5, "max_grad_norm": 0.3},
             ]),
         },
     ),

@@ -138,7 +138,7 @@ def _result(folder: Path, **changed) -> prepared.Result:
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(train, "run", lambda config, console: _result(tmp_path, interrupted=True))
+    monkeypatch.setattr(train, "run", lambda config, console, **_: _result(tmp_path, interrupted=True))
     result = _call("train", "--recipe", "digits")
     assert result.exit_code == 130
     assert f"continue with: dpkfc train --resume {tmp_path}" in result.stderr
@@ -146,7 +146,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytes
 
 def test_flags_beat_the_file_and_the_file_beats_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen = []
-    monkeypatch.setattr(train, "run", lambda config, console: seen.append(config) or _result(tmp_path))
+    monkeypatch.setattr(train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path))
     (tmp_path / "my.toml").write_text("recipe = 'digits'\nlr = 0.25\nepsilon = 5\n")
     result = _call("train", "--config", str(tmp_path / "my.toml"), "--epsilon", "7", "--uncertified")
     assert result.exit_code == 0, (result.output, result.exception)
@@ -154,7 +154,7 @@ def test_flags_beat_the_file_and_the_file_beats_the_recipe(tmp_path: Path, monke
 
 
 def test_an_unexpected_error_is_one_line_unless_debugging(monkeypatch: pytest.MonkeyPatch):
-    def broken(config, console):
+    def broken(config, console, **_):
         raise KeyError("inside")
 
     monkeypatch.setattr(train, "run", broken)

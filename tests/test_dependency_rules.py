@@ -22,13 +22,15 @@ SOURCE = ROOT / "src" / "dpkfc"
 VALUES = {"blocks", "metric", "subspace"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 PLANS = {"config", "plan"}
-ABOVE = VALUES | FOUR | PLANS | {"allocator", "checkpoint", "steps", "session", "postprocess", "coordinates"}
+ABOVE = VALUES | FOUR | PLANS | {"allocator", "launched", "checkpoint", "steps", "session", "postprocess", "coordinates"}
 ALLOWED = {
     "allocator": set(),
+    "launched": set(),
     "blocks": set(),
     "metric": {"blocks"},
     "subspace": {"metric"},
     **{package: VALUES for package in FOUR},
+    "gradients": VALUES | {"launched"},
     "postprocess": VALUES | {"privacy", "gradients"},
     "coordinates": VALUES | {"privacy", "gradients", "curvature"},
     "config": VALUES | FOUR | PLANS | {"postprocess"},

@@ -18,6 +18,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from dpkfc.allocator import keep_freed_memory
+from dpkfc.launched import check_single, is_first
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, nearest, read_toml
 from dpkfc.report import commands as reports
 from dpkfc.report.numbers import rounded_up
@@ -39,6 +40,8 @@ class _Commands(TyperGroup):
         _quiet_libraries()
         keep_freed_memory()
         try:
+            if sys.argv[1:2] != ["train"]:
+                check_single(" ".join(sys.argv[1:2]))
             code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except (KeyboardInterrupt, typer.Abort):
             _fail("interrupted")
@@ -153,11 +156,13 @@ def train(
     settings: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Run folder to continue, with a fresh noise stream.")] = None,
+    any_world_size: Annotated[bool, typer.Option("--any-world-size", help="Resume on another number of processes.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Train a recipe under a privacy budget and leave a run folder.
 
     Every setting is a flag or a key of a TOML file; what is not given comes from the recipe. The seed never seeds noise.
+    On several processes: torchrun --nproc-per-node=2 -m dpkfc train …
     """
     if resume is not None and (settings or config is not None):
         raise ConfigError("--resume continues a run with its own settings; leave out every other setting")
@@ -167,11 +172,12 @@ def train(
 
     console = None if quiet else _console()
     if resume is not None:
-        result = continue_run(resume, console)
+        result = continue_run(resume, console, any_world_size=any_world_size)
     else:
         written = {} if config is None else flatten(read_toml(config), str(config))
-        result = run(run_config({**written, **settings}), console)
-    _announce(result)
+        result = run(run_config({**written, **settings}), console, any_world_size=any_world_size)
+    if is_first():
+        _announce(result)
 
 
 def _announce(result: Result) -> None:

@@ -8,7 +8,6 @@ all of this is the identity.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from dpkfc.launched import processes_started
 
 __all__ = ["RankLost", "Ranks"]
 
@@ -54,13 +55,13 @@ class Ranks:
             RuntimeError: torchrun has started several processes, and no group was initialised.
         """
         if not (dist.is_available() and dist.is_initialized()):
-            started = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+            started = processes_started()
             if started > 1:
                 raise RuntimeError(
                     f"torchrun has started {started} processes that know nothing of each other: each would train alone on all "
                     f"data, and together they would spend {started} times the budget. Call "
-                    "torch.distributed.init_process_group() before the session is built (dpkfc train runs on one process: start "
-                    "it without torchrun)"
+                    "torch.distributed.init_process_group() before the session is built (of the commands, `dpkfc train` alone "
+                    "does so)"
                 )
             return cls()
         return cls(dist.get_rank(), dist.get_world_size())
@@ -195,6 +196,15 @@ class Ranks:
         value = self.from_first(decide, "release")
         tensors = made[0].gradients if made else {}
         return replace(value, gradients=self.spread(tensors, value.gradients, device))
+
+    def any(self, flag: bool) -> bool:
+        """Whether a flag is set on one rank or more."""
+        if self.world_size == 1:
+            return flag
+        found = torch.tensor(float(flag), device=_device())
+        with _answered():
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found.item())
 
     def everyone(self, value: T) -> list[T]:
         """The values of all ranks, in their order."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from dpkfc.gradients.distributed import Ranks
+from dpkfc.launched import is_restarted
 from dpkfc.plan import Plan
 from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
 from dpkfc.recipes.base import find_recipe
@@ -17,6 +19,7 @@ from dpkfc.recipes.datasets import ExampleSet
 from dpkfc.recipes.finish import curve_of, judged_weights, write_results
 from dpkfc.recipes.prepared import LABELS, Prepared, Result
 from dpkfc.recipes.pretrain import pretrain
+from dpkfc.recipes.processes import apart, check_restarts, on_own_device, processes
 from dpkfc.recipes.stopping import stop_on_signals
 from dpkfc.report.card import stamp
 from dpkfc.report.metrics import Metrics, Row
@@ -56,12 +59,14 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
     return Prepared(config=config, recipe=recipe, data=data, model=model, plan=plan, start=start)
 
 
-def run(config: RunConfig, console: Console | None = None) -> Result:
-    """Train a recipe into a new run folder.
+def run(config: RunConfig, console: Console | None = None, *, any_world_size: bool = False) -> Result:
+    """Train a recipe into a new run folder; on several processes where torchrun has started them.
 
     Args:
-        config: settings; `out` names the folder, or a new one below runs/ is made.
+        config: settings; `out` names the folder, or a new one below runs/ is made. Under torchrun the first process alone
+            reads and writes it, and a restart by torchrun continues the run that is there.
         console: where progress is drawn; None draws nothing.
+        any_world_size: let a restart go on with another number of processes.
 
     Returns:
         What came of it; `interrupted` after Ctrl-C or SIGTERM, with a checkpoint in the folder.
@@ -71,18 +76,25 @@ def run(config: RunConfig, console: Console | None = None) -> Result:
         DatasetError: missing or damaged data.
         ConfigError: settings that do not go together, or an unreachable budget.
     """
+    check_restarts(config)
+    with processes() as ranks:
+        if is_restarted() and ranks.from_first(RunFolder(Path(config.out)).config.is_file, "restart"):
+            return _continued(config.out, console, ranks, any_world_size)
+        folder = ranks.from_first(lambda: _new_folder(config), "run folder")
+        try:
+            prepared = ranks.together(lambda: prepare(on_own_device(config)))
+        except BaseException:
+            if ranks.first:
+                folder.remove_if_empty()
+            raise
+        ranks.from_first(lambda: folder.begin(to_toml(config)), "settings")
+        return _train(prepared, folder, Metrics(config.eval_on), console, ranks)
+
+
+def _new_folder(config: RunConfig) -> RunFolder:
     if config.out:
-        folder = RunFolder.create(config.out)
-    else:
-        name = f"{config.recipe}-{config.method}-{datetime.now():%Y%m%d-%H%M%S}"
-        folder = RunFolder.fresh("runs", name)
-    try:
-        prepared = prepare(config)
-    except BaseException:
-        folder.remove_if_empty()
-        raise
-    folder.begin(to_toml(config))
-    return _train(prepared, folder, Metrics(config.eval_on), console, resumed=False)
+        return RunFolder.create(config.out)
+    return RunFolder.fresh("runs", f"{config.recipe}-{config.method}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
 def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -> Result:
@@ -98,21 +110,37 @@ def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -
     """
     folder.begin(to_toml(prepared.config))
     metrics = Metrics(prepared.config.eval_on)
-    return _train(prepared, folder, metrics, None, resumed=False, watch=watch, figures_only=True)
+    return _train(prepared, folder, metrics, None, Ranks.current(), watch=watch, figures_only=True)
 
 
-def resume(path: str | Path, console: Console | None = None) -> Result:
+def resume(path: str | Path, console: Console | None = None, *, any_world_size: bool = False) -> Result:
     """Continue a run from its checkpoint, with a fresh noise stream.
+
+    Args:
+        path: the run folder; under torchrun the first process alone reads it.
+        console: where progress is drawn; None draws nothing.
+        any_world_size: go on with another number of processes than wrote the checkpoint.
 
     Raises:
         RunFolderError: no run folder, or one without a checkpoint.
-        CheckpointError: a damaged checkpoint, or one of other settings.
+        CheckpointError: a damaged checkpoint, one of other settings or of another number of processes.
         ConfigError: the run is complete.
     """
+    with processes() as ranks:
+        return _continued(path, console, ranks, any_world_size)
+
+
+def _continued(path: str | Path, console: Console | None, ranks: Ranks, any_world_size: bool) -> Result:
+    folder, config, metrics = ranks.from_first(lambda: _begun(path), "run folder")
+    prepared = ranks.together(lambda: prepare(on_own_device(config)))
+    return _train(prepared, folder, metrics, console, ranks, resumed=True, any_world_size=any_world_size)
+
+
+def _begun(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
     folder = RunFolder.open(path)
     config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
     metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else Metrics(config.eval_on)
-    return _train(prepare(replace(config, out=str(path))), folder, metrics, console, resumed=True)
+    return folder, replace(config, out=str(path)), metrics
 
 
 def _train(
@@ -120,12 +148,15 @@ def _train(
     folder: RunFolder,
     metrics: Metrics,
     console: Console | None,
+    ranks: Ranks,
     *,
-    resumed: bool,
+    resumed: bool = False,
+    any_world_size: bool = False,
     watch: Watch | None = None,
     figures_only: bool = False,
 ) -> Result:
     config, plan = prepared.config, prepared.plan
+    apart(ranks, prepared)
     optimizer = make_optimizer(config, prepared.model)
     session = Session(
         plan,
@@ -138,15 +169,15 @@ def _train(
     )
     with session:
         if resumed:
-            session.restore(folder.checkpoint)
+            session.restore(folder.checkpoint, any_world_size=any_world_size)
             if session.steps_done >= plan.steps and folder.is_complete:
                 raise ConfigError(f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are spent")
-        loop = _Loop(prepared, folder, session, metrics, watch)
-        label = LABELS[config.method]
-        with TrainingProgress(plan.steps, done=session.steps_done, console=console, label=label) as progress:
+        loop = _Loop(prepared, folder, session, metrics, ranks=ranks, watch=watch)
+        label, shown = LABELS[config.method], console if ranks.first else None
+        with TrainingProgress(plan.steps, done=session.steps_done, console=shown, label=label) as progress:
             interrupted = loop.run(progress)
         if not interrupted and not figures_only:
-            write_results(prepared, folder, session, metrics)
+            ranks.from_first(lambda: write_results(prepared, folder, session, metrics), "results")
         return _result(prepared, folder, session, metrics, interrupted)
 
 
@@ -154,10 +185,17 @@ class _Loop:
     """Steps, evaluations and checkpoints of one run."""
 
     def __init__(
-        self, prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics, watch: Watch | None = None
+        self,
+        prepared: Prepared,
+        folder: RunFolder,
+        session: Session,
+        metrics: Metrics,
+        *,
+        ranks: Ranks,
+        watch: Watch | None,
     ) -> None:
         self._prepared, self._folder, self._session, self._metrics = prepared, folder, session, metrics
-        self._watch = watch
+        self._ranks, self._watch = ranks, watch
         config, data = prepared.config, prepared.data
         self._held_out = data.validation if config.eval_on == "validation" and data.validation else data.test
         epoch = max(1, round(len(data.train[1]) / config.expected_batch_size))
@@ -187,10 +225,12 @@ class _Loop:
                     self._metrics.add(row)
                     if row.accuracy is not None:
                         self._save()
-                    if not last and (stop.requested or not self._goes_on(row)):
+                    if not last and self._ranks.any(stop.requested or not self._goes_on(row)):
                         self._save()
                         return True
             except KeyboardInterrupt:
+                if self._ranks.world_size > 1:
+                    raise  # the others are elsewhere, and a checkpoint is made by all of them
                 self._save()
                 return True
         return False
@@ -218,7 +258,8 @@ class _Loop:
 
     def _save(self) -> None:
         self._session.save(self._folder.checkpoint)
-        self._metrics.write(self._folder.metrics)
+        if self._ranks.first:
+            self._metrics.write(self._folder.metrics)
 
 
 def _row(record: StepRecord, plan: Plan) -> Row:

@@ -1,0 +1,45 @@
+"""What torchrun says to the processes that it starts, read from the environment: nothing of torch is imported for it."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["check_single", "is_first", "is_launched", "is_restarted", "may_restart", "processes_started"]
+
+
+def is_launched() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def processes_started() -> int:
+    """Processes that torchrun has started, on all hosts; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if is_launched() else 1
+
+
+def is_first() -> bool:
+    """Whether this process speaks for the run: alone, or the first of torchrun's."""
+    return not is_launched() or os.environ.get("RANK", "0") == "0"
+
+
+def is_restarted() -> bool:
+    """Whether torchrun has started this command before, in a group of which a process died."""
+    return is_launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def may_restart() -> bool:
+    """Whether torchrun may start this command again (`--max-restarts`)."""
+    return is_launched() and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+
+
+def check_single(command: str) -> None:
+    """Refuse a command that is not divided over processes.
+
+    Raises:
+        ValueError: torchrun has started several, of which each would do the whole of it and spend the whole budget.
+    """
+    if processes_started() > 1:
+        raise ValueError(
+            f"torchrun has started {processes_started()} processes, and `dpkfc {command}` runs on one: start it without torchrun "
+            "(`dpkfc train` divides its batches over them)"
+        )
