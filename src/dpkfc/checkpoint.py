@@ -192,8 +192,8 @@ def check_run(meta: Mapping[str, Any], plan_hash: str, world_size: int | None, f
     if world_size is not None and before != world_size:
         raise CheckpointError(
             f"the checkpoint {Path(folder)} was written by {before} process{'es' * (before > 1)}, this run has {world_size}. "
-            f"Start {before} (torchrun --nproc-per-node={before}), or go on with session.restore(folder, any_world_size=True): "
-            "no release depends on it, but for its last bits"
+            f"Start {before} (torchrun --nproc-per-node={before}), or go on with session.restore(folder, any_world_size=True), "
+            "dpkfc train --any-world-size: no release depends on it, but for its last bits"
         )
 
 

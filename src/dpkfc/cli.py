@@ -40,8 +40,7 @@ class _Commands(TyperGroup):
         _quiet_libraries()
         keep_freed_memory()
         try:
-            if sys.argv[1:2] != ["train"]:
-                check_single(" ".join(sys.argv[1:2]))
+            check_single((kwargs.get("args") or sys.argv[1:])[:1])
             code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except (KeyboardInterrupt, typer.Abort):
             _fail("interrupted")
@@ -159,10 +158,9 @@ def train(
     any_world_size: Annotated[bool, typer.Option("--any-world-size", help="Resume on another number of processes.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
-    """Train a recipe under a privacy budget and leave a run folder.
+    """Train a recipe under a privacy budget and leave a run folder; on several processes: torchrun … -m dpkfc train ….
 
     Every setting is a flag or a key of a TOML file; what is not given comes from the recipe. The seed never seeds noise.
-    On several processes: torchrun --nproc-per-node=2 -m dpkfc train …
     """
     if resume is not None and (settings or config is not None):
         raise ConfigError("--resume continues a run with its own settings; leave out every other setting")
@@ -178,6 +176,8 @@ def train(
         result = run(run_config({**written, **settings}), console, any_world_size=any_world_size)
     if is_first():
         _announce(result)
+    elif result.interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _announce(result: Result) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 __all__ = ["check_single", "is_first", "is_launched", "is_restarted", "may_restart", "processes_started"]
 
@@ -32,14 +33,14 @@ def may_restart() -> bool:
     return is_launched() and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
-def check_single(command: str) -> None:
-    """Refuse a command that is not divided over processes.
+def check_single(command: Sequence[str]) -> None:
+    """Refuse a command of `dpkfc` that is not divided over processes: all but `train`.
 
     Raises:
         ValueError: torchrun has started several, of which each would do the whole of it and spend the whole budget.
     """
-    if processes_started() > 1:
+    if processes_started() > 1 and list(command) != ["train"]:
         raise ValueError(
-            f"torchrun has started {processes_started()} processes, and `dpkfc {command}` runs on one: start it without torchrun "
-            "(`dpkfc train` divides its batches over them)"
+            f"torchrun has started {processes_started()} processes, and `{' '.join(['dpkfc', *command])}` runs on one: start it "
+            "without torchrun (`dpkfc train` divides its batches over them)"
         )

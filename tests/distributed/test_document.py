@@ -24,14 +24,21 @@ def test_the_document_shows_the_example():
 
 
 @pytest.mark.slow
-def test_the_command_of_the_document_runs(tmp_path: Path):
-    ((_, command),) = commands(DOCUMENT)
-    program, *words = shlex.split(command)
-    assert program == "torchrun"
-    call = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words[:-1], str(ROOT / words[-1])]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "RUN_FOLDER": str(tmp_path)}
-    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    epsilon, accuracy, steps = re.findall(r"\d+(?:\.\d+)?", done.stdout)
+def test_the_commands_of_the_document_run(tmp_path: Path):
+    (_, script), (_, recipe) = commands(DOCUMENT)
+    *words, example = shlex.split(script)
+    done = _torchrun(tmp_path, *words, str(ROOT / example))
+    epsilon, accuracy, steps = re.findall(r"\d+(?:\.\d+)?", done)
     assert float(epsilon) <= 3.0 and float(accuracy) > 0.5 and int(steps) == 60
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 60
+    assert "run folder: runs/two" in _torchrun(tmp_path, *shlex.split(recipe))
+    assert len(verify(tmp_path / "runs" / "two" / "ledger.jsonl").releases) == 20
+
+
+def _torchrun(folder: Path, program: str, *words: str) -> str:
+    assert program == "torchrun"
+    call = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "RUN_FOLDER": str(folder)}
+    done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
