@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-__all__ = ["check_single", "is_first", "is_launched", "is_restarted", "may_restart", "processes_started"]
+__all__ = ["check_single", "is_first", "is_launched", "processes_started"]
 
 
 def is_launched() -> bool:
@@ -21,16 +21,6 @@ def processes_started() -> int:
 def is_first() -> bool:
     """Whether this process speaks for the run: alone, or the first of torchrun's."""
     return not is_launched() or os.environ.get("RANK", "0") == "0"
-
-
-def is_restarted() -> bool:
-    """Whether torchrun has started this command before, in a group of which a process died."""
-    return is_launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
-def may_restart() -> bool:
-    """Whether torchrun may start this command again (`--max-restarts`)."""
-    return is_launched() and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
 def check_single(command: Sequence[str]) -> None:

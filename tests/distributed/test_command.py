@@ -30,13 +30,13 @@ def _port() -> int:
         return int(one.getsockname()[1])
 
 
-def _command(rank: int, folder: Path, port: int, world: int, arguments: list[str], around: dict[str, Any]) -> dict[str, Any]:
+def _command(rank: int, folder: Path, port: int, world: int, arguments: list[str], interrupted: int) -> dict[str, Any]:
     """One process as torchrun starts it."""
     torch.set_num_threads(1)
     os.chdir(folder)
     os.environ.update(TORCHELASTIC_RUN_ID="one", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), **around.get("environment", {}))
-    if rank == around.get("interrupted"):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    if rank == interrupted:
         row = train._row
 
         def interrupting(record: Any, plan: Any) -> Any:
@@ -49,8 +49,8 @@ def _command(rank: int, folder: Path, port: int, world: int, arguments: list[str
     return {"code": result.exit_code, "out": result.output, "err": result.stderr}
 
 
-def _run(folder: Path, *arguments: str, world: int = 2, **around: Any) -> list[dict[str, Any]]:
-    return run(_command, world, _port(), world, ["train", *arguments], around, folder=folder)
+def _run(folder: Path, *arguments: str, interrupted: int = -1) -> list[dict[str, Any]]:
+    return run(_command, 2, _port(), 2, ["train", *arguments], interrupted, folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -86,15 +86,15 @@ def test_a_signal_to_one_process_stops_all_and_a_restart_goes_on(tmp_path: Path,
     alone_again = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "run")])
     assert alone_again.exit_code == 2 and "written by 2 processes" in alone_again.stderr
     assert "--any-world-size" in alone_again.stderr
-    restarted = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}
-    found = _run(tmp_path, *SETTINGS, "--out", "run", environment=restarted)
+    for one in _run(tmp_path, *SETTINGS, "--out", "run", "--lr", "0.5"):
+        assert one["code"] == 2 and "run folder run holds a run of other settings" in one["err"]
+    found = _run(tmp_path, *SETTINGS, "--out", "run")
     assert [one["code"] for one in found] == [0, 0], found
     _same(tmp_path / "run", alone)
 
 
 def test_a_restart_must_find_its_run(tmp_path: Path) -> None:
-    found = _run(tmp_path, *SETTINGS, environment={"TORCHELASTIC_MAX_RESTARTS": "3"})
-    for one in found:
+    for one in _run(tmp_path, *SETTINGS):
         assert one["code"] == 2 and "name the run folder with --out" in one["err"]
     assert not (tmp_path / "runs").exists()
 

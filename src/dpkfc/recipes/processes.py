@@ -6,16 +6,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from dpkfc.gradients.distributed import Ranks
-from dpkfc.launched import is_launched, may_restart
+from dpkfc.launched import is_launched
+from dpkfc.recipes.config import to_toml
 from dpkfc.recipes.prepared import Prepared
 from dpkfc.recipes.settings import ConfigError, RunConfig
+from dpkfc.report.run_folder import RunFolder, RunFolderError
 
-__all__ = ["apart", "check_restarts", "on_own_device", "processes"]
+__all__ = ["apart", "check_named", "is_begun", "on_own_device", "processes"]
 
 
 @contextmanager
@@ -32,17 +35,31 @@ def processes() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def check_restarts(config: RunConfig) -> None:
-    """A command that torchrun may start again must find the run that it began.
+def check_named(config: RunConfig) -> None:
+    """A command that torchrun may start again (a process died, a host came) must find the run that it began.
 
     Raises:
-        ConfigError: it names no folder, so a restart would begin a second run with a budget of its own.
+        ConfigError: it names no folder, so that it would begin a second run with a budget of its own.
     """
-    if may_restart() and not config.out:
+    if is_launched() and not config.out:
         raise ConfigError(
-            "torchrun may start this command again (--max-restarts), which would begin a second run with a budget of its own; "
-            "name the run folder with --out: a restart continues it"
+            "torchrun may start this command again, which would begin a second run with a budget of its own; name the run folder "
+            "with --out: the same command continues the run that is there"
         )
+
+
+def is_begun(config: RunConfig) -> bool:
+    """Whether torchrun has started this command before: its folder holds a run of the same settings.
+
+    Raises:
+        RunFolderError: the run there has other settings.
+    """
+    path = RunFolder(Path(config.out)).config
+    if not (is_launched() and path.is_file()):
+        return False
+    if path.read_text("utf-8") != to_toml(config):
+        raise RunFolderError(f"run folder {config.out} holds a run of other settings; choose another with --out")
+    return True
 
 
 def on_own_device(config: RunConfig) -> RunConfig:

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from dpkfc.gradients.distributed import Ranks
-from dpkfc.launched import is_restarted
 from dpkfc.plan import Plan
 from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
 from dpkfc.recipes.base import find_recipe
@@ -19,7 +18,7 @@ from dpkfc.recipes.datasets import ExampleSet
 from dpkfc.recipes.finish import curve_of, judged_weights, write_results
 from dpkfc.recipes.prepared import LABELS, Prepared, Result
 from dpkfc.recipes.pretrain import pretrain
-from dpkfc.recipes.processes import apart, check_restarts, on_own_device, processes
+from dpkfc.recipes.processes import apart, check_named, is_begun, on_own_device, processes
 from dpkfc.recipes.stopping import stop_on_signals
 from dpkfc.report.card import stamp
 from dpkfc.report.metrics import Metrics, Row
@@ -64,7 +63,7 @@ def run(config: RunConfig, console: Console | None = None, *, any_world_size: bo
 
     Args:
         config: settings; `out` names the folder, or a new one below runs/ is made. Under torchrun the first process alone
-            reads and writes it, and a restart by torchrun continues the run that is there.
+            reads and writes it, and the same command continues the run that is there.
         console: where progress is drawn; None draws nothing.
         any_world_size: let a restart go on with another number of processes.
 
@@ -74,11 +73,11 @@ def run(config: RunConfig, console: Console | None = None, *, any_world_size: bo
     Raises:
         RunFolderError: the folder cannot be used; before any training.
         DatasetError: missing or damaged data.
-        ConfigError: settings that do not go together, or an unreachable budget.
+        ConfigError: settings that do not go together, an unreachable budget, or no `out` under torchrun.
     """
-    check_restarts(config)
+    check_named(config)
     with processes() as ranks:
-        if is_restarted() and ranks.from_first(RunFolder(Path(config.out)).config.is_file, "restart"):
+        if ranks.from_first(lambda: is_begun(config), "restart"):
             return _continued(config.out, console, ranks, any_world_size)
         folder = ranks.from_first(lambda: _new_folder(config), "run folder")
         try:
