@@ -240,15 +240,19 @@ def test_selection_costs_more_than_a_run_and_less_than_all_of_them():
 
 
 def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    study = AccuracyStudy(recipes=("digits",), epsilons=(1.0, 2.0), seeds=(0, 1), trials=2, validation=50, common={"steps": 4})
+    common = {"steps": 4}
+    study = AccuracyStudy(recipes=("digits",), epsilons=(1.0, 2.0, 8.0), seeds=(0, 1), trials=2, validation=50, common=common)
     store = Store(tmp_path / "results.json")
     arms = [arm_of("digits", name) for name in ("dp-sgd", "disk")]
     monkeypatch.setattr(accuracy, "arms", lambda recipe, public=0: arms)
     first = answered(study.source(store, tmp_path / "trials.sqlite3"), most=6)
     rest = answered(study.source(Store(store.path), tmp_path / "trials.sqlite3"))
-    assert len(first) + len(rest) == len(arms) * (2 + 2 * 2)
+    assert len(first) + len(rest) == len(arms) * (2 + 3 * 2)
     tests = [task for task in (*first, *rest) if task.run.evaluate_on == "test"]
-    assert [dict(task.run.settings)["epsilon"] for task in tests] == [1.0] * 2 * len(arms) + [2.0] * 2 * len(arms)
+    at_one, later = [(0, 1.0), (1, 1.0)], [(0, 2.0), (0, 8.0), (1, 2.0), (1, 8.0)]  # one seed of everything before the next
+    assert [(task.run.seed, dict(task.run.settings)["epsilon"]) for task in tests] == [
+        cell for cell in [*at_one, *later] for _ in arms
+    ]
     assert not any(task.watched for task in tests)
     text = accuracy.table(Store(store.path), "digits")
     assert text.count("\n") == len(arms) + 1 and "(2)" in text
