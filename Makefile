@@ -26,7 +26,7 @@ demo: $(STAMP) ## train with and without the preconditioner on real digits
 demo-federated: $(FLOWER) ## ten clients and a server, in one process and on Flower
 	$(BIN)/dpkfc demo-federated
 
-test: lint ## lint, types, tests and doctests
+test: lint ## lint, types and tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
 lint: $(TOOLS) ## ruff and mypy

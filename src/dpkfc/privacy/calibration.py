@@ -94,12 +94,11 @@ def calibrate_noise_multiplier(
     reach = (
         f"no noise multiplier in [{SMALLEST:g}, {LARGEST:g}] gives epsilon = {epsilon} at delta = {delta} in {count}"
     )
-    if by_rdp(math.log(SMALLEST)) <= 0:
+    bracket = _bracket(by_rdp, 0.0)
+    if bracket is None and by_rdp(math.log(SMALLEST)) <= 0:
         raise CalibrationError(f"{reach} releases, all spend less; choose a smaller epsilon, or give the noise itself")
-    if accountant == "rdp":
-        bracket = _bracket(excess, 0.0)
-    else:  # RDP is fast and a little too large, the integral slower and about right: PLD, slowest of all, has little to search
-        bracket = _bracket(excess, _start(by_rdp, by_integral), _TOLERANCE / 2)
+    if accountant != "rdp":  # RDP is fast and a little too large, the integral slower and about right; PLD is slowest of all
+        bracket = _bracket(excess, _start(bracket, by_rdp, by_integral), _TOLERANCE / 2)
     if bracket is None:
         raise CalibrationError(f"{reach} releases by {accountant!r}, all spend more; choose a larger epsilon or delta")
     noise_multiplier = math.exp(_close(excess, bracket))
@@ -120,9 +119,8 @@ def _log_ratio(spent: float, target: float) -> float:
     return max(ratio, 1e-16) if spent > target else min(ratio, 0.0)
 
 
-def _start(by_rdp: Excess, by_integral: Excess) -> float:
+def _start(bracket: Bracket | None, by_rdp: Excess, by_integral: Excess) -> float:
     """log(noise_multiplier) by integration, looked for a little below that by RDP; the largest where none reaches the target."""
-    bracket = _bracket(by_rdp, 0.0)
     near = math.log(LARGEST) if bracket is None else _close(by_rdp, bracket, 0.02) - 0.05
     bracket = _bracket(by_integral, near, 0.05)
     return near if bracket is None else _close(by_integral, bracket, 1e-4)
