@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
 import platform
 import re
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,40 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def cells_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of a benchmark whose measurements are cells of a study."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
+    parser.add_argument("--out", type=Path, help="ledgers; default: a folder below runs/")
+    parser.add_argument("--results", type=Path, help="file of the results; default: below benchmarks/results/")
+    parser.add_argument("--workers", type=int, help="cells at once; default: every core")
+    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
+    return parser
+
+
+def run_cells(stages: Sequence[Callable[[Any], Any]], results: Path, out: Path, given: argparse.Namespace) -> int:
+    """Run the cells that a store lacks, stage by stage; 130 where it was interrupted, which loses no finished one.
+
+    Args:
+        stages: each makes names and runs from the store.
+        results: the store.
+        out: ledgers.
+        given: of `cells_parser`.
+    """
+    from dpkfc.studies.listed import Listed
+    from dpkfc.studies.pool import Place, Task, drive, worker_count
+    from dpkfc.studies.store import Store
+
+    try:
+        with Store(results) as store:
+            for cells in stages:
+                source = Listed([Task(run, tag=None, label=name) for name, run in cells(store)], store)
+                drive(source, Place(out, given.data_dir), workers=worker_count(given.workers))
+                for name, why in source.failures.items():
+                    print(f"{name}: {why}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("stopped; the same command continues it", file=sys.stderr)
+        return 130
+    return 0

@@ -10,7 +10,6 @@ whitened and plain gradients alike.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -118,33 +117,20 @@ def _told(point: Settings) -> str:
 
 
 def main() -> int:
-    from dpkfc.studies.listed import Listed
-    from dpkfc.studies.pool import Place, Task, drive, worker_count
+    from common import cells_parser, run_cells
     from dpkfc.studies.store import Store
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cells_parser(__doc__)
     parser.add_argument("--grid", choices=list(GRIDS), required=True)
-    parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
-    parser.add_argument("--out", type=Path, help="ledgers; default: runs/grid-NAME")
-    parser.add_argument("--results", type=Path, help="file of the results; default: benchmarks/results/grids/NAME.json")
-    parser.add_argument("--workers", type=int, help="cells at once; default: every core")
     parser.add_argument("--points-only", action="store_true", help="the validation split alone, no tests yet")
-    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     arguments = parser.parse_args()
     name = arguments.grid
-    path = arguments.results or RESULTS / f"{name}.json"
+    grid, path = GRIDS[name], arguments.results or RESULTS / f"{name}.json"
     if not arguments.table:
-        place = Place(arguments.out or Path(f"runs/grid-{name}"), arguments.data_dir)
-        try:
-            with Store(path) as store:
-                for test in (False,) if arguments.points_only else (False, True):
-                    source = Listed([Task(run, tag=None, label=arm) for arm, run in GRIDS[name].cells(store, test)], store)
-                    drive(source, place, workers=worker_count(arguments.workers))
-                    for key, why in source.failures.items():
-                        print(f"{key}: {why}", file=sys.stderr)
-        except KeyboardInterrupt:
-            print("stopped; the same command continues it", file=sys.stderr)
-            return 130
+        points, tests = (lambda store: grid.cells(store, False)), (lambda store: grid.cells(store, True))
+        stages = [points] if arguments.points_only else [points, tests]
+        if code := run_cells(stages, path, arguments.out or Path(f"runs/grid-{name}"), arguments):
+            return code
     print(table(name, Store(path)))
     print(f"\n{every_point(name, Store(path))}")
     return 0

@@ -11,7 +11,6 @@ standard error of a difference is about √2 times that of a mean.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from pathlib import Path
@@ -60,33 +59,18 @@ def table(rows: list[tuple[str, Any]], store: Any) -> str:
 
 
 def main() -> int:
-    from dpkfc.studies.listed import Listed
-    from dpkfc.studies.pool import Place, Task, drive, worker_count
+    from common import cells_parser, run_cells
     from dpkfc.studies.store import Store
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
-    parser.add_argument("--out", type=Path, default=Path("runs/ranks"), help="ledgers; results of --smoke")
-    parser.add_argument("--results", type=Path, help="file of the results")
+    parser = cells_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, help="cells at once; default: every core")
     parser.add_argument("--smoke", action="store_true", help="a few steps on the digits, results below --out")
-    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     arguments = parser.parse_args()
-    path = arguments.results or (arguments.out / "smoke.json" if arguments.smoke else RESULTS)
+    out = arguments.out or Path("runs/ranks")
+    path = arguments.results or (out / "smoke.json" if arguments.smoke else RESULTS)
     rows = runs(arguments.smoke, arguments.seeds)
-    if arguments.table:
-        print(table(rows, Store(path)))
-        return 0
-    try:
-        with Store(path) as store:
-            source = Listed((Task(run, tag=None, label=name) for name, run in rows), store)
-            drive(source, Place(arguments.out, arguments.data_dir), workers=worker_count(arguments.workers))
-    except KeyboardInterrupt:
-        print("stopped; the same command continues it", file=sys.stderr)
-        return 130
-    for name, why in source.failures.items():
-        print(f"{name}: {why}", file=sys.stderr)
+    if not arguments.table and (code := run_cells([lambda _: rows], path, out, arguments)):
+        return code
     print(table(rows, Store(path)))
     return 0
 

@@ -1,0 +1,40 @@
+"""A grid judges an arm on the test set only when all of its points have been run, and with the best of them."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+GRIDS = runpy.run_path(str(Path(__file__).resolve().parents[2] / "benchmarks" / "grids.py"))
+GRID = GRIDS["Grid"](
+    recipe="digits", common={"steps": 4}, seeds=(0, 1),
+    arms={"SGD": ("dp-sgd", [{"lr": 0.1}, {"lr": 0.2}]), "Adam": ("dp-adam", [{"lr": 0.1, "schedule": "cosine"}, {"lr": 0.2}])},
+)  # fmt: skip
+
+
+class Known(dict):
+    """Rows by the hash of their run."""
+
+    def get(self, run):
+        return super().get(run.hash)
+
+
+def test_what_wins_on_the_validation_split_is_judged_seed_by_seed():
+    points = [run for _, run in GRID.cells(Known(), False)]
+    assert [run.evaluate_on for run in points] == ["validation"] * 4 and len({run.hash for run in points}) == 4
+    row = {"noise_multiplier": 1.0, "steps": 4}
+    known = Known({run.hash: row | {"accuracy": accuracy} for run, accuracy in zip(points[:3], (0.5, 0.6, 0.9), strict=True)})
+    tests = GRID.cells(known, True)
+    assert [(arm, run.evaluate_on, run.seed, run.config().lr) for arm, run in tests] == [
+        ("SGD", "test", 0, 0.2), ("SGD", "test", 1, 0.2),
+    ]  # fmt: skip
+    assert all(run.config().validation_size == 0 for _, run in tests)
+    best, other = GRID.points(known, "SGD")
+    assert (best[0]["lr"], other[0]["lr"]) == (0.2, 0.1)
+    assert GRIDS["_told"]({"lr": 0.1, "schedule": "cosine"}) == "lr = 0.1, schedule = cosine"
+
+
+def test_every_grid_has_runs_of_its_own():
+    for grid in GRIDS["GRIDS"].values():
+        runs = [run.hash for _, run in grid.cells(Known(), False)]
+        assert len(runs) == len(set(runs))
