@@ -4,8 +4,8 @@
     python benchmarks/grids.py --grid mlp --table            # the Markdown table of what has been run
 
 `mlp`: baselines along the ridge of lr · C, where twenty trials in the wide ranges of the accuracy study find those of DP-KFC
-more easily than those of DP-SGD. `best`: how far MNIST at ε = 1 goes with larger batches, schedules and averaged weights, for
-whitened and plain gradients alike.
+more easily than those of DP-SGD. `probes`: what curvature from pink noise, dead leaves and private images is worth. `best`: how
+far MNIST at ε = 1 goes with larger batches and schedules.
 """
 
 from __future__ import annotations
@@ -64,8 +64,21 @@ ADAM = [{"lr": lr, "max_grad_norm": clip} for lr, clip in ((0.001, 0.3), (0.001,
 PROTOCOL = {"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 256, "epsilon": 1.0}
 LARGE = {"delta": 1e-5, "epochs": 10.0, "expected_batch_size": 1024, "epsilon": 1.0}
 
+SOURCES = {
+    "pink noise": {},
+    "dead leaves": {"source": "dead-leaves"},
+    "private oracle (NOT PRIVATE)": {"source": "private-oracle"},
+    "pink noise, exponent 2": {"power_exponent": 2.0},
+}
+
 GRIDS: dict[str, Grid] = {
     "mlp": Grid(recipe="mnist-mlp", common=PROTOCOL, arms={"dp-sgd": ("dp-sgd", SGD), "dp-adam": ("dp-adam", ADAM)}),
+    "probes": Grid(
+        recipe="mnist-cnn", common=PROTOCOL,
+        arms={
+            f"A only, {name}": ("dp-kfc-a", [{**own, "lr": lr} for lr in (0.002, 0.001)]) for name, own in SOURCES.items()
+        } | {f"both sides, {name}": ("dp-kfc", [{**own, "lr": lr} for lr in (0.002, 0.001)]) for name, own in SOURCES.items()},
+    ),
     "best": Grid(
         recipe="mnist-cnn", common=LARGE, seeds=(0, 1, 2, 3, 4),
         arms={
@@ -74,7 +87,8 @@ GRIDS: dict[str, Grid] = {
                 {"lr": 0.004, "schedule": "constant", "power_exponent": 1.5},
                 {"lr": 0.004, "schedule": "constant", "max_grad_norm": 0.3},
                 {"lr": 0.004, "schedule": "constant", "power_exponent": 1.5, "damping": 0.3},
-                {"lr": 0.008, "schedule": "cosine", "power_exponent": 1.5, "max_grad_norm": 0.3},
+                {"lr": 0.004, "schedule": "constant", "source": "dead-leaves"},
+                {"lr": 0.004, "schedule": "constant", "source": "dead-leaves", "weight_average": 0.98},
             ]),
         },
     ),

@@ -138,6 +138,14 @@ def rank_accuracy() -> str:
     )
 
 
+def probe_whitening() -> str:
+    """How white each probe makes the inputs of layers."""
+    import probe_whitening as study
+
+    results = read_json(study.PATH)
+    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/probe_whitening.py")
+
+
 def _published(name: str):
     from dpkfc.studies.published import load
     from dpkfc.studies.reproduce import Tuning, outcomes
@@ -268,7 +276,7 @@ def assurance(section: str = "summary") -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "published": published, "methods": methods,
     "method-speed": method_speed, "scale": scale, "checkpoint": checkpoint, "ranks": ranks, "plan-70b": plan_70b,
-    "assurance": assurance, "rank-accuracy": rank_accuracy,
+    "assurance": assurance, "rank-accuracy": rank_accuracy, "probe-whitening": probe_whitening,
 }  # fmt: skip
 PARTS: dict[str, Callable[[str], str]] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
     "accuracy-study": accuracy_study, "published": published, "methods": methods, "method-speed": method_speed,

@@ -37,7 +37,8 @@ ALLOWED = {
     "plan": VALUES | FOUR | PLANS | {"postprocess"},
     "checkpoint": VALUES,
     "steps": VALUES | {"privacy"},
-    "session": VALUES | FOUR | PLANS | {"checkpoint", "steps", "postprocess", "coordinates"},
+    "shared_ledger": {"gradients", "plan", "privacy"},
+    "session": VALUES | FOUR | PLANS | {"checkpoint", "shared_ledger", "steps", "postprocess", "coordinates"},
     "": ABOVE,  # dpkfc/__init__.py
     "integrations": ABOVE,
     "report": ABOVE,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dpkfc.allocator import keep_freed_memory
 from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.leaves import DeadLeaves
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise, PinkNoise, PublicData, WhiteNoise
 from dpkfc.curvature.tokens import TokenNoise
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "KFAC",
     "BudgetExhausted",
+    "DeadLeaves",
     "FeatureNoise",
     "PinkNoise",
     "Plan",

@@ -18,7 +18,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from dpkfc.allocator import keep_freed_memory
-from dpkfc.launched import check_single, is_first
+from dpkfc.launched import check_single, is_first, is_launched
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, nearest, read_toml
 from dpkfc.report import commands as reports
 from dpkfc.report.numbers import rounded_up
@@ -176,14 +176,14 @@ def train(
         result = run(run_config({**written, **settings}), console, any_world_size=any_world_size)
     if is_first():
         _announce(result)
-    elif result.interrupted:
-        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(INTERRUPTED if result.interrupted else 0)
 
 
 def _announce(result: Result) -> None:
     """What came of a run, and how to go on."""
     if result.interrupted:
-        _fail(f"stopped after step {result.steps}; continue with: dpkfc train --resume {result.folder}")
+        again = "the same command" if is_launched() else f"dpkfc train --resume {result.folder}"
+        _fail(f"stopped after step {result.steps}; continue with: {again}")
         raise typer.Exit(INTERRUPTED)
     console = _console()
     console.print(_results_table({result.curve.label: result}))

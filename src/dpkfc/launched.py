@@ -27,10 +27,10 @@ def check_single(command: Sequence[str]) -> None:
     """Refuse a command of `dpkfc` that is not divided over processes: all but `train`.
 
     Raises:
-        ValueError: torchrun has started several, of which each would do the whole of it and spend the whole budget.
+        ValueError: torchrun has started it. Each process would spend the whole budget, and each restart once more.
     """
-    if processes_started() > 1 and list(command) != ["train"]:
+    if is_launched() and list(command) != ["train"]:
         raise ValueError(
-            f"torchrun has started {processes_started()} processes, and `{' '.join(['dpkfc', *command])}` runs on one: start it "
-            "without torchrun (`dpkfc train` divides its batches over them)"
+            f"`{' '.join(['dpkfc', *command])}` runs on one process and is not continued by a restart: start it without torchrun "
+            "(`dpkfc train` divides its batches over the processes of torchrun)"
         )

@@ -37,6 +37,7 @@ from dpkfc.postprocess.chain import Chain, check_with_optimizer
 from dpkfc.postprocess.ema import WeightAverage
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
+from dpkfc.shared_ledger import open_shared
 from dpkfc.steps import Batch, StepRecord, step_record
 
 __all__ = ["Batch", "Session", "StepRecord"]
@@ -103,7 +104,7 @@ class Session:
         self._clip = plan.config.clip(layer.name for layer in self.layers)
         self._noise = plan.noise_stream()
         self._sampling = plan.sampling_stream()
-        self._ledger = self._ranks.together(lambda: plan.open_ledger(ledger_path if self._ranks.first else None))
+        self._ledger = open_shared(plan, ledger_path, self._ranks)
         for _ in range(self._ranks.from_first(lambda: self._ledger.count) - self._ledger.count):
             self._charge()  # the other ranks count along
         self._augment = augment

@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from dpkfc.cli import app
-from dpkfc.privacy.ledger import verify
-from dpkfc.recipes import train
-from tests.distributed.group import run
+from dpkfc.privacy.ledger import LedgerError, verify
+from dpkfc.recipes import processes, train
+from tests.distributed.cases import Case
+from tests.distributed.group import run, start
+from tests.test_session import loss_fn, net, session
 
 SETTINGS = [
     *("--recipe", "digits", "--epsilon", "3", "--accountant", "rdp", "--steps", "4", "--expected-batch-size", "24"),
@@ -81,7 +83,7 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path, alone: dict[str, torc
 def test_a_signal_to_one_process_stops_all_and_a_restart_goes_on(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     found = _run(tmp_path, *SETTINGS, "--out", "run", interrupted=1)
     assert [one["code"] for one in found] == [130, 130], found
-    assert "stopped after step 3; continue with: dpkfc train --resume run" in found[0]["err"]
+    assert "stopped after step 3; continue with: the same command" in found[0]["err"]
     assert len(verify(tmp_path / "run" / "ledger.jsonl").releases) == 3
     alone_again = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "run")])
     assert alone_again.exit_code == 2 and "written by 2 processes" in alone_again.stderr
@@ -108,6 +110,50 @@ def test_an_error_of_the_first_process_is_that_of_all(tmp_path: Path) -> None:
 
 def test_other_commands_run_on_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
-    monkeypatch.setenv("WORLD_SIZE", "2")
     result = CliRunner().invoke(app, ["demo"])
-    assert result.exit_code == 2 and "`dpkfc demo` runs on one: start it without torchrun" in result.stderr
+    assert result.exit_code == 2 and "`dpkfc demo` runs on one process" in result.stderr
+
+
+def _elsewhere(rank: int, folder: Path, port: int, arguments: list[str], swapped: bool) -> dict[str, Any]:
+    """Two hosts without a common disk; once started again, the other one may be the first."""
+    processes._PATIENCE = 0.0
+    place = folder / f"host-{rank}"
+    place.mkdir(exist_ok=True)
+    return _command(1 - rank if swapped else rank, place, port, 2, arguments, -1)
+
+
+def test_a_folder_that_not_all_processes_see_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
+    for one in run(_elsewhere, 2, _port(), ["train", *SETTINGS, "--out", "run"], False, folder=tmp_path):
+        assert one["code"] == 2 and "not every process sees the run in run" in one["err"], one
+    for one in run(_elsewhere, 2, _port(), ["train", *SETTINGS, "--out", "run"], True, folder=tmp_path):
+        assert one["code"] == 2 and "not every process sees the run in run" in one["err"], one
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+def _other_setting(rank: int, folder: Path, port: int) -> dict[str, Any]:
+    return _command(rank, folder, port, 2, ["train", *SETTINGS, "--out", "run", *(["--schedule", "cosine"] * rank)], -1)
+
+
+def test_processes_with_other_settings_are_told_so(tmp_path: Path) -> None:
+    for one in run(_other_setting, 2, _port(), folder=tmp_path):
+        assert one["code"] == 2, one
+        assert "rank 1 has another setting schedule than rank 0 ('cosine', not 'constant')" in one["err"]
+    assert not (tmp_path / "run").exists()
+
+
+def _ledgers_apart(rank: int, folder: Path, swapped: bool) -> str:
+    start(1 - rank if swapped else rank, 2, folder / f"store-{swapped}")
+    path = folder / f"ledger-{rank}.jsonl"  # of the host
+    try:
+        with session(Case().plan(), net(), ledger_path=path, verify=False) as s:
+            s.step(next(s.batches()), loss_fn)
+            return "stepped"
+    except LedgerError as error:
+        return str(error)
+
+
+def test_a_ledger_on_the_disk_of_another_host_is_not_forgotten(tmp_path: Path) -> None:
+    assert run(_ledgers_apart, 2, False, folder=tmp_path) == ["stepped", "stepped"]
+    for text in run(_ledgers_apart, 2, True, folder=tmp_path):
+        assert "process 1 finds 1 releases" in text and "disk that all hosts share" in text
+    assert len(verify(tmp_path / "ledger-0.jsonl").releases) == 1 and not verify(tmp_path / "ledger-1.jsonl").releases

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.delayed import DP2
 from dpkfc.curvature.gep import GEP
+from dpkfc.curvature.leaves import DeadLeaves
 from dpkfc.curvature.ngd import NGD
 from dpkfc.curvature.oracle import PrivateOracle
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
@@ -20,6 +21,7 @@ __all__ = [
     "KFAC",
     "NGD",
     "AdaDPS",
+    "DeadLeaves",
     "FeatureNoise",
     "PinkNoise",
     "Preconditioner",

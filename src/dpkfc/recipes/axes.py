@@ -12,7 +12,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dpkfc.config import Preconditioner
-from dpkfc.curvature import DP2, GEP, KFAC, NGD, AdaDPS, FeatureNoise, PinkNoise, PrivateOracle, PublicData, WhiteNoise
+from dpkfc.curvature import (
+    DP2,
+    GEP,
+    KFAC,
+    NGD,
+    AdaDPS,
+    DeadLeaves,
+    FeatureNoise,
+    PinkNoise,
+    PrivateOracle,
+    PublicData,
+    WhiteNoise,
+)
 from dpkfc.curvature.probes import Probe
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.postprocess.base import PostProcess
@@ -150,7 +162,9 @@ def _probe(
 ) -> Probe:
     if source == "tokens":
         if own is None:
-            raise ConfigError(f"source = 'tokens' is for text; the recipe {config.recipe!r} takes pink, white or public")
+            raise ConfigError(
+                f"source = 'tokens' is for text; the recipe {config.recipe!r} takes pink, dead-leaves, white or public"
+            )
         return own(config)
     if source == "private-oracle":
         if private is None:
@@ -161,6 +175,8 @@ def _probe(
         return PublicData(*public_data(path, input_shape), provenance=f"file {path.name}, declared public by its user")
     if len(input_shape) == 1:
         return FeatureNoise(input_shape[0])
+    if source == "dead-leaves":
+        return DeadLeaves(input_shape, leaves=config.leaves)
     return PinkNoise(input_shape, power_exponent=config.power_exponent) if source == "pink" else WhiteNoise(input_shape)
 
 

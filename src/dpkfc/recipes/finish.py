@@ -216,7 +216,7 @@ def _shown(prepared: Prepared) -> tuple[KFAC, str]:
     config, recipe, used = prepared.config, prepared.recipe, prepared.plan.config.preconditioner
     if isinstance(used, KFAC):
         return used, "the probe"
-    sources = ("tokens",) if recipe.probe else ("pink", "white")
+    sources = ("tokens",) if recipe.probe else ("pink", "dead-leaves", "white")
     other = config.source not in sources or config.output_source not in ("", *sources)
     if other:
         config = dataclasses.replace(config, source=sources[0], output_source="")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import fields, replace
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,9 @@ from dpkfc.recipes.prepared import Prepared
 from dpkfc.recipes.settings import ConfigError, RunConfig
 from dpkfc.report.run_folder import RunFolder, RunFolderError
 
-__all__ = ["apart", "check_named", "is_begun", "on_own_device", "processes"]
+__all__ = ["apart", "check_alike", "check_named", "check_seen", "is_begun", "on_own_device", "processes"]
+
+_PATIENCE = 20.0  # seconds
 
 
 @contextmanager
@@ -39,27 +41,69 @@ def check_named(config: RunConfig) -> None:
     """A command that torchrun may start again (a process died, a host came) must find the run that it began.
 
     Raises:
-        ConfigError: it names no folder, so that it would begin a second run with a budget of its own.
+        ConfigError: it names no folder, so that it would begin a second run with a budget of its own; or one device for all.
     """
     if is_launched() and not config.out:
         raise ConfigError(
             "torchrun may start this command again, which would begin a second run with a budget of its own; name the run folder "
             "with --out: the same command continues the run that is there"
         )
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and is_launched() and ":" in config.device:
+        raise ConfigError(f"device = {config.device!r} would be that of all processes of a host; give its kind alone, as cuda")
 
 
-def is_begun(config: RunConfig) -> bool:
+def check_alike(config: RunConfig, ranks: Ranks) -> None:
+    """Processes that decide by different settings would wait for one another in different places.
+
+    Raises:
+        RuntimeError: naming a process and the first setting that differs.
+    """
+    names = [f.name for f in fields(config) if f.metadata["section"] != "machine" and f.name not in ("data_dir", "pretrained")]
+    ranks.agree(lambda: {f"setting {name}": (repr(getattr(config, name)), None) for name in names})
+
+
+def is_begun(config: RunConfig, ranks: Ranks) -> bool:
     """Whether torchrun has started this command before: its folder holds a run of the same settings.
 
     Raises:
-        RunFolderError: the run there has other settings.
+        RunFolderError: the run there has other settings, or some processes alone see it.
     """
-    path = RunFolder(Path(config.out)).config
-    if not (is_launched() and path.is_file()):
-        return False
-    if path.read_text("utf-8") != to_toml(config):
-        raise RunFolderError(f"run folder {config.out} holds a run of other settings; choose another with --out")
-    return True
+
+    def begun() -> bool:
+        path = RunFolder.at(config.out).config
+        if not (is_launched() and path.is_file()):
+            return False
+        if path.read_text("utf-8") != to_toml(config):
+            raise RunFolderError(
+                f"run folder {config.out} holds a run of other settings: give those of its config.toml to continue it; another "
+                "--out begins a second run, with a budget of its own"
+            )
+        return True
+
+    seen = ranks.everyone(ranks.together(begun))
+    if len(set(seen)) > 1:
+        raise _apart(config.out)
+    return seen[0]
+
+
+def check_seen(folder: RunFolder, ranks: Ranks) -> None:
+    """A restart may make another host the first: the run must be where every process sees it.
+
+    Raises:
+        RunFolderError: some processes do not see the folder that the first has made.
+    """
+    until = time.monotonic() + _PATIENCE
+    while not folder.config.is_file() and time.monotonic() < until:
+        time.sleep(0.2)  # a network disk shows a new file late
+    if not all(ranks.everyone(folder.config.is_file())):
+        raise _apart(str(folder.path))
+
+
+def _apart(path: str) -> RunFolderError:
+    return RunFolderError(
+        f"not every process sees the run in {path}: --out must be on a disk that all hosts share, since after a restart another "
+        "host may be the first"
+    )
 
 
 def on_own_device(config: RunConfig) -> RunConfig:

@@ -18,7 +18,7 @@ from dpkfc.recipes.datasets import ExampleSet
 from dpkfc.recipes.finish import curve_of, judged_weights, write_results
 from dpkfc.recipes.prepared import LABELS, Prepared, Result
 from dpkfc.recipes.pretrain import pretrain
-from dpkfc.recipes.processes import apart, check_named, is_begun, on_own_device, processes
+from dpkfc.recipes.processes import apart, check_alike, check_named, check_seen, is_begun, on_own_device, processes
 from dpkfc.recipes.stopping import stop_on_signals
 from dpkfc.report.card import stamp
 from dpkfc.report.metrics import Metrics, Row
@@ -77,7 +77,8 @@ def run(config: RunConfig, console: Console | None = None, *, any_world_size: bo
     """
     check_named(config)
     with processes() as ranks:
-        if ranks.from_first(lambda: is_begun(config), "restart"):
+        check_alike(config, ranks)
+        if is_begun(config, ranks):
             return _continued(config.out, console, ranks, any_world_size)
         folder = ranks.from_first(lambda: _new_folder(config), "run folder")
         try:
@@ -87,6 +88,7 @@ def run(config: RunConfig, console: Console | None = None, *, any_world_size: bo
                 folder.remove_if_empty()
             raise
         ranks.from_first(lambda: folder.begin(to_toml(config)), "settings")
+        check_seen(folder, ranks)
         return _train(prepared, folder, Metrics(config.eval_on), console, ranks)
 
 
@@ -130,8 +132,17 @@ def resume(path: str | Path, console: Console | None = None, *, any_world_size: 
 
 
 def _continued(path: str | Path, console: Console | None, ranks: Ranks, any_world_size: bool) -> Result:
-    folder, config, metrics = ranks.from_first(lambda: _begun(path), "run folder")
+    own: list[Metrics] = []
+
+    def begun() -> tuple[RunFolder, RunConfig, Metrics]:
+        folder, config, metrics = _begun(path)
+        own.append(metrics)
+        return folder, config, metrics.without_private()
+
+    folder, config, metrics = ranks.from_first(begun, "run folder")
+    check_seen(folder, ranks)
     prepared = ranks.together(lambda: prepare(on_own_device(config)))
+    metrics = own[0] if own else metrics
     return _train(prepared, folder, metrics, console, ranks, resumed=True, any_world_size=any_world_size)
 
 
@@ -169,7 +180,7 @@ def _train(
     with session:
         if resumed:
             session.restore(folder.checkpoint, any_world_size=any_world_size)
-            if session.steps_done >= plan.steps and folder.is_complete:
+            if session.steps_done >= plan.steps and ranks.from_first(lambda: folder.is_complete, "results"):
                 raise ConfigError(f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are spent")
         loop = _Loop(prepared, folder, session, metrics, ranks=ranks, watch=watch)
         label, shown = LABELS[config.method], console if ranks.first else None
@@ -257,8 +268,7 @@ class _Loop:
 
     def _save(self) -> None:
         self._session.save(self._folder.checkpoint)
-        if self._ranks.first:
-            self._metrics.write(self._folder.metrics)
+        self._ranks.from_first(lambda: self._metrics.write(self._folder.metrics), "metrics")
 
 
 def _row(record: StepRecord, plan: Plan) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,11 @@ class Metrics:
     def evaluated(self) -> list[Row]:
         """Rows at which accuracy was measured."""
         return [row for row in self.rows if row.accuracy is not None]
+
+    def without_private(self) -> Metrics:
+        """The same run without what private examples told before noise was added: batch sizes, clipped shares, norms."""
+        hidden: dict[str, Any] = {"seconds": None, "batch_size": None, "clipped_fraction": None, "median_norm": None}
+        return Metrics(self.measured_on, [replace(row, **hidden) for row in self.rows], list(self.refreshes))
 
     def write(self, path: Path) -> None:
         """Write the Parquet file; the schema marks each column `private` or not and says why.

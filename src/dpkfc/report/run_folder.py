@@ -84,6 +84,15 @@ class RunFolder:
             raise RunFolderError(f"run folder {path} cannot be read ({error.strerror or error}); change its rights") from None
         return folder._writable()
 
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """The folder of this name, whatever is there.
+
+        Raises:
+            RunFolderError: no folder can have such a name.
+        """
+        return cls(_expanded(path))
+
     def _writable(self) -> RunFolder:
         trial = self.path / f".writable-{os.getpid()}"
         try:

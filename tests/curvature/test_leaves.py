@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dpkfc import DeadLeaves, PinkNoise
+from dpkfc.curvature.probes import Probe
+
+
+def _stream(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 20), (2, 1, 9), (1, 8, 1)])
+def test_every_example_has_the_mean_and_std_asked_for(shape):
+    x, labels = DeadLeaves(shape, mean=0.3, std=2.0).sample(16, _stream())
+    assert labels is None and x.shape == (16, *shape) and x.dtype == torch.float32
+    flat = x.double().flatten(1)
+    assert flat.mean(1).tolist() == pytest.approx([0.3] * 16, abs=1e-5)
+    std = flat.std(1, correction=0)
+    assert ((std - 2.0).abs() < 1e-4).logical_or(std < 1e-6).all()  # a leaf may cover all of a narrow image
+    assert (std > 1).float().mean() > 0.4
+
+
+def test_most_neighbours_are_of_one_leaf_and_the_others_an_edge_apart():
+    """That is what Gaussian noise of the same spectrum has not: its differences are all of about one size."""
+
+    def kurtosis(probe):
+        x, _ = probe.sample(200, _stream())
+        steps = (x[..., 1:] - x[..., :-1]).flatten().double()
+        return float(steps.pow(4).mean() / steps.square().mean().square()), float((steps == 0).double().mean())
+
+    (edged, flat), (smooth, never) = kurtosis(DeadLeaves((1, 28, 28))), kurtosis(PinkNoise((1, 28, 28), power_exponent=2.0))
+    assert edged > 10 and flat > 0.6
+    assert smooth < 4 and never == 0
+
+
+def test_radii_follow_their_density():
+    """With exponent 3 between a and b the share of radii below r is (a⁻² − r⁻²) / (a⁻² − b⁻²)."""
+    probe = DeadLeaves((1, 40, 40), smallest=2.0, largest=0.5)
+    radii = probe._radii(torch.linspace(0, 1, 1001, dtype=torch.float64))
+    assert float(radii[0]) == pytest.approx(2.0) and float(radii[-1]) == pytest.approx(20.0)
+    shares = (1 / 4 - radii**-2) / (1 / 4 - 1 / 400)
+    torch.testing.assert_close(shares, torch.linspace(0, 1, 1001, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_the_border_is_as_crowded_as_the_middle():
+    x, _ = DeadLeaves((1, 24, 24)).sample(3000, _stream())
+    edges = (x[..., 1:] != x[..., :-1]).double().mean((0, 1))
+    assert float(edges[:2].mean() / edges[11:13].mean()) == pytest.approx(1, abs=0.15)
+    assert float(edges[:, :2].mean() / edges[:, 11:13].mean()) == pytest.approx(1, abs=0.15)
+
+
+def test_a_later_leaf_hides_an_earlier_one():
+    """One disc of a known radius on its ground: two levels, and as many pixels as its area."""
+    x, _ = DeadLeaves((1, 64, 64), leaves=1, smallest=10.0, largest=10.0 / 64).sample(400, _stream())
+    levels = [len(image.unique()) for image in x]
+    assert max(levels) == 2
+    area = max(int((image == image.flatten().mode().values).logical_not().sum()) for image in x)
+    assert area == pytest.approx(314, abs=6)
+    many, _ = DeadLeaves((1, 64, 64), leaves=200).sample(2, _stream())
+    assert all(len(image.unique()) > 50 for image in many)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.6, 1.0])
+def test_channels_are_correlated_as_asked(correlation):
+    x, _ = DeadLeaves((2, 16, 16), leaves=150, channel_correlation=correlation).sample(400, _stream())
+    first, second = x[:, 0].flatten(), x[:, 1].flatten()
+    assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(correlation, abs=0.08)
+
+
+def test_it_is_a_probe_of_its_stream_alone():
+    probe = DeadLeaves((1, 8, 8), leaves=5)
+    assert isinstance(probe, Probe)
+    assert torch.equal(probe.sample(4, _stream(3))[0], probe.sample(4, _stream(3))[0])
+    assert not torch.equal(probe.sample(4, _stream(3))[0], probe.sample(4, _stream(4))[0])
+    described = json.loads(json.dumps(probe.describe()))
+    assert described["kind"] == "DeadLeaves" and described["source"] == "synthetic" and described["leaves"] == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"shape": (28, 28)}, r"\(channels, height, width\), got \(28, 28\)"),
+        ({"shape": (1, 0, 3)}, "shape"),
+        ({"leaves": 0}, "leaves must be"),
+        ({"size_exponent": 1.0}, "above 1"),
+        ({"smallest": 0.0}, "radii"),
+        ({"smallest": 20.0}, "radii"),
+        ({"largest": float("nan")}, "radii"),
+        ({"std": 0.0}, "std above 0"),
+        ({"channel_correlation": 1.5}, "channel_correlation"),
+    ],
+)
+def test_settings_that_make_no_image_are_named(settings, what):
+    with pytest.raises(ValueError, match=what):
+        DeadLeaves(**{"shape": (1, 28, 28), **settings})
