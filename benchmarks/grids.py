@@ -89,7 +89,9 @@ GRIDS: dict[str, Grid] = {
                 {"lr": 0.004, "schedule": "constant", "power_exponent": 1.5, "damping": 0.3},
                 {"lr": 0.004, "schedule": "constant", "source": "dead-leaves"},
                 {"lr": 0.004, "schedule": "constant", "source": "dead-leaves", "weight_average": 0.98},
+                {"lr": 0.006, "schedule": "constant", "source": "dead-leaves", "weight_average": 0.99},
             ]),
+            "DP-Adam": ("dp-adam", [{"lr": lr, "weight_average": 0.98} for lr in (0.004, 0.008, 0.002)]),
         },
     ),
 }  # fmt: skip

@@ -174,9 +174,7 @@ def train(
     else:
         written = {} if config is None else flatten(read_toml(config), str(config))
         result = run(run_config({**written, **settings}), console, any_world_size=any_world_size)
-    if is_first():
-        _announce(result)
-    raise typer.Exit(INTERRUPTED if result.interrupted else 0)
+    _announce(result)
 
 
 def _announce(result: Result) -> None:
@@ -185,6 +183,8 @@ def _announce(result: Result) -> None:
         again = "the same command" if is_launched() else f"dpkfc train --resume {result.folder}"
         _fail(f"stopped after step {result.steps}; continue with: {again}")
         raise typer.Exit(INTERRUPTED)
+    if not is_first():
+        return
     console = _console()
     console.print(_results_table({result.curve.label: result}))
     if result.stamp:
