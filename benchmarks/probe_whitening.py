@@ -1,6 +1,7 @@
 """How white a probe makes the inputs that a layer really sees: MNIST's CNN, factors of noise against those of private images.
 
     python benchmarks/probe_whitening.py --data-dir DIR     # half a minute; writes benchmarks/results/probe_whitening.json
+    python benchmarks/probe_whitening.py --picture docs/img/probes.png
     python benchmarks/probe_whitening.py --table            # the Markdown table of what has been run
 
 With A of a probe, damped by a tenth of its mean eigenvalue, and A' of 2,000 private images, the eigenvalues p of
@@ -91,6 +92,20 @@ def measure(data_dir: str) -> dict[str, Any]:
     return {"date": now(), "hardware": hardware(torch.get_num_threads()), "stages": stages}
 
 
+def picture(seen: Mapping[str, Tensor], path: Path) -> None:
+    """Eight examples of every probe but the private one."""
+    import matplotlib.pyplot as plt
+
+    public = {name: x for name, x in seen.items() if "NOT PRIVATE" not in name}
+    figure, rows = plt.subplots(len(public), 1, figsize=(7.2, 1.05 * len(public)), layout="constrained")
+    for axis, (name, x) in zip(rows, public.items(), strict=True):
+        axis.imshow(torch.cat([F.pad(image[0], (0, 2), value=float("nan")) for image in x[:8]], 1), cmap="gray")
+        axis.set_axis_off()
+        axis.text(-4, 14, name.replace(", ", ",\n").replace(" (", "\n("), ha="right", va="center", fontsize=8)
+    figure.savefig(path, dpi=80, metadata={"Software": None})
+    plt.close(figure)
+
+
 def table(results: Mapping[str, Any]) -> str:
     lines = []
     for stage, of in results["stages"].items():
@@ -103,8 +118,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
     parser.add_argument("--output", type=Path, default=PATH)
+    parser.add_argument("--picture", type=Path, help="draw examples of the probes into this PNG and stop")
     parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     arguments = parser.parse_args()
+    if arguments.picture:
+        from dpkfc.recipes.base import find_recipe, run_config
+
+        private = find_recipe("mnist-cnn").data(run_config({"recipe": "mnist-cnn", "data_dir": arguments.data_dir})).train[0]
+        picture(probes(arguments.data_dir, private, torch.Generator().manual_seed(0)), arguments.picture)
+        return 0
     if not arguments.table:
         write_json(arguments.output, measure(arguments.data_dir))
     print(table(read_json(arguments.output)))
