@@ -40,8 +40,8 @@ def open_shared(plan: Plan, path: str | os.PathLike[str] | None, ranks: Ranks) -
                     "was the first before. Put the ledger on a disk that all hosts share, or copy it to the host of process 0"
                 )
 
-    known = ranks.everyone(ranks.together(found))
     try:
+        known = ranks.everyone(ranks.together(found))
         ranks.from_first(check, "ledger")
     except BaseException:
         ledger.close()

@@ -53,8 +53,28 @@ def test_the_border_is_as_crowded_as_the_middle():
     assert float(edges[:, :2].mean() / edges[:, 11:13].mean()) == pytest.approx(1, abs=0.15)
 
 
-def test_a_later_leaf_hides_an_earlier_one():
-    """One disc of a known radius on its ground: two levels, and as many pixels as its area."""
+def test_a_pixel_has_the_level_of_the_last_leaf_that_lies_over_it():
+    """Against a loop over pixels, from the same numbers."""
+    n, leaves, height, width = 3, 6, 9, 11
+    probe, stream = DeadLeaves((2, height, width), leaves=leaves), _stream(5)
+    radius = probe._radii(torch.rand(leaves, n, generator=stream, dtype=torch.float64))
+    place = torch.rand(2, leaves, n, generator=stream, dtype=torch.float64)
+    level = torch.randn(leaves + 1, n, 2, generator=stream, dtype=torch.float64)
+    found, _ = probe.sample(n, _stream(5))
+    for i in range(n):
+        image = level[0, i].view(2, 1, 1).repeat(1, height, width)
+        for y in range(height):
+            for x in range(width):
+                for leaf in range(leaves):
+                    r = radius[leaf, i]
+                    down = place[0, leaf, i] * (height + 2 * r) - r - (y + 0.5)
+                    across = place[1, leaf, i] * (width + 2 * r) - r - (x + 0.5)
+                    if down**2 + across**2 <= r**2:
+                        image[:, y, x] = level[leaf + 1, i]
+        torch.testing.assert_close(found[i], ((image - image.mean()) / image.std(correction=0)).float())
+
+
+def test_one_leaf_is_a_disc_of_its_area_on_the_ground():
     x, _ = DeadLeaves((1, 64, 64), leaves=1, smallest=10.0, largest=10.0 / 64).sample(400, _stream())
     levels = [len(image.unique()) for image in x]
     assert max(levels) == 2
@@ -90,7 +110,7 @@ def test_it_is_a_probe_of_its_stream_alone():
         ({"smallest": 0.0}, "radii"),
         ({"smallest": 20.0}, "radii"),
         ({"largest": float("nan")}, "radii"),
-        ({"std": 0.0}, "std above 0"),
+        ({"std": 0.0}, "std must be positive"),
         ({"channel_correlation": 1.5}, "channel_correlation"),
     ],
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpkfc.curvature.inputs import Sample
+from dpkfc.curvature.probes import check_correlation, check_level, correlated, described, standardised
 
 __all__ = ["DeadLeaves"]
 
@@ -45,20 +46,18 @@ class DeadLeaves:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
-        if len(self.shape) != 3 or any(not isinstance(s, int) or s < 1 for s in self.shape) or math.prod(self.shape) < 2:
+        check_level("DeadLeaves", self.shape, self.mean, self.std)
+        if len(self.shape) != 3 or math.prod(self.shape) < 2:
             raise ValueError(f"DeadLeaves: shape must be (channels, height, width), got {self.shape}; other inputs: WhiteNoise")
         if not isinstance(self.leaves, int) or self.leaves < 1:
             raise ValueError(f"DeadLeaves: leaves must be a whole number of 1 or more, got {self.leaves}")
         if not (self.size_exponent > 1 and math.isfinite(self.size_exponent)):
             raise ValueError(f"DeadLeaves: size_exponent must be finite and above 1, got {self.size_exponent}")
-        if not 0 < self.smallest <= self._largest:
+        if not 0 < self.smallest <= self._largest < math.inf:
             raise ValueError(
                 f"DeadLeaves: radii must lie above 0 and grow, got {self.smallest} to {self._largest:g} pixels (largest × side)"
             )
-        if not (math.isfinite(self.mean) and 0 < self.std < math.inf and math.isfinite(self._largest)):
-            raise ValueError(f"DeadLeaves: mean and std must be finite, std above 0, got {self.mean} and {self.std}")
-        if not 0 <= self.channel_correlation <= 1:
-            raise ValueError(f"DeadLeaves: channel_correlation must lie in [0, 1], got {self.channel_correlation}")
+        check_correlation("DeadLeaves", self.channel_correlation)
 
     @property
     def _largest(self) -> float:
@@ -74,7 +73,7 @@ class DeadLeaves:
         level = torch.randn(self.leaves + 1, n, channels, generator=generator, dtype=torch.float64)
         if self.channel_correlation > 0:
             common = torch.randn(self.leaves + 1, n, 1, generator=generator, dtype=torch.float64)
-            level = math.sqrt(1 - self.channel_correlation) * level + math.sqrt(self.channel_correlation) * common
+            level = correlated(level, common, self.channel_correlation)
         x = level[0].view(n, channels, 1, 1).repeat(1, 1, height, width)
         down, across = torch.arange(height) + 0.5, torch.arange(width) + 0.5
         for leaf in range(self.leaves):
@@ -82,9 +81,7 @@ class DeadLeaves:
             columns = (across - centre[1][leaf].view(n, 1)).square().view(n, 1, width)
             inside = rows + columns <= radius[leaf].square().view(n, 1, 1)
             x = torch.where(inside.unsqueeze(1), level[leaf + 1].view(n, channels, 1, 1), x)
-        flat = x.flatten(1)
-        flat = (flat - flat.mean(1, keepdim=True)) / flat.std(1, keepdim=True, correction=0).clamp(min=1e-12)
-        return (self.mean + self.std * flat).view(n, *self.shape).float(), None
+        return standardised(x, self.mean, self.std), None
 
     def _radii(self, uniform: Tensor) -> Tensor:
         """Radii of the density, from uniform numbers by its inverse distribution function."""
@@ -94,5 +91,4 @@ class DeadLeaves:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""
-        fields = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return {"kind": type(self).__name__, "source": "synthetic", **fields}
+        return described(self)

@@ -35,7 +35,12 @@ class Probe(Protocol):
         ...
 
 
-def _check_level(name: str, shape: tuple[int, ...], mean: float, std: float) -> None:
+def check_level(name: str, shape: tuple[int, ...], mean: float, std: float) -> None:
+    """Raise unless examples can have this shape, mean and deviation.
+
+    Raises:
+        ValueError: naming what cannot be.
+    """
     if not shape or any(not isinstance(s, int) or s < 1 for s in shape):
         raise ValueError(f"{name}: shape must be positive integers without the batch axis, got {shape}")
     if not math.isfinite(mean):
@@ -44,9 +49,32 @@ def _check_level(name: str, shape: tuple[int, ...], mean: float, std: float) -> 
         raise ValueError(f"{name}: std must be positive and finite, got {std}")
 
 
-def _described(probe: Any, **more: Any) -> dict[str, Any]:
+def described(probe: Any, **more: Any) -> dict[str, Any]:
+    """The JSON-able description of synthetic inputs: the fields of their probe."""
     fields = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(probe).items()}
     return {"kind": type(probe).__name__, "source": "synthetic", **fields, **more}
+
+
+def check_correlation(name: str, correlation: float) -> None:
+    """Raise unless it is a correlation between channels.
+
+    Raises:
+        ValueError: it lies outside [0, 1].
+    """
+    if not 0 <= correlation <= 1:
+        raise ValueError(f"{name}: channel_correlation must lie in [0, 1], got {correlation}")
+
+
+def correlated(own: Tensor, common: Tensor, correlation: float) -> Tensor:
+    """Channels of unit variance with this correlation, from independent draws of each and a common one."""
+    return math.sqrt(1 - correlation) * own + math.sqrt(correlation) * common
+
+
+def standardised(x: Tensor, mean: float, std: float) -> Tensor:
+    """Every example `[n, ...]` with this mean and deviation over all its entries, float32; one without any change is its mean."""
+    flat = x.flatten(1)
+    flat = (flat - flat.mean(1, keepdim=True)) / flat.std(1, keepdim=True, correction=0).clamp(min=1e-12)
+    return (mean + std * flat).view(x.shape).float()
 
 
 @dataclass(frozen=True)
@@ -75,25 +103,22 @@ class PinkNoise:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
-        _check_level("PinkNoise", self.shape, self.mean, self.std)
+        check_level("PinkNoise", self.shape, self.mean, self.std)
         if len(self.shape) < 2 or math.prod(self.shape) < 2:
             raise ValueError(f"PinkNoise: shape must be (channels, *spatial), got {self.shape}; vectors: FeatureNoise")
         if not math.isfinite(self.power_exponent):
             raise ValueError(f"PinkNoise: power_exponent must be finite, got {self.power_exponent}")
-        if not 0 <= self.channel_correlation <= 1:
-            raise ValueError(f"PinkNoise: channel_correlation must lie in [0, 1], got {self.channel_correlation}")
+        check_correlation("PinkNoise", self.channel_correlation)
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Inputs `[n, channels, *spatial]`, float32 on the CPU; no labels."""
         x = torch.randn(n, *self.shape, generator=generator, dtype=torch.float64)
         if self.channel_correlation > 0:
             common = torch.randn(n, 1, *self.shape[1:], generator=generator, dtype=torch.float64)
-            x = math.sqrt(1 - self.channel_correlation) * x + math.sqrt(self.channel_correlation) * common
+            x = correlated(x, common, self.channel_correlation)
         axes = tuple(range(2, x.dim()))
         x = torch.fft.ifftn(torch.fft.fftn(x, dim=axes) * self._amplitude(), dim=axes).real
-        flat = x.flatten(1)
-        flat = (flat - flat.mean(1, keepdim=True)) / flat.std(1, keepdim=True, correction=0).clamp(min=1e-300)
-        return (self.mean + self.std * flat).view(n, *self.shape).float(), None
+        return standardised(x, self.mean, self.std), None
 
     def _amplitude(self) -> Tensor:
         """Amplitude of every frequency, `[*spatial]`."""
@@ -108,7 +133,7 @@ class PinkNoise:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""
-        return _described(self)
+        return described(self)
 
 
 @dataclass(frozen=True)
@@ -126,7 +151,7 @@ class WhiteNoise:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
-        _check_level("WhiteNoise", self.shape, self.mean, self.std)
+        check_level("WhiteNoise", self.shape, self.mean, self.std)
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Inputs `[n, *shape]`, float32 on the CPU; no labels."""
@@ -134,7 +159,7 @@ class WhiteNoise:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""
-        return _described(self)
+        return described(self)
 
 
 @dataclass(frozen=True)
@@ -153,7 +178,7 @@ class FeatureNoise:
     density: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_level("FeatureNoise", (self.dim,), self.mean, self.std)
+        check_level("FeatureNoise", (self.dim,), self.mean, self.std)
         if not 0 < self.density <= 1:
             raise ValueError(f"FeatureNoise: density must lie in (0, 1], got {self.density}")
 
@@ -166,7 +191,7 @@ class FeatureNoise:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""
-        return _described(self)
+        return described(self)
 
 
 @dataclass(frozen=True, eq=False)

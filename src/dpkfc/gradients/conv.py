@@ -116,7 +116,7 @@ class ConvBlock:
             if self.d_in <= _FEW_COLUMNS:
                 b = self._joined(self.b.reshape(len(self.b) * self.groups, self.d_out, -1).transpose(1, 2))
                 columns = self._columns() if self.views == 1 else self._patches().transpose(1, 2)
-                parts.append(torch.bmm(columns, b).transpose(1, 2))  # the faster order, six times with channels last
+                parts.append(torch.bmm(columns, b).transpose(1, 2))  # the faster order, with channels last above all
             else:
                 gradient = self._weight_gradient(self._side_by_side(self.x), self._side_by_side(self.b), n)
                 parts.append(gradient.reshape(n * self.groups, self.d_out, -1))

@@ -62,8 +62,8 @@ def run(config: RunConfig, console: Console | None = None, *, any_world_size: bo
     """Train a recipe into a new run folder; on several processes where torchrun has started them.
 
     Args:
-        config: settings; `out` names the folder, or a new one below runs/ is made. Under torchrun the first process alone
-            reads and writes it, and the same command continues the run that is there.
+        config: settings; `out` names the folder, or a new one below runs/ is made. Under torchrun every
+            process must see it, the first one alone reads and writes it, and the same command continues the run that is there.
         console: where progress is drawn; None draws nothing.
         any_world_size: let a restart go on with another number of processes.
 
@@ -118,7 +118,7 @@ def resume(path: str | Path, console: Console | None = None, *, any_world_size: 
     """Continue a run from its checkpoint, with a fresh noise stream.
 
     Args:
-        path: the run folder; under torchrun the first process alone reads it.
+        path: the run folder; under torchrun every process must see it, the first one alone reads and writes it.
         console: where progress is drawn; None draws nothing.
         any_world_size: go on with another number of processes than wrote the checkpoint.
 
