@@ -1,13 +1,13 @@
 """How white a probe makes the inputs that a layer really sees: MNIST's CNN, factors of noise against those of private images.
 
     python benchmarks/probe_whitening.py --data-dir DIR     # half a minute; writes benchmarks/results/probe_whitening.json
-    python benchmarks/probe_whitening.py --picture docs/img/probes.png
+    python benchmarks/probe_whitening.py --picture docs/img/probes.png --weights runs/NAME/model.safetensors
     python benchmarks/probe_whitening.py --table            # the Markdown table of what has been run
 
 With A of a probe, damped by a tenth of its mean eigenvalue, and A' of 2,000 private images, the eigenvalues p of
 A^(-1/2) A' A^(-1/2), scaled to sum 1, have the effective rank exp(-Σ p log p): the width of the layer where the probe whitens
-perfectly, 1 where one direction is left with everything. Looked at with initial weights and after 150 steps of plain SGD, which
-is NOT PRIVATE and for the figure alone.
+perfectly, 1 where one direction is left with everything. Looked at with initial weights and after 150 and 600 steps of plain SGD,
+which is NOT PRIVATE and for the figure alone. Refined dead leaves are those that the weights of the same moment have moved.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from common import RESULTS, hardware, markdown, now, read_json, write_json
 
 PATH = RESULTS / "probe_whitening.json"
-EXAMPLES, HELD, STEPS, DAMPING = 512, 2000, 150, 0.1
+EXAMPLES, HELD, STEPS, DAMPING = 512, 2000, (0, 150, 600), 0.1
 
 
 def input_factors(model: nn.Sequential, x: Tensor) -> list[Tensor]:
@@ -68,6 +69,15 @@ def probes(data_dir: str, private: Tensor, generator: torch.Generator) -> dict[s
     }
 
 
+def refined(model: nn.Sequential, x: Tensor, generator: torch.Generator) -> Tensor:
+    """Every second image moved towards a class of the model, as a refresh moves those of its probe."""
+    from dpkfc import DeadLeaves, Refined
+
+    classes = torch.randint(10, (len(x) // 2,), generator=generator)
+    probe = Refined(DeadLeaves(tuple(x.shape[1:])))
+    return probe.refine(x, lambda x, _: F.cross_entropy(model(x), classes, reduction="none"), slice(0, len(x)))
+
+
 def measure(data_dir: str) -> dict[str, Any]:
     from dpkfc.recipes.base import find_recipe, run_config
 
@@ -77,18 +87,21 @@ def measure(data_dir: str) -> dict[str, Any]:
     seen, model = probes(data_dir, x, generator), recipe.model(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     stages: dict[str, Any] = {}
-    for stage in ("initial weights", f"after {STEPS} steps"):
-        true = input_factors(model, x[:HELD])
-        ranks = {
-            name: [effective_rank(*pair) for pair in zip(input_factors(model, of), true, strict=True)]
-            for name, of in seen.items()
-        }
-        stages[stage] = {"widths": [len(a) for a in true], "effective_ranks": ranks}
-        for _ in range(STEPS):
+    trained = 0
+    for done in STEPS:
+        for _ in range(done - trained):
             chosen = torch.randint(len(x) - EXAMPLES, (128,), generator=generator)
             optimizer.zero_grad()
             F.cross_entropy(model(x[chosen]), y[chosen]).backward()
             optimizer.step()
+        trained, true = done, input_factors(model, x[:HELD])
+        seen["dead leaves, refined"] = refined(model, seen["dead leaves"], torch.Generator().manual_seed(1))
+        ranks = {
+            name: [effective_rank(*pair) for pair in zip(input_factors(model, of), true, strict=True)]
+            for name, of in seen.items()
+        }
+        stage = f"after {done} steps" if done else "initial weights"
+        stages[stage] = {"widths": [len(a) for a in true], "effective_ranks": ranks}
     return {"date": now(), "hardware": hardware(torch.get_num_threads()), "stages": stages}
 
 
@@ -110,7 +123,8 @@ def table(results: Mapping[str, Any]) -> str:
     lines = []
     for stage, of in results["stages"].items():
         lines.append([f"*{stage}: width*", *(f"*{width}*" for width in of["widths"])])
-        lines += [[name, *(f"{rank:.1f}" for rank in ranks)] for name, ranks in of["effective_ranks"].items()]
+        noise_first = sorted(of["effective_ranks"].items(), key=lambda one: "(" in one[0])
+        lines += [[name, *(f"{rank:.1f}" for rank in ranks)] for name, ranks in noise_first]
     return markdown(["inputs whitened by", "convolution 1", "convolution 2", "linear 1", "linear 2"], lines)
 
 
@@ -119,13 +133,19 @@ def main() -> int:
     parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
     parser.add_argument("--output", type=Path, default=PATH)
     parser.add_argument("--picture", type=Path, help="draw examples of the probes into this PNG and stop")
+    parser.add_argument("--weights", type=Path, help="of a private run, whose refined images are drawn too")
     parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     arguments = parser.parse_args()
     if arguments.picture:
         from dpkfc.recipes.base import find_recipe, run_config
 
         private = find_recipe("mnist-cnn").data(run_config({"recipe": "mnist-cnn", "data_dir": arguments.data_dir})).train[0]
-        picture(probes(arguments.data_dir, private, torch.Generator().manual_seed(0)), arguments.picture)
+        seen = probes(arguments.data_dir, private, torch.Generator().manual_seed(0))
+        if arguments.weights:
+            model = find_recipe("mnist-cnn").model(0)
+            model.load_state_dict(load_file(arguments.weights))
+            seen["dead leaves, refined (MNIST, ε = 1)"] = refined(model, seen["dead leaves"], torch.Generator().manual_seed(1))
+        picture(seen, arguments.picture)
         return 0
     if not arguments.table:
         write_json(arguments.output, measure(arguments.data_dir))

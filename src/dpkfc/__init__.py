@@ -11,6 +11,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.leaves import DeadLeaves
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise, PinkNoise, PublicData, WhiteNoise
+from dpkfc.curvature.refined import Refined
 from dpkfc.curvature.tokens import TokenNoise
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import BudgetExhausted
@@ -27,6 +28,7 @@ __all__ = [
     "Plan",
     "PrivacyConfig",
     "PublicData",
+    "Refined",
     "Session",
     "TokenNoise",
     "WhiteNoise",

@@ -17,6 +17,7 @@ from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.ngd import NGD
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise, PublicData
+from dpkfc.curvature.refined import Refined
 from dpkfc.plan import Plan
 from dpkfc.postprocess import DiSK
 from dpkfc.session import Session
@@ -150,6 +151,7 @@ CASES = {
         {"preconditioner": kfac(probe_size=90, chunk=7, probe=public(), output_probe=FeatureNoise(6), labels="given")}
     ),
     "DP-KFC with a probe of three examples": Case({"preconditioner": kfac(probe_size=3)}),
+    "DP-KFC with refined inputs": Case({"preconditioner": kfac(probe=Refined(FeatureNoise(6), 2), chunk=5)}),
     "DP-KFC with a loss of its own": Case({"preconditioner": kfac(loss=loss)}),
     "DP-KFC in float32": Case(
         {"preconditioner": kfac()}, lambda: net(torch.float32), lambda: data(dtype=torch.float32)

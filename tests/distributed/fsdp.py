@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.refined import Refined
 from dpkfc.plan import Plan
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.session import Session
@@ -155,6 +156,7 @@ RUNS = {
     "views": Run({"augmentations": 2, "max_physical_batch_size": 4}),
     "DP-KFC, average of the weights": Run({"preconditioner": kfac(), "weight_average": WeightEMA(0.9)}),
     "DiSK": Run({"postprocess": (DiSK(),), "preconditioner": kfac(probe=FeatureNoise(6))}, optimizer=sgd),
+    "DP-KFC, refined inputs": Run({"preconditioner": kfac(probe=Refined(FeatureNoise(6), 2), chunk=5)}),
     "transformer, DP-KFC and DiSK": Run(
         {"preconditioner": kfac(probe=public_words()), "postprocess": (DiSK(),), "max_physical_batch_size": 3},
         transformer, ids, sgd, {"reshard_after_forward": True},

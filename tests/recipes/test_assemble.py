@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dpkfc.curvature import FeatureNoise, PinkNoise, PublicData, WhiteNoise
+from dpkfc.curvature import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
 from dpkfc.recipes.assemble import kfac, make_optimizer, make_plan, privacy_config
 from dpkfc.recipes.config import ConfigError, RunConfig
 from dpkfc.recipes.models import digits_mlp
@@ -29,6 +29,35 @@ def test_settings_reach_the_preconditioner():
     assert kfac(replace(CONFIG, power_exponent=2.0), SHAPE).probe == PinkNoise(SHAPE, power_exponent=2.0)
     assert kfac(CONFIG, (7,)).probe == FeatureNoise(7)
     assert isinstance(kfac(CONFIG, SHAPE, torch.zeros(3, *SHAPE)).probe, PublicData)
+
+
+def test_images_of_the_source_are_refined_and_those_of_the_other_are_not():
+    refined = replace(CONFIG, source="dead-leaves", output_source="dead-leaves", refine=3)
+    built = kfac(refined, SHAPE)
+    assert built.probe == Refined(DeadLeaves(SHAPE), 3) and built.output_probe == DeadLeaves(SHAPE)
+    ngd = privacy_config(replace(refined, output_source="", preconditioner="ngd", readout="natural"), SHAPE, dataset_size=200)
+    assert ngd.preconditioner.probe == Refined(DeadLeaves(SHAPE), 3)
+    unused = replace(refined, preconditioner="none")
+    assert make_plan(unused, SHAPE, 200).hash == make_plan(replace(unused, refine=0), SHAPE, 200).hash
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"source": "tokens"}, "refine moves images, and source = 'tokens'"),
+        ({"source": "private-oracle"}, "refine moves images, and source = 'private-oracle'"),
+        ({"labels": "given"}, "labels = 'given' do not fit"),
+        ({"likelihood": "gaussian"}, "'gaussian' has none"),
+    ],
+)
+def test_what_cannot_be_refined_is_said_before_training(changed: dict, what: str):
+    with pytest.raises(ConfigError, match=what):
+        make_plan_of(replace(CONFIG, refine=3, **changed))
+
+
+def make_plan_of(config: RunConfig):
+    private = (torch.randn(200, *SHAPE), torch.zeros(200, dtype=torch.long))
+    return make_plan(config, SHAPE, 200, own=lambda config: FeatureNoise(64), private=private)
 
 
 def test_a_public_probe_comes_from_a_file(tmp_path: Path):

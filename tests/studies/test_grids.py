@@ -34,6 +34,20 @@ def test_what_wins_on_the_validation_split_is_judged_seed_by_seed():
     assert GRIDS["_told"]({"lr": 0.1, "schedule": "cosine"}) == "lr = 0.1, schedule = cosine"
 
 
+def test_of_several_tuning_seeds_the_mean_decides_and_all_have_to_have_run():
+    grid = GRIDS["Grid"](
+        recipe="digits", common={"steps": 4}, seeds=(0,), tuned_with=(7, 8), arms={"SGD": ("dp-sgd", [{"lr": 0.1}, {"lr": 0.2}])}
+    )
+    points = [run for _, run in grid.cells(Known(), False)]
+    assert [(run.seed, run.config().lr) for run in points] == [(7, 0.1), (7, 0.2), (8, 0.1), (8, 0.2)]
+    row = {"noise_multiplier": 1.0, "steps": 4}
+    known = Known({run.hash: row | {"accuracy": x} for run, x in zip(points, (0.9, 0.8, 0.5, 0.8), strict=True)})
+    assert [run.config().lr for _, run in grid.cells(known, True)] == [0.2]
+    assert GRIDS["_spread"](grid.points(known, "SGD")[1][1]) == "70.00 ± 28.28 (2)"
+    del known[points[2].hash]
+    assert not grid.cells(known, True)
+
+
 def test_every_grid_has_runs_of_its_own():
     for grid in GRIDS["GRIDS"].values():
         runs = [run.hash for _, run in grid.cells(Known(), False)]

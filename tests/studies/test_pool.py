@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -118,6 +119,18 @@ def test_an_interrupted_cell_stops_the_study(answers):
     with pytest.raises(KeyboardInterrupt):
         drive(source, Place(None), workers=1)
     assert len(source.rows) == 1 and all(worker.pipe.closed for worker in hired)
+
+
+def test_sigterm_is_ctrl_c(answers):
+    """Left to itself the signal would end this process alone, and workers would finish cells that nobody keeps."""
+    given, hired = answers
+    given += [("done", {"accuracy": 0.5}, False)] * 2
+    before, source = signal.getsignal(signal.SIGTERM), Listed(RUNS)
+    source.done = lambda task, row, ended: (source.rows.append(row), os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        drive(source, Place(None), workers=1)
+    assert len(source.rows) == 1 and all(worker.pipe.closed for worker in hired)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_budget_starts_what_fits_and_nothing_else(answers):

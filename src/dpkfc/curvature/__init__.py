@@ -13,6 +13,7 @@ from dpkfc.curvature.ngd import NGD
 from dpkfc.curvature.oracle import PrivateOracle
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.curvature.probes import FeatureNoise, PinkNoise, PublicData, WhiteNoise
+from dpkfc.curvature.refined import Refined
 from dpkfc.curvature.tokens import TokenNoise
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Preconditioner",
     "PrivateOracle",
     "PublicData",
+    "Refined",
     "TokenNoise",
     "WhiteNoise",
 ]

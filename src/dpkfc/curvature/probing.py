@@ -132,7 +132,7 @@ def blocks_on_probe(
     draws, known = Draws(generator, run.size), _known_labels(run, labels)
     for end in reversed(range(run.size if stop is None else stop, first, -run.chunk)):
         rows = slice(max(first, end - run.chunk), end)
-        held = placed(select(inputs, rows), model)
+        held = _refined(run, model, placed(select(inputs, rows), model), rows)
         mask = padding_mask(held, getattr(run.probe, "padding", None))
         loss = _loss_of(run, held, None if labels is None else labels[rows], draws, rows=rows, mask=mask, known=known)
         with torch.enable_grad():
@@ -140,6 +140,24 @@ def blocks_on_probe(
         if not blocks:
             raise ValueError("capture returned no layer: the probe's loss does not depend on any trainable layer")
         yield Piece(blocks, rows, mask, known.note)
+
+
+def _refined(run: ProbeRun, model: nn.Module, inputs: Inputs, rows: slice) -> Inputs:
+    """Inputs as they are, or moved towards classes by a probe that does that; with numbers of a stream of their own."""
+    refine = getattr(run.probe, "refine", None)
+    if refine is None:
+        return inputs
+    if run.loss is not None or run.likelihood == "gaussian":
+        what = "a loss of your own" if run.loss is not None else "the likelihood 'gaussian'"
+        raise ValueError(f"{type(run.probe).__name__} moves inputs towards classes, and {what} has none; give its probe itself")
+    targets = Draws(public_generator(run.seed, run.step, "refine"), run.size)
+
+    def losses(x: Tensor, numbers: slice) -> Tensor:
+        output = _output(model, x, run.probe)
+        return likelihood_loss(run.likelihood, output, labels="uniform", given=None, draws=targets, rows=numbers)
+
+    refined: Inputs = refine(inputs, losses, rows)
+    return refined
 
 
 @dataclass

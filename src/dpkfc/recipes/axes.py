@@ -23,6 +23,7 @@ from dpkfc.curvature import (
     PinkNoise,
     PrivateOracle,
     PublicData,
+    Refined,
     WhiteNoise,
 )
 from dpkfc.curvature.probes import Probe
@@ -59,7 +60,7 @@ def kfac(
     other = config.output_source if given is None else ""
     try:
         return KFAC(
-            probe=given or _probe(config, config.source, input_shape, own, private),
+            probe=given or _main_probe(config, input_shape, own, private),
             output_probe=_probe(config, other, input_shape, own, private) if other else None,
             control=config.control,
             probe_size=config.probe_size,
@@ -110,7 +111,7 @@ def preconditioner(
         return kfac(config, input_shape, own=own, private=private)
     if kind == "dp2":
         return DP2(phase=config.dp2_phase, ratio=config.dp2_ratio, corrected=config.dp2_corrected)
-    probe = _probe(config, config.source, input_shape, own, private)
+    probe = _main_probe(config, input_shape, own, private)
     size = None if config.source == "public" else config.probe_size
     if kind == "adadps":
         return AdaDPS(
@@ -155,6 +156,20 @@ def postprocess(config: RunConfig) -> tuple[PostProcess, ...]:
         return tuple(steps)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _main_probe(config: RunConfig, input_shape: tuple[int, ...], own: OwnProbe | None, private: Any) -> Probe:
+    """That of `source`, refined where the settings say so; `output_source` stays as it is drawn."""
+    probe = _probe(config, config.source, input_shape, own, private)
+    if not config.refine:
+        return probe
+    if config.source in ("tokens", "private-oracle"):
+        raise ConfigError(f"refine moves images, and source = {config.source!r} gives others; leave it out, or take dead-leaves")
+    if config.labels == "given":
+        raise ConfigError("refine moves images towards classes of its own, so labels = 'given' do not fit them; take 'model'")
+    if config.likelihood == "gaussian":
+        raise ConfigError("refine moves images towards classes, and likelihood = 'gaussian' has none; leave it out")
+    return Refined(probe, steps=config.refine)
 
 
 def _probe(

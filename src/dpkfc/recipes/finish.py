@@ -217,6 +217,7 @@ def _shown(prepared: Prepared) -> tuple[KFAC, str]:
     if isinstance(used, KFAC):
         return used, "the probe"
     sources = ("tokens",) if recipe.probe else ("pink", "dead-leaves", "white")
+    config = dataclasses.replace(config, refine=0)
     other = config.source not in sources or config.output_source not in ("", *sources)
     if other:
         config = dataclasses.replace(config, source=sources[0], output_source="")

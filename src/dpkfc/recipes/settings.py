@@ -127,6 +127,7 @@ class RunConfig:
     zipf_exponent: float = _setting(1.0, "curvature", "exponent of Zipf's law of token noise; 0: uniform tokens", least=0)
     power_exponent: float = _setting(1.0, "curvature", "exponent of the power spectrum of pink noise", least=0)
     leaves: int = _setting(32, "curvature", "discs of an image of dead leaves", least=1)
+    refine: int = _setting(0, "curvature", "moves of probe images towards classes of the released model; 0: none", least=0)
     probe_size: int = _setting(256, "curvature", "probe examples a refresh", least=1)
     labels: str = _setting("model", "curvature", "labels of the probe", choices=("model", "uniform", "given"))
     likelihood: str = _setting("categorical", "curvature", "of the output, for the probe's loss", choices=LIKELIHOODS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -150,23 +151,37 @@ def drive(
         watcher: is shown what happens.
 
     Raises:
-        KeyboardInterrupt: interrupted; the workers have ended, and what had finished is with the source.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the workers have ended, and what had finished is with the source.
         StudyError: a worker process cannot be started.
     """
     clock = Clock(budget_minutes, expected)
     crew: list[_Worker] = []
+    with _sigterm_interrupts():
+        try:
+            while True:
+                _hand_out(source, clock.fits, crew, lambda: _hire(place), watcher, workers=workers)
+                busy = [worker for worker in crew if worker.task is not None]
+                if not busy:
+                    return
+                for pipe in wait([worker.pipe for worker in busy]):
+                    worker = next(worker for worker in busy if worker.pipe is pipe)
+                    _listen(worker, source, watcher)
+                crew = [worker for worker in crew if not worker.pipe.closed]
+        finally:
+            _dismiss(crew)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends a study as Ctrl-C does: on its own it would leave the workers behind, each busy with its cell."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        while True:
-            _hand_out(source, clock.fits, crew, lambda: _hire(place), watcher, workers=workers)
-            busy = [worker for worker in crew if worker.task is not None]
-            if not busy:
-                return
-            for pipe in wait([worker.pipe for worker in busy]):
-                worker = next(worker for worker in busy if worker.pipe is pipe)
-                _listen(worker, source, watcher)
-            crew = [worker for worker in crew if not worker.pipe.closed]
+        yield
     finally:
-        _dismiss(crew)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _hand_out(

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpkfc import KFAC, DeadLeaves, FeatureNoise, PinkNoise, PrivacyConfig, PublicData, Refined, Session, TokenNoise
+from dpkfc.curvature.likelihood import Draws
+from dpkfc.curvature.preconditioner import Preconditioner
+from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.probing import ProbeRun, blocks_on_probe, public_generator, undisturbed
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.tape import capture
+
+SHAPE = (2, 6, 5)
+
+
+def _stream(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _model(dtype: torch.dtype = torch.float64) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(36, 4)).to(dtype)
+
+
+def _run(probe: Probe, size: int = 7, chunk: int = 3, **settings: object) -> ProbeRun:
+    of = {"labels": "model", "likelihood": "categorical", "loss": None, "seed": 1, "step": 4, **settings}
+    return ProbeRun(probe=probe, size=size, chunk=chunk, **of)  # type: ignore[arg-type]
+
+
+def _seen(model: nn.Module, run: ProbeRun) -> torch.Tensor:
+    """The inputs that the first layer has read, in the order of the probe."""
+    seen: list[torch.Tensor] = []
+
+    def listening(model: nn.Module, loss):
+        handle = model[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
+        try:
+            return capture(model, find_layers(model), loss)
+        finally:
+            handle.remove()
+
+    with undisturbed(model):
+        pieces = [piece.rows for piece in blocks_on_probe(model, listening, run)]
+    order = sorted(range(len(pieces)), key=lambda i: pieces[i].start)
+    return torch.cat([seen[i] for i in order])
+
+
+def test_every_second_example_moves_as_in_a_loop():
+    """One example at a time, by plain autograd in float64; the smoothing by a loop over positions."""
+    model, inner, steps, size = _model(), PinkNoise(SHAPE), 3, 0.3
+    found = _seen(model, _run(Refined(inner, steps, size, smoothing=1)))
+    drawn = inner.sample(7, public_generator(1, 4))[0].double()
+    uniform = torch.rand(7, generator=public_generator(1, 4, "refine"), dtype=torch.float64)
+    model.eval()
+    for i, x in enumerate(drawn):
+        mean, std, target = x.mean(), x.std(correction=0), int(uniform[i // 2] * 4)
+        for _ in range(steps if i % 2 else 0):
+            leaf = x.clone().requires_grad_(True)
+            (-F.log_softmax(model(leaf.unsqueeze(0)), 1)[0, target]).backward()
+            g = leaf.grad
+            smooth = torch.empty_like(g)
+            for c in range(2):
+                for r in range(6):
+                    for k in range(5):
+                        smooth[c, r, k] = g[c, max(0, r - 1) : r + 2, max(0, k - 1) : k + 2].mean()
+            x = x - size * std * smooth / smooth.square().mean().sqrt()
+            x = mean + (x - x.mean()) * std / x.std(correction=0)
+        assert i % 2 or torch.equal(found[i], x)
+        torch.testing.assert_close(found[i], x)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 64])
+def test_the_chunk_changes_nothing(chunk):
+    run = _run(Refined(DeadLeaves(SHAPE), 2))
+    torch.testing.assert_close(_seen(_model(), replace(run, chunk=chunk)), _seen(_model(), run))
+
+
+def test_the_model_becomes_sure_of_the_classes_and_examples_keep_their_moments():
+    model, inner = _model(), DeadLeaves(SHAPE, mean=0.4, std=1.5)
+    moved, drawn = _seen(model, _run(Refined(inner), 64))[1::2], _seen(model, _run(inner, 64))[1::2]
+    assert not torch.allclose(moved, drawn, atol=0.1)
+    torch.testing.assert_close(moved.flatten(1).mean(1), drawn.flatten(1).mean(1))
+    torch.testing.assert_close(moved.flatten(1).std(1), drawn.flatten(1).std(1))
+    model.eval()
+    sure, before = (torch.softmax(model(x), 1).amax(1).mean() for x in (moved, drawn))
+    assert sure > before + 0.15
+    target = (torch.rand(64, generator=public_generator(1, 4, "refine"), dtype=torch.float64)[:32] * 4).long()
+    assert (model(moved).argmax(1) == target).double().mean() > 0.9
+
+
+def test_examples_without_a_gradient_or_without_contrast_stay():
+    x = torch.randn(6, *SHAPE, generator=_stream(), dtype=torch.float64)
+    x[1] = 0.0
+    weight = torch.tensor([1.0, 0.0, 1.0])
+    refined = Refined(PinkNoise(SHAPE), 2).refine(x, lambda x, _: x.flatten(1).pow(4).sum(1) * weight, slice(0, 6))
+    torch.testing.assert_close(refined[:5], x[:5])
+    assert not torch.allclose(refined[5], x[5])
+
+
+def test_feature_vectors_are_moved_without_smoothing():
+    x, weight = torch.randn(6, 8, generator=_stream()), torch.arange(8.0)
+    refined, x = Refined(FeatureNoise(8), 1, 1e-3).refine(x, lambda x, _: x @ weight, slice(1, 7))[::2], x[::2]
+    moved = (refined - x) / (1e-3 * x.std(1, correction=0, keepdim=True))
+    direction = -weight / weight.square().mean().sqrt()
+    for row, own in zip(moved, x, strict=True):  # but for what the mean and deviation take back
+        basis = torch.linalg.qr(torch.stack([torch.ones(8), own - own.mean()], 1)).Q
+        rest = direction - basis @ (basis.T @ direction)
+        torch.testing.assert_close(row - basis @ (basis.T @ row), rest, atol=2e-2, rtol=0)
+
+
+def test_other_numbers_of_the_probe_stay_what_they_are():
+    """Inputs are those of the other probe, and labels come from the same draws with it and without."""
+    inner = PinkNoise(SHAPE)
+    assert torch.equal(Refined(inner).sample(5, _stream())[0], inner.sample(5, _stream())[0])
+    told = PublicData(torch.randn(6, *SHAPE), torch.zeros(6, dtype=torch.long), provenance="made up")
+    assert Refined(told).sample(5, _stream())[1] is None
+    seen: list[torch.Tensor] = []
+    original = Draws.rows
+    try:
+        Draws.rows = lambda self, *of: seen.append(original(self, *of)) or seen[-1]  # type: ignore[method-assign]
+        _seen(_model(), _run(inner, chunk=7))
+        plain = seen[-1]
+        _seen(_model(), _run(Refined(inner, 2), chunk=7))
+    finally:
+        Draws.rows = original  # type: ignore[method-assign]
+    assert torch.equal(seen[-1], plain) and not torch.equal(seen[-2], plain)
+
+
+def test_the_model_is_left_as_it_was():
+    model = _model()
+    model.train()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    state = torch.get_rng_state()
+    layers = find_layers(model)
+    KFAC(probe=Refined(PinkNoise(SHAPE), 2), probe_size=8).build(model, lambda m, loss: capture(m, layers, loss), 0)
+    assert model.training and all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_its_description_names_the_other_probe_and_the_model():
+    probe = Refined(DeadLeaves((1, 8, 8)), 5)
+    assert isinstance(probe, Probe)
+    described = json.loads(json.dumps(KFAC(probe=probe).describe()))
+    assert described["curvature_source"] == "synthetic, refined by the released model"
+    assert described["probe"]["kind"] == "DeadLeaves" and described["probe"]["refine_steps"] == 5
+    assert not described["uses_private_data"]
+    public = PublicData(torch.randn(6, *SHAPE), torch.zeros(6, dtype=torch.long), provenance="made up")
+    told = Refined(public).describe()
+    assert told["provenance"] == "made up" and told["examples"] == 6 and not told["labelled"]
+
+
+def _session(folder, probe, steps=4):
+    x, y = torch.randn(40, *SHAPE, generator=_stream(9)), torch.arange(40) % 4
+    config = PrivacyConfig(
+        expected_batch_size=8, steps=steps, max_grad_norm=1.0, preconditioner=KFAC(probe=probe, every=2, probe_size=16),
+        test_mode_seed=3,
+    )  # fmt: skip
+    plan = config.with_noise(1.0, 1e-5, 40)
+    model = _model(torch.float32)
+    model[2].p = 0.0  # dropout draws from the global stream
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Session(plan, model, optimizer, (x, y), ledger_path=folder / "ledger.jsonl")
+
+
+def _loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def test_a_session_takes_it_and_goes_on_from_a_checkpoint(tmp_path):
+    probe = Refined(PinkNoise(SHAPE), 2)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    with _session(whole, probe) as session:
+        for batch in session.batches():
+            session.step(batch, _loss)
+        assert session.preconditioner is not None and session.preconditioner.step == 2
+        expected, epsilon = session.preconditioner, session.epsilon
+    with _session(tmp_path, probe) as session:
+        for batch in session.batches():
+            session.step(batch, _loss)
+            if batch.step == 2:
+                session.save(tmp_path / "checkpoint")
+                break
+    with _session(tmp_path, probe) as session:
+        session.restore(tmp_path / "checkpoint")
+        held = session.preconditioner
+        assert isinstance(held, Preconditioner) and held.digest == expected.digest
+    (tmp_path / "other").mkdir()
+    with _session(tmp_path / "other", PinkNoise(SHAPE)) as session:
+        for batch in session.batches():
+            session.step(batch, _loss)
+        assert session.epsilon == epsilon and session.preconditioner.digest != expected.digest
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"probe": "pink"}, "probe must be another probe"),
+        ({"probe": Refined(PinkNoise(SHAPE))}, "probe must be another probe"),
+        ({"steps": 0}, "steps must be a whole number of 1"),
+        ({"steps": 2.5}, "steps"),
+        ({"smoothing": -1}, "smoothing"),
+        ({"step_size": 0.0}, "step_size"),
+        ({"step_size": float("inf")}, "step_size"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(settings, what):
+    with pytest.raises(ValueError, match=what):
+        Refined(**{"probe": PinkNoise(SHAPE), **settings})
+
+
+def test_inputs_and_losses_that_have_no_classes_to_move_to_are_refused():
+    model = _model()
+    with pytest.raises(ValueError, match="has none; give its probe itself"):
+        _seen(model, _run(Refined(PinkNoise(SHAPE)), likelihood="gaussian"))
+    with pytest.raises(ValueError, match="a loss of your own has none"):
+        _seen(model, _run(Refined(PinkNoise(SHAPE)), loss=lambda output, generator: output.sum(1)))
+    with pytest.raises(ValueError, match="TokenNoise gives others, such as token ids"):
+        _seen(model, _run(Refined(TokenNoise(vocab_size=11, length=4, min_length=4))))
+    with pytest.raises(ValueError, match="cannot be called on what the probe Refined gives it"):
+        _seen(model, _run(Refined(PinkNoise((3, 6, 5)))))
