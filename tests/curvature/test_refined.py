@@ -10,6 +10,7 @@ from torch import nn
 
 from dpkfc import KFAC, DeadLeaves, FeatureNoise, PinkNoise, PrivacyConfig, PublicData, Refined, Session, TokenNoise
 from dpkfc.curvature.likelihood import Draws
+from dpkfc.curvature.oracle import PrivateOracle
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import ProbeRun, blocks_on_probe, public_generator, undisturbed
@@ -197,6 +198,14 @@ def test_a_session_takes_it_and_goes_on_from_a_checkpoint(tmp_path):
         for batch in session.batches():
             session.step(batch, _loss)
         assert session.epsilon == epsilon and session.preconditioner.digest != expected.digest
+
+
+def test_private_rows_are_found_behind_it_and_an_oracle_stays_one(tmp_path):
+    x = torch.randn(40, *SHAPE, generator=_stream(9))
+    with pytest.raises(ValueError, match="the probe of KFAC and the private dataset share 3 rows"):
+        _session(tmp_path, Refined(PublicData(x[:3], provenance="somewhere")))
+    oracle = KFAC(probe=Refined(PrivateOracle((x, torch.zeros(40, dtype=torch.long)))))
+    assert oracle.describe()["uses_private_data"]
 
 
 @pytest.mark.parametrize(

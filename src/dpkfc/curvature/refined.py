@@ -60,6 +60,12 @@ class Refined:
         if not (self.step_size > 0 and math.isfinite(self.step_size)):
             raise ValueError(f"Refined: step_size must be positive and finite, got {self.step_size}")
 
+    @property
+    def inputs(self) -> Inputs | None:
+        """What the other probe holds, if anything: looked at for rows that are private too."""
+        held: Inputs | None = getattr(self.probe, "inputs", None)
+        return held
+
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Inputs of the other probe, not moved yet, and no labels."""
         return self.probe.sample(n, generator)[0], None
