@@ -115,13 +115,20 @@ def grid(name: str) -> str:
     import grids
     from dpkfc.studies.store import Store
 
-    of, _, points = name.partition("-")
+    of = name.removesuffix("-points")
     store = Store(grids.RESULTS / f"{of}.json")
     rows = list(store)
     if not rows:
         return missing(f"python benchmarks/grids.py --grid {of}")
-    made = grids.every_point if points else grids.table
+    made = grids.table if of == name else grids.every_point
     return made(of, store) + "\n\n" + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
+
+
+def claims() -> str:
+    """What the papers say, and what was found here."""
+    import claims as said
+
+    return said.table(said.measured(RESULTS))
 
 
 def rank_accuracy() -> str:
@@ -277,6 +284,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "published": published, "methods": methods,
     "method-speed": method_speed, "scale": scale, "checkpoint": checkpoint, "ranks": ranks, "plan-70b": plan_70b,
     "assurance": assurance, "rank-accuracy": rank_accuracy, "probe-whitening": probe_whitening,
+    "claims": claims,
 }  # fmt: skip
 PARTS: dict[str, Callable[[str], str]] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
     "accuracy-study": accuracy_study, "published": published, "methods": methods, "method-speed": method_speed,

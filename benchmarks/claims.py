@@ -1,0 +1,118 @@
+"""What the papers say in one table, beside the difference between two arms here that tests it.
+
+    python benchmarks/claims.py     # the Markdown table, from benchmarks/results; `make results` puts it into docs/results.md
+
+Both arms of a comparison were tuned with the same number of trials on the same data set and judged on its test set at ε = 1.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, read_json
+
+Accuracies = Mapping[str, Mapping[str, Sequence[float]]]  # data set to arm to accuracies on the test set, %
+
+GRID = {
+    "DP-SGD, clip C=1": "dp-sgd", "DP-SGD, normalised clip": "dp-sgd-normalised", "A only": "dp-kfc-a", "G only": "dp-kfc-g",
+    "DP-KFC, pink noise": "dp-kfc-noise",
+}  # fmt: skip
+NOISE = ("dp-kfc-pink", "dp-kfc-tokens")
+STUDIES = {
+    "mnist-cnn": "MNIST, CNN", "fashion-mnist-cnn": "Fashion-MNIST, CNN", "imdb-logistic": "IMDB, logistic regression",
+    "mnist-mlp": "MNIST, MLP",
+}  # fmt: skip
+FEDERATED = {"cifar10": "CIFAR-10 features", "mnist": "MNIST features", "pneumoniamnist": "PneumoniaMNIST features"}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One arm that should be above another."""
+
+    paper: str
+    says: str
+    above: str
+    below: str
+
+
+CLAIMS = (
+    Claim("DP-KFC", "whitening with curvature from noise beats DP-SGD", "dp-kfc-noise", "dp-sgd"),
+    Claim("", "… and normalised clipping is not the reason (inputs alone whitened)", "dp-kfc-a", "dp-sgd-normalised"),
+    Claim("", "… nor is the spectrum: random directions with the same one are worse", "dp-kfc-noise", "dp-kfc-random"),
+    Claim("", "both factors are better than that of the inputs alone", "dp-kfc-noise", "dp-kfc-a"),
+    Claim("", "DP-AdamBC behind it adds to it", "dp-kfc+adam-bc", "dp-kfc-noise"),
+    Claim("AdaDPS", "scaling by public second moments beats DP-SGD", "adadps", "dp-sgd"),
+    Claim("DP-NGD", "clamped public curvature, mapped back, beats DP-SGD", "dp-ngd", "dp-sgd"),
+    Claim("DiSK", "filtering gradients over time beats DP-SGD", "disk", "dp-sgd"),
+    Claim("DP-AdamBC", "second moments without the noise beat DP-Adam", "dp-adambc", "dp-adam"),
+    Claim("DP-FedSOFIM", "its server step beats DP-FedGD, both tuned", "sofim", "fedgd"),
+    Claim("", "… also at a matched learning rate", "sofim", "fedgd-matched"),
+    Claim("", "… and its momentum form beats momentum at a matched learning rate", "sofim-momentum", "fedavgm-matched"),
+)
+
+
+def measured(folder: Path) -> Accuracies:
+    """Everything that two arms were compared in, where each has two seeds or more."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read_json(folder / "accuracy.json").get("runs", {}).values():
+        if row["evaluate_on"] == "test" and row["optimizer"] == "adam":
+            found["MNIST, CNN (best rate with Adam)"][GRID[row["arm"]]].append(100 * row["accuracy"])
+    for name in ("cnn", "imdb", "mlp"):
+        for row in _tests(read_json(folder / "accuracy" / f"{name}.json")):
+            arm = row["tag"]["arm"]
+            found[STUDIES[row["run"]["recipe"]]]["dp-kfc-noise" if arm in NOISE else arm].append(100 * row["accuracy"])
+    for row in _tests(read_json(folder / "federated_accuracy.json")):
+        if row["run"]["partition"] == "iid":
+            found[FEDERATED[row["run"]["task"]]][row["tag"]["arm"]].append(100 * row["accuracy"])
+    for row in read_json(folder / "grids" / "mlp.json").get("rows", {}).values():  # a grid finds more for the baseline
+        if row["measured_on"] == "test" and row["run"]["method"] == "dp-sgd":
+            found["MNIST, MLP"]["dp-sgd, grid"].append(100 * row["accuracy"])
+    for arms in found.values():
+        arms["dp-sgd"] = arms.pop("dp-sgd, grid", arms["dp-sgd"])
+    return found
+
+
+def _tests(results: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    rows = results.get("rows", {}).values()
+    return (row for row in rows if row["measured_on"] == "test" and row.get("target_epsilon") == 1.0 and "arm" in row["tag"])
+
+
+def compared(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
+    """Difference of the means, and two standard errors of it."""
+    spread = statistics.variance(above) / len(above) + statistics.variance(below) / len(below)
+    return statistics.mean(above) - statistics.mean(below), 2 * math.sqrt(spread)
+
+
+def verdict(differences: Sequence[tuple[float, float]]) -> str:
+    """In how many data sets the difference is beyond its error, and on which side."""
+    held = sum(gain > error for gain, error in differences)
+    against = sum(gain < -error for gain, error in differences)
+    told = {"holds": held, "no difference": len(differences) - held - against, "the reverse": against}
+    parts = [f"{name} in {count}" for name, count in told.items() if count]
+    return parts[0].rpartition(" in ")[0] if len(parts) == 1 else ", ".join(parts)
+
+
+def table(found: Accuracies) -> str:
+    """Claim, differences in points with two standard errors, verdict."""
+    lines, paper = [], ""
+    for claim in CLAIMS:
+        paper = claim.paper or paper
+        pairs = {where: (arms.get(claim.above, ()), arms.get(claim.below, ())) for where, arms in found.items()}
+        known = {where: compared(*pair) for where, pair in pairs.items() if min(map(len, pair)) > 1}
+        if known:
+            told = "<br>".join(f"{where}: {gain:+.2f} ± {error:.2f}" for where, (gain, error) in known.items())
+            lines.append([paper, claim.says, told, f"**{verdict(list(known.values()))}**"])
+    head = [["paper", "claim", "difference here, points (± two standard errors)", "here"], ["---"] * 4]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [*head, *lines])
+
+
+if __name__ == "__main__":
+    print(table(measured(RESULTS)))
+    sys.exit(0)

@@ -1,0 +1,59 @@
+"""A claim holds where two arms differ by more than two standard errors, and on the right side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def claims(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import claims
+
+    yield claims
+    sys.modules.pop("claims")
+
+
+def test_a_difference_has_twice_the_standard_error_of_two_means(claims):
+    gain, error = claims.compared([1.0, 3.0], [0.0, 1.0, 2.0, 3.0])
+    assert gain == pytest.approx(0.5)
+    assert error == pytest.approx(2 * (2 / 2 + (5 / 3) / 4) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("differences", "said"),
+    [
+        ([(1.0, 0.5)], "holds"),
+        ([(1.0, 0.5), (2.0, 0.1)], "holds"),
+        ([(0.2, 0.5)], "no difference"),
+        ([(-1.0, 0.5)], "the reverse"),
+        ([(1.0, 0.5), (0.1, 0.5), (-1.0, 0.5), (-2.0, 0.5)], "holds in 1, no difference in 1, the reverse in 2"),
+    ],
+)
+def test_the_verdict_counts_data_sets(claims, differences, said):
+    assert claims.verdict(differences) == said
+
+
+def test_arms_are_read_from_the_results(claims, tmp_path):
+    def row(arm, accuracy, measured_on="test", epsilon=1.0):
+        return {
+            "accuracy": accuracy, "measured_on": measured_on, "target_epsilon": epsilon, "tag": {"arm": arm},
+            "run": {"recipe": "imdb-logistic", "method": arm},
+        }  # fmt: skip
+
+    rows = [
+        row("dp-sgd", 0.80), row("dp-sgd", 0.81), row("dp-kfc-tokens", 0.85), row("dp-kfc-tokens", 0.86), row("disk", 0.9),
+        row("dp-sgd", 0.1, "validation"), row("dp-sgd", 0.1, epsilon=8.0),
+    ]  # fmt: skip
+    (tmp_path / "accuracy").mkdir()
+    (tmp_path / "accuracy" / "imdb.json").write_text(json.dumps({"rows": dict(enumerate(rows))}), "utf-8")
+    found = claims.measured(tmp_path)
+    assert found["IMDB, logistic regression"]["dp-sgd"] == pytest.approx([80.0, 81.0])
+    lines = claims.table(found).splitlines()
+    assert len(lines) == 3 and "beats DP-SGD | IMDB, logistic regression: +5.00 ± 1.41 | **holds** |" in lines[2]
