@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -193,8 +195,9 @@ def test_the_state_holds_the_past():
 def test_a_layer_without_a_past_has_moved():
     model = mlp()
     built = _kfac(decay=0.5).build(model, capture, 0)
-    layers = {name: None for name in (*built.running[0], "new")}
-    assert drift_of(layers, built.running[0]) == float("inf")
+    layers = {name: SimpleNamespace(sides=sides) for name, sides in built.running[0].items()}
+    assert drift_of(layers, built.running[0]) == 0.0
+    assert drift_of(layers | {"new": SimpleNamespace(sides={"input": None})}, built.running[0]) == float("inf")
 
 
 @pytest.mark.parametrize(("field", "value"), [("decay", 1.0), ("decay", -0.1), ("drift", -1.0), ("drift", float("inf"))])

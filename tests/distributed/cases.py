@@ -152,6 +152,15 @@ CASES = {
     ),
     "DP-KFC with a probe of three examples": Case({"preconditioner": kfac(probe_size=3)}),
     "DP-KFC with refined inputs": Case({"preconditioner": kfac(probe=Refined(FeatureNoise(6), 2), chunk=5)}),
+    "DP-KFC, averaged over refreshes": Case({"preconditioner": kfac(probe_size=6, decay=0.8), "steps": 8}),
+    "DP-KFC, averages of two probes, kept where little has moved": Case(
+        {
+            "preconditioner": kfac(
+                probe=public(), output_probe=FeatureNoise(6), probe_size=5, every=1, decay=0.9, drift=0.6, labels="model"
+            ),
+            "steps": 8,
+        }
+    ),
     "DP-KFC with a loss of its own": Case({"preconditioner": kfac(loss=loss)}),
     "DP-KFC in float32": Case(
         {"preconditioner": kfac()}, lambda: net(torch.float32), lambda: data(dtype=torch.float32)

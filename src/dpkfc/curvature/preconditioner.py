@@ -24,9 +24,9 @@ from dpkfc.curvature.layers import LayerFactors, Structure, filled
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import Capture, ProbeRun, undisturbed
-from dpkfc.curvature.refresh import Measured, decomposed, measure, probe_scale
+from dpkfc.curvature.refresh import Measured, decomposed, measure, probe_scale, summed
 from dpkfc.curvature.report import layer_rows
-from dpkfc.curvature.running import Running, drift_of, running_from, running_of, running_state, with_past
+from dpkfc.curvature.running import Running, drift_of, running_from, running_state
 from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, labels_of
 from dpkfc.curvature.shares import Team
 from dpkfc.curvature.sources import combined, randomised
@@ -185,7 +185,7 @@ class KFAC:
             ValueError: as `build`.
         """
         with undisturbed(model), torch.no_grad():
-            return dict(combined(*(decomposed(part.layers, None, model) for part in self._look(model, capture, step, rules))))
+            return dict(combined(*(decomposed(part.layers, None, model)[0] for part in self._look(model, capture, step, rules))))
 
     @property
     def continues(self) -> bool:
@@ -195,7 +195,7 @@ class KFAC:
     @property
     def divides(self) -> bool:
         """Whether processes may each run a part of the probe; a loss that draws numbers of its own has to see all of it."""
-        return self.loss is None and not self.continues
+        return self.loss is None
 
     def _look(
         self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None, team: Team | None = None
@@ -244,14 +244,14 @@ class KFAC:
             seen = self._look(model, capture, step, rules, team)
             past: tuple[Running, ...] = () if previous is None else previous.running
             past = past or ({},) * len(seen)
+            sums = [summed(part.layers, of, self.decay, model, team) for part, of in zip(seen, past, strict=True)]
             moved = None
             if self.drift > 0 and any(past):
-                moved = max(drift_of(part.layers, of) for part, of in zip(seen, past, strict=True))
+                moved = max(drift_of(part.fresh, of, team) for part, of in zip(sums, past, strict=True))
             if previous is not None and moved is not None and moved < self.drift:
                 return replace(previous, step=step, drift=moved)
-            summed = [with_past(part.layers, of, self.decay) for part, of in zip(seen, past, strict=True)]
-            own = [decomposed(layers, self.max_rank, model, team) for layers in summed]
-            factors = combined(*own)
+            own = [decomposed(part.total, self.max_rank, model, team, remember=self.continues) for part in sums]
+            factors = combined(*(found for found, _ in own))
             damping = self._damping()
             used = {n: f.normalised() for n, f in factors.items()} if self.scale in ("trace", "balanced") else factors
             used = filled(used) if self.damping_mode == "relative" else used
@@ -269,7 +269,7 @@ class KFAC:
             spectra={n: {_SHORT.get(s, s): x.spectrum.cpu() for s, x in f.sides.items()} for n, f in factors.items()},
             shapes={n: shapes_of(model, n, f) for n, f in factors.items()},
             note=seen[0].note,
-            running=tuple(running_of(*of) for of in zip(summed, own, strict=True)) if self.continues else (),
+            running=tuple(kept for _, kept in own) if self.continues else (),
             drift=moved,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,12 @@ from dpkfc.curvature.layers import LayerAccumulator, LayerFactors, Structure, is
 from dpkfc.curvature.norms import probe_norms
 from dpkfc.curvature.positions import Positions
 from dpkfc.curvature.probing import Capture, Piece, ProbeRun, blocks_on_probe, public_generator
+from dpkfc.curvature.running import Running, running_of, with_past
 from dpkfc.curvature.shared import Shared
-from dpkfc.curvature.shares import Team, agreed, joined, own_rows, probe_digest
+from dpkfc.curvature.shares import Team, agreed, handed_over, moved_to, own_rows, probe_digest, told_to_all
 from dpkfc.metric import Metric
 
-__all__ = ["Measured", "added", "decomposed", "measure", "probe_scale"]
+__all__ = ["Measured", "Sums", "added", "decomposed", "measure", "probe_scale", "summed"]
 
 _SCALE_SIZE = 64  # probe examples, the last ones, over which the two medians are taken
 
@@ -95,25 +97,69 @@ def _measured(
     return Measured(layers=layers, unknown=unknown, last=piece, note="" if piece is None else piece.note), seen[0]
 
 
-def decomposed(
-    layers: Mapping[str, LayerAccumulator], keep: int | None, model: nn.Module, team: Team | None = None
-) -> dict[str, LayerFactors]:
-    """The factors of every layer; of several processes, each decomposes those of its own layers and sends them to all.
+@dataclass(frozen=True)
+class Sums:
+    """What the layers that this process finishes come to: all of them where it is alone.
+
+    Attributes:
+        fresh: what the probe has shown.
+        total: the same on top of what is kept of earlier refreshes.
+    """
+
+    fresh: Mapping[str, LayerAccumulator]
+    total: Mapping[str, LayerAccumulator]
+
+
+def summed(
+    layers: Mapping[str, LayerAccumulator], past: Running, share: float, model: nn.Module, team: Team | None = None
+) -> Sums:
+    """Add up what the processes have seen of each layer, at its owner, and what is kept of earlier refreshes.
 
     Args:
-        layers: what the probe has shown.
-        keep: of a wide side only so many eigenpairs, and the trace of the rest; None for all.
+        layers: what the probe has shown this process.
+        past: of all layers, on every process.
+        share: of the past that counts.
         model: on whose device the factors are wanted.
         team: the processes that share the refresh.
     """
     if team is None:
-        return {name: layer.result(keep) for name, layer in layers.items()}
-
-    def finish(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerFactors]:
-        return {name: layer.result(keep) for name, layer in added(parts).items()}
-
+        return Sums(layers, with_past(layers, past, share))
     own = {name: layer.apart() for name, layer in layers.items()}
-    return joined(team, own, lambda layer: layer.cost(team.world_size), finish, device_of(model))
+    parts = handed_over(team, own, lambda layer: layer.cost(team.world_size))
+
+    def of_this_process() -> Sums:
+        fresh = added(moved_to(parts, device_of(model)))
+        return Sums(fresh, with_past(fresh, past, share))
+
+    return team.together(of_this_process)
+
+
+def decomposed(
+    layers: Mapping[str, LayerAccumulator],
+    keep: int | None,
+    model: nn.Module,
+    team: Team | None = None,
+    *,
+    remember: bool = False,
+) -> tuple[dict[str, LayerFactors], Running]:
+    """The factors of every layer and what is kept of them; of several processes, each decomposes its own and sends them to all.
+
+    Args:
+        layers: what has been summed up; of several processes, the layers that this one owns.
+        keep: of a wide side only so many eigenpairs, and the trace of the rest; None for all.
+        model: on whose device the factors are wanted.
+        team: the processes that share the refresh.
+        remember: whether anything is kept for the next refresh.
+    """
+
+    def finished() -> dict[str, tuple[LayerFactors, Any]]:
+        made = {name: layer.result(keep) for name, layer in layers.items()}
+        kept = running_of(layers, made) if remember else {}
+        return {name: (made[name], kept.get(name)) for name in made}
+
+    found = finished() if team is None else told_to_all(team, team.together(finished), device_of(model))
+    running = {name: kept for name, (_, kept) in found.items() if kept is not None}
+    return {name: factors for name, (factors, _) in found.items()}, running
 
 
 def added(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAccumulator]:

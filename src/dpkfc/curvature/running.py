@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dpkfc.curvature.factors import FactorAccumulator
 from dpkfc.curvature.layers import LayerAccumulator, LayerFactors
+from dpkfc.curvature.shares import Team
 
 __all__ = ["Running", "drift_of", "running_from", "running_of", "running_state", "with_past"]
 
@@ -43,17 +44,26 @@ def running_of(layers: Mapping[str, LayerAccumulator], factors: Mapping[str, Lay
     return kept
 
 
-def drift_of(layers: Mapping[str, LayerAccumulator], past: Running) -> float:
+def drift_of(layers: Mapping[str, LayerAccumulator], past: Running, team: Team | None = None) -> float:
     """How far the factors of a probe lie from those that are kept.
+
+    Args:
+        layers: what the probe shows; of several processes, the layers that this one owns.
+        past: what is kept of all layers.
+        team: the processes, None for this one alone.
 
     Returns:
         The mean over all sides of ‖A/tr A − B/tr B‖ ÷ ‖A/tr A‖ (Frobenius), A kept and B new; infinite where a layer is new.
         Two probes of n examples each at the same parameters differ by their sampling noise, about √(1/n) times a number that
         grows with the effective rank.
     """
-    if any(name not in past for name in layers):
-        return float("inf")
-    found = [past[name][side].distance(sums) for name, layer in layers.items() for side, sums in layer.sides.items()]
+    found = [
+        past[name][side].distance(sums) if name in past else float("inf")
+        for name, layer in layers.items()
+        for side, sums in layer.sides.items()
+    ]
+    if team is not None:
+        found = [distance for part in team.everyone(found) for distance in part]
     return sum(found) / len(found) if found else 0.0
 
 

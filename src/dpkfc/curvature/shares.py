@@ -18,7 +18,9 @@ from torch import Tensor
 
 from dpkfc.curvature.inputs import Inputs, tensors
 
-__all__ = ["Team", "agreed", "joined", "moved_to", "own_rows", "owners_of", "probe_digest"]
+__all__ = [
+    "Team", "agreed", "handed_over", "joined", "moved_to", "own_rows", "owners_of", "probe_digest", "told_to_all",
+]  # fmt: skip
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -78,6 +80,16 @@ def joined(
     Returns:
         Layer name to what was made of it, the same on every process.
     """
+    mine = handed_over(team, parts, cost)
+    return told_to_all(team, team.together(lambda: finish(moved_to(mine, device))), device)
+
+
+def handed_over(team: Team, parts: Mapping[str, P], cost: Callable[[P], float]) -> dict[str, list[P]]:
+    """Bring the parts of each layer to its owner; arguments as in `joined`.
+
+    Returns:
+        The layers that this process owns to their parts, in the order of the processes, on the CPU.
+    """
     owners = owners_of(team.everyone({name: cost(part) for name, part in parts.items()}))
     mine: dict[str, list[P]] = {}
     for owner in range(team.world_size):
@@ -85,10 +97,13 @@ def joined(
         for received in team.gather(moved_to(sent, torch.device("cpu")), owner) or ():
             for name in received:
                 mine.setdefault(name, []).append(received[name])
-    mine = {name: mine[name] for name in owners if name in mine}
-    made = team.together(lambda: finish(moved_to(mine, device)))
-    found = {name: x for part in team.everyone(moved_to(dict(made), torch.device("cpu"))) for name, x in part.items()}
-    return {name: moved_to(found[name], device) for name in owners}
+    return {name: mine[name] for name in owners if name in mine}
+
+
+def told_to_all(team: Team, made: Mapping[str, R], device: torch.device) -> dict[str, R]:
+    """What each process has made of its layers, on all of them; in one order, as owners hold consecutive layers."""
+    found = team.everyone(moved_to(dict(made), torch.device("cpu")))
+    return {name: moved_to(x, device) for part in found for name, x in part.items()}
 
 
 def owners_of(costs: Sequence[Mapping[str, float]]) -> dict[str, int]:
