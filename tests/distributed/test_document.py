@@ -35,6 +35,28 @@ def test_the_commands_of_the_document_run(tmp_path: Path):
     assert len(verify(tmp_path / "runs" / "two" / "ledger.jsonl").releases) == 20
 
 
+GOODBYE = """
+import os
+import torch
+import torch.distributed as dist
+from dpkfc import Session
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # imports much of torch
+dist.all_reduce(torch.zeros(1))
+dist.destroy_process_group()
+print([name for task in os.listdir("/proc/self/task") if "gloo" in (name := open(f"/proc/self/task/{task}/comm").read())])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed on Linux")
+def test_a_destroyed_group_leaves_no_thread_behind():
+    """One that ends after the interpreter aborts the process, and torchrun calls a finished run failed."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    call = [sys.executable, "-c", GOODBYE]
+    done = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def _torchrun(folder: Path, program: str, *words: str) -> str:
     assert program == "torchrun"
     call = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]

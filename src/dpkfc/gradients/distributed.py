@@ -19,6 +19,11 @@ from torch import Tensor
 
 from dpkfc.launched import processes_started
 
+if dist.is_available():
+    # Its functions take the group that there is at their import for a default and never let go of it: imported later, as building
+    # an optimizer does, the threads of a destroyed group outlive it, and may abort the process while the interpreter ends.
+    import torch.distributed.nn.functional
+
 __all__ = ["RankLost", "Ranks"]
 
 T = TypeVar("T")
