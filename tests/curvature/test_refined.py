@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,9 +31,8 @@ def _model(dtype: torch.dtype = torch.float64) -> nn.Module:
         return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(36, 4)).to(dtype)
 
 
-def _run(probe: Probe, size: int = 7, chunk: int = 3, **settings: object) -> ProbeRun:
-    of = {"labels": "model", "likelihood": "categorical", "loss": None, "seed": 1, "step": 4, **settings}
-    return ProbeRun(probe=probe, size=size, chunk=chunk, **of)  # type: ignore[arg-type]
+def _run(probe: Probe, size: int = 7, chunk: int = 3, likelihood: str = "categorical", loss: Any = None) -> ProbeRun:
+    return ProbeRun(probe=probe, size=size, chunk=chunk, labels="model", likelihood=likelihood, loss=loss, seed=1, step=4)
 
 
 def _seen(model: nn.Module, run: ProbeRun) -> torch.Tensor:
@@ -115,7 +115,7 @@ def test_feature_vectors_are_moved_without_smoothing():
         torch.testing.assert_close(row - basis @ (basis.T @ row), rest, atol=2e-2, rtol=0)
 
 
-def test_other_numbers_of_the_probe_stay_what_they_are():
+def test_other_numbers_of_the_probe_stay_what_they_are(monkeypatch):
     """Inputs are those of the other probe, and labels come from the same draws with it and without."""
     inner = PinkNoise(SHAPE)
     assert torch.equal(Refined(inner).sample(5, _stream())[0], inner.sample(5, _stream())[0])
@@ -123,13 +123,10 @@ def test_other_numbers_of_the_probe_stay_what_they_are():
     assert Refined(told).sample(5, _stream())[1] is None
     seen: list[torch.Tensor] = []
     original = Draws.rows
-    try:
-        Draws.rows = lambda self, *of: seen.append(original(self, *of)) or seen[-1]  # type: ignore[method-assign]
-        _seen(_model(), _run(inner, chunk=7))
-        plain = seen[-1]
-        _seen(_model(), _run(Refined(inner, 2), chunk=7))
-    finally:
-        Draws.rows = original  # type: ignore[method-assign]
+    monkeypatch.setattr(Draws, "rows", lambda self, *of: seen.append(original(self, *of)) or seen[-1])
+    _seen(_model(), _run(inner, chunk=7))
+    plain = seen[-1]
+    _seen(_model(), _run(Refined(inner, 2), chunk=7))
     assert torch.equal(seen[-1], plain) and not torch.equal(seen[-2], plain)
 
 

@@ -24,7 +24,7 @@ from dpkfc.curvature.layers import LayerFactors, Structure, filled
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import Capture, ProbeRun, undisturbed
-from dpkfc.curvature.refresh import Measured, decomposed, measure, probe_scale, summed
+from dpkfc.curvature.refresh import Measured, decomposed, gathered, measure, probe_scale
 from dpkfc.curvature.report import layer_rows
 from dpkfc.curvature.running import Running, drift_of, running_from, running_state
 from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, labels_of
@@ -185,7 +185,8 @@ class KFAC:
             ValueError: as `build`.
         """
         with undisturbed(model), torch.no_grad():
-            return dict(combined(*(decomposed(part.layers, None, model)[0] for part in self._look(model, capture, step, rules))))
+            seen = self._look(model, capture, step, rules)
+            return dict(combined(*(decomposed(part.layers, None, model, past={}, share=0.0)[0] for part in seen)))
 
     @property
     def continues(self) -> bool:
@@ -244,13 +245,16 @@ class KFAC:
             seen = self._look(model, capture, step, rules, team)
             past: tuple[Running, ...] = () if previous is None else previous.running
             past = past or ({},) * len(seen)
-            sums = [summed(part.layers, of, self.decay, model, team) for part, of in zip(seen, past, strict=True)]
+            shown = [gathered(part.layers, model, team) for part in seen]
             moved = None
             if self.drift > 0 and any(past):
-                moved = max(drift_of(part.fresh, of, team) for part, of in zip(sums, past, strict=True))
+                moved = max(drift_of(layers, of, team) for layers, of in zip(shown, past, strict=True))
             if previous is not None and moved is not None and moved < self.drift:
                 return replace(previous, step=step, drift=moved)
-            own = [decomposed(part.total, self.max_rank, model, team, remember=self.continues) for part in sums]
+            own = [
+                decomposed(layers, self.max_rank, model, team, past=of, share=self.decay, remember=self.continues)
+                for layers, of in zip(shown, past, strict=True)
+            ]
             factors = combined(*(found for found, _ in own))
             damping = self._damping()
             used = {n: f.normalised() for n, f in factors.items()} if self.scale in ("trace", "balanced") else factors

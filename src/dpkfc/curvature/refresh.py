@@ -21,7 +21,7 @@ from dpkfc.curvature.shared import Shared
 from dpkfc.curvature.shares import Team, agreed, handed_over, moved_to, own_rows, probe_digest, told_to_all
 from dpkfc.metric import Metric
 
-__all__ = ["Measured", "Sums", "added", "decomposed", "measure", "probe_scale", "summed"]
+__all__ = ["Measured", "added", "decomposed", "gathered", "measure", "probe_scale"]
 
 _SCALE_SIZE = 64  # probe examples, the last ones, over which the two medians are taken
 
@@ -97,41 +97,15 @@ def _measured(
     return Measured(layers=layers, unknown=unknown, last=piece, note="" if piece is None else piece.note), seen[0]
 
 
-@dataclass(frozen=True)
-class Sums:
-    """What the layers that this process finishes come to: all of them where it is alone.
-
-    Attributes:
-        fresh: what the probe has shown.
-        total: the same on top of what is kept of earlier refreshes.
-    """
-
-    fresh: Mapping[str, LayerAccumulator]
-    total: Mapping[str, LayerAccumulator]
-
-
-def summed(
-    layers: Mapping[str, LayerAccumulator], past: Running, share: float, model: nn.Module, team: Team | None = None
-) -> Sums:
-    """Add up what the processes have seen of each layer, at its owner, and what is kept of earlier refreshes.
-
-    Args:
-        layers: what the probe has shown this process.
-        past: of all layers, on every process.
-        share: of the past that counts.
-        model: on whose device the factors are wanted.
-        team: the processes that share the refresh.
-    """
+def gathered(
+    layers: Mapping[str, LayerAccumulator], model: nn.Module, team: Team | None = None
+) -> Mapping[str, LayerAccumulator]:
+    """What all processes have seen of the layers that this one owns, on the model's device; every layer where it is alone."""
     if team is None:
-        return Sums(layers, with_past(layers, past, share))
+        return layers
     own = {name: layer.apart() for name, layer in layers.items()}
     parts = handed_over(team, own, lambda layer: layer.cost(team.world_size))
-
-    def of_this_process() -> Sums:
-        fresh = added(moved_to(parts, device_of(model)))
-        return Sums(fresh, with_past(fresh, past, share))
-
-    return team.together(of_this_process)
+    return team.together(lambda: added(moved_to(parts, device_of(model))))
 
 
 def decomposed(
@@ -140,21 +114,26 @@ def decomposed(
     model: nn.Module,
     team: Team | None = None,
     *,
+    past: Running,
+    share: float,
     remember: bool = False,
 ) -> tuple[dict[str, LayerFactors], Running]:
     """The factors of every layer and what is kept of them; of several processes, each decomposes its own and sends them to all.
 
     Args:
-        layers: what has been summed up; of several processes, the layers that this one owns.
+        layers: what the probe has shown; of several processes, the layers that this one owns.
         keep: of a wide side only so many eigenpairs, and the trace of the rest; None for all.
         model: on whose device the factors are wanted.
         team: the processes that share the refresh.
+        past: what is kept of earlier refreshes, of all layers.
+        share: of the past that counts.
         remember: whether anything is kept for the next refresh.
     """
 
     def finished() -> dict[str, tuple[LayerFactors, Any]]:
-        made = {name: layer.result(keep) for name, layer in layers.items()}
-        kept = running_of(layers, made) if remember else {}
+        total = with_past(layers, past, share)
+        made = {name: layer.result(keep) for name, layer in total.items()}
+        kept = running_of(total, made) if remember else {}
         return {name: (made[name], kept.get(name)) for name in made}
 
     found = finished() if team is None else told_to_all(team, team.together(finished), device_of(model))

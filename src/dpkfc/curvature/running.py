@@ -57,13 +57,16 @@ def drift_of(layers: Mapping[str, LayerAccumulator], past: Running, team: Team |
         Two probes of n examples each at the same parameters differ by their sampling noise, about √(1/n) times a number that
         grows with the effective rank.
     """
-    found = [
-        past[name][side].distance(sums) if name in past else float("inf")
-        for name, layer in layers.items()
-        for side, sums in layer.sides.items()
-    ]
-    if team is not None:
-        found = [distance for part in team.everyone(found) for distance in part]
+
+    def distances() -> list[float]:
+        return [
+            past[name][side].distance(sums) if name in past else float("inf")
+            for name, layer in layers.items()
+            for side, sums in layer.sides.items()
+        ]
+
+    parts = [distances()] if team is None else team.everyone(team.together(distances))
+    found = [distance for part in parts for distance in part]
     return sum(found) / len(found) if found else 0.0
 
 
