@@ -141,6 +141,36 @@ def test_layers_lie_over_one_another():
         layered({"method": {"dp-kfc": {"evry": 3}}}, {"method": "dp-kfc"})
 
 
+@pytest.mark.parametrize(
+    ("chosen", "lr"),
+    [
+        ({"method": "disk"}, 1.0),  # 0.1 with momentum 0.9 takes steps as long as 1.0 without
+        ({"method": "de-et-al"}, 1.0),
+        ({"method": "doppler"}, 0.1),
+        ({"method": "disk", "momentum": 0.9, "filter_momentum": True}, 0.1),
+        ({"method": "disk", "lr": 0.3}, 0.3),
+        ({"method": "dp-ngd"}, 1.0 * 0.5 * 0.05 / 10),  # Eq. 16 with C = 0.5 and √λ_safe = 0.05
+        ({"method": "dp-ngd", "max_grad_norm": 2.0, "lambda_safe": 0.01}, 1.0 * 0.5 * 0.1 / 2),
+    ],
+)
+def test_a_method_without_momentum_takes_steps_of_the_same_length(chosen, lr):
+    defaults = {"privacy": {"max_grad_norm": 0.5}, "method": {"dp-sgd": {"lr": 0.1}}}
+    assert layered(defaults, {"public_data": "x.safetensors", **chosen}).lr == pytest.approx(lr)
+
+
+def test_a_rate_of_its_own_or_without_momentum_stays_as_it_is():
+    assert layered({"method": {"disk": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
+    assert layered({"optimizer": {"momentum": 0.0}, "method": {"dp-sgd": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
+    assert layered({}, {"method": "disk"}).lr == RunConfig.lr
+
+
+@pytest.mark.parametrize("wrong", [{"max_grad_norm": "a"}, {"max_grad_norm": 0.0}, {"lambda_safe": -1.0}, {"momentum": 1.0}])
+def test_a_wrong_value_behind_a_rate_is_named(wrong):
+    chosen = {"method": "dp-ngd", "public_data": "x.safetensors", **wrong}
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        layered({"method": {"dp-sgd": {"lr": 0.1}}}, chosen)
+
+
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path):
     path = tmp_path / "bad.toml"
     path.write_text("epsilon = = 3")

@@ -6,7 +6,9 @@ of the method, then that of the optimizer under the method), a file given with `
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,11 +96,31 @@ def layered(defaults: Mapping[str, Any], chosen: Mapping[str, Any], where: str =
     tables = {key: of_method.pop(key) for key in OPTIMIZERS if key in of_method}
     settings |= flatten(of_method, f"{where} [method.{section}]")
     preset = dict(known.settings) if known else {}
+    before = dict(settings)
     settings |= {key: value for key, value in preset.items() if section != method or key not in of_method}
     optimizer = chosen.get("optimizer") or settings.get("optimizer") or "adam"
     if isinstance(optimizer, str) and optimizer in tables:
         settings |= flatten(tables[optimizer], f"{where} [method.{section}.{optimizer}]")
-    return RunConfig(**{**settings, **{_known_key(key, "settings").name: value for key, value in chosen.items()}})
+    found = {**settings, **{_known_key(key, "settings").name: value for key, value in chosen.items()}}
+    if known is not None and known.without_momentum and section == known.like and "lr" in before and "lr" not in chosen:
+        with contextlib.suppress(TypeError, ValueError, ArithmeticError):  # a wrong value, which RunConfig names
+            found["lr"] = _without_momentum(before, found) or found["lr"]
+    return RunConfig(**found)
+
+
+def _without_momentum(like: Mapping[str, Any], own: Mapping[str, Any]) -> float:
+    """The learning rate of a method like another whose rate was chosen with momentum: steps as long over time.
+
+    Where released gradients are mapped back, Eq. 16 of DP-NGD holds: η C / √λ_safe is the η C of DP-SGD.
+    """
+
+    def value(settings: Mapping[str, Any], name: str) -> float:
+        return float(settings.get(name, getattr(RunConfig, name)))
+
+    rate = value(like, "lr") * (1 - value(own, "momentum")) / (1 - value(like, "momentum"))
+    if own.get("readout") == "natural":
+        rate *= value(like, "max_grad_norm") * math.sqrt(value(own, "lambda_safe")) / value(own, "max_grad_norm")
+    return max(0.0, float(f"{rate:.4g}"))
 
 
 def to_toml(config: RunConfig) -> str:

@@ -30,6 +30,9 @@ class Method:
         equation: what it does, in one line.
         page: file in docs/methods that tells more.
         like: the method whose part of a recipe's file holds where the file has none for this one.
+        without_momentum: the learning rate of that part was chosen with momentum m and is divided by 1 − m, which makes steps of
+            the same length; for gradients that are mapped back it is also multiplied by √λ_safe and the ratio of the two C
+            (DP-NGD, Eq. 16).
         defines_optimizer: another optimizer would be another method.
     """
 
@@ -45,6 +48,7 @@ class Method:
     equation: str
     page: str
     like: str = "dp-sgd"
+    without_momentum: bool = False
     defines_optimizer: bool = False
 
 
@@ -90,6 +94,7 @@ _ROWS = (
         },
         acts="gradient, clip, weights", state="d (average)", cost="K forward and backward passes",
         source="De et al. 2022", equation="g_i = (1/K) Σ_k ∇ℓ(aug_k(x_i)), then the clip; weights averaged", page="de-et-al.md",
+        without_momentum=True,
     ),
     Method(
         name="adadps", label="AdaDPS", settings={"preconditioner": "adadps", "source": "public", "optimizer": "sgd"},
@@ -105,6 +110,7 @@ _ROWS = (
         name="dp2", label="DP²", settings={"preconditioner": "dp2", "optimizer": "sgd", "momentum": 0.0},
         acts="coordinates", state="2d", cost="1", source="Li, Liu et al. 2023",
         equation="v from the mean of s past releases; then s steps with z_i = g_i / (√v + floor)", page="dp2.md",
+        without_momentum=True,
     ),
     Method(
         name="gep", label="GEP", settings={"preconditioner": "gep", "source": "public", "optimizer": "sgd"},
@@ -148,12 +154,12 @@ _ROWS = (
         acts="coordinates, read-out", side_data="public data", state="eigenvectors and Σ d_in·d_out eigenvalues",
         cost="gradients formed where a layer has several positions; eigenproblems every 8 steps",
         source="DP-NGD, Algorithms 1 and 2, Eq. 16 to 18",
-        equation="z_i = F̃^(−1/2) g_i with max(Λ, λ_t); θ ← θ − η F̃^(−1/2) z̃", page="dp-ngd.md",
+        equation="z_i = F̃^(−1/2) g_i with max(Λ, λ_t); θ ← θ − η F̃^(−1/2) z̃", page="dp-ngd.md", without_momentum=True,
     ),
     Method(
         name="disk", label="DiSK", settings={"filter": "disk", "optimizer": "sgd", "momentum": 0.0}, acts="gradient, filter",
         state="2d", cost="2 (look-ahead mode: 1)", source="DiSK, Algorithm 3",
-        equation="g_i = c ∇ℓ(θ + γd) + (1−c) ∇ℓ(θ), clipped once; g̃ ← (1−κ) g̃ + κ g", page="disk.md",
+        equation="g_i = c ∇ℓ(θ + γd) + (1−c) ∇ℓ(θ), clipped once; g̃ ← (1−κ) g̃ + κ g", page="disk.md", without_momentum=True,
     ),
     Method(
         name="doppler", label="DOPPLER", settings={"filter": "doppler", "optimizer": "sgd", "momentum": 0.0}, acts="filter",
