@@ -14,6 +14,7 @@ import pytest
 from dpkfc.studies import accuracy, tune
 from dpkfc.studies.accuracy import AccuracyStudy
 from dpkfc.studies.arms import CONTROLS, Choice, arm_of, arms_for
+from dpkfc.studies.cell import Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.search import Search
 from dpkfc.studies.store import Store
@@ -155,13 +156,35 @@ def test_controls_stand_beside_every_method_and_have_its_trials():
 
 def test_every_method_has_a_space_that_its_recipe_takes():
     from dpkfc.recipes.methods import METHODS
-    from dpkfc.studies.cell import Run
 
     for name in METHODS:
         arm = arm_of("mnist-cnn", name)
         assert "lr" in arm.space
         drawn = {key: of.values[0] if isinstance(of, Choice) else of.low for key, of in arm.space.items()}
         Run.of("mnist-cnn", name, {"public_data": "x.safetensors", **arm.settings, **drawn}).config()
+
+
+def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path):
+    store = Store(tmp_path / "results.json")
+    answered(Trials(searches_of(tmp_path, store, ["dp-sgd"], trials=20), store))
+    of, drawn = arm_of("digits", "dp-sgd").space["lr"], [row["tag"]["params"] for row in store]
+    products = [one["lr"] * one["max_grad_norm"] for one in drawn]
+    assert all(of.low * 0.999 < product < of.high * 1.001 for product in products)
+    assert min(one["lr"] for one in drawn) < of.low or max(one["lr"] for one in drawn) > of.high / 10
+    assert [dict(Run.of("digits", "dp-sgd", {**one}).settings)["lr"] for one in drawn] == [one["lr"] for one in drawn]
+
+
+def test_trials_of_another_space_are_refused_by_name(tmp_path):
+    store = Store(tmp_path / "results.json")
+    (search,) = searches_of(tmp_path, store, ["dp-sgd"])
+    run = search.run({"lr": 100.0, "max_grad_norm": 5.0}, seed=100, evaluate_on="validation")
+    tag = {"search": search.name, "arm": "dp-sgd", "params": {"lr": 100.0, "max_grad_norm": 5.0}, "pruned": False}
+    store.put(run, {**row_of(run), "tag": tag})
+    with pytest.raises(StudyError, match="does not fit its search space"):
+        searches_of(tmp_path, store, ["dp-sgd"])
+    store.put(run, {**row_of(run), "tag": {**tag, "params": {"lr": 0.1}}})
+    with pytest.raises(StudyError, match="does not fit its search space"):
+        searches_of(tmp_path, store, ["dp-sgd"])
 
 
 def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
@@ -201,6 +224,7 @@ def test_an_interrupted_study_leaves_its_report(tmp_path, monkeypatch):
         ({"trials": 0}, "trials = 0"),
         ({"search": "grid"}, "tpe | random"),
         ({"settings": {"lr": 0.1}}, "lr is searched"),
+        ({"settings": {"max_grad_norm": 0.1}}, "max_grad_norm is searched"),
         ({"search": "random", "count": "fixed"}, "geometric"),
     ],
 )

@@ -150,7 +150,7 @@ def postprocess(config: RunConfig) -> tuple[PostProcess, ...]:
         }
         steps = [filters[config.filter]()] if config.filter != "none" else []
         if config.optimizer == "adam-bc":
-            steps.append(AdamBC(floor=config.adam_bc_floor or "auto"))
+            steps.append(AdamBC(floor=config.adam_bc_floor or "auto", resolution=config.adam_bc_resolution))
         if config.optimizer == "sofim":
             steps.append(SOFIM(config.sofim_rho, config.sofim_beta, config.sofim_direction))
         return tuple(steps)

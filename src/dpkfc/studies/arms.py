@@ -15,11 +15,17 @@ __all__ = ["CONTROLS", "Arm", "Choice", "Range", "Space", "arm_of", "arms_for", 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, uniform or uniform in the logarithm."""
+    """Numbers from `low` to `high`, uniform or uniform in the logarithm.
+
+    With `times`, names of other ranges of the space and their powers, the bounds are those of the product with them. A step of
+    DP-SGD is lr · C long where examples are clipped, so good values of lr and C lie along a ridge that independent draws of both
+    mostly miss; one of DP-NGD is lr · C / √λ_safe (Eq. 16).
+    """
 
     low: float
     high: float
     log: bool = True
+    times: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,33 +62,39 @@ class Arm:
 
 
 _CLIP = {"max_grad_norm": Range(0.1, 10.0)}
-_SGD = {"lr": Range(0.01, 1.0)}
-_ADAM = {"lr": Range(3e-4, 2e-2)}
+_SGD = {"lr": Range(0.01, 4.0)}
+_STEP = {"lr": Range(0.01, 4.0, times=(("max_grad_norm", 1.0),))}
+_WITHOUT_MOMENTUM = {"lr": Range(0.03, 10.0, times=(("max_grad_norm", 1.0),))}
+_NATURAL = {"lr": Range(0.03, 10.0, times=(("max_grad_norm", 1.0), ("lambda_safe", -0.5)))}
+_ADAM = {"lr": Range(3e-4, 3e-2)}
+_ADAM_BC = {"lr": Range(3e-4, 5e-2), "adam_bc_resolution": Range(2.0, 500.0)}
 _KFAC = {"damping": Range(0.01, 1.0), **_CLIP}
 _PINK = {"power_exponent": Range(0.0, 2.0, log=False)}
 _ZIPF = {"zipf_exponent": Range(0.0, 1.5, log=False)}
 
 _SPACES: dict[str, dict[str, Range | Choice]] = {
-    "dp-sgd": {**_SGD, **_CLIP},
+    "dp-sgd": {**_STEP, **_CLIP},
     "dp-adam": {**_ADAM, **_CLIP},
     "dp-adamw": {**_ADAM, **_CLIP, "weight_decay": Range(1e-4, 0.1)},
-    "dp-sgd-normalised": {"lr": Range(0.01, 1.0)},  # lr and C are one number here
-    "adadps": {**_SGD, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
+    "dp-sgd-normalised": dict(_SGD),  # lr and C are one number here
+    "adadps": {**_STEP, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
     "pink-adadps": {**_SGD, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
-    "dp2": {**_SGD, **_CLIP, "dp2_phase": Choice((10, 50, 200)), "dp2_ratio": Range(0.1, 10.0)},
+    "dp2": {**_WITHOUT_MOMENTUM, **_CLIP, "dp2_phase": Choice((10, 50, 200)), "dp2_ratio": Range(0.1, 10.0)},
     "gep": {**_SGD, "gep_embedding_norm": Range(0.5, 20.0), "gep_residual_norm": Range(0.2, 10.0)},
     "b-gep": {**_SGD, "gep_embedding_norm": Range(0.5, 20.0)},
     "dp-kfc": {**_KFAC, **_PINK},
     "dp-kfc-a": {**_KFAC, **_PINK},
     "dp-kfc-g": {**_KFAC, **_PINK},
     "dp-kfc-random": {**_KFAC, **_PINK},
-    "dp-ngd": {"lr": Range(1e-3, 0.3), "lambda_safe": Range(1e-4, 0.1), "max_grad_norm": Range(1.0, 30.0)},
-    "disk": {**_SGD, **_CLIP, "filter_kappa": Range(0.1, 0.9, log=False), "disk_gamma": Choice((0.3, 0.5, 0.7, 1.0))},
-    "doppler": {**_SGD, **_CLIP, "doppler_cutoff": Range(0.02, 0.5)},
-    "dp-adambc": {"lr": Range(1e-4, 2e-2), "adam_bc_floor": Range(1e-9, 1e-4), **_CLIP},
-    "sofim": {**_SGD, **_CLIP, "sofim_rho": Range(0.01, 10.0), "sofim_beta": Choice((0.5, 0.9, 0.99))},
+    "dp-ngd": {**_NATURAL, "lambda_safe": Range(1e-4, 0.1), "max_grad_norm": Range(1.0, 30.0)},
+    "disk": {
+        **_WITHOUT_MOMENTUM, **_CLIP, "filter_kappa": Range(0.1, 0.9, log=False), "disk_gamma": Choice((0.3, 0.5, 0.7, 1.0)),
+    },
+    "doppler": {**_WITHOUT_MOMENTUM, **_CLIP, "doppler_cutoff": Range(0.02, 0.5)},
+    "dp-adambc": {**_ADAM_BC, **_CLIP},
+    "sofim": {**_STEP, **_CLIP, "sofim_rho": Range(0.01, 10.0), "sofim_beta": Choice((0.5, 0.9, 0.99))},
     "de-et-al": {"lr": Range(0.05, 10.0)},
-    "dp-sgd-pt": {**_SGD, **_CLIP},
+    "dp-sgd-pt": {**_STEP, **_CLIP},
 }  # fmt: skip
 
 CONTROLS = ("dp-sgd-normalised", "dp-sgd-matched", "dp-kfc-a", "dp-kfc-random")
@@ -112,13 +124,20 @@ def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
     space = dict(_SPACES.get(method, _SGD))
     takes = optimizer or Run.of(recipe, method).default("optimizer")
     if "lr" not in space:
-        space = {**(_ADAM if takes == "adam" else _SPACES["dp-adambc"] if takes == "adam-bc" else _SGD), **space}
+        space = {**_rates(takes, "max_grad_norm" in space), **space}
     if "power_exponent" in space and Run.of(recipe, method).default("source") == "tokens":
         space = {**{key: value for key, value in space.items() if key not in _PINK}, **_ZIPF}
     settings = {"optimizer": optimizer} if optimizer and not row.defines_optimizer else {}
     name = f"{method}+{optimizer}" if settings else method
     label = f"{row.label} + {optimizer}" if settings else row.label
     return Arm(name=name, label=label, method=method, settings=settings, space=space, control=method in CONTROLS)
+
+
+def _rates(optimizer: str, clipped: bool) -> Space:
+    """The ranges of an optimizer; Adam's step does not grow with C."""
+    if optimizer == "adam-bc":
+        return _ADAM_BC
+    return _ADAM if optimizer == "adam" else _STEP if clipped else _SGD
 
 
 def with_public(arm: Arm, public: str, name: str, label: str) -> Arm:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dpkfc.studies.arms import Arm, Choice
+from dpkfc.studies.arms import Arm, Choice, Range
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError
 
@@ -100,8 +101,9 @@ class Search:
         """The next trial: its hash, by which it is told, and its run."""
         while True:
             trial = self._study.ask()
-            params = {name: self._suggest(trial, name) for name in self.arm.space}
-            run = self.run(params, seed=self._seed, evaluate_on="validation")
+            for name in self.arm.space:
+                self._suggest(trial, name)
+            run = self.run(self._settings(trial.params), seed=self._seed, evaluate_on="validation")
             trial.set_user_attr(_HASH, run.hash)
             if run.hash not in self._open:
                 self._open[run.hash] = trial
@@ -134,7 +136,7 @@ class Search:
 
     def params_of(self, key: str) -> dict[str, Plain]:
         """What was drawn for a running trial."""
-        return {name: _rounded(value) for name, value in self._open[key].params.items()}
+        return self._settings(self._open[key].params)
 
     def best(self) -> tuple[dict[str, Plain], float] | None:
         """Settings and validation accuracy of the best trial that was not pruned."""
@@ -142,13 +144,32 @@ class Search:
         if not done:
             return None
         best = max(done, key=lambda trial: trial.value)
-        return {name: _rounded(value) for name, value in best.params.items()}, float(best.value)
+        return self._settings(best.params), float(best.value)
 
-    def _suggest(self, trial: Any, name: str) -> Plain:
+    def _suggest(self, trial: Any, name: str) -> None:
         of = self.arm.space[name]
         if isinstance(of, Choice):
-            return trial.suggest_categorical(name, list(of.values))
-        return _rounded(trial.suggest_float(name, of.low, of.high, log=of.log))
+            trial.suggest_categorical(name, list(of.values))
+        else:
+            trial.suggest_float(_drawn_as(name, of), of.low, of.high, log=of.log)
+
+    def _settings(self, drawn: Mapping[str, Any]) -> dict[str, Plain]:
+        """What a trial runs with, of what was drawn for it: a product is divided by its other factors."""
+        found = {name: _rounded(value) for name, value in drawn.items() if name in self.arm.space}
+        for name, of in self.arm.space.items():
+            if isinstance(of, Range) and of.times and (product := drawn.get(_drawn_as(name, of))) is not None:
+                found[name] = _rounded(product / _others(of, found))
+        return {name: found[name] for name in self.arm.space if name in found}
+
+    def _drawn(self, settings: Mapping[str, Any]) -> dict[str, Plain]:
+        """The reverse of `_settings`."""
+        found: dict[str, Plain] = {}
+        for name, of in self.arm.space.items():
+            if isinstance(of, Range) and of.times:
+                found[_drawn_as(name, of)] = _within(of, settings[name] * _others(of, settings))
+            else:
+                found[name] = settings[name]
+        return found
 
     def _all(self) -> list[Any]:
         return self._study.get_trials(deepcopy=False)
@@ -199,11 +220,11 @@ class Search:
     def _add(self, row: Mapping[str, Any]) -> None:
         optuna, tag = self._optuna, row["tag"]
         pruned = bool(tag.get("pruned"))
-        distributions = {name: self._distribution(name) for name in tag["params"]}
+        distributions = {_drawn_as(name, of): self._distribution(name) for name, of in self.arm.space.items()}
         try:
             self._study.add_trial(
                 optuna.trial.create_trial(
-                    params=tag["params"],
+                    params=self._drawn(tag["params"]),
                     distributions=distributions,
                     state=optuna.trial.TrialState.PRUNED if pruned else optuna.trial.TrialState.COMPLETE,
                     value=None if pruned else row["accuracy"],
@@ -211,7 +232,7 @@ class Search:
                     user_attrs={_HASH: row["hash"]},
                 )
             )
-        except ValueError as error:
+        except (KeyError, ValueError) as error:
             raise StudyError(f"a result of {self.name} does not fit its search space ({error}); choose another --out") from None
 
     def _distribution(self, name: str) -> Any:
@@ -229,9 +250,28 @@ class Search:
             value = getattr(config, name)
             if isinstance(of, Choice):
                 found[name] = value if value in of.values else of.values[0]
+            elif of.times:
+                product = float(value) * _others(of, vars(config))
+                found[_drawn_as(name, of)] = min(max(product, of.low), of.high)
             else:
                 found[name] = min(max(float(value), of.low), of.high)
         return found
+
+
+def _drawn_as(name: str, of: Range | Choice) -> str:
+    """The name that Optuna knows a setting by."""
+    return " * ".join([name, *(f"{other}^{power:g}" for other, power in of.times)]) if isinstance(of, Range) else name
+
+
+def _others(of: Range, settings: Mapping[str, Any]) -> float:
+    """What a setting is multiplied by where the product is searched."""
+    return math.prod(float(settings[name]) ** power for name, power in of.times)
+
+
+def _within(of: Range, product: float) -> float:
+    """A product of rounded factors, which may lie a hair outside the range they were drawn from."""
+    nearest = min(max(product, of.low), of.high)
+    return nearest if math.isclose(nearest, product, rel_tol=2 * 10.0 ** (1 - _DIGITS)) else product
 
 
 def _rounded(value: Any) -> Any:
