@@ -2,7 +2,8 @@
 
     python benchmarks/claims.py     # the Markdown table, from benchmarks/results; `make results` puts it into docs/results.md
 
-Both arms of a comparison were tuned with the same number of trials on the same data set and judged on its test set at ε = 1.
+Both arms of a comparison were tuned on the same data set and judged on its test set at ε = 1. Where a grid holds an arm, whose
+every point ran to its end, its tests stand for those of the twenty trials, most of which were pruned.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from common import RESULTS, read_json
 
 Accuracies = Mapping[str, Mapping[str, Sequence[float]]]  # data set to arm to accuracies on the test set, %
 
-GRID = {
+ARMS = {
     "DP-SGD, clip C=1": "dp-sgd", "DP-SGD, normalised clip": "dp-sgd-normalised", "A only": "dp-kfc-a", "G only": "dp-kfc-g",
     "DP-KFC, pink noise": "dp-kfc-noise",
 }  # fmt: skip
@@ -28,6 +29,14 @@ NOISE = ("dp-kfc-pink", "dp-kfc-tokens")
 STUDIES = {
     "mnist-cnn": "MNIST, CNN", "fashion-mnist-cnn": "Fashion-MNIST, CNN", "imdb-logistic": "IMDB, logistic regression",
     "mnist-mlp": "MNIST, MLP",
+}  # fmt: skip
+GRIDS = {  # data set, and the arms of a grid by the names they have in the studies
+    "mlp": ("mnist-mlp", {"dp-sgd": "dp-sgd", "dp-adam": "dp-adam"}),
+    "imdb": ("imdb-logistic", {
+        "DP-SGD": "dp-sgd", "normalised DP-SGD": "dp-sgd-normalised", "DP-Adam": "dp-adam", "DP-AdamBC": "dp-adambc",
+        "DiSK": "disk", "DP-KFC, A only, random words": "dp-kfc-a", "A only, same spectrum, random directions": "dp-kfc-a-random",
+        "DP-KFC, both sides, random words": "dp-kfc-noise", "DP-KFC + AdamBC": "dp-kfc+adam-bc", "AdaDPS, random words": "adadps",
+    }),
 }  # fmt: skip
 FEDERATED = {"cifar10": "CIFAR-10 features", "mnist": "MNIST features", "pneumoniamnist": "PneumoniaMNIST features"}
 
@@ -46,6 +55,7 @@ CLAIMS = (
     Claim("DP-KFC", "whitening with curvature from noise beats DP-SGD", "dp-kfc-noise", "dp-sgd"),
     Claim("", "… and normalised clipping is not the reason (inputs alone whitened)", "dp-kfc-a", "dp-sgd-normalised"),
     Claim("", "… nor is the spectrum: random directions with the same one are worse", "dp-kfc-noise", "dp-kfc-random"),
+    Claim("", "… the same with the inputs alone whitened", "dp-kfc-a", "dp-kfc-a-random"),
     Claim("", "both factors are better than that of the inputs alone", "dp-kfc-noise", "dp-kfc-a"),
     Claim("", "DP-AdamBC behind it adds to it", "dp-kfc+adam-bc", "dp-kfc-noise"),
     Claim("AdaDPS", "scaling by public second moments beats DP-SGD", "adadps", "dp-sgd"),
@@ -60,10 +70,13 @@ CLAIMS = (
 
 def measured(folder: Path) -> Accuracies:
     """Everything that two arms were compared in, where each has two seeds or more."""
+    import grids
+    from dpkfc.studies.store import Store
+
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in read_json(folder / "accuracy.json").get("runs", {}).values():
         if row["evaluate_on"] == "test" and row["optimizer"] == "adam":
-            found["MNIST, CNN (best rate with Adam)"][GRID[row["arm"]]].append(100 * row["accuracy"])
+            found["MNIST, CNN (best rate with Adam)"][ARMS[row["arm"]]].append(100 * row["accuracy"])
     for name in ("cnn", "imdb", "mlp"):
         for row in _tests(read_json(folder / "accuracy" / f"{name}.json")):
             arm = row["tag"]["arm"]
@@ -71,11 +84,11 @@ def measured(folder: Path) -> Accuracies:
     for row in _tests(read_json(folder / "federated_accuracy.json")):
         if row["run"]["partition"] == "iid":
             found[FEDERATED[row["run"]["task"]]][row["tag"]["arm"]].append(100 * row["accuracy"])
-    for row in read_json(folder / "grids" / "mlp.json").get("rows", {}).values():  # a grid finds more for the baseline
-        if row["measured_on"] == "test" and row["run"]["method"] == "dp-sgd":
-            found["MNIST, MLP"]["dp-sgd, grid"].append(100 * row["accuracy"])
-    for arms in found.values():
-        arms["dp-sgd"] = arms.pop("dp-sgd, grid", arms["dp-sgd"])
+    for name, (recipe, arms) in GRIDS.items():
+        store = Store(folder / "grids" / f"{name}.json")
+        for label, arm in arms.items():
+            if tests := grids.GRIDS[name].tests(store, label):
+                found[STUDIES[recipe]][arm] = [100 * row["accuracy"] for row in tests]
     return found
 
 

@@ -6,7 +6,8 @@
 `mlp`: baselines along the ridge of lr · C, where twenty trials in the wide ranges of the accuracy study find those of DP-KFC
 more easily than those of DP-SGD. `probes`: what curvature from pink noise, dead leaves and private images is worth. `best`: how
 far MNIST at ε = 1 goes with larger batches and schedules. `refined`, `refined-fashion`: inputs that the
-released model has moved, four seeds on the validation split.
+released model has moved, four seeds on the validation split. `imdb`: logistic regression on hashed words, where twenty
+trials of the study left most arms with one or two that ran to their end.
 """
 
 from __future__ import annotations
@@ -56,6 +57,14 @@ class Grid:
         won = {arm: self.points(store, arm)[0][0] for arm in self.arms if self.is_done(store, arm)}
         return [(arm, self.run(arm, point, seed, True)) for seed in self.seeds for arm, point in won.items()]
 
+    def tests(self, store: Any, arm: str) -> list[dict[str, Any]]:
+        """Rows of an arm's best point on the test set; empty before its points are done."""
+        if not self.is_done(store, arm):
+            return []
+        best = self.points(store, arm)[0][0]
+        rows = (store.get(self.run(arm, best, seed, True)) for seed in self.seeds)
+        return [row for row in rows if row is not None]
+
     def is_done(self, store: Any, arm: str) -> bool:
         """Whether every point of an arm has been run with every seed."""
         found = self.points(store, arm)
@@ -80,6 +89,11 @@ def _each(**values: Sequence[Any]) -> list[Settings]:
     return points
 
 
+def _one(point: Settings) -> dict[str, tuple[Any, ...]]:
+    """A point as ranges of one value each."""
+    return {name: (value,) for name, value in point.items()}
+
+
 SGD = _each(lr=(0.03, 0.06, 0.1, 0.2), max_grad_norm=(0.3, 1.0, 3.0))
 ADAM = [{"lr": lr, "max_grad_norm": clip} for lr, clip in ((0.001, 0.3), (0.001, 1.0), (0.002, 1.0), (0.002, 2.0))]
 PROTOCOL = {"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 256, "epsilon": 1.0}
@@ -94,6 +108,53 @@ REFINED = {
     "dead leaves, refined": ("dp-kfc-a", [{"source": "dead-leaves", "refine": 10}]),
     "private oracle (NOT PRIVATE)": ("dp-kfc-a", [{"source": "private-oracle"}]),
 }
+
+TEXT = {"delta": 1e-5, "epochs": 20.0, "expected_batch_size": 512, "epsilon": 1.0, "evaluate_every": 156, "max_rank": 64}
+WORDS = {"zipf_exponent": 1.5}
+SMALL = {"max_grad_norm": 0.2}
+IMDB = {
+    "DP-SGD": ("dp-sgd", [*_each(lr=(0.25, 0.5, 1.0, 2.0), max_grad_norm=(0.3, 1.0)), *_each(lr=(1.5, 2.5), **_one(SMALL))]),
+    "normalised DP-SGD": ("dp-sgd-normalised", _each(lr=(0.4, 0.9, 2.0))),
+    "DP-Adam": ("dp-adam", [*_each(lr=(0.005, 0.01, 0.02, 0.04)), *_each(lr=(0.01, 0.02), **_one(SMALL))]),
+    "DP-AdamBC": ("dp-adambc", [
+        *_each(lr=(0.003, 0.01), adam_bc_floor=(1e-6, 5e-6, 2e-5)), *_each(lr=(0.01, 0.02, 0.04), adam_bc_floor=(5e-5,)),
+        {"lr": 0.02, "adam_bc_floor": 2e-5}, *_each(lr=(0.01, 0.015, 0.02), **_one(SMALL)),
+    ]),
+    "DiSK": ("disk", [
+        *_each(lr=(0.8, 1.6, 3.2, 6.4), disk_gamma=(0.3, 0.5), filter_kappa=(0.7,)),
+        *_each(lr=(8.0, 16.0), disk_gamma=(0.3,), filter_kappa=(0.7,), **_one(SMALL)),
+    ]),
+    "DP-KFC, A only, random words": ("dp-kfc-a", [
+        *_each(lr=(0.25, 0.5, 1.0), damping=(0.01, 0.1), **_one(WORDS)), {"lr": 0.5, "damping": 0.003, **WORDS},
+        {"lr": 0.5, "damping": 0.01, **WORDS, "max_rank": 256}, *_each(lr=(1.25, 2.5), damping=(0.01,), **_one(WORDS | SMALL)),
+    ]),
+    "DP-KFC, both sides, random words": ("dp-kfc", [
+        *_each(lr=(0.25, 0.5, 1.0), damping=(0.03, 0.1), **_one(WORDS)),
+        *_each(lr=(1.25, 2.5), damping=(0.1,), **_one(WORDS | SMALL)),
+    ]),
+    "DP-KFC + AdamBC": ("dp-kfc", [
+        *_each(lr=(0.01, 0.02), damping=(0.03,), adam_bc_floor=(1e-5, 5e-5), optimizer=("adam-bc",), **_one(WORDS)),
+        *_each(lr=(0.01, 0.015, 0.02), damping=(0.03,), optimizer=("adam-bc",), **_one(WORDS | SMALL)),
+    ]),
+    "DP-KFC, A only + AdamBC": ("dp-kfc-a", [
+        *_each(lr=(0.01, 0.02), damping=(0.01,), adam_bc_floor=(1e-5, 5e-5), optimizer=("adam-bc",), **_one(WORDS)),
+        *_each(lr=(0.01, 0.015, 0.02), damping=(0.01,), optimizer=("adam-bc",), **_one(WORDS | SMALL)),
+    ]),
+    "AdaDPS, random words": ("adadps", [
+        *_each(lr=(0.5, 1.0, 2.0), adadps_floor=(0.03, 0.1), source=("tokens",)),
+        *({"lr": lr, "adadps_floor": floor, "source": "tokens"} for lr, floor in ((0.25, 0.03), (0.5, 0.01))),
+        *_each(lr=(1.25, 2.5), adadps_floor=(0.03,), source=("tokens",), **_one(SMALL)),
+    ]),
+    "A only, same spectrum, random directions": ("dp-kfc-random", [
+        *_each(lr=(0.25, 0.5, 1.0, 0.12), damping=(0.01, 0.1), sides=("input",), **_one(WORDS)),
+        *_each(lr=(0.6, 1.25), damping=(0.01,), sides=("input",), **_one(WORDS | SMALL)),
+    ]),
+    "DP-KFC, A only, private oracle (NOT PRIVATE)": ("dp-kfc-a", [
+        *_each(lr=(0.25, 0.5), damping=(0.01, 0.1), source=("private-oracle",)),
+        *_each(lr=(0.12, 0.25, 0.5), damping=(0.1,), source=("private-oracle",), max_rank=(256,)),
+        *_each(lr=(1.25, 2.5), damping=(0.1,), source=("private-oracle",), **_one(SMALL)),
+    ]),
+}  # fmt: skip
 
 SOURCES = {
     "pink noise": {},
@@ -131,6 +192,7 @@ GRIDS: dict[str, Grid] = {
         },
     ),
     "refined": Grid(recipe="mnist-cnn", common=AVERAGED, arms=REFINED, tuned_with=(100, 101, 102, 103)),
+    "imdb": Grid(recipe="imdb-logistic", common=TEXT, arms=IMDB),
     "refined-fashion": Grid(recipe="fashion-mnist-cnn", common=AVERAGED, arms=REFINED, tuned_with=(100, 101, 102, 103)),
 }  # fmt: skip
 
@@ -144,8 +206,7 @@ def table(name: str, store: Any) -> str:
         if not found:
             continue
         best, rows = found[0]
-        runs = (store.get(grid.run(arm, best, seed, True)) for seed in grid.seeds)
-        tests = [row for row in runs if row is not None]
+        tests = grid.tests(store, arm)
         begun = f"{len(found)}" if len(found) == len(points) else f"{len(found)} of {len(points)}"
         lines.append([arm, begun, _spread(rows), _spread(tests) if tests else "–", _told(best)])
     return markdown(["method", "points", "best validation %", "test %, ε = 1 (seeds)", "settings"], lines)

@@ -57,3 +57,22 @@ def test_arms_are_read_from_the_results(claims, tmp_path):
     assert found["IMDB, logistic regression"]["dp-sgd"] == pytest.approx([80.0, 81.0])
     lines = claims.table(found).splitlines()
     assert len(lines) == 3 and "beats DP-SGD | IMDB, logistic regression: +5.00 ± 1.41 | **holds** |" in lines[2]
+
+
+def test_a_grid_whose_points_have_all_run_stands_for_trials(claims, monkeypatch, tmp_path):
+    import grids
+
+    class Done(grids.Grid):
+        def tests(self, store, arm):
+            return [{"accuracy": 0.9}, {"accuracy": 0.92}] if arm == "DiSK" else []
+
+    imdb = grids.GRIDS["imdb"]
+    monkeypatch.setitem(grids.GRIDS, "imdb", Done(recipe=imdb.recipe, arms=imdb.arms, common=imdb.common))
+    assert claims.measured(tmp_path)["IMDB, logistic regression"] == {"disk": pytest.approx([90.0, 92.0])}
+
+
+def test_arms_of_grids_are_there(claims):
+    import grids
+
+    for name, (recipe, arms) in claims.GRIDS.items():
+        assert grids.GRIDS[name].recipe == recipe and set(arms) <= set(grids.GRIDS[name].arms)
