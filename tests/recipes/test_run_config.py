@@ -158,6 +158,29 @@ def test_a_method_without_momentum_takes_steps_of_the_same_length(chosen, lr):
     assert layered(defaults, {"public_data": "x.safetensors", **chosen}).lr == pytest.approx(lr)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "lr"),
+    [
+        ({"method": "dp-adam"}, 0.01),
+        ({"method": "dp-adambc"}, 0.01 * (2 * 0.0316306) ** 0.5),  # the floor is twice what v̂ resolves, 3.16 % of Φ
+        ({"method": "dp-adambc", "adam_bc_resolution": 8.0}, 0.01 * (8 * 0.0316306) ** 0.5),
+        ({"method": "dp-adambc", "adam_bc_floor": 1e-6}, 0.01),
+        ({"method": "dp-kfc", "optimizer": "adam-bc"}, 0.02 * (2 * 0.0316306) ** 0.5),
+        ({"method": "dp-kfc-a", "optimizer": "adam-bc"}, 0.02 * (2 * 0.0316306) ** 0.5),
+        ({"method": "dp-kfc-a", "optimizer": "adam-bc", "lr": 0.5}, 0.5),
+        ({"method": "dp-sgd-pt", "optimizer": "adam-bc", "public_data": "x.safetensors"}, 0.1),
+    ],
+)
+def test_adam_bc_takes_steps_as_long_as_adam_where_most_entries_are_noise(chosen, lr):
+    rates = {"dp-sgd": {"lr": 0.1}, "dp-adam": {"lr": 0.01}, "dp-kfc": {"adam": {"lr": 0.02}}}
+    assert layered({"method": rates}, chosen).lr == pytest.approx(lr, rel=1e-3)
+
+
+def test_a_table_of_adam_bc_is_taken_as_it_is():
+    rates = {"dp-kfc": {"adam": {"lr": 0.02}, "adam-bc": {"lr": 0.3}}}
+    assert layered({"method": rates}, {"method": "dp-kfc", "optimizer": "adam-bc"}).lr == 0.3
+
+
 def test_a_rate_of_its_own_or_without_momentum_stays_as_it_is():
     assert layered({"method": {"disk": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
     assert layered({"optimizer": {"momentum": 0.0}, "method": {"dp-sgd": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
@@ -169,6 +192,8 @@ def test_a_wrong_value_behind_a_rate_is_named(wrong):
     chosen = {"method": "dp-ngd", "public_data": "x.safetensors", **wrong}
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         layered({"method": {"dp-sgd": {"lr": 0.1}}}, chosen)
+    with pytest.raises(ConfigError, match="adam_bc_resolution"):
+        layered({"method": {"dp-adam": {"lr": 0.1}}}, {"method": "dp-adambc", "adam_bc_resolution": 0.0})
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path):

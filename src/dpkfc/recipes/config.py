@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dpkfc.recipes import rates
 from dpkfc.recipes.methods import METHODS
 from dpkfc.recipes.settings import OPTIMIZERS, SECTIONS, ConfigError, RunConfig, nearest
 
@@ -102,25 +102,15 @@ def layered(defaults: Mapping[str, Any], chosen: Mapping[str, Any], where: str =
     if isinstance(optimizer, str) and optimizer in tables:
         settings |= flatten(tables[optimizer], f"{where} [method.{section}.{optimizer}]")
     found = {**settings, **{_known_key(key, "settings").name: value for key, value in chosen.items()}}
-    if known is not None and known.without_momentum and section == known.like and "lr" in before and "lr" not in chosen:
+    if "lr" not in chosen and known is not None:
+        borrowed = before.get("lr") if section == known.like != method else None
+        adam = tables.get("adam", {}).get("lr") or (borrowed if known.like == "dp-adam" else None)
         with contextlib.suppress(TypeError, ValueError, ArithmeticError):  # a wrong value, which RunConfig names
-            found["lr"] = _without_momentum(before, found) or found["lr"]
+            if borrowed and known.without_momentum:
+                found["lr"] = rates.without_momentum(before, found)
+            elif adam and optimizer == "adam-bc" and optimizer not in tables:
+                found["lr"] = rates.of_adam(adam, found)
     return RunConfig(**found)
-
-
-def _without_momentum(like: Mapping[str, Any], own: Mapping[str, Any]) -> float:
-    """The learning rate of a method like another whose rate was chosen with momentum: steps as long over time.
-
-    Where released gradients are mapped back, Eq. 16 of DP-NGD holds: η C / √λ_safe is the η C of DP-SGD.
-    """
-
-    def value(settings: Mapping[str, Any], name: str) -> float:
-        return float(settings.get(name, getattr(RunConfig, name)))
-
-    rate = value(like, "lr") * (1 - value(own, "momentum")) / (1 - value(like, "momentum"))
-    if own.get("readout") == "natural":
-        rate *= value(like, "max_grad_norm") * math.sqrt(value(own, "lambda_safe")) / value(own, "max_grad_norm")
-    return max(0.0, float(f"{rate:.4g}"))
 
 
 def to_toml(config: RunConfig) -> str:

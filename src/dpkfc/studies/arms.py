@@ -19,7 +19,7 @@ class Range:
 
     With `times`, names of other ranges of the space and their powers, the bounds are those of the product with them. A step of
     DP-SGD is lr · C long where examples are clipped, so good values of lr and C lie along a ridge that independent draws of both
-    mostly miss; one of DP-NGD is lr · C / √λ_safe (Eq. 16).
+    mostly miss; one of DP-NGD is lr · C / √λ_safe (Eq. 16), and lr over the root of its floor one of DP-AdamBC.
     """
 
     low: float
@@ -67,7 +67,7 @@ _STEP = {"lr": Range(0.01, 4.0, times=(("max_grad_norm", 1.0),))}
 _WITHOUT_MOMENTUM = {"lr": Range(0.03, 10.0, times=(("max_grad_norm", 1.0),))}
 _NATURAL = {"lr": Range(0.03, 10.0, times=(("max_grad_norm", 1.0), ("lambda_safe", -0.5)))}
 _ADAM = {"lr": Range(3e-4, 3e-2)}
-_ADAM_BC = {"lr": Range(3e-4, 5e-2), "adam_bc_resolution": Range(2.0, 500.0)}
+_ADAM_BC = {"lr": Range(5e-5, 2e-2, times=(("adam_bc_resolution", -0.5),)), "adam_bc_resolution": Range(2.0, 500.0)}
 _KFAC = {"damping": Range(0.01, 1.0), **_CLIP}
 _PINK = {"power_exponent": Range(0.0, 2.0, log=False)}
 _ZIPF = {"zipf_exponent": Range(0.0, 1.5, log=False)}
