@@ -118,7 +118,7 @@ IMDB = {
     "DP-Adam": ("dp-adam", [*_each(lr=(0.005, 0.01, 0.02, 0.04)), *_each(lr=(0.01, 0.02), **_one(SMALL))]),
     "DP-AdamBC": ("dp-adambc", [
         *_each(lr=(0.003, 0.01), adam_bc_floor=(1e-6, 5e-6, 2e-5)), *_each(lr=(0.01, 0.02, 0.04), adam_bc_floor=(5e-5,)),
-        {"lr": 0.02, "adam_bc_floor": 2e-5}, *_each(lr=(0.01, 0.015, 0.02), **_one(SMALL)),
+        {"lr": 0.02, "adam_bc_floor": 2e-5}, *_each(lr=(0.01, 0.015, 0.02), **_one(SMALL)), *_each(lr=(0.005, 0.0075)),
     ]),
     "DiSK": ("disk", [
         *_each(lr=(0.8, 1.6, 3.2, 6.4), disk_gamma=(0.3, 0.5), filter_kappa=(0.7,)),
@@ -135,10 +135,12 @@ IMDB = {
     "DP-KFC + AdamBC": ("dp-kfc", [
         *_each(lr=(0.01, 0.02), damping=(0.03,), adam_bc_floor=(1e-5, 5e-5), optimizer=("adam-bc",), **_one(WORDS)),
         *_each(lr=(0.01, 0.015, 0.02), damping=(0.03,), optimizer=("adam-bc",), **_one(WORDS | SMALL)),
+        *_each(lr=(0.005, 0.0075), damping=(0.03,), optimizer=("adam-bc",), **_one(WORDS)),
     ]),
     "DP-KFC, A only + AdamBC": ("dp-kfc-a", [
         *_each(lr=(0.01, 0.02), damping=(0.01,), adam_bc_floor=(1e-5, 5e-5), optimizer=("adam-bc",), **_one(WORDS)),
         *_each(lr=(0.01, 0.015, 0.02), damping=(0.01,), optimizer=("adam-bc",), **_one(WORDS | SMALL)),
+        *_each(lr=(0.005, 0.0075), damping=(0.01,), optimizer=("adam-bc",), **_one(WORDS)),
     ]),
     "AdaDPS, random words": ("adadps", [
         *_each(lr=(0.5, 1.0, 2.0), adadps_floor=(0.03, 0.1), source=("tokens",)),
