@@ -7,7 +7,7 @@
 more easily than those of DP-SGD. `probes`: what curvature from pink noise, dead leaves and private images is worth. `best`: how
 far MNIST at ε = 1 goes with larger batches and schedules. `refined`, `refined-fashion`: inputs that the
 released model has moved, four seeds on the validation split. `imdb`: logistic regression on hashed words, where twenty
-trials of the study left most arms with one or two that ran to their end.
+trials of the study left six of thirteen arms with one or two that ran to their end.
 """
 
 from __future__ import annotations
@@ -113,48 +113,48 @@ TEXT = {"delta": 1e-5, "epochs": 20.0, "expected_batch_size": 512, "epsilon": 1.
 WORDS = {"zipf_exponent": 1.5}
 SMALL = {"max_grad_norm": 0.2}
 IMDB = {
-    "DP-SGD": ("dp-sgd", [*_each(lr=(0.25, 0.5, 1.0, 2.0), max_grad_norm=(0.3, 1.0)), *_each(lr=(1.5, 2.5), **_one(SMALL))]),
+    "DP-SGD": ("dp-sgd", [*_each(lr=(0.25, 0.5, 1.0, 2.0), max_grad_norm=(0.3, 1.0)), *_each(lr=(1.5, 2.5, 4.0, 6.0), **_one(SMALL))]),
     "normalised DP-SGD": ("dp-sgd-normalised", _each(lr=(0.4, 0.9, 2.0))),
-    "DP-Adam": ("dp-adam", [*_each(lr=(0.005, 0.01, 0.02, 0.04)), *_each(lr=(0.01, 0.02), **_one(SMALL))]),
+    "DP-Adam": ("dp-adam", [*_each(lr=(0.005, 0.01, 0.02, 0.04)), *_each(lr=(0.01, 0.02, 0.03, 0.05, 0.08), **_one(SMALL))]),
     "DP-AdamBC": ("dp-adambc", [
         *_each(lr=(0.003, 0.01), adam_bc_floor=(1e-6, 5e-6, 2e-5)), *_each(lr=(0.01, 0.02, 0.04), adam_bc_floor=(5e-5,)),
-        {"lr": 0.02, "adam_bc_floor": 2e-5}, *_each(lr=(0.01, 0.015, 0.02), **_one(SMALL)), *_each(lr=(0.005, 0.0075)),
+        {"lr": 0.02, "adam_bc_floor": 2e-5}, *_each(lr=(0.01, 0.015, 0.02, 0.03, 0.05), **_one(SMALL)), *_each(lr=(0.005, 0.0075)),
     ]),
     "DiSK": ("disk", [
         *_each(lr=(0.8, 1.6, 3.2, 6.4), disk_gamma=(0.3, 0.5), filter_kappa=(0.7,)),
-        *_each(lr=(8.0, 16.0), disk_gamma=(0.3,), filter_kappa=(0.7,), **_one(SMALL)),
+        *_each(lr=(8.0, 16.0, 32.0), disk_gamma=(0.3,), filter_kappa=(0.7,), **_one(SMALL)),
     ]),
     "DP-KFC, A only, random words": ("dp-kfc-a", [
         *_each(lr=(0.25, 0.5, 1.0), damping=(0.01, 0.1), **_one(WORDS)), {"lr": 0.5, "damping": 0.003, **WORDS},
-        {"lr": 0.5, "damping": 0.01, **WORDS, "max_rank": 256}, *_each(lr=(1.25, 2.5), damping=(0.01,), **_one(WORDS | SMALL)),
+        {"lr": 0.5, "damping": 0.01, **WORDS, "max_rank": 256}, *_each(lr=(1.25, 2.5, 4.0), damping=(0.01,), **_one(WORDS | SMALL)),
     ]),
     "DP-KFC, both sides, random words": ("dp-kfc", [
         *_each(lr=(0.25, 0.5, 1.0), damping=(0.03, 0.1), **_one(WORDS)),
-        *_each(lr=(1.25, 2.5), damping=(0.1,), **_one(WORDS | SMALL)),
+        *_each(lr=(1.25, 2.5, 4.0), damping=(0.1,), **_one(WORDS | SMALL)),
     ]),
     "DP-KFC + AdamBC": ("dp-kfc", [
         *_each(lr=(0.01, 0.02), damping=(0.03,), adam_bc_floor=(1e-5, 5e-5), optimizer=("adam-bc",), **_one(WORDS)),
-        *_each(lr=(0.01, 0.015, 0.02), damping=(0.03,), optimizer=("adam-bc",), **_one(WORDS | SMALL)),
+        *_each(lr=(0.01, 0.015, 0.02, 0.03), damping=(0.03,), optimizer=("adam-bc",), **_one(WORDS | SMALL)),
         *_each(lr=(0.005, 0.0075), damping=(0.03,), optimizer=("adam-bc",), **_one(WORDS)),
     ]),
     "DP-KFC, A only + AdamBC": ("dp-kfc-a", [
         *_each(lr=(0.01, 0.02), damping=(0.01,), adam_bc_floor=(1e-5, 5e-5), optimizer=("adam-bc",), **_one(WORDS)),
-        *_each(lr=(0.01, 0.015, 0.02), damping=(0.01,), optimizer=("adam-bc",), **_one(WORDS | SMALL)),
+        *_each(lr=(0.01, 0.015, 0.02, 0.03), damping=(0.01,), optimizer=("adam-bc",), **_one(WORDS | SMALL)),
         *_each(lr=(0.005, 0.0075), damping=(0.01,), optimizer=("adam-bc",), **_one(WORDS)),
     ]),
     "AdaDPS, random words": ("adadps", [
         *_each(lr=(0.5, 1.0, 2.0), adadps_floor=(0.03, 0.1), source=("tokens",)),
         *({"lr": lr, "adadps_floor": floor, "source": "tokens"} for lr, floor in ((0.25, 0.03), (0.5, 0.01))),
-        *_each(lr=(1.25, 2.5), adadps_floor=(0.03,), source=("tokens",), **_one(SMALL)),
+        *_each(lr=(1.25, 2.5, 4.0), adadps_floor=(0.03,), source=("tokens",), **_one(SMALL)),
     ]),
     "A only, same spectrum, random directions": ("dp-kfc-random", [
         *_each(lr=(0.25, 0.5, 1.0, 0.12), damping=(0.01, 0.1), sides=("input",), **_one(WORDS)),
-        *_each(lr=(0.6, 1.25), damping=(0.01,), sides=("input",), **_one(WORDS | SMALL)),
+        *_each(lr=(0.6, 1.25, 2.5), damping=(0.01,), sides=("input",), **_one(WORDS | SMALL)),
     ]),
     "DP-KFC, A only, private oracle (NOT PRIVATE)": ("dp-kfc-a", [
         *_each(lr=(0.25, 0.5), damping=(0.01, 0.1), source=("private-oracle",)),
         *_each(lr=(0.12, 0.25, 0.5), damping=(0.1,), source=("private-oracle",), max_rank=(256,)),
-        *_each(lr=(1.25, 2.5), damping=(0.1,), source=("private-oracle",), **_one(SMALL)),
+        *_each(lr=(1.25, 2.5, 4.0), damping=(0.1,), source=("private-oracle",), **_one(SMALL)),
     ]),
 }  # fmt: skip
 
@@ -166,7 +166,10 @@ SOURCES = {
 }
 
 GRIDS: dict[str, Grid] = {
-    "mlp": Grid(recipe="mnist-mlp", common=PROTOCOL, arms={"dp-sgd": ("dp-sgd", SGD), "dp-adam": ("dp-adam", ADAM)}),
+    "mlp": Grid(recipe="mnist-mlp", common=PROTOCOL, arms={
+        "dp-sgd": ("dp-sgd", SGD), "dp-adam": ("dp-adam", ADAM),
+        "normalised dp-sgd": ("dp-sgd-normalised", _each(lr=(0.05, 0.1, 0.2))),
+    }),
     "probes": Grid(
         recipe="mnist-cnn", common=PROTOCOL,
         arms={

@@ -151,6 +151,9 @@ def test_layers_lie_over_one_another():
         ({"method": "disk", "lr": 0.3}, 0.3),
         ({"method": "dp-ngd"}, 1.0 * 0.5 * 0.05 / 10),  # Eq. 16 with C = 0.5 and √λ_safe = 0.05
         ({"method": "dp-ngd", "max_grad_norm": 2.0, "lambda_safe": 0.01}, 1.0 * 0.5 * 0.1 / 2),
+        ({"method": "dp-ngd", "readout": "whitened"}, 1.0 * 0.5 / 10),
+        ({"method": "dp-ngd", "clipping": "normalised"}, 1.0 * 0.5 * 0.05),  # steps of length 1 whatever C is
+        ({"method": "disk", "optimizer": "adam"}, 0.1),
     ],
 )
 def test_a_method_without_momentum_takes_steps_of_the_same_length(chosen, lr):
@@ -177,6 +180,8 @@ def test_adam_bc_takes_steps_as_long_as_adam_where_most_entries_are_noise(chosen
 
 
 def test_a_table_of_adam_bc_is_taken_as_it_is():
+    whole = {"dp-kfc": {"lr": 0.7, "adam": {"lr": 0.02}}}
+    assert layered({"method": whole}, {"method": "dp-kfc", "optimizer": "adam-bc"}).lr == 0.7
     rates = {"dp-kfc": {"adam": {"lr": 0.02}, "adam-bc": {"lr": 0.3}}}
     assert layered({"method": rates}, {"method": "dp-kfc", "optimizer": "adam-bc"}).lr == 0.3
 

@@ -154,6 +154,12 @@ def test_controls_stand_beside_every_method_and_have_its_trials():
         arm_of("digits", "dp-kfk")
 
 
+def test_an_optimizer_that_is_asked_for_brings_its_ranges():
+    adam = arm_of("digits", "disk", "adam").space
+    assert adam["lr"] == arm_of("digits", "dp-adam").space["lr"] and "filter_kappa" in adam
+    assert arm_of("digits", "disk", "sgd").space["lr"] == arm_of("digits", "disk").space["lr"]
+
+
 def test_every_method_has_a_space_that_its_recipe_takes():
     from dpkfc.recipes.methods import METHODS
 
@@ -174,17 +180,49 @@ def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path):
     assert [dict(Run.of("digits", "dp-sgd", {**one}).settings)["lr"] for one in drawn] == [one["lr"] for one in drawn]
 
 
-def test_trials_of_another_space_are_refused_by_name(tmp_path):
+def put_trial(store, search, params, pruned=False):
+    run = search.run(params, seed=100, evaluate_on="validation")
+    store.put(run, {**row_of(run), "tag": {"search": search.name, "arm": "dp-sgd", "params": params, "pruned": pruned}})
+    return run
+
+
+def test_trials_of_an_earlier_space_count_and_win_with_their_own_settings(tmp_path):
     store = Store(tmp_path / "results.json")
+    (search,) = searches_of(tmp_path, store, ["dp-sgd"], trials=20)
+    earlier = [{"lr": 100.0, "max_grad_norm": 5.0}, {"lr": 0.1}, {"lr": 0.2, "max_grad_norm": 1.0, "momentum": 0.5}]
+    for params in earlier:
+        put_trial(store, search, params)
+    (search,) = searches_of(tmp_path, store, ["dp-sgd"], trials=20)
+    assert search.begun == 3 and search.best() == ({"lr": 0.1}, pytest.approx(0.9))
+    answered(Trials([search], store))  # and what is outside the ranges does not disturb the draws
+    of = arm_of("digits", "dp-sgd").space["lr"]
+    drawn = [row["tag"]["params"] for row in store if row["tag"]["params"] not in earlier]
+    assert len(drawn) == 17
+    assert all(of.low * 0.999 < one["lr"] * one["max_grad_norm"] < of.high * 1.001 for one in drawn)
+
+
+def test_a_storage_of_an_earlier_space_is_read_as_it_was_written(tmp_path):
+    storage = f"sqlite:///{tmp_path / 'trials.sqlite3'}"
+    study = optuna.create_study(storage=storage, study_name="digits/dp-sgd", direction="maximize")
+    ranges = {name: optuna.distributions.FloatDistribution(0.01, 10.0, log=True) for name in ("lr", "max_grad_norm")}
+    params = {"lr": 0.1, "max_grad_norm": 2.0}
+    study.add_trial(optuna.trial.create_trial(params=params, distributions=ranges, value=0.9, user_attrs={"hash": "0"}))
+    study.enqueue_trial({"lr": 0.3, "max_grad_norm": 0.5})
+    study.ask(ranges)  # and its process was killed
+    (search,) = searches_of(tmp_path, Store(tmp_path / "results.json"), ["dp-sgd"])
+    assert search.best() == (params, 0.9)
+    key, run = search.ask()
+    assert search.params_of(key) == pytest.approx({"lr": 0.3, "max_grad_norm": 0.5})
+    assert dict(run.settings)["lr"] == pytest.approx(0.3)
+
+
+def test_trials_that_are_told_anew_are_competed_with(tmp_path):
+    store = Store(tmp_path / "results.json")
+    answered(Trials(searches_of(tmp_path, store, ["dp-sgd"], trials=5), store))
+    (tmp_path / "trials.sqlite3").unlink()
     (search,) = searches_of(tmp_path, store, ["dp-sgd"])
-    run = search.run({"lr": 100.0, "max_grad_norm": 5.0}, seed=100, evaluate_on="validation")
-    tag = {"search": search.name, "arm": "dp-sgd", "params": {"lr": 100.0, "max_grad_norm": 5.0}, "pruned": False}
-    store.put(run, {**row_of(run), "tag": tag})
-    with pytest.raises(StudyError, match="does not fit its search space"):
-        searches_of(tmp_path, store, ["dp-sgd"])
-    store.put(run, {**row_of(run), "tag": {**tag, "params": {"lr": 0.1}}})
-    with pytest.raises(StudyError, match="does not fit its search space"):
-        searches_of(tmp_path, store, ["dp-sgd"])
+    key, _ = search.ask()
+    assert not search.report(key, 1, 0.1)
 
 
 def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
@@ -225,6 +263,7 @@ def test_an_interrupted_study_leaves_its_report(tmp_path, monkeypatch):
         ({"search": "grid"}, "tpe | random"),
         ({"settings": {"lr": 0.1}}, "lr is searched"),
         ({"settings": {"max_grad_norm": 0.1}}, "max_grad_norm is searched"),
+        ({"methods": ("dp-adambc",), "settings": {"adam_bc_floor": 1e-6}}, "adam_bc_resolution is searched"),
         ({"search": "random", "count": "fixed"}, "geometric"),
     ],
 )

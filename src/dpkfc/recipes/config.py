@@ -104,9 +104,11 @@ def layered(defaults: Mapping[str, Any], chosen: Mapping[str, Any], where: str =
     found = {**settings, **{_known_key(key, "settings").name: value for key, value in chosen.items()}}
     if "lr" not in chosen and known is not None:
         borrowed = before.get("lr") if section == known.like != method else None
-        adam = tables.get("adam", {}).get("lr") or (borrowed if known.like == "dp-adam" else None)
+        adam = borrowed if known.like == "dp-adam" else None
+        if "lr" not in of_method and isinstance(tables.get("adam"), Mapping):
+            adam = tables["adam"].get("lr")
         with contextlib.suppress(TypeError, ValueError, ArithmeticError):  # a wrong value, which RunConfig names
-            if borrowed and known.without_momentum:
+            if borrowed and known.without_momentum and optimizer == "sgd":
                 found["lr"] = rates.without_momentum(before, found)
             elif adam and optimizer == "adam-bc" and optimizer not in tables:
                 found["lr"] = rates.of_adam(adam, found)

@@ -20,7 +20,8 @@ _DIGITS = 4
 def without_momentum(like: Mapping[str, Any], own: Mapping[str, Any]) -> float:
     """The rate of a method without momentum, from one that was chosen with momentum m: divided by 1 − m.
 
-    Where released gradients are mapped back, η C / √λ_safe is the η C of DP-SGD (DP-NGD, Eq. 16).
+    For DP-NGD, whose C is of another space, η C / √λ_safe is the η C of DP-SGD (Eq. 16), and η C where nothing is mapped back.
+    A normalised clip releases gradients of length 1 whatever C is.
 
     Args:
         like: settings that the rate was chosen with.
@@ -30,16 +31,17 @@ def without_momentum(like: Mapping[str, Any], own: Mapping[str, Any]) -> float:
         TypeError, ValueError, ArithmeticError: a setting is none that a run can have.
     """
     rate = _of(like, "lr") * (1 - _of(own, "momentum")) / (1 - _of(like, "momentum"))
-    if own.get("readout") == "natural":
-        rate *= _of(like, "max_grad_norm") * math.sqrt(_of(own, "lambda_safe")) / _of(own, "max_grad_norm")
+    if own.get("preconditioner") == "ngd":
+        rate *= _longest(like) / _longest(own) * (math.sqrt(_of(own, "lambda_safe")) if own["readout"] == "natural" else 1.0)
     return _positive(rate)
 
 
 def of_adam(rate: float, own: Mapping[str, Any]) -> float:
     """The rate of DP-AdamBC from one of DP-Adam: times √(γ′/Φ), as most entries of v are noise.
 
-    There DP-Adam divides by √Φ and DP-AdamBC by the root of its floor, which is 0.03 Φ times `adam_bc_resolution`. With a floor
-    that is given the rate stays as it is: Φ is not known before the plan.
+    There DP-Adam divides by √Φ and DP-AdamBC by the root of its floor, which falls to 0.03 Φ times `adam_bc_resolution`; that of
+    the first steps is larger, so a run of a hundred steps takes a larger rate. With a floor that is given the rate stays as it
+    is: Φ is not known before the plan.
 
     Args:
         rate: of DP-Adam.
@@ -52,6 +54,10 @@ def of_adam(rate: float, own: Mapping[str, Any]) -> float:
         return rate
     beta = AdamBC.betas[1]
     return _positive(rate * math.sqrt(_of(own, "adam_bc_resolution") * math.sqrt(2 * (1 - beta) / (1 + beta))))
+
+
+def _longest(settings: Mapping[str, Any]) -> float:
+    return 1.0 if settings.get("clipping", RunConfig.clipping) == "normalised" else _of(settings, "max_grad_norm")
 
 
 def _of(settings: Mapping[str, Any], name: str) -> float:

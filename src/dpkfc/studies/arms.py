@@ -78,7 +78,7 @@ _SPACES: dict[str, dict[str, Range | Choice]] = {
     "dp-adamw": {**_ADAM, **_CLIP, "weight_decay": Range(1e-4, 0.1)},
     "dp-sgd-normalised": dict(_SGD),  # lr and C are one number here
     "adadps": {**_STEP, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
-    "pink-adadps": {**_SGD, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
+    "pink-adadps": {**_STEP, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
     "dp2": {**_WITHOUT_MOMENTUM, **_CLIP, "dp2_phase": Choice((10, 50, 200)), "dp2_ratio": Range(0.1, 10.0)},
     "gep": {**_SGD, "gep_embedding_norm": Range(0.5, 20.0), "gep_residual_norm": Range(0.2, 10.0)},
     "b-gep": {**_SGD, "gep_embedding_norm": Range(0.5, 20.0)},
@@ -123,6 +123,8 @@ def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
     row = METHODS[method]
     space = dict(_SPACES.get(method, _SGD))
     takes = optimizer or Run.of(recipe, method).default("optimizer")
+    if optimizer not in ("", "sgd") and not row.defines_optimizer:
+        space.pop("lr", None)
     if "lr" not in space:
         space = {**_rates(takes, "max_grad_norm" in space), **space}
     if "power_exponent" in space and Run.of(recipe, method).default("source") == "tokens":

@@ -20,7 +20,7 @@ SEARCHES = ("tpe", "random")
 _DIGITS = 4
 _RANDOM_FIRST = 6  # trials of TPE that are random, so that the model of it has something to stand on
 _RUNGS = (1, 3)  # the first evaluation at which a trial is judged, and how many trials stand there for one that goes on
-_HASH = "hash"
+_HASH, _SETTINGS = "hash", "settings"
 
 
 def load_optuna() -> ModuleType:
@@ -103,8 +103,10 @@ class Search:
             trial = self._study.ask()
             for name in self.arm.space:
                 self._suggest(trial, name)
-            run = self.run(self._settings(trial.params), seed=self._seed, evaluate_on="validation")
+            settings = self._settings(trial.params)
+            run = self.run(settings, seed=self._seed, evaluate_on="validation")
             trial.set_user_attr(_HASH, run.hash)
+            trial.set_user_attr(_SETTINGS, settings)
             if run.hash not in self._open:
                 self._open[run.hash] = trial
                 self._begun += 1
@@ -136,7 +138,7 @@ class Search:
 
     def params_of(self, key: str) -> dict[str, Plain]:
         """What was drawn for a running trial."""
-        return self._settings(self._open[key].params)
+        return dict(self._open[key].user_attrs[_SETTINGS])
 
     def best(self) -> tuple[dict[str, Plain], float] | None:
         """Settings and validation accuracy of the best trial that was not pruned."""
@@ -144,7 +146,7 @@ class Search:
         if not done:
             return None
         best = max(done, key=lambda trial: trial.value)
-        return self._settings(best.params), float(best.value)
+        return _settings_of(best), float(best.value)
 
     def _suggest(self, trial: Any, name: str) -> None:
         of = self.arm.space[name]
@@ -155,20 +157,19 @@ class Search:
 
     def _settings(self, drawn: Mapping[str, Any]) -> dict[str, Plain]:
         """What a trial runs with, of what was drawn for it: a product is divided by its other factors."""
-        found = {name: _rounded(value) for name, value in drawn.items() if name in self.arm.space}
-        for name, of in self.arm.space.items():
-            if isinstance(of, Range) and of.times and (product := drawn.get(_drawn_as(name, of))) is not None:
-                found[name] = _rounded(product / _others(of, found))
-        return {name: found[name] for name in self.arm.space if name in found}
-
-    def _drawn(self, settings: Mapping[str, Any]) -> dict[str, Plain]:
-        """The reverse of `_settings`."""
-        found: dict[str, Plain] = {}
+        found = {name: _rounded(drawn[_drawn_as(name, of)]) for name, of in self.arm.space.items()}
         for name, of in self.arm.space.items():
             if isinstance(of, Range) and of.times:
-                found[_drawn_as(name, of)] = _within(of, settings[name] * _others(of, settings))
-            else:
-                found[name] = settings[name]
+                found[name] = _rounded(drawn[_drawn_as(name, of)] / _others(of, found))
+        return found
+
+    def _drawn(self, settings: Mapping[str, Any]) -> dict[str, Plain]:
+        """The reverse of `_settings`, of those that there are: a trial of an earlier space may lack some."""
+        found: dict[str, Plain] = {}
+        for name, of in self.arm.space.items():
+            needed = {name, *(other for other, _ in of.times)} if isinstance(of, Range) else {name}
+            if needed <= settings.keys():
+                found[_drawn_as(name, of)] = settings[name] if isinstance(of, Choice) else settings[name] * _others(of, settings)
         return found
 
     def _all(self) -> list[Any]:
@@ -210,7 +211,7 @@ class Search:
             self._optuna.trial.Trial(self._study, trial._trial_id).set_user_attr("lost", "the study ended while it ran")
             self._study.tell(trial.number, state=states.FAIL)
             if key not in known:
-                self._study.enqueue_trial(trial.params)
+                self._study.enqueue_trial(self._drawn(_settings_of(trial)))
         for row in rows:
             if row["hash"] not in seen:
                 self._add(row)
@@ -218,29 +219,32 @@ class Search:
             self._study.enqueue_trial(self._default())
 
     def _add(self, row: Mapping[str, Any]) -> None:
+        """A finished trial, also one of an earlier space: it counts, and what it has of this one is learned from."""
         optuna, tag = self._optuna, row["tag"]
-        pruned = bool(tag.get("pruned"))
-        distributions = {_drawn_as(name, of): self._distribution(name) for name, of in self.arm.space.items()}
+        pruned, params = bool(tag.get("pruned")), self._drawn(tag["params"])
+        spaces = {_drawn_as(name, of): of for name, of in self.arm.space.items()}
+        seen = {number: accuracy for number, (_, accuracy) in enumerate(row["curve"][1:], 1)}
         try:
             self._study.add_trial(
                 optuna.trial.create_trial(
-                    params=self._drawn(tag["params"]),
-                    distributions=distributions,
+                    params=params,
+                    distributions={name: self._distribution(spaces[name], value) for name, value in params.items()},
                     state=optuna.trial.TrialState.PRUNED if pruned else optuna.trial.TrialState.COMPLETE,
                     value=None if pruned else row["accuracy"],
-                    intermediate_values={i: accuracy for i, (_, accuracy) in enumerate(row["curve"][1:], 1)},
-                    user_attrs={_HASH: row["hash"]},
+                    intermediate_values=seen,
+                    user_attrs={_HASH: row["hash"], _SETTINGS: dict(tag["params"])},
+                    system_attrs=_rungs(seen),
                 )
             )
-        except (KeyError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise StudyError(f"a result of {self.name} does not fit its search space ({error}); choose another --out") from None
 
-    def _distribution(self, name: str) -> Any:
-        of = self.arm.space[name]
+    def _distribution(self, of: Range | Choice, value: Any) -> Any:
+        """Of a value that was drawn, which may lie outside the range of today."""
         distributions = self._optuna.distributions
         if isinstance(of, Choice):
             return distributions.CategoricalDistribution(list(of.values))
-        return distributions.FloatDistribution(of.low, of.high, log=of.log)
+        return distributions.FloatDistribution(min(of.low, value), max(of.high, value), log=of.log)
 
     def _default(self) -> dict[str, Plain]:
         """What the recipe would take, drawn into the ranges."""
@@ -268,10 +272,17 @@ def _others(of: Range, settings: Mapping[str, Any]) -> float:
     return math.prod(float(settings[name]) ** power for name, power in of.times)
 
 
-def _within(of: Range, product: float) -> float:
-    """A product of rounded factors, which may lie a hair outside the range they were drawn from."""
-    nearest = min(max(product, of.low), of.high)
-    return nearest if math.isclose(nearest, product, rel_tol=2 * 10.0 ** (1 - _DIGITS)) else product
+def _settings_of(trial: Any) -> dict[str, Plain]:
+    """What a trial of the storage ran with; one of an earlier version has it as it was drawn."""
+    told = trial.user_attrs.get(_SETTINGS)
+    return dict(told) if told else {name: _rounded(value) for name, value in trial.params.items()}
+
+
+def _rungs(seen: Mapping[int, float]) -> dict[str, float]:
+    """What Optuna's successive halving notes of a trial that it saw itself: its accuracy at each rung it came to."""
+    first, share = _RUNGS
+    reached = [number for number in (first * share**rung for rung in range(len(seen))) if number in seen]
+    return {f"completed_rung_{rung}": seen[number] for rung, number in enumerate(reached)}
 
 
 def _rounded(value: Any) -> Any:

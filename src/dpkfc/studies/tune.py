@@ -63,6 +63,8 @@ class TuneSettings:
         searched = {name for arm in self.arms() for name in arm.space} & set(self.settings)
         if searched:
             raise StudyError(f"{sorted(searched)[0]} is searched for one of the methods and cannot be given as well")
+        if self.settings.get("adam_bc_floor") and any("adam_bc_resolution" in arm.space for arm in self.arms()):
+            raise StudyError("adam_bc_resolution is searched for one of the methods and means nothing beside adam_bc_floor")
         if self.search == "random":
             trial_law(self.count, self.trials)
 
