@@ -113,12 +113,15 @@ TEXT = {"delta": 1e-5, "epochs": 20.0, "expected_batch_size": 512, "epsilon": 1.
 WORDS = {"zipf_exponent": 1.5}
 SMALL = {"max_grad_norm": 0.2}
 IMDB = {
-    "DP-SGD": ("dp-sgd", [*_each(lr=(0.25, 0.5, 1.0, 2.0), max_grad_norm=(0.3, 1.0)), *_each(lr=(1.5, 2.5, 4.0, 6.0), **_one(SMALL))]),
+    "DP-SGD": ("dp-sgd", [
+        *_each(lr=(0.25, 0.5, 1.0, 2.0), max_grad_norm=(0.3, 1.0)), *_each(lr=(1.5, 2.5, 4.0, 6.0), **_one(SMALL)),
+    ]),
     "normalised DP-SGD": ("dp-sgd-normalised", _each(lr=(0.4, 0.9, 2.0))),
     "DP-Adam": ("dp-adam", [*_each(lr=(0.005, 0.01, 0.02, 0.04)), *_each(lr=(0.01, 0.02, 0.03, 0.05, 0.08), **_one(SMALL))]),
     "DP-AdamBC": ("dp-adambc", [
         *_each(lr=(0.003, 0.01), adam_bc_floor=(1e-6, 5e-6, 2e-5)), *_each(lr=(0.01, 0.02, 0.04), adam_bc_floor=(5e-5,)),
-        {"lr": 0.02, "adam_bc_floor": 2e-5}, *_each(lr=(0.01, 0.015, 0.02, 0.03, 0.05), **_one(SMALL)), *_each(lr=(0.005, 0.0075)),
+        {"lr": 0.02, "adam_bc_floor": 2e-5}, *_each(lr=(0.005, 0.0075)),
+        *_each(lr=(0.01, 0.015, 0.02, 0.03, 0.05), **_one(SMALL)),
     ]),
     "DiSK": ("disk", [
         *_each(lr=(0.8, 1.6, 3.2, 6.4), disk_gamma=(0.3, 0.5), filter_kappa=(0.7,)),
@@ -126,7 +129,8 @@ IMDB = {
     ]),
     "DP-KFC, A only, random words": ("dp-kfc-a", [
         *_each(lr=(0.25, 0.5, 1.0), damping=(0.01, 0.1), **_one(WORDS)), {"lr": 0.5, "damping": 0.003, **WORDS},
-        {"lr": 0.5, "damping": 0.01, **WORDS, "max_rank": 256}, *_each(lr=(1.25, 2.5, 4.0), damping=(0.01,), **_one(WORDS | SMALL)),
+        {"lr": 0.5, "damping": 0.01, **WORDS, "max_rank": 256},
+        *_each(lr=(1.25, 2.5, 4.0), damping=(0.01,), **_one(WORDS | SMALL)),
     ]),
     "DP-KFC, both sides, random words": ("dp-kfc", [
         *_each(lr=(0.25, 0.5, 1.0), damping=(0.03, 0.1), **_one(WORDS)),
