@@ -71,6 +71,21 @@ def test_a_grid_whose_points_have_all_run_stands_for_trials(claims, monkeypatch,
     assert claims.measured(tmp_path)["IMDB, logistic regression"] == {"disk": pytest.approx([90.0, 92.0])}
 
 
+def test_an_arm_that_the_grid_lacks_is_compared_within_the_trials(claims, tmp_path):
+    rows = [
+        {
+            "accuracy": accuracy, "measured_on": "test", "target_epsilon": 1.0, "tag": {"arm": arm},
+            "run": {"recipe": "imdb-logistic", "method": arm},
+        }
+        for arm, accuracy in (("dp-sgd", 0.80), ("dp-sgd", 0.81), ("dp-ngd", 0.82), ("dp-ngd", 0.83), ("dp-kfc-random", 0.5))
+    ]  # fmt: skip
+    (tmp_path / "accuracy").mkdir()
+    (tmp_path / "accuracy" / "imdb.json").write_text(json.dumps({"rows": dict(enumerate(rows))}), "utf-8")
+    found = claims.measured(tmp_path)
+    assert set(found["IMDB, twenty trials"]) == {"dp-ngd", "dp-sgd"}
+    assert set(found["IMDB, logistic regression"]) == {"dp-sgd"}
+
+
 def test_arms_of_grids_are_there(claims):
     import grids
 
