@@ -128,7 +128,7 @@ def _kfac(setting: Setting) -> Any:
     """K-FAC at its defaults on the model's probe."""
     from dpkfc.curvature import KFAC
 
-    return KFAC(probe=setting.case.probe(), probe_size=setting.case.probe_size, every=EVERY)
+    return KFAC(probe=setting.case.probe(), probe_size=setting.case.probe_size, every=EVERY, sides="both")
 
 
 def dp_kfc(setting: Setting) -> Contender:

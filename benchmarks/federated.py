@@ -146,7 +146,7 @@ def runs(clients: int, rounds: int) -> list[dict[str, Any]]:
         "DP-FedSOFIM, per upload": {"rule": FedSOFIM(), "privacy": PerUpload()},
         "federated DP-KFC": {
             "privacy": TrustedServer("clients"),
-            "preconditioner": KFAC(probe=FeatureNoise(64), every=10),
+            "preconditioner": KFAC(probe=FeatureNoise(64), every=10, sides="both"),
         },
         "DP-FedSOFIM, simulated masks": {"rule": FedSOFIM(), "privacy": SecureAggregation()},
     }

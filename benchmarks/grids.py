@@ -6,7 +6,8 @@
 `mlp`: baselines along the ridge of lr · C, where twenty trials in the wide ranges of the accuracy study find those of DP-KFC
 more easily than those of DP-SGD. `probes`: what curvature from pink noise, dead leaves and private images is worth. `best`: how
 far MNIST at ε = 1 goes with larger batches and schedules. `refined`, `refined-fashion`: inputs that the
-released model has moved, four seeds on the validation split. `imdb`: logistic regression on hashed words, where twenty
+released model has moved, four seeds on the validation split. `mapped`: the step along the release in whitened coordinates, or
+mapped back to those of the weights. `imdb`: logistic regression on hashed words, where twenty
 trials of the study left six of thirteen arms with one or two that ran to their end.
 """
 
@@ -169,6 +170,10 @@ SOURCES = {
     "pink noise, exponent 2": {"power_exponent": 2.0},
 }
 
+MAPPED = {"optimizer": "sgd", "readout": "natural"}
+ALONG = {"optimizer": "sgd"}
+DISCS = {"source": "dead-leaves"}
+
 GRIDS: dict[str, Grid] = {
     "mlp": Grid(recipe="mnist-mlp", common=PROTOCOL, arms={
         "dp-sgd": ("dp-sgd", SGD), "dp-adam": ("dp-adam", ADAM),
@@ -193,11 +198,28 @@ GRIDS: dict[str, Grid] = {
                 {"lr": 0.006, "schedule": "constant", "source": "dead-leaves", "weight_average": 0.99},
                 *({**LEAVES, "lr": lr} for lr in (0.003, 0.002)),
             ]),
+            "DP-KFC, A only, mapped back": ("dp-kfc-a", _each(lr=(0.04, 0.08), **_one(MAPPED | LEAVES))),
             "DP-Adam": ("dp-adam", [{"lr": lr, "weight_average": 0.98} for lr in (0.004, 0.008, 0.002)]),
             "DP-KFC, A only, private oracle (NOT PRIVATE)": ("dp-kfc-a", [
                 {"lr": lr, "source": "private-oracle", "weight_average": 0.98} for lr in (0.004, 0.002)
             ]),
             "DP-KFC, A only, pink noise": ("dp-kfc-a", [{"lr": lr, "weight_average": 0.98} for lr in (0.004, 0.002)]),
+        },
+    ),
+    "mapped": Grid(
+        recipe="mnist-cnn", common=PROTOCOL,
+        arms={
+            "A only, dead leaves, mapped back": ("dp-kfc-a", _each(lr=(0.02, 0.03, 0.015), **_one(MAPPED | DISCS))),
+            "A only, pink noise, mapped back": ("dp-kfc-a", _each(lr=(0.01, 0.02, 0.03), **_one(MAPPED))),
+            "A only, dead leaves, along z": ("dp-kfc-a", _each(lr=(0.03, 0.06), **_one(ALONG | DISCS))),
+            "A only, dead leaves, along z, Adam": ("dp-kfc-a", _each(lr=(0.002, 0.001), **_one(DISCS))),
+            "both sides, dead leaves, mapped back": ("dp-kfc", _each(lr=(0.01, 0.02), **_one(MAPPED | DISCS))),
+            "A only, same spectrum, random directions, mapped back": (
+                "dp-kfc-random", _each(lr=(0.01, 0.03), sides=("input",), **_one(MAPPED | DISCS)),
+            ),
+            "A only, private oracle (NOT PRIVATE), mapped back": (
+                "dp-kfc-a", _each(lr=(0.02, 0.03), source=("private-oracle",), **_one(MAPPED)),
+            ),
         },
     ),
     "refined": Grid(recipe="mnist-cnn", common=AVERAGED, arms=REFINED, tuned_with=(100, 101, 102, 103)),

@@ -63,7 +63,7 @@ def contenders(setting: Any) -> dict[str, Callable[[], Any]]:
         "DOPPLER": of(postprocess=(LowPass(),)),
         "SOFIM": of(postprocess=(SOFIM(),)),
         "AdamBC": of(postprocess=(AdamBC(),)),
-        "DP-KFC": of(preconditioner=KFAC(**probe, every=10_000)),
+        "DP-KFC": of(preconditioner=KFAC(**probe, every=10_000, sides="both")),
         "DP-NGD": of(preconditioner=ngd, readout="natural"),
         "AdaDPS": of(preconditioner=AdaDPS(**probe, every=10_000)),
         "GEP": of(preconditioner=gep, clipping="embedding_residual"),

@@ -88,7 +88,7 @@ def live_contenders(point: Point, folder: Path) -> dict[str, Any]:
 
     case = case_of(point)
     setting = contenders.setting_for(case, folder)
-    kfac = KFAC(probe=case.probe(), probe_size=case.probe_size, every=contenders.EVERY, max_rank=point.rank)
+    kfac = KFAC(probe=case.probe(), probe_size=case.probe_size, every=contenders.EVERY, max_rank=point.rank, sides="both")
     return {
         "plain": contenders.plain(setting),
         "dp_sgd": contenders.dp_sgd(setting),

@@ -74,7 +74,7 @@ def _session(name: str, smoke: bool, folder: Path, way: str) -> tuple[Any, Any, 
     model = setting.fresh()[0]
     config = PrivacyConfig(
         expected_batch_size=case.batch_size, steps=1_000_000, max_grad_norm=CLIP, sampler="fixed",
-        preconditioner=KFAC(probe=case.probe(), probe_size=case.probe_size, every=10_000),
+        preconditioner=KFAC(probe=case.probe(), probe_size=case.probe_size, every=10_000, sides="both"),
     )  # fmt: skip
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], LR)
     session = Session(

@@ -145,6 +145,14 @@ def rank_accuracy() -> str:
     )
 
 
+def which_side() -> str:
+    """Signal, curvature and noise of a private step, by what is whitened."""
+    import which_side as study
+
+    results = read_json(study.PATH)
+    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/which_side.py")
+
+
 def probe_whitening() -> str:
     """How white each probe makes the inputs of layers."""
     import probe_whitening as study
@@ -283,7 +291,7 @@ def assurance(section: str = "summary") -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "published": published, "methods": methods,
     "method-speed": method_speed, "scale": scale, "checkpoint": checkpoint, "ranks": ranks, "plan-70b": plan_70b,
-    "assurance": assurance, "rank-accuracy": rank_accuracy, "probe-whitening": probe_whitening,
+    "assurance": assurance, "rank-accuracy": rank_accuracy, "probe-whitening": probe_whitening, "which-side": which_side,
     "claims": claims,
 }  # fmt: skip
 PARTS: dict[str, Callable[[str], str]] = {  # before a dash and the name of a part: a recipe, a page, a section, ...

@@ -15,7 +15,7 @@ from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
 
 
 def _kfac(**fields) -> KFAC:
-    return KFAC(**{"probe": FeatureNoise(12), "probe_size": 40, "chunk": 16, **fields})
+    return KFAC(**{"probe": FeatureNoise(12), "sides": "both", "probe_size": 40, "chunk": 16, **fields})
 
 
 def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:

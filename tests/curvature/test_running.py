@@ -35,7 +35,7 @@ def sums_of(n: int, settings: dict, seed: int = 0) -> FactorAccumulator:
 
 
 def _kfac(**fields) -> KFAC:
-    return KFAC(**{"probe": FeatureNoise(12), "probe_size": 24, "chunk": 16, **fields})
+    return KFAC(**{"probe": FeatureNoise(12), "sides": "both", "probe_size": 24, "chunk": 16, **fields})
 
 
 # -- sums

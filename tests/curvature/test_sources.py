@@ -28,7 +28,7 @@ def public(classes: int = 4, n: int = 40) -> PublicData:
 
 
 def kfac(**settings: object) -> KFAC:
-    return KFAC(**{"probe": FeatureNoise(12), "probe_size": 32, "chunk": 16, **settings})
+    return KFAC(**{"probe": FeatureNoise(12), "sides": "both", "probe_size": 32, "chunk": 16, **settings})
 
 
 # -- hybrids -----------------------------------------------------------------------------------------------------------

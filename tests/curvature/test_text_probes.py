@@ -47,7 +47,8 @@ def _build(model: nn.Module, kfac: KFAC, factors: bool = False):
 
 
 def _kfac(**fields) -> KFAC:
-    return KFAC(**{"probe": PROBE, "probe_size": 24, "chunk": 10, "rows_per_dim": None, "max_rank": None, **fields})
+    uncut = {"rows_per_dim": None, "max_rank": None}
+    return KFAC(**{"probe": PROBE, "sides": "both", "probe_size": 24, "chunk": 10, **uncut, **fields})
 
 
 def _loop(model: nn.Module, kfac: KFAC, name: str) -> tuple[torch.Tensor, torch.Tensor]:

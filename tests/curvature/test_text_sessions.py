@@ -163,7 +163,7 @@ def test_what_stands_in_the_padding_changes_no_factor():
 def test_adapters_train_with_noise_from_their_zero_start(kind):
     model = MODELS[kind]()
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    with _session(model, _kfac(), noise=1.0, lr=0.01, steps=5) as s:
+    with _session(model, _kfac(sides="both"), noise=1.0, lr=0.01, steps=5) as s:
         for batch in s.batches():
             s.step(batch, _losses)
             dead = {row["layer"] for row in s.preconditioner.report if "no signal" in row["note"]}

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from dpkfc.curvature import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
+from dpkfc.postprocess import AdamBC
 from dpkfc.recipes.assemble import kfac, make_optimizer, make_plan, privacy_config
 from dpkfc.recipes.config import ConfigError, RunConfig
 from dpkfc.recipes.models import digits_mlp
@@ -108,6 +109,19 @@ def test_the_seed_never_seeds_the_noise():
         assert plan.config.test_mode_seed is None
         draws.append(plan.draw(0, plan.sampling_stream()).tolist())
     assert draws[0] != draws[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, AdamBC(floor="auto", resolution=2.0)),
+        ({"adam_bc_resolution": 7.0}, AdamBC(floor="auto", resolution=7.0)),
+        ({"adam_bc_floor": 1e-4}, AdamBC(floor=1e-4)),
+    ],
+)
+def test_settings_reach_adam_bc(settings: dict, expected: AdamBC):
+    plan = privacy_config(replace(CONFIG, optimizer="adam-bc", **settings), SHAPE, 200)
+    assert plan.postprocess == (expected,)
 
 
 def test_optimizers():

@@ -31,7 +31,8 @@ class Sequences(nn.Module):
 
 def kfac() -> KFAC:
     torch.manual_seed(0)
-    return KFAC(probe=PublicData(torch.randn(16, 6, 40), provenance="random numbers"), probe_size=16, max_rank=8)
+    probe = PublicData(torch.randn(16, 6, 40), provenance="random numbers")
+    return KFAC(probe=probe, probe_size=16, max_rank=8, sides="both")
 
 
 def test_layers_with_a_choice_are_measured_and_the_model_is_left_as_it_is(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_a_default_that_has_changed_is_told_apart_from_what_was_run_before():
 
     assert hash_of("dp-kfc", max_rank=64) == "b5c0c00a786ce5aa"  # of a stored row, when 64 was the default
     assert hash_of("dp-kfc") == hash_of("dp-kfc", max_rank=32) == "c90e195d99e70513"
+    assert hash_of("dp-kfc", sides="both") == hash_of("dp-kfc") != hash_of("dp-kfc-a") == hash_of("dp-kfc-a", sides="input")
     assert hash_of("dp-adam") == hash_of("dp-adam", max_rank=64) == "28a9177db08f6ee4", "who has no such sides is not concerned"
 
 

@@ -31,7 +31,7 @@ def layer_factors(seed, std=1.0, probe_size=64):
             p.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(1))
     layers = find_layers(model)
     probe = FeatureNoise(12, std=std)
-    kfac = KFAC(probe=Doubled(probe), probe_size=probe_size, max_rank=None, rows_per_dim=None, seed=seed)
+    kfac = KFAC(probe=Doubled(probe), sides="both", probe_size=probe_size, max_rank=None, rows_per_dim=None, seed=seed)
     return kfac.factors(model, lambda m, loss: capture(m, layers, loss))
 
 

@@ -41,7 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dp-fedsofim": {"rule": FedSOFIM(learning_rate=2.0, rho=0.5, beta=0.9)},  # η / ρ is the rate of the others
     "dp-kfc": {
         "rule": FedGD(learning_rate=4.0),
-        "preconditioner": KFAC(probe=FeatureNoise(64, mean=-0.4, std=0.75), every=ROUNDS),
+        "preconditioner": KFAC(probe=FeatureNoise(64, mean=-0.4, std=0.75), every=ROUNDS, sides="both"),
     },
 }
 LABELS = {"dp-fedgd": "DP-FedGD", "dp-fedsofim": "DP-FedSOFIM", "dp-kfc": "federated DP-KFC"}

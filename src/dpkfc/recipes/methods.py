@@ -31,8 +31,7 @@ class Method:
         page: file in docs/methods that tells more.
         like: the method whose part of a recipe's file holds where the file has none for this one.
         without_momentum: the learning rate of that part was chosen with momentum m and is divided by 1 − m, which makes steps of
-            the same length; for gradients that are mapped back it is also multiplied by √λ_safe and the ratio of the two C
-            (DP-NGD, Eq. 16).
+            the same length; DP-NGD's also takes the ratio of the two C and, where it maps back, √λ_safe (Eq. 16); see `rates`.
         defines_optimizer: another optimizer would be another method.
     """
 
@@ -125,14 +124,22 @@ _ROWS = (
         cost="public gradients every step", source="Yu et al. 2021", equation="L clip_S1(Lᵀ g_i) alone: biased", page="gep.md",
     ),
     Method(
-        name="dp-kfc", label="DP-KFC", settings={"preconditioner": "kfac"}, acts="coordinates",
+        name="dp-kfc", label="DP-KFC", settings={"preconditioner": "kfac", "sides": "both"}, acts="coordinates",
         side_data="none: pink or white noise, tokens; public data by choice", state=_KFC_STATE, cost=_KFC_COST, source=_KFC,
         equation="z_i = G^(−1/2) g_i A^(−1/2), clipped and noised; the step is along z", page="dp-kfc.md",
     ),
     Method(
         name="dp-kfc-a", label="DP-KFC, A only", settings={"preconditioner": "kfac", "sides": "input"}, acts="coordinates",
-        state=_KFC_STATE, cost=_KFC_COST, source="a control", equation="z_i = g_i A^(−1/2)", page="controls.md",
+        side_data="none: pink or white noise, tokens; public data by choice", state="factors, Σ d_in²", cost=_KFC_COST,
+        source="DP-KFC without G", equation="z_i = g_i A^(−1/2), clipped and noised; the step is along z", page="dp-kfc.md",
         like="dp-kfc",
+    ),
+    Method(
+        name="dp-kfc-natural", label="DP-KFC, natural",
+        settings={"preconditioner": "kfac", "sides": "input", "readout": "natural", "optimizer": "sgd"},
+        acts="coordinates, read-out", side_data="none: pink noise, dead leaves, tokens; public data by choice",
+        state="factors, Σ d_in²", cost=_KFC_COST, source="DP-KFC with the read-out of DP-NGD",
+        equation="z_i = g_i A^(−1/2), clipped and noised; θ ← θ − η z̃ A^(−1/2)", page="dp-kfc.md", like="dp-kfc",
     ),
     Method(
         name="dp-kfc-g", label="DP-KFC, G only", settings={"preconditioner": "kfac", "sides": "output"}, acts="coordinates",
@@ -140,7 +147,8 @@ _ROWS = (
         like="dp-kfc",
     ),
     Method(
-        name="dp-kfc-random", label="random, same spectrum", settings={"preconditioner": "kfac", "control": "random"},
+        name="dp-kfc-random", label="random, same spectrum",
+        settings={"preconditioner": "kfac", "sides": "both", "control": "random"},
         acts="coordinates", state=_KFC_STATE, cost=_KFC_COST, source="a control",
         equation="as DP-KFC with random orthogonal eigenvectors", page="controls.md",
         like="dp-kfc",

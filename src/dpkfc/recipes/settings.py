@@ -57,7 +57,7 @@ class RunConfig:
     """
 
     recipe: str = _setting("", "run", "which recipe, for example mnist-cnn; see the README, or give a wrong one for the list")
-    method: str = _setting("dp-kfc", "run", "what a run starts from; see `dpkfc methods`", choices=METHODS)
+    method: str = _setting("dp-kfc-a", "run", "what a run starts from; see `dpkfc methods`", choices=METHODS)
     data_dir: str = _setting("", "run", "folder with the data set; empty: $DPKFC_DATA, then Hugging Face datasets")
     seed: int = _setting(0, "run", "public seed of initial weights and probes; never of the noise", least=0)
     smoke: bool = _setting(False, "run", "a few steps on a slice of the data, to see that all is in place")
@@ -114,7 +114,7 @@ class RunConfig:
 
     preconditioner: str = _setting("none", "curvature", "coordinates of clip and noise", choices=PRECONDITIONERS)
     readout: str = _setting("whitened", "curvature", "from those coordinates to the step", choices=READOUTS)
-    sides: str = _setting("both", "curvature", "factors that whiten", choices=("both", "input", "output"))
+    sides: str = _setting("input", "curvature", "factors that whiten", choices=("input", "both", "output"))
     damping: float = _setting(0.1, "curvature", "damping, relative to the mean eigenvalue or absolute", above=0)
     damping_mode: str = _setting("relative", "curvature", "meaning of damping", choices=("relative", "absolute"))
     gamma: float = _setting(0.0, "curvature", "γ inside the root, absolute damping only", least=0)

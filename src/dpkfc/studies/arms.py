@@ -84,6 +84,7 @@ _SPACES: dict[str, dict[str, Range | Choice]] = {
     "b-gep": {**_SGD, "gep_embedding_norm": Range(0.5, 20.0)},
     "dp-kfc": {**_KFAC, **_PINK},
     "dp-kfc-a": {**_KFAC, **_PINK},
+    "dp-kfc-natural": {"lr": Range(0.002, 1.0, times=(("max_grad_norm", 1.0),)), **_KFAC, **_PINK},
     "dp-kfc-g": {**_KFAC, **_PINK},
     "dp-kfc-random": {**_KFAC, **_PINK},
     "dp-ngd": {**_NATURAL, "lambda_safe": Range(1e-4, 0.1), "max_grad_norm": Range(1.0, 30.0)},

@@ -27,7 +27,7 @@ MECHANISM = 1  # raised when runs of equal settings come to other results than b
 
 _MACHINE = {"out", "data_dir", "threads", "device", "num_workers", "max_physical_batch_size", "pad_to_multiple", "chosen_by"}
 _OF_RUN = {"recipe", "method", "seed", "eval_on"}
-_UNTOLD: dict[str, Any] = {"max_rank": 64}  # of K-FAC, whose default has changed: what rows that are silent of it were run with
+_UNTOLD: dict[str, Any] = {"max_rank": 64, "sides": "both"}  # former defaults of K-FAC: what silent rows were run with
 
 Plain = str | int | float | bool
 

@@ -93,7 +93,7 @@ def _kfc(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
     found = features.public[features.public > 0]
     mean, std, density = (round(float(x), 4) for x in (found.mean(), found.std(), found.numel() / features.public.numel()))
     probe = FeatureNoise(WIDTH, mean=mean, std=std, density=density)
-    return {"rule": FedGD(s["rate"]), "preconditioner": KFAC(probe=probe, damping=s["damping"], every=ROUNDS)}
+    return {"rule": FedGD(s["rate"]), "preconditioner": KFAC(probe=probe, damping=s["damping"], every=ROUNDS, sides="both")}
 
 
 RULES = {
