@@ -110,6 +110,10 @@ REFINED = {
     "private oracle (NOT PRIVATE)": ("dp-kfc-a", [{"source": "private-oracle"}]),
 }
 
+MAPPED = {"optimizer": "sgd", "readout": "natural"}
+ALONG = {"optimizer": "sgd"}
+DISCS = {"source": "dead-leaves"}
+
 TEXT = {"delta": 1e-5, "epochs": 20.0, "expected_batch_size": 512, "epsilon": 1.0, "evaluate_every": 156, "max_rank": 64}
 WORDS = {"zipf_exponent": 1.5}
 SMALL = {"max_grad_norm": 0.2}
@@ -133,6 +137,9 @@ IMDB = {
         {"lr": 0.5, "damping": 0.01, **WORDS, "max_rank": 256},
         *_each(lr=(1.25, 2.5, 4.0), damping=(0.01,), **_one(WORDS | SMALL)),
     ]),
+    "DP-KFC, A only, mapped back, random words": (
+        "dp-kfc-a", _each(lr=(0.1, 0.2, 0.4), damping=(0.01,), readout=("natural",), **_one(WORDS)),
+    ),
     "DP-KFC, both sides, random words": ("dp-kfc", [
         *_each(lr=(0.25, 0.5, 1.0), damping=(0.03, 0.1), **_one(WORDS)),
         *_each(lr=(1.25, 2.5, 4.0), damping=(0.1,), **_one(WORDS | SMALL)),
@@ -170,14 +177,11 @@ SOURCES = {
     "pink noise, exponent 2": {"power_exponent": 2.0},
 }
 
-MAPPED = {"optimizer": "sgd", "readout": "natural"}
-ALONG = {"optimizer": "sgd"}
-DISCS = {"source": "dead-leaves"}
-
 GRIDS: dict[str, Grid] = {
     "mlp": Grid(recipe="mnist-mlp", common=PROTOCOL, arms={
         "dp-sgd": ("dp-sgd", SGD), "dp-adam": ("dp-adam", ADAM),
         "normalised dp-sgd": ("dp-sgd-normalised", _each(lr=(0.05, 0.1, 0.2))),
+        "DP-KFC, A only, mapped back, pink noise": ("dp-kfc-a", _each(lr=(0.03, 0.05, 0.1), **_one(MAPPED))),
     }),
     "probes": Grid(
         recipe="mnist-cnn", common=PROTOCOL,
@@ -210,6 +214,9 @@ GRIDS: dict[str, Grid] = {
         recipe="mnist-cnn", common=PROTOCOL,
         arms={
             "A only, dead leaves, mapped back": ("dp-kfc-a", _each(lr=(0.02, 0.03, 0.015), **_one(MAPPED | DISCS))),
+            "A only, dead leaves refined, mapped back": (
+                "dp-kfc-a", _each(lr=(0.02, 0.03), refine=(10,), **_one(MAPPED | DISCS)),
+            ),
             "A only, pink noise, mapped back": ("dp-kfc-a", _each(lr=(0.01, 0.02, 0.03), **_one(MAPPED))),
             "A only, dead leaves, along z": ("dp-kfc-a", _each(lr=(0.03, 0.06), **_one(ALONG | DISCS))),
             "A only, dead leaves, along z, Adam": ("dp-kfc-a", _each(lr=(0.002, 0.001), **_one(DISCS))),

@@ -30,6 +30,7 @@ from common import RESULTS, hardware, markdown, now, read_json, write_json
 
 PATH = RESULTS / "which_side.json"
 SIGMA, BATCH, LR, STAGES, HELD, PROBE, CHUNK = 0.9227, 256, 0.03, (0, 150, 600, 1100), 4096, 512, 256
+BACK = ", mapped back"
 Gradients = dict[str, Tensor]
 
 
@@ -42,7 +43,7 @@ class Measured:
         self.layers = list(dict.fromkeys(name.rsplit(".", 1)[0] for name in self.weights))
         with torch.no_grad():
             self.probabilities = model(x).softmax(1)
-        self.gradient = self._summed(lambda g: torch.ones(len(next(iter(g.values())))))
+        self.gradient = self._summed(lambda z: torch.ones_like(norms(z)))
         self.drawn = torch.multinomial(self.probabilities, 1, generator=torch.Generator().manual_seed(0))[:, 0]
 
     def _parts(self, labels: Tensor) -> Iterator[Gradients]:
@@ -84,8 +85,8 @@ class Measured:
     def steps(self, metric: Mapping[str, Any] | None) -> Iterator[tuple[str, dict[str, float]]]:
         """Signal, curvature, noise and the best decrease of a step in one metric, and of one that is mapped back."""
         clip = float(torch.cat([norms(whitened(part, metric)) for part in self._parts(self.y)]).median())
-        mean = self._summed(lambda z: (1 / norms(z)).clamp(max=1 / clip), metric)
-        for suffix, step, of in (("", mean, None), (", mapped back", whitened(mean, metric), metric)):
+        mean = self._summed(lambda z: (clip / norms(z)).clamp(max=1) / clip, metric)
+        for suffix, step, of in (("", mean, None), (BACK, whitened(mean, metric), metric)):
             if suffix and metric is None:
                 continue
             signal = sum(float((step[name] * g).sum()) for name, g in self.gradient.items())
@@ -155,13 +156,13 @@ def measure(data_dir: str) -> dict[str, Any]:
 def table(results: Mapping[str, Any]) -> str:
     lines = []
     for stage, of in results["stages"].items():
-        lines.append([f"*{stage}*", "", "", "", ""])
-        lines += [
-            [name, f"{1e3 * one['signal']:.1f}", f"{1e3 * one['curvature']:.2f}", f"{1e3 * one['noise']:.2f}",
-             f"{1e3 * one['decrease']:.1f}"]
-            for name, one in of.items()
-        ]  # fmt: skip
-    return markdown(["whitened", "signal", "curvature", "noise", "decrease of the loss"], lines)
+        lines.append([f"*{stage}*", *[""] * 5])
+        for name, one in of.items():
+            if not name.endswith(BACK):
+                back = of.get(name + BACK)
+                parts = [f"{1e3 * one[part]:.1f}" for part in ("signal", "curvature", "noise", "decrease")]
+                lines.append([name, *parts, f"{1e3 * back['decrease']:.1f}" if back else ""])
+    return markdown(["whitened", "signal", "curvature", "noise", "decrease of the loss", "… mapped back"], lines)
 
 
 def main() -> int:

@@ -96,6 +96,7 @@ SETTINGS: dict[str, tuple[Any, str]] = {
         "whitened",
     ),
     "control": (lambda k: KFAC(probe=public(k), probe_size=24, every=2, control="random"), "whitened"),
+    "inputs, natural": (lambda k: KFAC(probe=public(k), probe_size=24, every=2, sides="input"), "natural"),
     "control, natural": (lambda k: KFAC(probe=public(k), probe_size=24, every=2, control="random"), "natural"),
 }  # fmt: skip
 
