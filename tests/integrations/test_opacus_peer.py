@@ -142,20 +142,24 @@ def test_the_default_accountants_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preconditioner", "clipping"),
-    [(None, "flat"), (None, "per_layer"), (kfac(), "flat"), (kfac(), "per_layer"), (DP2(phase=1), "flat")],
-    ids=["plain", "plain-per-layer", "kfac", "kfac-per-layer", "dp2"],
-)
-def test_the_steps_are_those_of_a_session(preconditioner, clipping: str) -> None:
+    ("preconditioner", "clipping", "readout"),
+    [
+        (None, "flat", "whitened"), (None, "per_layer", "whitened"), (kfac(), "flat", "whitened"),
+        (kfac(), "per_layer", "whitened"), (DP2(phase=1), "flat", "whitened"), (kfac(), "flat", "natural"),
+        (kfac(sides="both"), "per_layer", "inverse"),
+    ],
+    ids=["plain", "plain-per-layer", "kfac", "kfac-per-layer", "dp2", "kfac-natural", "kfac-inverse"],
+)  # fmt: skip
+def test_the_steps_are_those_of_a_session(preconditioner, clipping: str, readout: str) -> None:
     """One seed, one order, one noise: engine and session release the same."""
     mine, theirs = mlp(), mlp()
     noise = 0.7
     _, mine, optimizer, batches = private(
-        mine, noise_multiplier=noise, preconditioner=preconditioner, clipping=clipping
+        mine, noise_multiplier=noise, preconditioner=preconditioner, clipping=clipping, readout=readout
     )
     assert train(mine, optimizer, batches) == N // B
     config = PrivacyConfig(
-        expected_batch_size=B, steps=N // B, preconditioner=preconditioner, clipping=clipping, test_mode_seed=3,
+        expected_batch_size=B, steps=N // B, preconditioner=preconditioner, clipping=clipping, readout=readout, test_mode_seed=3,
     )  # fmt: skip
     x, y = data().tensors
     with Session(config.with_noise(noise, 1e-4, N), theirs, sgd(theirs), (x, y)) as session:

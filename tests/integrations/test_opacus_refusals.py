@@ -62,6 +62,7 @@ class OwnLoader(DataLoader):
         ({"criterion": nn.CrossEntropyLoss(reduction="sum")}, "make them equal"),
         ({"precondtioner": None}, "did you mean 'preconditioner'"),
         ({"target_unclipped_quantile": 0.5}, "unknown keyword"),
+        ({"readout": "newton"}, "readout"),
         ({"preconditioner": "kfac"}, "describe"),
         ({"module": nn.BatchNorm1d(6)}, "Three ways out"),
         ({"module": nn.DataParallel(mlp())}, "plain module"),

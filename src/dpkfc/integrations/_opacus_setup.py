@@ -63,6 +63,7 @@ def configured(
         uncertified=options.uncertified,
         accountant=accountant,
         preconditioner=options.preconditioner,
+        readout=options.readout,
         test_mode_seed=options.test_mode_seed,
     )
     return config, size

@@ -32,6 +32,7 @@ class Options:
         wrap_model: only True; the module itself is returned, no wrapper.
         rand_on_empty: only False; an empty batch has a leading axis of size 0.
         preconditioner: for example `curvature.KFAC(probe=PinkNoise((1, 28, 28)))`; None is plain DP-SGD.
+        readout: from the preconditioner's coordinates to the step, as in `PrivacyConfig`.
         ledger_path: file of the privacy ledger, continued where it exists; None keeps it in memory.
         uncertified: accept shuffled batches, whose ε is no guarantee.
         test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
@@ -51,6 +52,7 @@ class Options:
     wrap_model: bool = True
     rand_on_empty: bool = False
     preconditioner: Any = None
+    readout: str = "whitened"
     ledger_path: str | os.PathLike[str] | None = None
     uncertified: bool = False
     test_mode_seed: int | None = None

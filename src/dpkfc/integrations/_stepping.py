@@ -33,6 +33,7 @@ from dpkfc.integrations._owed import Owed
 from dpkfc.integrations._padding import check_padding
 from dpkfc.integrations._poisson_loader import Drawn
 from dpkfc.plan import Plan
+from dpkfc.postprocess.chain import Chain
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
 
@@ -72,6 +73,7 @@ class PrivateStep:
         self.plan, self.model, self.optimizer, self.ledger = plan, model, optimizer, ledger
         self.layers = find_layers(model)
         self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
+        self._chain = Chain((), plan.config.readout)  # make_private takes no filters
         self.step = ledger.count
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
@@ -301,10 +303,11 @@ class PrivateStep:
         self._summer = None
         released = release(clipped, self.plan, self._noise, self.ledger, self.step)
         self._coordinates.observe(released)
+        handed = self._chain.apply(released, self._coordinates.metric, self.layers)
         self.step += 1
         factor = 1.0 if self._reduction == "mean" else float(self.plan.expected_batch_size)
         for name, p in self._parameters.items():
-            p.grad = (released.gradients[name] * factor).to(p.dtype)
+            p.grad = (handed.gradients[name] * factor).to(p.dtype)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._clear()

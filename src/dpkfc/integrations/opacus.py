@@ -8,7 +8,7 @@ Opacus offers and this library does otherwise is refused by name; nothing is acc
 
 Differences that show:
 
-* the preconditioner: `preconditioner=KFAC(...)`;
+* the preconditioner: `preconditioner=KFAC(...)`, with `readout="natural"` to map the release back;
 * q = batch_size / len(dataset) and the divisor is batch_size, exact where Opacus rounds through len(data_loader);
 * noise and sampling are keyed by the operating system; no generator reaches them, `test_mode_seed` makes a run
   repeatable and not private;
