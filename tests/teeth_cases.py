@@ -38,7 +38,7 @@ def plan(noise: float = 1.0, **settings: object) -> Plan:
 
 
 def kfac(width: int = WIDTH, **settings: object) -> KFAC:
-    return KFAC(**{"probe": FeatureNoise(width), "probe_size": 32, "every": 2, **settings})
+    return KFAC(**{"sides": "both", "probe": FeatureNoise(width), "probe_size": 32, "every": 2, **settings})
 
 
 class Handed(torch.optim.SGD):

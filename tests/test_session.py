@@ -45,7 +45,7 @@ def plan(noise: float = 0.0, **settings: object) -> Plan:
 
 
 def kfac(**settings: object) -> KFAC:
-    return KFAC(**{"probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings})
+    return KFAC(**{"sides": "both", "probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings})
 
 
 def session(p: Plan, model: nn.Module, lr: float = 0.1, dataset: object = None, **options: object) -> Session:

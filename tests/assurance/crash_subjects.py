@@ -92,7 +92,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "DP-SGD": lambda: _session_subject("DP-SGD", _plan(3), _sgd),
     "DP-KFC, Adam, average": lambda: _session_subject(
         "DP-KFC, Adam, average",
-        _plan(4, preconditioner=KFAC(probe=FeatureNoise(6), probe_size=32, every=5), weight_average=WeightEMA(0.9)),
+        _plan(4, preconditioner=KFAC(sides="both", probe=FeatureNoise(6), probe_size=32, every=5), weight_average=WeightEMA(0.9)),
         lambda p: torch.optim.Adam(p, 0.01),
     ),
     "DiSK": lambda: _session_subject("DiSK", _plan(5, postprocess=(DiSK(0.7),)), lambda p: torch.optim.SGD(p, 0.1)),

@@ -384,7 +384,7 @@ def test_neighbouring_sums_differ_by_the_clip_and_the_rounding_of_adding(others:
     model = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 4))
     layers, built = find_layers(model), {}
     if metric == "kfac":
-        settings = KFAC(probe=FeatureNoise(30), probe_size=64)
+        settings = KFAC(sides="both", probe=FeatureNoise(30), probe_size=64)
         built = settings.build(model, lambda m, f: capture(m, layers, f), 0, rules={x.name: x.rule for x in layers}).metric
 
     def weighted(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -33,7 +33,7 @@ def _session(ledger: Path, optimizer: str = "SGD") -> Session:
         expected_batch_size=8,
         steps=6,
         test_mode_seed=3,
-        preconditioner=KFAC(probe=FeatureNoise(6), probe_size=16, every=2),
+        preconditioner=KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=2),
         postprocess=(DiSK(0.7, momentum_allowed=True),),
         weight_average=WeightEMA(0.9),
     ).with_noise(1.0, 1e-3, EXAMPLES)

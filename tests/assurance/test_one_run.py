@@ -67,7 +67,7 @@ def record(evidence, row: str, result, **more: Any) -> None:
 NOISE = size(1.4, 1.9)  # about ε = 4 in so many steps at this rate; the claim is what the accountant says
 METHODS: dict[str, dict[str, Any]] = {
     "DP-SGD": {},
-    "DP-KFC": {"preconditioner": KFAC(probe=PROBE, every=7)},
+    "DP-KFC": {"preconditioner": KFAC(sides="both", probe=PROBE, every=7)},
     "DP-NGD": {
         "preconditioner": NGD(probe=PROBE, lambda_safe=1e-2, steps=STEPS, every=10),
         "readout": "natural",

@@ -178,7 +178,7 @@ class Task:
 
 
 def kfac(**settings: Any) -> KFAC:
-    return KFAC(**{"probe": FeatureNoise(WIDTH), "probe_size": 32, "every": 2, **settings})
+    return KFAC(**{"sides": "both", "probe": FeatureNoise(WIDTH), "probe_size": 32, "every": 2, **settings})
 
 
 def with_statistics() -> nn.Module:
@@ -244,7 +244,7 @@ def ngd() -> dict[str, Any]:
 
 
 def reading() -> dict[str, Any]:
-    made = KFAC(probe=TokenNoise(12, 5, min_length=5), probe_size=16, every=2)
+    made = KFAC(sides="both", probe=TokenNoise(12, 5, min_length=5), probe_size=16, every=2)
     return {"preconditioner": made, "max_physical_batch_size": "auto"}
 
 

@@ -61,7 +61,7 @@ def test_norms_of_embeddings_and_materialised_gradients():
 
 def test_signal_to_noise_is_the_ratio_written_out():
     model = mlp()
-    kfac = KFAC(probe=FeatureNoise(12), probe_size=10, chunk=4)
+    kfac = KFAC(sides="both", probe=FeatureNoise(12), probe_size=10, chunk=4)
     built = kfac.build(model, capture, 0)
     ratios = signal_to_noise(kfac, model, capture, built, max_grad_norm=0.5, noise_multiplier=2.0)
     blocks = [piece.blocks for piece in blocks_on_probe(model, capture, kfac.run_at(0))]
@@ -82,7 +82,7 @@ def test_signal_to_noise_is_the_ratio_written_out():
 
 
 def test_spectra_and_condition_numbers():
-    built = KFAC(probe=FeatureNoise(12), probe_size=64).build(mlp(), capture, 0)
+    built = KFAC(sides="both", probe=FeatureNoise(12), probe_size=64).build(mlp(), capture, 0)
     a, g = built.spectra["2"]["A"], built.spectra["2"]["G"]
     exact = torch.sort(torch.outer(a, g).flatten(), descending=True).values
     assert torch.allclose(fisher_spectrum(built, "2", top=7), exact[:7])
@@ -114,7 +114,7 @@ def test_inner_products_of_factors_equal_those_of_matrices(first, second):
 def test_similarity_of_factor_sets():
     model = cnn().double()
     probes = [PinkNoise(CNN_SHAPE), WhiteNoise(CNN_SHAPE)]
-    pink, white = (KFAC(probe=p, probe_size=32).factors(model, capture) for p in probes)
+    pink, white = (KFAC(sides="both", probe=p, probe_size=32).factors(model, capture) for p in probes)
     for sides in compare_factors(pink, pink).values():
         for same in sides.values():
             assert same.cosine == pytest.approx(1.0, abs=1e-9) and same.relative_error == pytest.approx(0.0, abs=1e-6)

@@ -220,6 +220,6 @@ def test_its_state_restores_every_bit(residual_norm: float | None) -> None:
 
 def test_the_state_of_another_preconditioner_is_refused() -> None:
     model = mlp()
-    other = KFAC(probe=FeatureNoise(12), probe_size=16).build(model, capture, 0, rules_of(model))
+    other = KFAC(sides="both", probe=FeatureNoise(12), probe_size=16).build(model, capture, 0, rules_of(model))
     with pytest.raises(ValueError, match="written by another preconditioner"):
         Basis.from_state_dict(other.state_dict())

@@ -87,17 +87,17 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "adadps decay": (lambda k: AdaDPS(probe=public(k), batch_size=10, every=2, decay=0.9), "whitened"),
     "dp2": (lambda k: DP2(phase=2, clip_ratio=2.0), "whitened"),
     "dp2 corrected": (lambda k: DP2(phase=2, corrected=True), "whitened"),
-    "oracle": (lambda k: KFAC(probe=PrivateOracle(data(k)), labels="given", probe_size=24, every=2), "whitened"),
+    "oracle": (lambda k: KFAC(sides="both", probe=PrivateOracle(data(k)), labels="given", probe_size=24, every=2), "whitened"),
     "hybrid": (
         lambda k: KFAC(
-            probe=PinkNoise(SHAPE) if k == "conv" else PublicData(inputs(k, 20, 3), provenance="ids"),
+            sides="both", probe=PinkNoise(SHAPE) if k == "conv" else PublicData(inputs(k, 20, 3), provenance="ids"),
             output_probe=public(k), labels="given", probe_size=24, every=2,
         ),
         "whitened",
     ),
-    "control": (lambda k: KFAC(probe=public(k), probe_size=24, every=2, control="random"), "whitened"),
+    "control": (lambda k: KFAC(sides="both", probe=public(k), probe_size=24, every=2, control="random"), "whitened"),
     "inputs, natural": (lambda k: KFAC(probe=public(k), probe_size=24, every=2, sides="input"), "natural"),
-    "control, natural": (lambda k: KFAC(probe=public(k), probe_size=24, every=2, control="random"), "natural"),
+    "control, natural": (lambda k: KFAC(sides="both", probe=public(k), probe_size=24, every=2, control="random"), "natural"),
 }  # fmt: skip
 
 

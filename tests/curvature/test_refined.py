@@ -137,7 +137,7 @@ def test_the_model_is_left_as_it_was():
     before = {name: x.clone() for name, x in model.state_dict().items()}
     state = torch.get_rng_state()
     layers = find_layers(model)
-    KFAC(probe=Refined(PinkNoise(SHAPE), 2), probe_size=8).build(model, lambda m, loss: capture(m, layers, loss), 0)
+    KFAC(sides="both", probe=Refined(PinkNoise(SHAPE), 2), probe_size=8).build(model, lambda m, loss: capture(m, layers, loss), 0)
     assert model.training and all(p.grad is None and p.requires_grad for p in model.parameters())
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
@@ -146,7 +146,7 @@ def test_the_model_is_left_as_it_was():
 def test_its_description_names_the_other_probe_and_the_model():
     probe = Refined(DeadLeaves((1, 8, 8)), 5)
     assert isinstance(probe, Probe)
-    described = json.loads(json.dumps(KFAC(probe=probe).describe()))
+    described = json.loads(json.dumps(KFAC(sides="both", probe=probe).describe()))
     assert described["curvature_source"] == "synthetic, refined by the released model"
     assert described["probe"]["kind"] == "DeadLeaves" and described["probe"]["refine_steps"] == 5
     assert not described["uses_private_data"]
@@ -158,7 +158,8 @@ def test_its_description_names_the_other_probe_and_the_model():
 def _session(folder, probe, steps=4):
     x, y = torch.randn(40, *SHAPE, generator=_stream(9)), torch.arange(40) % 4
     config = PrivacyConfig(
-        expected_batch_size=8, steps=steps, max_grad_norm=1.0, preconditioner=KFAC(probe=probe, every=2, probe_size=16),
+        expected_batch_size=8, steps=steps, max_grad_norm=1.0,
+        preconditioner=KFAC(sides="both", probe=probe, every=2, probe_size=16),
         test_mode_seed=3,
     )  # fmt: skip
     plan = config.with_noise(1.0, 1e-5, 40)
@@ -202,7 +203,7 @@ def test_private_rows_are_found_behind_it_and_an_oracle_stays_one(tmp_path):
     x = torch.randn(40, *SHAPE, generator=_stream(9))
     with pytest.raises(ValueError, match="the probe of KFAC and the private dataset share 3 rows"):
         _session(tmp_path, Refined(PublicData(x[:3], provenance="somewhere")))
-    oracle = KFAC(probe=Refined(PrivateOracle((x, torch.zeros(40, dtype=torch.long)))))
+    oracle = KFAC(sides="both", probe=Refined(PrivateOracle((x, torch.zeros(40, dtype=torch.long)))))
     assert oracle.describe()["uses_private_data"]
 
 

@@ -60,7 +60,7 @@ def test_a_token_probe_trains_at_least_as_well_as_dp_adam():
     """The same noise, clip and rate. Six seeds gave 0.27 ± 0.04 plain, 0.28 ± 0.04 both sides, 0.25 ± 0.02 inputs alone."""
     settings = {
         "plain": None,
-        "both": KFAC(probe=PROBE, every=10),
+        "both": KFAC(sides="both", probe=PROBE, every=10),
         "input": KFAC(probe=PROBE, every=10, sides="input"),
     }
     found = {name: sum(_loss_after_training(of, seed) for seed in range(SEEDS)) / SEEDS for name, of in settings.items()}

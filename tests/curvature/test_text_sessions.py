@@ -97,7 +97,7 @@ def _session(model: nn.Module, preconditioner: Any, lr: float = 0.1, noise: floa
 
 
 def _kfac(**fields: Any) -> KFAC:
-    return KFAC(**{"probe": UNIFORM, "probe_size": 24, "chunk": 16, "every": 2, **fields})
+    return KFAC(**{"sides": "both", "probe": UNIFORM, "probe_size": 24, "chunk": 16, "every": 2, **fields})
 
 
 @pytest.mark.parametrize(

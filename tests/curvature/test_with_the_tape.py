@@ -17,7 +17,7 @@ def test_both_captures_agree(kind):
     model = {"mlp": mlp, "cnn": cnn, "text": Text, "sequence": lambda: Text(pooled=False)}[kind]().double()
     tokens = PublicData(torch.randint(11, (20, 5)), provenance="random ids")
     probe = {"mlp": FeatureNoise(12), "cnn": PinkNoise(CNN_SHAPE)}.get(kind, tokens)
-    kfac = KFAC(probe=probe, probe_size=24, chunk=10, damping=0.5)
+    kfac = KFAC(sides="both", probe=probe, probe_size=24, chunk=10, damping=0.5)
     layers = find_layers(model)
     rules = {layer.name: layer.rule for layer in layers}
     own = kfac.build(model, capture, 0, rules)
@@ -53,7 +53,7 @@ def test_every_module_of_a_mixed_model_gets_a_block():
     model = Mixed()
     layers = find_layers(model)
     probe = PublicData(torch.randint(9, (40, 6)), provenance="random ids")
-    kfac = KFAC(probe=probe, probe_size=32, chunk=16)
+    kfac = KFAC(sides="both", probe=probe, probe_size=32, chunk=16)
     built = kfac.build(model, lambda m, loss: tape.capture(m, layers, loss), 0, {x.name: x.rule for x in layers})
     assert set(built.metric) == {layer.name for layer in layers}
     assert {r["kind"] for r in built.report} <= {"dense", "lowrank", "diagonal", "identity"}

@@ -166,7 +166,7 @@ CASES = {
         {"preconditioner": kfac()}, lambda: net(torch.float32), lambda: data(dtype=torch.float32)
     ),
     "DP-KFC on a convolution": Case({"preconditioner": kfac(chunk=5)}, image),
-    "DP-KFC on words": Case({"preconditioner": KFAC(probe=public_words(), probe_size=24, every=2)}, words, ids),
+    "DP-KFC on words": Case({"preconditioner": KFAC(sides="both", probe=public_words(), probe_size=24, every=2)}, words, ids),
     "NGD": Case({"preconditioner": ngd(FeatureNoise(6)), "readout": "natural"}),
     "NGD on words": Case({"preconditioner": ngd(public_words()), "readout": "natural"}, words, ids),
     "AdaDPS": Case({"preconditioner": AdaDPS(probe=public(), batch_size=5, every=2, decay=0.5)}),

@@ -26,10 +26,13 @@ CASES: dict[str, dict[str, Any]] = {
     "masked": {"privacy": SecureAggregation()},
     "shares": {"privacy": TrustedServer("clients")},
     "central": {"privacy": TrustedServer()},
-    "kfac": {"privacy": TrustedServer("clients"), "preconditioner": KFAC(probe=FeatureNoise(5), probe_size=32, every=8)},
+    "kfac": {
+        "privacy": TrustedServer("clients"),
+        "preconditioner": KFAC(sides="both", probe=FeatureNoise(5), probe_size=32, every=8),
+    },
     "seed": {
         "privacy": TrustedServer("clients"),
-        "preconditioner": KFAC(probe=FeatureNoise(5), probe_size=32, every=8),
+        "preconditioner": KFAC(sides="both", probe=FeatureNoise(5), probe_size=32, every=8),
         "metric": "seed",
     },
     "scaffold": {"privacy": PerUpload(), "local": STEPS, "rule": Scaffold(local=STEPS)},

@@ -77,7 +77,7 @@ def test_a_round_is_the_central_mechanism_on_the_pooled_data(privacy):
 
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_a_trusted_servers_run_is_a_session_to_the_bit_where_one_client_holds_all(preconditioned: bool):
-    made = KFAC(probe=PROBE, probe_size=64, every=2) if preconditioned else None
+    made = KFAC(sides="both", probe=PROBE, probe_size=64, every=2) if preconditioned else None
     plan = plan_of(clients=1, privacy=TrustedServer(), rule=FedGD(0.25), preconditioner=made, rounds=3)
     run = federate(plan, head(), loss_fn, [records()])
     config = PrivacyConfig(
@@ -107,7 +107,7 @@ def test_clients_of_any_size_and_labels_add_up_to_the_same_round(alpha: float):
 @pytest.mark.parametrize(("metric", "decay"), [("factors", 0.0), ("factors", 0.5), ("seed", 0.0)])
 @pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation()])
 def test_every_client_whitens_in_the_servers_coordinates(metric: str, decay: float, privacy):
-    made = KFAC(probe=PROBE, probe_size=64, every=2, decay=decay)
+    made = KFAC(sides="both", probe=PROBE, probe_size=64, every=2, decay=decay)
     plan = plan_of(
         0.0 if not privacy.masked else 1e-3, privacy=privacy, preconditioner=made, metric=metric, rule=FedGD(1.0)
     )
@@ -128,7 +128,7 @@ def test_every_client_whitens_in_the_servers_coordinates(metric: str, decay: flo
 
 def test_clients_cannot_rebuild_an_average():
     with pytest.raises(ValueError, match="use metric='factors'"):
-        plan_of(0.0, preconditioner=KFAC(probe=PROBE, decay=0.5), metric="seed")
+        plan_of(0.0, preconditioner=KFAC(sides="both", probe=PROBE, decay=0.5), metric="seed")
 
 
 def test_a_client_level_contribution_is_the_mean_gradient_clipped_once():

@@ -256,7 +256,7 @@ def test_too_few_clients_is_one_clear_line():
 
 
 def test_a_wrong_metric_is_not_used():
-    plan = plan_of(privacy=TrustedServer("clients"), preconditioner=KFAC(probe=FeatureNoise(5), probe_size=32))
+    plan = plan_of(privacy=TrustedServer("clients"), preconditioner=KFAC(sides="both", probe=FeatureNoise(5), probe_size=32))
     server, clients = world(plan)
     sent = server.open_round()
     moved = {k: v * 1.01 for k, v in sent[0].items() if k.startswith("metric/") and v.is_floating_point()}

@@ -90,7 +90,7 @@ METRICS: dict[str, Callable[[int], dict[str, Any]]] = {
     "plain": lambda width: {},
     "normalised": lambda width: {"clipping": "normalised"},
     "per layer": lambda width: {"clipping": "per_layer"},
-    "kfac": lambda width: {"preconditioner": KFAC(probe=FeatureNoise(width), probe_size=64)},
+    "kfac": lambda width: {"preconditioner": KFAC(sides="both", probe=FeatureNoise(width), probe_size=64)},
     "ngd": lambda width: {
         "preconditioner": NGD(probe=probe(width), probe_size=64, lambda_safe=0.05, lambda_base=1e-3, steps=9),
         "readout": "natural",

@@ -91,7 +91,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def kfac(**settings: object) -> KFAC:
-    return KFAC(**{"probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings})
+    return KFAC(**{"sides": "both", "probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings})
 
 
 def backward(model: nn.Module, batch) -> None:

@@ -238,7 +238,7 @@ def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
     from dpkfc.curvature.preconditioner import KFAC
     from dpkfc.curvature.tokens import TokenNoise
 
-    kfac = KFAC(probe=TokenNoise(VOCABULARY, 6, pad_id=0), probe_size=8, every=2) if preconditioned else None
+    kfac = KFAC(sides="both", probe=TokenNoise(VOCABULARY, 6, pad_id=0), probe_size=8, every=2) if preconditioned else None
     plan = plan_of(0.5, test_mode_seed=1, steps=5, preconditioner=kfac)
     how = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "cosine", "optim": "adamw_torch"}
     how |= {"learning_rate": 0.01}

@@ -28,7 +28,7 @@ def _quiet():
 # -- the private path really runs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preconditioner", [None, KFAC(probe=FeatureNoise(6), probe_size=16, every=3)])
+@pytest.mark.parametrize("preconditioner", [None, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=3)])
 def test_the_updates_are_the_releases_of_a_session(preconditioner, tmp_path) -> None:
     plan = plan_of(0.7, test_mode_seed=5, preconditioner=preconditioner, max_physical_batch_size=3)
     trainer, mine, _ = fit(tmp_path, plan=plan)
@@ -157,7 +157,7 @@ def test_an_exception_leaves_a_right_ledger_and_no_gradient(tmp_path) -> None:
     assert all(p.grad is None for p in module.parameters())
 
 
-@pytest.mark.parametrize("preconditioner", [None, KFAC(probe=FeatureNoise(6), probe_size=16, every=3)])
+@pytest.mark.parametrize("preconditioner", [None, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=3)])
 def test_a_checkpoint_continues_the_run(preconditioner, tmp_path) -> None:
     plan = plan_of(0.5, test_mode_seed=2, preconditioner=preconditioner)
     _, whole, _ = fit(tmp_path / "whole", plan=plan)

@@ -73,7 +73,7 @@ def public(width: int = WIDTH, count: int = 32) -> PublicData:
 
 
 def kfac(every: int = 2) -> KFAC:
-    return KFAC(probe=FeatureNoise(WIDTH), probe_size=32, every=every)
+    return KFAC(sides="both", probe=FeatureNoise(WIDTH), probe_size=32, every=every)
 
 
 class Tied(nn.Module):

@@ -121,7 +121,7 @@ def test_lora_with_disk_and_dp_kfc(steps: tuple[PostProcess, ...]) -> None:
         logits = model(input_ids=batch[0]).logits[:, :-1]
         return nn.functional.cross_entropy(logits.transpose(1, 2), batch[0][:, 1:], reduction="none").mean(1)
 
-    probe = KFAC(probe=TokenNoise(31, 7, cls_id=1, sep_id=2, pad_id=0), probe_size=16, every=2)
+    probe = KFAC(sides="both", probe=TokenNoise(31, 7, cls_id=1, sep_id=2, pad_id=0), probe_size=16, every=2)
     p = PrivacyConfig(
         expected_batch_size=6, steps=4, preconditioner=probe, postprocess=steps, test_mode_seed=1
     ).with_noise(1.0, 1e-3, 24)

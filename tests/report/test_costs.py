@@ -121,7 +121,7 @@ def test_a_time_is_one_of_a_number_type_and_an_accelerator_is_waited_for(monkeyp
     costs_of(Sequences(), kfac(), rows=4)
     known = set(timings.held)
     double = PublicData(torch.randn(16, 6, 40, dtype=torch.float64), provenance="random numbers")
-    costs_of(Sequences().double(), KFAC(probe=double, probe_size=16, max_rank=8), rows=4)
+    costs_of(Sequences().double(), KFAC(sides="both", probe=double, probe_size=16, max_rank=8), rows=4)
     assert {key for key in timings.held if key.endswith(" float64 cpu")} == {f"{key} float64 cpu" for key in known}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("wait"))

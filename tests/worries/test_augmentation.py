@@ -349,7 +349,8 @@ def test_views_and_whitening_together_equal_a_loop() -> None:
     torch.manual_seed(5)
     x, y = torch.randn(8, 2, 6, 6, dtype=torch.float64), torch.randint(0, 3, (8,))
     settings: dict[str, Any] = {"augmentations": K, "clipping": "normalised", "max_grad_norm": 0.5}
-    settings |= {"preconditioner": KFAC(probe=PinkNoise((2, 6, 6)), probe_size=16, every=2), "max_physical_batch_size": 9}
+    kfac = KFAC(sides="both", probe=PinkNoise((2, 6, 6)), probe_size=16, every=2)
+    settings |= {"preconditioner": kfac, "max_physical_batch_size": 9}
     p = PrivacyConfig(expected_batch_size=8, steps=3, test_mode_seed=3, **settings).with_noise(0.0, 1e-3, 8)
     mine, theirs = image_net(), image_net()
     layers = find_layers(theirs)

@@ -93,7 +93,7 @@ def run(change: Change | None = None, loss: Any = loss_fn, verify: bool = True, 
 
 @pytest.mark.parametrize(("in_place", "settings"), [
     (True, {}),
-    (False, {"preconditioner": KFAC(probe=FeatureNoise(6), probe_size=32)}),
+    (False, {"preconditioner": KFAC(sides="both", probe=FeatureNoise(6), probe_size=32)}),
     (True, {"max_physical_batch_size": 4, "pad_to_multiple": 4}),
 ], ids=["module.compile()", "torch.compile(module), kfac", "micro-batches"])  # fmt: skip
 def test_a_part_without_trainable_layers(backend: Counting, in_place: bool, settings: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ MODELS = {"bert": _bert, "gpt2": _gpt2}
 
 def _build(model: nn.Module, step: int = 0, **fields):
     layers = find_layers(model)
-    kfac = KFAC(**{"probe": PROBE, "probe_size": 32, "chunk": 16, **fields})
+    kfac = KFAC(**{"sides": "both", "probe": PROBE, "probe_size": 32, "chunk": 16, **fields})
     capture = lambda m, loss: tape.capture(m, layers, loss)  # noqa: E731
     return kfac.build(model, capture, step, {layer.name: layer.rule for layer in layers})
 

@@ -58,7 +58,9 @@ PROBE = TokenNoise(vocab_size=V, length=T, min_length=T)
 
 @pytest.mark.filterwarnings("ignore:epsilon is no guarantee")
 @pytest.mark.parametrize("build", [_gpt2, _llama])
-@pytest.mark.parametrize("settings", [{}, {"preconditioner": KFAC(probe=PROBE, probe_size=8, every=2)}], ids=["id", "kfac"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"preconditioner": KFAC(sides="both", probe=PROBE, probe_size=8, every=2)}], ids=["id", "kfac"]
+)
 def test_every_adapter_is_covered_and_moves_and_nothing_else_does(build, settings: dict):
     torch.manual_seed(0)
     model = build()
