@@ -226,3 +226,13 @@ def test_recipe_defaults_hold_no_unknown_key():
             flatten({k: v for k, v in table.items() if k not in ("sgd", "adam")}, name)
             for optimizer in ("sgd", "adam"):
                 flatten(table.get(optimizer, {}), name)
+
+
+def test_a_recipe_may_name_its_method():
+    from dpkfc.recipes.base import run_config
+
+    plain, own = run_config({"recipe": "digits"}), run_config({"recipe": "mnist-cnn"})
+    assert (plain.method, plain.sides, plain.readout) == ("dp-kfc-a", "input", "whitened")
+    assert (own.method, own.sides, own.readout, own.optimizer) == ("dp-kfc-natural", "input", "natural", "sgd")
+    assert (own.lr, own.momentum, own.source) == (0.03, 0.9, "dead-leaves")
+    assert run_config({"recipe": "mnist-cnn", "method": "dp-kfc"}).source == "pink"
