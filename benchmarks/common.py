@@ -117,6 +117,23 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
+def figures_parser(description: str | None, output: Path) -> argparse.ArgumentParser:
+    """The options of a benchmark that measures once and writes one file."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
+    parser.add_argument("--output", type=Path, default=output)
+    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
+    return parser
+
+
+def figures(given: argparse.Namespace, measure: Callable[[str], Any], table: Callable[[dict[str, Any]], str]) -> int:
+    """Measure and write unless only the table is asked for; print it."""
+    if not given.table:
+        write_json(given.output, measure(given.data_dir))
+    print(table(read_json(given.output)))
+    return 0
+
+
 def cells_parser(description: str | None) -> argparse.ArgumentParser:
     """The options of a benchmark whose measurements are cells of a study."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -125,7 +125,7 @@ def dp_sgd(setting: Setting) -> Contender:
 
 
 def _kfac(setting: Setting) -> Any:
-    """K-FAC at its defaults on the model's probe."""
+    """K-FAC of both sides on the model's probe, else at its defaults."""
     from dpkfc.curvature import KFAC
 
     return KFAC(probe=setting.case.probe(), probe_size=setting.case.probe_size, every=EVERY, sides="both")

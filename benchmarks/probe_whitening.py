@@ -12,7 +12,6 @@ which is NOT PRIVATE and for the figure alone. Refined dead leaves are those tha
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from common import RESULTS, hardware, markdown, now, read_json, write_json
+from common import RESULTS, figures, figures_parser, hardware, markdown, now
 
 PATH = RESULTS / "probe_whitening.json"
 EXAMPLES, HELD, STEPS, DAMPING = 512, 2000, (0, 150, 600), 0.1
@@ -129,12 +128,9 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
-    parser.add_argument("--output", type=Path, default=PATH)
+    parser = figures_parser(__doc__, PATH)
     parser.add_argument("--picture", type=Path, help="draw examples of the probes into this PNG and stop")
     parser.add_argument("--weights", type=Path, help="of a private run, whose refined images are drawn too")
-    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     arguments = parser.parse_args()
     if arguments.picture:
         from dpkfc.recipes.base import find_recipe, run_config
@@ -147,10 +143,7 @@ def main() -> int:
             seen["dead leaves, refined (MNIST, ε = 1)"] = refined(model, seen["dead leaves"], torch.Generator().manual_seed(1))
         picture(seen, arguments.picture)
         return 0
-    if not arguments.table:
-        write_json(arguments.output, measure(arguments.data_dir))
-    print(table(read_json(arguments.output)))
-    return 0
+    return figures(arguments, measure, table)
 
 
 if __name__ == "__main__":

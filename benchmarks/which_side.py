@@ -14,7 +14,6 @@ are NOT PRIVATE and for the table alone.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 
-from common import RESULTS, hardware, markdown, now, read_json, write_json
+from common import RESULTS, figures, figures_parser, hardware, markdown, now
 
 PATH = RESULTS / "which_side.json"
 SIGMA, BATCH, LR, STAGES, HELD, PROBE, CHUNK = 0.9227, 256, 0.03, (0, 150, 600, 1100), 4096, 512, 256
@@ -45,6 +44,7 @@ class Measured:
             self.probabilities = model(x).softmax(1)
         self.gradient = self._summed(lambda z: torch.ones_like(norms(z)))
         self.drawn = torch.multinomial(self.probabilities, 1, generator=torch.Generator().manual_seed(0))[:, 0]
+        self.plain = self.trace(None)
 
     def _parts(self, labels: Tensor) -> Iterator[Gradients]:
         """Per-example gradients `[n, d_out, d_in + 1]` by layer, a few hundred examples at a time."""
@@ -86,11 +86,12 @@ class Measured:
         """Signal, curvature, noise and the best decrease of a step in one metric, and of one that is mapped back."""
         clip = float(torch.cat([norms(whitened(part, metric)) for part in self._parts(self.y)]).median())
         mean = self._summed(lambda z: (clip / norms(z)).clamp(max=1) / clip, metric)
-        for suffix, step, of in (("", mean, None), (BACK, whitened(mean, metric), metric)):
-            if suffix and metric is None:
-                continue
+        taken = {"": (mean, self.plain)}
+        if metric is not None:
+            taken[BACK] = whitened(mean, metric), self.trace(metric)
+        for suffix, (step, trace) in taken.items():
             signal = sum(float((step[name] * g).sum()) for name, g in self.gradient.items())
-            curvature, noise = self.curvature(step), (SIGMA / BATCH) ** 2 * self.trace(of)
+            curvature, noise = self.curvature(step), (SIGMA / BATCH) ** 2 * trace
             decrease = signal**2 / 2 / (curvature + noise)
             yield suffix, {"signal": signal, "curvature": curvature, "noise": noise, "decrease": decrease}
 
@@ -104,14 +105,15 @@ def norms(part: Gradients) -> Tensor:
 
 
 def metrics(session: Any, private: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
-    from dpkfc import KFAC, DeadLeaves, PinkNoise, PublicData
+    from dpkfc import KFAC, DeadLeaves, PinkNoise
+    from dpkfc.curvature import PrivateOracle
     from dpkfc.gradients.tape import capture
 
     yield "none", None
     rules, shape = {layer.name: layer.rule for layer in session.layers}, (1, 28, 28)
     sources = {
         "pink noise": PinkNoise(shape), "dead leaves": DeadLeaves(shape),
-        "private images (NOT PRIVATE)": PublicData(*private, provenance="private images, for a figure"),
+        "private images (NOT PRIVATE)": PrivateOracle(private),
     }  # fmt: skip
     for source, probe in sources.items():
         for sides, label in (("input", "inputs"), ("output", "outputs"), ("both", "both sides")):
@@ -166,15 +168,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
-    parser.add_argument("--output", type=Path, default=PATH)
-    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
-    arguments = parser.parse_args()
-    if not arguments.table:
-        write_json(arguments.output, measure(arguments.data_dir))
-    print(table(read_json(arguments.output)))
-    return 0
+    return figures(figures_parser(__doc__, PATH).parse_args(), measure, table)
 
 
 if __name__ == "__main__":

@@ -236,3 +236,5 @@ def test_a_recipe_may_name_its_method():
     assert (own.method, own.sides, own.readout, own.optimizer) == ("dp-kfc-natural", "input", "natural", "sgd")
     assert (own.lr, own.momentum, own.source) == (0.03, 0.9, "dead-leaves")
     assert run_config({"recipe": "mnist-cnn", "method": "dp-kfc"}).source == "pink"
+    for recipe in ("mnist-cnn", "mnist-mlp"):
+        assert run_config({"recipe": recipe, "optimizer": "adam"}).lr == 1e-3, "a rate of SGD is none of Adam"

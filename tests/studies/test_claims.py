@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def claims(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import claims
-
-    yield claims
-    sys.modules.pop("claims")
+def claims(benchmark_module):
+    return benchmark_module("claims")
 
 
 def test_a_difference_has_twice_the_standard_error_of_two_means(claims):

@@ -333,3 +333,9 @@ def test_a_search_is_of_one_recipe_and_arm(tmp_path):
     arm = arm_of("digits", "dp-sgd")
     search = Search(arm, {"validation_size": 50}, "digits", tmp_path / "a.sqlite3", trials=1)
     assert search.name == "digits/dp-sgd" and search.best() is None
+
+
+def test_an_exponent_is_searched_where_the_probe_has_one():
+    assert "power_exponent" in arm_of("digits", "dp-kfc-natural").space
+    assert "power_exponent" not in arm_of("mnist-cnn", "dp-kfc-natural").space, "dead leaves have none"
+    assert "zipf_exponent" in arm_of("imdb-logistic", "dp-kfc-natural").space

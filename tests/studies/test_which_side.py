@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,16 +9,10 @@ from torch import Tensor, nn
 
 from dpkfc.metric import Dense, Kronecker
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def which_side(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import which_side
-
-    yield which_side
-    sys.modules.pop("which_side")
+def which_side(benchmark_module):
+    return benchmark_module("which_side")
 
 
 def _model() -> nn.Module:

@@ -34,7 +34,7 @@ def doctor_report(target: str, settings: dict[str, Any], input_shape: str, rows:
     """
     seed = RunConfig(seed=settings.get("seed", 0)).seed
     model, shape, inputs, name = load_target(target, input_shape, seed)
-    defaults = {"recipe": target if ":" not in target else "digits", "method": "dp-kfc"}
+    defaults = {"recipe": target if ":" not in target else "digits"}
     own = find_recipe(target).probe if ":" not in target else None
     curvature = kfac(run_config({**defaults, **settings}), shape, inputs, own)
     diagnosis = examine(model, curvature)

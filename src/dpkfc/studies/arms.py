@@ -128,8 +128,8 @@ def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
         space.pop("lr", None)
     if "lr" not in space:
         space = {**_rates(takes, "max_grad_norm" in space), **space}
-    if "power_exponent" in space and Run.of(recipe, method).default("source") == "tokens":
-        space = {**{key: value for key, value in space.items() if key not in _PINK}, **_ZIPF}
+    if "power_exponent" in space and (source := Run.of(recipe, method).default("source")) != "pink":
+        space = {**{key: value for key, value in space.items() if key not in _PINK}, **(_ZIPF if source == "tokens" else {})}
     settings = {"optimizer": optimizer} if optimizer and not row.defines_optimizer else {}
     name = f"{method}+{optimizer}" if settings else method
     label = f"{row.label} + {optimizer}" if settings else row.label
