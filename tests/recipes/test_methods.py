@@ -54,6 +54,14 @@ def two_steps(chosen: dict[str, object]) -> RunConfig:
     return config
 
 
+SIDES = {"dp-kfc": "both", "dp-kfc-a": "input", "dp-kfc-natural": "input", "dp-kfc-g": "output", "dp-kfc-random": "both"}
+
+
+@pytest.mark.parametrize("method", SIDES)
+def test_a_method_whitens_the_sides_that_its_equation_has(method: str) -> None:
+    assert prepare(run_config({**QUICK, "method": method})).plan.config.preconditioner.sides == SIDES[method]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains(method: str, public: str) -> None:
     more = {"pretrain_epochs": 1} if "pretrain_epochs" in METHODS[method].settings else {}

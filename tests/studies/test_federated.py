@@ -16,7 +16,7 @@ from dpkfc.federated import FederatedConfig, FedGD, TrustedServer, federate
 from dpkfc.federated.partition import dirichlet, iid, parts
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.federated import report
-from dpkfc.studies.federated.cell import FederatedRun, loss_fn, run_cell
+from dpkfc.studies.federated.cell import RULES, FederatedRun, loss_fn, run_cell
 from dpkfc.studies.federated.features import TASKS, small_features
 from dpkfc.studies.federated.run import SMOKE, STUDY, reported
 from dpkfc.studies.federated.study import ARMS, work
@@ -58,6 +58,11 @@ def test_every_tuned_arm_has_the_same_number_of_trials_and_none_sees_the_test_se
         assert len(runs) == len({run.hash for run in runs}) == (STUDY.trials if arm.space else 0)
         assert all(run.evaluate_on == "validation" and run.epsilon == 1.0 for run in runs)
         assert {tuple(dict(run.settings)) for run in runs} <= {tuple(sorted(arm.space))}
+
+
+def test_curvature_is_that_of_both_sides_as_in_the_results():
+    made = RULES["dp-kfc"]({"rate": 1.0, "damping": 0.1}, small_features("mnist"))
+    assert made["preconditioner"].sides == "both"
 
 
 def test_a_control_takes_over_the_settings_and_leaves_the_second_order_out(tmp_path):

@@ -323,10 +323,12 @@ def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopp
 
 def test_the_study_of_two_image_sets_lends_each_the_other_as_public_data():
     found = {arm.name: arm for arm in accuracy.arms("mnist-cnn")}
-    assert len(found) == 14
+    assert len(found) == 15
     for name in ("dp-kfc-public", "adadps", "dp-ngd"):
         assert found[name].settings["public_data"] == "@fashion-mnist-cnn:500"
     assert "power_exponent" not in found["dp-kfc-public"].space and found["dp-kfc-oracle"].control
+    natural = found["dp-kfc-natural"]
+    assert natural.settings["source"] == "dead-leaves" and {"lr", "damping", "max_grad_norm"} == set(natural.space)
 
 
 def test_a_search_is_of_one_recipe_and_arm(tmp_path):

@@ -52,6 +52,8 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
         return [*first, authors(recipe)]
     return [
         *first,
+        *([with_source(arm_of(recipe, "dp-kfc-natural"), "dead-leaves", "dp-kfc-natural", "DP-KFC, natural, dead leaves")]
+          if other else []),
         *([with_public(kfc, other, "dp-kfc-public", "DP-KFC, public images")] if other else []),
         replace(oracle, control=True),
         arm_of(recipe, "disk"),
