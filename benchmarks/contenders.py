@@ -124,16 +124,21 @@ def dp_sgd(setting: Setting) -> Contender:
     return session_with(setting, "dp_sgd", None)
 
 
-def _kfac(setting: Setting) -> Any:
-    """K-FAC of both sides on the model's probe, else at its defaults."""
+def _kfac(setting: Setting, sides: str) -> Any:
+    """K-FAC on the model's probe, else at its defaults."""
     from dpkfc.curvature import KFAC
 
-    return KFAC(probe=setting.case.probe(), probe_size=setting.case.probe_size, every=EVERY, sides="both")
+    return KFAC(probe=setting.case.probe(), probe_size=setting.case.probe_size, every=EVERY, sides=sides)
+
+
+def dp_kfc_inputs(setting: Setting) -> Contender:
+    """This project's DP-KFC as it is by default, inputs whitened; ledger on disk."""
+    return session_with(setting, "dp_kfc_inputs", _kfac(setting, "input"))
 
 
 def dp_kfc(setting: Setting) -> Contender:
-    """This project's DP-KFC, ledger on disk."""
-    return session_with(setting, "dp_kfc", _kfac(setting))
+    """This project's DP-KFC with both sides, as in the paper; ledger on disk."""
+    return session_with(setting, "dp_kfc", _kfac(setting, "both"))
 
 
 def _opacus(setting: Setting, mode: str) -> tuple[nn.Module, Any, Any]:
@@ -196,7 +201,7 @@ def materialised(setting: Setting) -> Contender:
     from dpkfc.gradients.tape import capture
 
     layers = find_layers(setting.model)
-    built = _kfac(setting).build(setting.model, lambda m, loss: capture(m, layers, loss), 0)
+    built = _kfac(setting, "both").build(setting.model, lambda m, loss: capture(m, layers, loss), 0)
     model, optimizer, criterion = _opacus(setting, "hooks")
     modules = dict(model._module.named_modules())
     roots = {}
@@ -228,7 +233,8 @@ def materialised(setting: Setting) -> Contender:
 CONTENDERS: dict[str, tuple[str, Callable[[Setting], Contender]]] = {
     "plain": ("plain SGD", plain),
     "dp_sgd": ("DP-SGD", dp_sgd),
-    "dp_kfc": ("DP-KFC", dp_kfc),
+    "dp_kfc_inputs": ("DP-KFC", dp_kfc_inputs),
+    "dp_kfc": ("DP-KFC, both sides", dp_kfc),
     "opacus_hooks": ("Opacus hooks", opacus_hooks),
     "opacus_ghost": ("Opacus ghost", opacus_ghost),
     "materialised": ("K-FAC on materialised gradients", materialised),

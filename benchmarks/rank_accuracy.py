@@ -25,6 +25,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "95 % of the trace": {"max_rank": 0, "tail_mass": 0.05},
     "at most 64, 32 probe examples": {"max_rank": 64, "probe_size": 32},
     "at most 64, 32 probe examples averaged": {"max_rank": 64, "probe_size": 32, "factor_decay": 0.875},
+    "at most 64, 256 probe examples, then 32 averaged": {"max_rank": 64, "later_probe_size": 32, "factor_decay": 0.875},
     "at most 64, metric kept below a drift of 0.2": {"max_rank": 64, "factor_drift": 0.2},
     "no preconditioner": {"method": "dp-adam"},
 }

@@ -29,29 +29,32 @@ _REFRESH_SHARE = 0.05
 LARGE, LORA = ("bert-base", "gpt2-small"), ("bert-base-lora", "gpt2-small-lora")
 BILLION = "llama-1b-lora"
 
+_HOOKS, _GHOST = {"mnist-cnn": 0.45, **dict.fromkeys(ENCODERS, 0.6)}, dict.fromkeys(("mnist-cnn", "mlp", *ENCODERS), 0.7)
+_OWN = {"mnist-cnn": 1.05, "mlp": 1.05, **dict.fromkeys(ENCODERS, 1.15)}
+_BASE = {"mnist-cnn": 1.4, **dict.fromkeys(ENCODERS, 1.2), **dict.fromkeys(LARGE, 1.35)}
+_PLAIN = dict.fromkeys((*LORA, BILLION), 1.15)
+OURS = ("dp_kfc_inputs", "dp_kfc")  # by default, and as in the paper
+
 # name: (numerator, denominator, {model: target})
 TIME_RATIOS: dict[str, tuple[str, str, dict[str, float]]] = {
-    "dp_kfc / opacus_hooks": ("dp_kfc", "opacus_hooks", {"mnist-cnn": 0.45, **dict.fromkeys(ENCODERS, 0.6)}),
-    "dp_kfc / opacus_ghost": ("dp_kfc", "opacus_ghost", dict.fromkeys(("mnist-cnn", "mlp", *ENCODERS), 0.7)),
-    "dp_kfc / dp_sgd": ("dp_kfc", "dp_sgd", {"mnist-cnn": 1.05, "mlp": 1.05, **dict.fromkeys(ENCODERS, 1.15)}),
-    "dp_sgd / plain": (
-        "dp_sgd",
-        "plain",
-        {"mnist-cnn": 1.4, **dict.fromkeys(ENCODERS, 1.2), **dict.fromkeys(LARGE, 1.35)},
-    ),
-    "dp_kfc / plain": ("dp_kfc", "plain", dict.fromkeys((*LORA, BILLION), 1.15)),
-    "dp_sgd / opacus_hooks": ("dp_sgd", "opacus_hooks", {}),
-    "dp_sgd / opacus_ghost": ("dp_sgd", "opacus_ghost", dict.fromkeys(LARGE, 0.85)),
-    "dp_kfc / materialised": ("dp_kfc", "materialised", {}),
+    f"{top} / {bottom}": (top, bottom, targets)
+    for top, bottom, targets in (
+        *((name, "opacus_hooks", _HOOKS) for name in OURS),
+        *((name, "opacus_ghost", _GHOST) for name in OURS),
+        *((name, "dp_sgd", _OWN) for name in OURS),
+        ("dp_sgd", "plain", _BASE),
+        *((name, "plain", _PLAIN) for name in OURS),
+        ("dp_sgd", "opacus_hooks", {}),
+        ("dp_sgd", "opacus_ghost", dict.fromkeys(LARGE, 0.85)),
+        ("dp_kfc", "materialised", {}),
+    )
 }
 # name: (numerator, denominator, target for every model; the large ones have a target of their own beside plain)
 MEMORY_RATIOS: dict[str, tuple[str, str, float | None]] = {
-    "dp_kfc / plain": ("dp_kfc", "plain", 1.25),
-    "dp_kfc / opacus_hooks": ("dp_kfc", "opacus_hooks", 0.5),
-    "dp_sgd / plain": ("dp_sgd", "plain", 1.25),
-    "dp_sgd / opacus_hooks": ("dp_sgd", "opacus_hooks", 0.5),
+    f"{top} / {bottom}": (top, bottom, target)
+    for top in (*OURS, "dp_sgd")
+    for bottom, target in (("plain", 1.25), ("opacus_hooks", 0.5))
 }
-
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
@@ -69,7 +72,7 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int) -> 
                 live[name] = CONTENDERS[name][1](setting)
                 live[name].step()
             except Exception as error:  # a peer that refuses a model is a result, not a failure of the benchmark
-                if name in ("plain", "dp_sgd", "dp_kfc"):
+                if name in ("plain", "dp_sgd", *OURS):
                     raise
                 live.pop(name, None)
                 entries[name] = {"not_available": f"{type(error).__name__}: {str(error)[:300]}"}
@@ -229,16 +232,17 @@ def table(results: Mapping[str, Any]) -> str:
         speed.append([label, *(_milliseconds(times.get(name, {})) for name in CONTENDERS)])
         space.append([label, *(_mebibytes(memory.get(name, {})) for name in CONTENDERS)])
     parts = ["Milliseconds a step (median; + a refresh of the preconditioner)", markdown(head, speed)]
-    refreshes = [row for entry in models.values() if (row := _refreshes(entry)) is not None]
+    refreshes = [row for entry in models.values() for name in OURS if (row := _refreshes(entry, name)) is not None]
     if refreshes:
-        of = ["model", "the whole probe, ms", "share of the time", "an eighth of it, averaged, ms", "share of the time (≤ 5 %)"]
+        share = "share of the time"
+        of = ["model", "sides", "the whole probe, ms", share, "an eighth of it, averaged, ms", f"{share} (≤ 5 %)"]
         parts += [f"A refresh in {EVERY} steps", markdown(of, refreshes)]
     if any(entry.get("memory") for entry in models.values()):
         parts += ["Peak memory above the start, MiB (steps; + with a refresh)", markdown(head, space)]
     kinds = {"time": TIME_RATIOS, "memory": MEMORY_RATIOS}
     for kind, names in kinds.items():
         rows = [
-            [ratio, *(_ratio(entry["ratios"][kind].get(ratio)) for entry in models.values())]
+            [_named(*names[ratio][:2]), *(_ratio(entry["ratios"][kind].get(ratio)) for entry in models.values())]
             for ratio in names
             if any(ratio in entry["ratios"][kind] for entry in models.values())
         ]
@@ -253,13 +257,22 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _refreshes(entry: Mapping[str, Any]) -> list[str] | None:
-    kfac = entry["contenders"].get("dp_kfc", {})
+def _named(top: str, bottom: str) -> str:
+    """A ratio in the words of the tables."""
+    from contenders import CONTENDERS
+
+    return f"{CONTENDERS[top][0]} ÷ {CONTENDERS[bottom][0]}"
+
+
+def _refreshes(entry: Mapping[str, Any], name: str) -> list[str] | None:
+    kfac = entry["contenders"].get(name, {})
     if "averaged_refresh_ms" not in kfac:
         return None
     shares = [f"{100 * kfac[name]:.1f} %" for name in ("refresh_share", "averaged_refresh_share")]
     met = "✓" if kfac["averaged_refresh_share"] <= _REFRESH_SHARE else "✗"
-    return [entry["title"], f"{kfac['refresh_ms']:,.0f}", shares[0], f"{kfac['averaged_refresh_ms']:,.0f}", f"{shares[1]} {met}"]
+    sides = "inputs" if name == "dp_kfc_inputs" else "both"
+    whole, part = (f"{kfac[of]:,.0f}" for of in ("refresh_ms", "averaged_refresh_ms"))
+    return [entry["title"], sides, whole, shares[0], part, f"{shares[1]} {met}"]
 
 
 def _milliseconds(entry: Mapping[str, Any]) -> str:
@@ -380,7 +393,7 @@ def measured(
     }
     if not arguments.no_memory:
         alive = [n for n in names if "median_ms" in entry["contenders"][n]]
-        alive = [n for n in alive if n in ("plain", "dp_kfc")] if arguments.smoke else alive
+        alive = [n for n in alive if n in ("plain", "dp_kfc_inputs")] if arguments.smoke else alive
         entry["memory"] = measure_memory(case.name, alive, arguments)
     elif memory:
         entry["memory"] = memory

@@ -12,7 +12,7 @@ from tests import forked
 pytest.importorskip("opacus")
 
 ROOT = Path(__file__).resolve().parents[1]
-CONTENDERS = ["plain", "dp_sgd", "dp_kfc", "opacus_hooks", "opacus_ghost", "materialised"]
+CONTENDERS = ["plain", "dp_sgd", "dp_kfc_inputs", "dp_kfc", "opacus_hooks", "opacus_ghost", "materialised"]
 
 
 def speed(*arguments: object, check: bool = True) -> forked.Done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -121,6 +122,24 @@ def test_a_refresh_averages_with_the_ones_before():
             torch.testing.assert_close(sides[side], expected.clamp(min=0), rtol=1e-8, atol=1e-12)
 
 
+def test_later_refreshes_may_look_at_fewer_examples():
+    """The mean of 8 examples with weight 0.75 each and 2 new ones, which are those of a probe of 2 at that step."""
+    model = mlp().double()
+    whole, few = _kfac(probe_size=8, max_rank=None, scale="raw"), _kfac(probe_size=2, max_rank=None, scale="raw")
+    dense = [
+        {n: {s: x.dense() for s, x in f.sides.items()} for n, f in of.factors(model, capture, step).items()}
+        for of, step in ((whole, 0), (few, 50))
+    ]
+    kfac = replace(whole, decay=0.75, later_probe_size=2)
+    built = kfac.build(model, capture, 50, previous=kfac.build(model, capture, 0))
+    assert kfac.build(model, capture, 0).digest == replace(kfac, later_probe_size=None).build(model, capture, 0).digest
+    for name, sides in built.spectra.items():
+        for side, role in (("A", "input"), ("G", "output")):
+            mean = (6 * dense[0][name][role] + 2 * dense[1][name][role]) / 8
+            expected = torch.linalg.eigvalsh(mean).flip(0)[: sides[side].numel()]
+            torch.testing.assert_close(sides[side], expected.clamp(min=0), rtol=1e-8, atol=1e-12)
+
+
 def test_without_a_past_nothing_changes():
     model = mlp()
     metrics = [_kfac(**more).build(model, capture, 3).metric for more in ({}, {"decay": 0.9}, {"drift": 0.1})]
@@ -206,8 +225,14 @@ def test_bad_values_are_named(field, value):
         _kfac(**{field: value})
 
 
+@pytest.mark.parametrize("fields", [{"later_probe_size": 4}, {"later_probe_size": 64, "decay": 0.5}, {"later_probe_size": 0}])
+def test_fewer_examples_later_need_an_average_and_are_fewer(fields):
+    with pytest.raises(ValueError, match="later_probe_size"):
+        _kfac(probe_size=32, **fields)
+
+
 def test_plans_without_an_average_keep_their_hash():
-    assert not {"decay", "drift"} & set(_kfac().describe())
+    assert not {"decay", "drift", "later_probe_size"} & set(_kfac().describe())
     assert _kfac(decay=0.5).describe()["decay"] == 0.5
 
 
@@ -230,7 +255,10 @@ def _run(folder, stops, fields) -> Tensor:
     return weights(model)
 
 
-@pytest.mark.parametrize("fields", [{"decay": 0.7}, {"decay": 0.7, "drift": 0.45}, {"drift": 0.45}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"decay": 0.7}, {"decay": 0.7, "drift": 0.45}, {"drift": 0.45}, {"decay": 0.7, "later_probe_size": 3}],
+)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, fields):
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     whole, parts = _run(tmp_path / "a", [], fields), _run(tmp_path / "b", [3, 4], fields)

@@ -101,7 +101,7 @@ def test_the_advice_follows_the_numbers() -> None:
     console.print(layers_table(slow), steps_table(slow))
     text = console.file.getvalue()
     advice = _advice(slow, 50, 256)
-    assert "--every 181 takes 5 %" in advice and "--probe-size 32 --factor-decay 0.875 --every 37" in advice
+    assert "--every 181 takes 5 %" in advice and "--later-probe-size 32 --factor-decay 0.875 --every 37" in advice
     assert "9 × 40 × 40" in text and "1.20" in text and "materialised" in text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -146,7 +147,8 @@ def test_a_random_search_prunes_nothing(tmp_path):
 
 def test_controls_stand_beside_every_method_and_have_its_trials():
     names = [arm.name for arm in arms_for("digits", ["dp-kfc", "dp-kfc-a"])]
-    assert names == ["dp-kfc", "dp-kfc-a", *(name for name in CONTROLS if name != "dp-kfc-a")]
+    assert names == ["dp-kfc", "dp-kfc-a", *(name for name in CONTROLS if name != "dp-kfc-a"), "dp-kfc-a-random"]
+    assert [arm.name for arm in arms_for("digits", ["disk"])] == ["disk", *CONTROLS]
     assert [arm.name for arm in arms_for("digits", ["disk"], controls=False)] == ["disk"]
     with pytest.raises(StudyError, match="twice"):
         arms_for("digits", ["disk", "disk"])
@@ -329,6 +331,16 @@ def test_the_study_of_two_image_sets_lends_each_the_other_as_public_data():
     assert "power_exponent" not in found["dp-kfc-public"].space and found["dp-kfc-oracle"].control
     natural = found["dp-kfc-natural"]
     assert natural.settings["source"] == "dead-leaves" and {"lr", "damping", "max_grad_norm"} == set(natural.space)
+
+
+def test_random_directions_control_the_sides_and_the_read_out_of_the_method_they_stand_beside():
+    arms = {arm.name: arm for arm in arms_for("mnist-cnn", ["dp-kfc-natural"])}
+    assert "dp-kfc-random" not in arms
+    own, twin = arms["dp-kfc-natural"], arms["dp-kfc-natural-random"]
+    assert twin.control and twin.space == own.space and twin.method == own.method
+    described = [Run.of("mnist-cnn", arm.method, arm.settings).config() for arm in (own, twin)]
+    assert dataclasses.replace(described[1], control="none") == described[0]
+    assert (described[1].control, described[1].sides, described[1].readout) == ("random", "input", "natural")
 
 
 def test_a_search_is_of_one_recipe_and_arm(tmp_path):

@@ -47,8 +47,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "control": ("none", "random"),
 }
 # Left out where they are these, so that older plans keep their hash.
-_LEFT_OUT = (("control", "none"), ("output_probe", None), ("tail_mass", 0.0), ("decay", 0.0), ("drift", 0.0))
-_POSITIVE = ("probe_size", "chunk", "every", "max_factor_size")
+_LEFT_OUT = (
+    ("control", "none"), ("output_probe", None), ("tail_mass", 0.0), ("decay", 0.0), ("drift", 0.0), ("later_probe_size", None),
+)  # fmt: skip
+_POSITIVE = ("probe_size", "later_probe_size", "chunk", "every", "max_factor_size")
 _SHORT = {"input": "A", "output": "G"}
 
 
@@ -91,6 +93,8 @@ class KFAC:
             others, at most `max_rank` where it is wide, and the rest keep their mean.
         decay: share β of the past in factors that are averaged over refreshes, in [0, 1): about 1/(1 − β) probes stand behind
             each factor, so that every one of them can be small. 0 takes the newest probe alone; see `running`.
+        later_probe_size: examples of every refresh after the first, at most `probe_size`, where factors are averaged: the first
+            metric comes from all of `probe_size` then, the later ones cost less. None takes `probe_size` throughout.
         drift: a refresh whose probe shows factors that have moved less than this since the metric in force was built keeps that
             metric, and spares the eigenproblems; see `running.drift_of`. 0 always builds a new one.
         rows_per_dim: with `sharing="expand"`, a factor of size d is formed from about this many times d positions (4096
@@ -122,6 +126,7 @@ class KFAC:
     max_rank: int | None = 32
     tail_mass: float = 0.0
     decay: float = 0.0
+    later_probe_size: int | None = None
     drift: float = 0.0
     rows_per_dim: float | None = 4.0
     seed: int = 0
@@ -142,6 +147,11 @@ class KFAC:
             raise ValueError(f"rows_per_dim must be at least 1, or None for every position; got {self.rows_per_dim}")
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
+        if self.later_probe_size is not None and (self.decay == 0 or self.later_probe_size > self.probe_size):
+            raise ValueError(
+                f"later_probe_size needs factors that are averaged over refreshes (decay above 0) and is at most probe_size = "
+                f"{self.probe_size}; got {self.later_probe_size} with decay {self.decay}"
+            )
         if not 0 <= self.drift < float("inf"):
             raise ValueError(f"drift must be a number of at least 0, got {self.drift}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
@@ -163,10 +173,10 @@ class KFAC:
         """Whether the metric is to be rebuilt before this step (from 0)."""
         return step % self.every == 0
 
-    def run_at(self, step: int) -> ProbeRun:
-        """The probe of one refresh."""
+    def run_at(self, step: int, *, later: bool = False) -> ProbeRun:
+        """The probe of one refresh; `later` where it takes up one before."""
         return ProbeRun(
-            probe=self.probe, size=self.probe_size, chunk=self.chunk,
+            probe=self.probe, size=(later and self.later_probe_size) or self.probe_size, chunk=self.chunk,
             labels=self.labels if self.output_probe is None else labels_of(self.probe, self.labels),
             likelihood=self.likelihood, loss=self.loss, seed=self.seed, step=step,
         )  # fmt: skip
@@ -186,7 +196,7 @@ class KFAC:
             ValueError: as `build`.
         """
         with undisturbed(model), torch.no_grad():
-            seen = self._look(model, capture, step, rules)
+            seen = self._look(model, capture, self.run_at(step), rules)
             return dict(combined(*(decomposed(part.layers, None, model, past={}, share=0.0)[0] for part in seen)))
 
     @property
@@ -200,7 +210,7 @@ class KFAC:
         return self.loss is None
 
     def _look(
-        self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None, team: Team | None = None
+        self, model: nn.Module, capture: Capture, run: ProbeRun, rules: Mapping[str, str] | None, team: Team | None = None
     ) -> list[Measured]:
         """What a pass over `probe`, and one over `output_probe` where there is one, show."""
         if self.layer_rules is not None and rules is None:
@@ -209,9 +219,9 @@ class KFAC:
             sharing=self.sharing, sides=self.sides, max_factor_size=self.max_factor_size,
             oversize=self.oversize, rules=self.layer_rules, kinds=rules or {}, rows_per_dim=self.rows_per_dim,
         )  # fmt: skip
-        runs = [self.run_at(step)]
+        runs = [run]
         if self.output_probe is not None:
-            runs.append(replace(runs[0], probe=self.output_probe, labels=labels_of(self.output_probe, self.labels)))
+            runs.append(replace(run, probe=self.output_probe, labels=labels_of(self.output_probe, self.labels)))
         return [measure(model, capture, run, structure, team) for run in runs]
 
     def build(
@@ -243,8 +253,9 @@ class KFAC:
             ValueError: the model's output, loss or a layer's contribution on the probe is not finite or does not fit.
         """
         with undisturbed(model), torch.no_grad():
-            seen = self._look(model, capture, step, rules, team)
             past: tuple[Running, ...] = () if previous is None else previous.running
+            run = self.run_at(step, later=any(past))
+            seen = self._look(model, capture, run, rules, team)
             past = past or ({},) * len(seen)
             shown = [gathered(part.layers, model, team) for part in seen]
             moved = None
@@ -263,7 +274,7 @@ class KFAC:
             used = randomised(used, self.seed) if self.control == "random" else used
             metric, scale = metric_of(used, damping, self.max_factor_size), 1.0
             if self.scale in ("probe", "balanced"):
-                scale = probe_scale(model, capture, self.run_at(step), metric, last=seen[0].last, team=team)
+                scale = probe_scale(model, capture, run, metric, last=seen[0].last, team=team)
                 metric = scale_metric(metric, scale)
         rows = [row for n in metric for row in layer_rows(n, factors[n], used[n], metric[n], damping)]
         return Preconditioner(

@@ -79,6 +79,7 @@ def kfac(
             max_rank=config.max_rank or None,
             tail_mass=config.tail_mass,
             decay=config.factor_decay,
+            later_probe_size=config.later_probe_size or None,
             drift=config.factor_drift,
             layer_rules=rules or None,
             seed=config.seed,

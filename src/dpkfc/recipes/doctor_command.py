@@ -82,9 +82,10 @@ def _advice(costs: Costs, every: int, probe_size: int) -> str:
     lines = [f"refreshes every {every} steps take {100 * share:.1f} % of the time at this batch; --every {costs.every} takes 5 %"]
     size, decay, seconds = costs.averaged
     if costs.every > every and decay > 0:
+        often = max(costs.interval(seconds), every * size // probe_size)
         lines.append(
-            f"or a probe of {size} examples averaged over refreshes, {_ms(seconds)} ms each: "
-            f"--probe-size {size} --factor-decay {decay:g} --every {max(costs.interval(seconds), every * size // probe_size)}"
+            f"or a probe of {size} examples after the first refresh, averaged, {_ms(seconds)} ms each: "
+            f"--later-probe-size {size} --factor-decay {decay:g} --every {often}"
         )
     if costs.norm_methods:
         lines.append(f"faster norms: PrivacyConfig(norm_methods={costs.norm_methods})")

@@ -136,6 +136,7 @@ class RunConfig:
     max_rank: int = _setting(32, "curvature", "most eigenpairs a wide side keeps; 0: all of them", least=0)
     tail_mass: float = _setting(0.0, "curvature", "share of a factor's trace that a side may leave out; 0: none", least=0)
     factor_decay: float = _setting(0.0, "curvature", "share of the past in factors averaged over refreshes", least=0)
+    later_probe_size: int = _setting(0, "curvature", "probe examples of later refreshes, averaged factors; 0: alike", least=0)
     factor_drift: float = _setting(0.0, "curvature", "a refresh that shows less movement keeps the metric; 0: never", least=0)
     oversize: str = _setting("diagonal", "curvature", "what a wider side becomes", choices=("diagonal", "identity"))
     layer_rules: str = _setting("", "curvature", "kinds of layers to whiten, for example 'linear conv'; empty: all")

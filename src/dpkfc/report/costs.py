@@ -224,12 +224,13 @@ def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | None
 
     few = min(kfac.probe_size, max(16, kfac.probe_size // _SMALLER))
 
-    def build(of: KFAC = kfac) -> Any:
+    def build(examples: int = kfac.later_probe_size or kfac.probe_size) -> Any:
+        of = replace(kfac, probe_size=examples, later_probe_size=None)
         return of.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
 
     with undisturbed(model):
         metric, refresh = build().metric, seconds_of(build)
-        small = seconds_of(lambda: build(replace(kfac, probe_size=few)))
+        small = seconds_of(lambda: build(few))
         blocks = _blocks(model, layers, inputs, rows)
         found = [_layer_cost(name, block, metric.get(name), timings) for name, block in blocks.items()]
         timings.save()

@@ -10,7 +10,7 @@ from dpkfc.recipes.methods import METHODS
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError
 
-__all__ = ["CONTROLS", "Arm", "Choice", "Range", "Space", "arm_of", "arms_for", "with_public", "with_source"]
+__all__ = ["CONTROLS", "Arm", "Choice", "Range", "Space", "arm_of", "arms_for", "random_twin", "with_public", "with_source"]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,9 @@ _SPACES: dict[str, dict[str, Range | Choice]] = {
 }  # fmt: skip
 
 CONTROLS = ("dp-sgd-normalised", "dp-sgd-matched", "dp-kfc-a", "dp-kfc-random")
-"""Arms that every comparison holds unless it is asked to leave them out."""
+"""Arms that every comparison holds unless it is asked to leave them out; see `arms_for` for the last one."""
+
+_ONE_SIDED = ("dp-kfc-a", "dp-kfc-natural", "dp-kfc-g")
 
 
 def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
@@ -136,6 +138,14 @@ def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
     return Arm(name=name, label=label, method=method, settings=settings, space=space, control=method in CONTROLS)
 
 
+def random_twin(arm: Arm) -> Arm:
+    """The arm with random orthogonal directions in place of its eigenvectors: the same spectra, sides, read-out and search."""
+    return replace(
+        arm, name=f"{arm.name}-random", label=f"{arm.label}: random, same spectrum", control=True,
+        settings={**arm.settings, "control": "random"},
+    )  # fmt: skip
+
+
 def _rates(optimizer: str, clipped: bool) -> Space:
     """The ranges of an optimizer; Adam's step does not grow with C."""
     if optimizer == "adam-bc":
@@ -157,11 +167,17 @@ def with_source(arm: Arm, source: str, name: str, label: str, **settings: Plain)
 def arms_for(recipe: str, methods: list[str], *, controls: bool = True, optimizer: str = "") -> list[Arm]:
     """The arms of a list of methods, and the controls that belong beside them.
 
+    A method that whitens one side only has a control of random directions on that side (`random_twin`), in place of
+    `dp-kfc-random`, which has them on both and stays beside `dp-kfc`, or where no method of DP-KFC is compared.
+
     Raises:
         StudyError: an unknown method, or one given twice.
     """
     twice = next((m for m in methods if methods.count(m) > 1), None)
     if twice is not None:
         raise StudyError(f"--method {twice} is given twice; every method has its trials once")
-    names = [*methods, *(name for name in CONTROLS if controls and name not in methods)]
-    return [arm_of(recipe, name, optimizer) for name in names]
+    twins = [random_twin(arm_of(recipe, name, optimizer)) for name in methods if controls and name in _ONE_SIDED]
+    beside = [name for name in CONTROLS if controls and name not in methods]
+    if twins and "dp-kfc" not in methods:
+        beside = [name for name in beside if name != "dp-kfc-random"]
+    return [*(arm_of(recipe, name, optimizer) for name in (*methods, *beside)), *twins]
