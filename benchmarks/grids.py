@@ -5,9 +5,9 @@
 
 `mlp`: baselines along the ridge of lr · C, where twenty trials in the wide ranges of the accuracy study find those of DP-KFC
 more easily than those of DP-SGD. `probes`: what curvature from pink noise, dead leaves and private images is worth. `best`: how
-far MNIST at ε = 1 goes with larger batches and schedules. `refined`, `refined-fashion`: inputs that the
-released model has moved, four seeds on the validation split. `mapped`: the step along the release in whitened coordinates, or
-mapped back to those of the weights. `imdb`: logistic regression on hashed words, where twenty
+far MNIST at ε = 1 goes with larger batches and schedules. `refined`, `refined-fashion`: inputs that the released model has
+moved, four seeds on the validation split. `mapped`: the step along the release in whitened coordinates, or mapped back to those
+of the weights. `fashion`: the same and baselines on Fashion-MNIST. `imdb`: logistic regression on hashed words, where twenty
 trials of the study left six of thirteen arms with one or two that ran to their end.
 """
 
@@ -211,7 +211,7 @@ GRIDS: dict[str, Grid] = {
         },
     ),
     "mapped": Grid(
-        recipe="mnist-cnn", common=PROTOCOL,
+        recipe="mnist-cnn", common=PROTOCOL, seeds=(0, 1, 2, 3, 4),
         arms={
             "A only, dead leaves, mapped back": ("dp-kfc-a", _each(lr=(0.02, 0.03, 0.015), **_one(MAPPED | DISCS))),
             "A only, dead leaves refined, mapped back": (
@@ -227,6 +227,24 @@ GRIDS: dict[str, Grid] = {
             "A only, private oracle (NOT PRIVATE), mapped back": (
                 "dp-kfc-a", _each(lr=(0.02, 0.03), source=("private-oracle",), **_one(MAPPED)),
             ),
+        },
+    ),
+    "fashion": Grid(
+        recipe="fashion-mnist-cnn", common=PROTOCOL,
+        arms={
+            "DP-SGD": ("dp-sgd", _each(lr=(0.06, 0.1, 0.2))),
+            "A only, dead leaves, mapped back": ("dp-kfc-a", _each(lr=(0.02, 0.03, 0.05), **_one(MAPPED | DISCS))),
+            "A only, pink noise, along z, Adam": ("dp-kfc-a", _each(lr=(0.001, 0.002))),
+            "A only, pink noise, mapped back": ("dp-kfc-a", _each(lr=(0.02, 0.03), **_one(MAPPED))),
+            "A only, private oracle (NOT PRIVATE), mapped back": (
+                "dp-kfc-a", _each(lr=(0.02, 0.03), source=("private-oracle",), **_one(MAPPED)),
+            ),
+            "A only, same spectrum, random directions, mapped back": (
+                "dp-kfc-random", _each(lr=(0.01, 0.03), sides=("input",), **_one(MAPPED | DISCS)),
+            ),
+            "both sides, pink noise, along z, Adam": ("dp-kfc", _each(lr=(0.001, 0.002))),
+            "A only, dead leaves, along z, Adam": ("dp-kfc-a", _each(lr=(0.001, 0.002), **_one(DISCS))),
+            "DP-Adam": ("dp-adam", _each(lr=(0.001, 0.003))),
         },
     ),
     "refined": Grid(recipe="mnist-cnn", common=AVERAGED, arms=REFINED, tuned_with=(100, 101, 102, 103)),

@@ -27,6 +27,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "at most 64, 32 probe examples averaged": {"max_rank": 64, "probe_size": 32, "factor_decay": 0.875},
     "at most 64, 256 probe examples, then 32 averaged": {"max_rank": 64, "later_probe_size": 32, "factor_decay": 0.875},
     "at most 64, metric kept below a drift of 0.2": {"max_rank": 64, "factor_drift": 0.2},
+    "inputs alone": {"method": "dp-kfc-a"},
+    "inputs alone, 64 probe examples": {"method": "dp-kfc-a", "probe_size": 64},
+    "inputs alone, 32 probe examples": {"method": "dp-kfc-a", "probe_size": 32},
+    "inputs alone, 1024 probe examples": {"method": "dp-kfc-a", "probe_size": 1024},
     "no preconditioner": {"method": "dp-adam"},
 }
 COMMON = {"epsilon": 1.0, "delta": 1e-5, "epochs": 2.0, "expected_batch_size": 256, "validation_size": 5000}

@@ -290,11 +290,19 @@ def assurance(section: str = "summary") -> str:
     return checks.summary_table(results) + "\n\n" + machine(results)
 
 
+def headline() -> str:
+    """What the methods reach on the CNN of the DP-KFC paper."""
+    import headline as front
+
+    results = read_json(RESULTS / "accuracy" / "cnn.json")
+    return front.table(results) if results else missing("python benchmarks/accuracy_study.py")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "published": published, "methods": methods,
     "method-speed": method_speed, "scale": scale, "checkpoint": checkpoint, "ranks": ranks, "plan-70b": plan_70b,
     "assurance": assurance, "rank-accuracy": rank_accuracy, "probe-whitening": probe_whitening, "which-side": which_side,
-    "claims": claims,
+    "claims": claims, "headline": headline,
 }  # fmt: skip
 PARTS: dict[str, Callable[[str], str]] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
     "accuracy-study": accuracy_study, "published": published, "methods": methods, "method-speed": method_speed,
