@@ -43,7 +43,7 @@ LINES = (
     Line("dp-adambc", "DP-AdamBC", "nothing", "#7fbf7b"),
     Line("dp-adam", "DP-Adam", "nothing", "#999999"),
     Line("dp-sgd", "DP-SGD", "nothing", "#333333"),
-    Line("dp-kfc-oracle", "private curvature, both sides", "private images: NOT PRIVATE", "#bbbbbb", ":"),
+    Line("dp-kfc-oracle", "both sides, oracle: NOT PRIVATE", "private images", "#bbbbbb", ":"),
 )
 
 Cells = Mapping[str, Mapping[float, Sequence[float]]]  # arm to ε to accuracies, %
@@ -99,7 +99,7 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
             ends.append((y[-1], x[-1], line))
         low, high = panel.get_ylim()
         for (_, x_end, line), y_text in zip(ends, _apart([end[0] for end in ends], (high - low) / 19), strict=True):
-            text = line.label if line.sees.startswith("nothing") else f"{line.label} ({line.sees})"
+            text = f"{line.label} ({line.sees})" if "public" in line.sees else line.label
             panel.annotate(text, (x_end, y_text), (8, 0), textcoords="offset points", va="center", color=line.colour, fontsize=9)
         panel.set_xticks(range(len(epsilons)), [f"ε = {epsilon:g}" for epsilon in epsilons])
         panel.set_xlim(-0.1, len(epsilons) - 1 + 0.95)
