@@ -50,7 +50,7 @@ def private_probe_size(m: pytest.MonkeyPatch) -> None:
     seen = noting_batches(m)
     swapped(
         m, KFAC, "run_at",
-        lambda real: lambda self, step: replace(real(self, step), size=max(1, len(seen[0][1].indices))),
+        lambda real: lambda self, step, **more: replace(real(self, step, **more), size=max(1, len(seen[0][1].indices))),
     )  # fmt: skip
 
 

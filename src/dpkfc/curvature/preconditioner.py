@@ -268,10 +268,7 @@ class KFAC:
                 for layers, of in zip(shown, past, strict=True)
             ]
             factors = combined(*(found for found, _ in own))
-            damping = self._damping()
-            used = {n: f.normalised() for n, f in factors.items()} if self.scale in ("trace", "balanced") else factors
-            used = filled(used) if self.damping_mode == "relative" else used
-            used = randomised(used, self.seed) if self.control == "random" else used
+            used, damping = self._used(factors), self._damping()
             metric, scale = metric_of(used, damping, self.max_factor_size), 1.0
             if self.scale in ("probe", "balanced"):
                 scale = probe_scale(model, capture, run, metric, last=seen[0].last, team=team)
@@ -288,6 +285,12 @@ class KFAC:
             running=tuple(kept for _, kept in own) if self.continues else (),
             drift=moved,
         )
+
+    def _used(self, factors: Mapping[str, LayerFactors]) -> Mapping[str, LayerFactors]:
+        """The factors that the metric is formed of: in one scale, none of them empty, and turned at random where asked."""
+        used = {n: f.normalised() for n, f in factors.items()} if self.scale in ("trace", "balanced") else factors
+        used = filled(used) if self.damping_mode == "relative" else used
+        return randomised(used, self.seed) if self.control == "random" else used
 
     def _damping(self) -> Damping:
         return Damping(
