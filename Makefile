@@ -36,6 +36,7 @@ lint: $(TOOLS) ## ruff and mypy
 bench: $(TOOLS) ## time a step against plain SGD and Opacus, then refresh the tables
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/headline.py
 
 bench-scale: $(TOOLS) ## how a step grows with width, depth, batch, positions and rank, then refresh the tables
 	$(BIN)/python benchmarks/scale.py

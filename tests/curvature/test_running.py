@@ -12,6 +12,8 @@ from torch import Tensor
 from dpkfc.curvature import KFAC, FeatureNoise, Preconditioner, PublicData
 from dpkfc.curvature.factors import FactorAccumulator
 from dpkfc.curvature.linalg import Eigen, eigen_of_covariance, leading
+from dpkfc.curvature.norms import probe_norms
+from dpkfc.curvature.probing import blocks_on_probe
 from dpkfc.curvature.running import drift_of, running_from, running_state
 from tests.curvature.toys import Text, capture, mlp, rules_of
 from tests.test_session import kfac, loss_fn, net, plan, session, weights
@@ -138,6 +140,15 @@ def test_later_refreshes_may_look_at_fewer_examples():
             mean = (6 * dense[0][name][role] + 2 * dense[1][name][role]) / 8
             expected = torch.linalg.eigvalsh(mean).flip(0)[: sides[side].numel()]
             torch.testing.assert_close(sides[side], expected.clamp(min=0), rtol=1e-8, atol=1e-12)
+
+
+def test_the_scale_of_a_later_metric_is_taken_over_the_examples_it_looked_at():
+    model, kfac = mlp().double(), _kfac(probe_size=24, decay=0.75, later_probe_size=5, max_rank=None, scale="balanced")
+    built = kfac.build(model, capture, 50, previous=kfac.build(model, capture, 0))
+    (piece,) = blocks_on_probe(model, capture, replace(kfac.run_at(50), size=5))
+    plain, mapped = probe_norms(piece.blocks, {}, built.metric)
+    assert len(plain) == 5
+    torch.testing.assert_close(plain.median(), mapped.median(), rtol=1e-9, atol=0)
 
 
 def test_without_a_past_nothing_changes():

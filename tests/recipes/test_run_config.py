@@ -238,3 +238,12 @@ def test_a_recipe_may_name_its_method():
     assert run_config({"recipe": "mnist-cnn", "method": "dp-kfc"}).source == "pink"
     for recipe in ("mnist-cnn", "mnist-mlp"):
         assert run_config({"recipe": recipe, "optimizer": "adam"}).lr == 1e-3, "a rate of SGD is none of Adam"
+
+
+def test_later_refreshes_are_as_small_as_was_asked_for():
+    from dpkfc.recipes.axes import kfac
+    from dpkfc.recipes.base import run_config
+
+    more = {"factor_decay": 0.875, "later_probe_size": 32}
+    made = [kfac(run_config({"recipe": "digits", **given}), (1, 8, 8)) for given in ({}, more)]
+    assert [of.later_probe_size for of in made] == [None, 32]

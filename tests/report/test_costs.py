@@ -49,6 +49,19 @@ def test_layers_with_a_choice_are_measured_and_the_model_is_left_as_it_is(tmp_pa
     assert all(p.grad is None for p in model.parameters()) and model.training
 
 
+def test_a_refresh_is_timed_over_the_examples_of_a_later_one() -> None:
+    sizes: list[int] = []
+
+    class Noted(PublicData):
+        def sample(self, n: int, generator: torch.Generator):
+            sizes.append(n)
+            return super().sample(n, generator)
+
+    probe = Noted(torch.randn(64, 6, 40), provenance="random numbers")
+    costs_of(Sequences(), KFAC(probe=probe, probe_size=64, later_probe_size=24, decay=0.5, max_rank=8), rows=4)
+    assert set(sizes) == {4, 24, 16}  # the batch, a later refresh, the smaller one that is advised
+
+
 def test_a_machine_measures_a_shape_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "costs.json"
     costs_of(Sequences(), kfac(), rows=4, cache=path)

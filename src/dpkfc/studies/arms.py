@@ -101,8 +101,6 @@ _SPACES: dict[str, dict[str, Range | Choice]] = {
 CONTROLS = ("dp-sgd-normalised", "dp-sgd-matched", "dp-kfc-a", "dp-kfc-random")
 """Arms that every comparison holds unless it is asked to leave them out; see `arms_for` for the last one."""
 
-_ONE_SIDED = ("dp-kfc-a", "dp-kfc-natural", "dp-kfc-g")
-
 
 def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
     """The arm of a method, with its search space for the optimizer it takes.
@@ -136,6 +134,10 @@ def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
     name = f"{method}+{optimizer}" if settings else method
     label = f"{row.label} + {optimizer}" if settings else row.label
     return Arm(name=name, label=label, method=method, settings=settings, space=space, control=method in CONTROLS)
+
+
+def _whitens_one_side(method: str) -> bool:
+    return method in METHODS and METHODS[method].settings.get("sides") in ("input", "output")
 
 
 def random_twin(arm: Arm) -> Arm:
@@ -176,7 +178,7 @@ def arms_for(recipe: str, methods: list[str], *, controls: bool = True, optimize
     twice = next((m for m in methods if methods.count(m) > 1), None)
     if twice is not None:
         raise StudyError(f"--method {twice} is given twice; every method has its trials once")
-    twins = [random_twin(arm_of(recipe, name, optimizer)) for name in methods if controls and name in _ONE_SIDED]
+    twins = [random_twin(arm_of(recipe, name, optimizer)) for name in methods if controls and _whitens_one_side(name)]
     beside = [name for name in CONTROLS if controls and name not in methods]
     if twins and "dp-kfc" not in methods:
         beside = [name for name in beside if name != "dp-kfc-random"]
