@@ -143,7 +143,7 @@ def test_later_refreshes_may_look_at_fewer_examples():
 
 
 def test_the_scale_of_a_later_metric_is_taken_over_the_examples_it_looked_at():
-    model, kfac = mlp().double(), _kfac(probe_size=24, decay=0.75, later_probe_size=5, max_rank=None, scale="balanced")
+    model, kfac = mlp().double(), _kfac(probe_size=100, decay=0.75, later_probe_size=5, max_rank=None, scale="balanced")
     built = kfac.build(model, capture, 50, previous=kfac.build(model, capture, 0))
     (piece,) = blocks_on_probe(model, capture, replace(kfac.run_at(50), size=5))
     plain, mapped = probe_norms(piece.blocks, {}, built.metric)
