@@ -81,7 +81,7 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
     """A session of this project with a preconditioner, ledger on disk."""
     from dpkfc.config import PrivacyConfig
     from dpkfc.curvature import KFAC
-    from dpkfc.gradients.tape import capture
+    from dpkfc.gradients.contributions import capture
     from dpkfc.session import Session
 
     model, optimizer = setting.fresh()
@@ -197,8 +197,8 @@ def _opacus_step(
 
 def materialised(setting: Setting) -> Contender:
     """DP-KFC as it is usually written: Opacus' per-example gradients, each multiplied by both roots before the clip."""
+    from dpkfc.gradients.contributions import capture
     from dpkfc.gradients.layers import find_layers
-    from dpkfc.gradients.tape import capture
 
     layers = find_layers(setting.model)
     built = _kfac(setting, "both").build(setting.model, lambda m, loss: capture(m, layers, loss), 0)

@@ -107,7 +107,7 @@ def norms(part: Gradients) -> Tensor:
 def metrics(session: Any, private: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
     from dpkfc import KFAC, DeadLeaves, PinkNoise
     from dpkfc.curvature import PrivateOracle
-    from dpkfc.gradients.tape import capture
+    from dpkfc.gradients.contributions import capture
 
     yield "none", None
     rules, shape = {layer.name: layer.rule for layer in session.layers}, (1, 28, 28)

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.shares import moved_to
 from dpkfc.gradients.agreement import advice, check_in_step
+from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.diagonal import diagonal_metric
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.random_state import device_of
 from dpkfc.gradients.sharded import is_divided, reshard
-from dpkfc.gradients.tape import capture
 from dpkfc.metric import Metric
 from dpkfc.privacy.mechanism import Released
 

@@ -26,10 +26,11 @@ from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.curvature import KFAC, FeatureNoise
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.clipping import clip_factors, contribution_bound
+from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.norms import per_example_norms
-from dpkfc.gradients.tape import Tape, capture
+from dpkfc.gradients.tape import Tape
 from dpkfc.metric import Elementwise, Identity, Kronecker, Metric
 from tests.assurance.blocks import KINDS, METRICS, PATTERNS, N, bounds_of, clipped, exact_norms, metric_for, sizes
 from tests.assurance.sizes import size

@@ -15,8 +15,8 @@ from dpkfc.curvature.oracle import PrivateOracle
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import ProbeRun, blocks_on_probe, public_generator, undisturbed
+from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
-from dpkfc.gradients.tape import capture
 
 SHAPE = (2, 6, 5)
 

@@ -11,7 +11,7 @@ from dpkfc.blocks import Lookup, Outer, Tied
 from dpkfc.curvature import KFAC, PublicData, TokenNoise
 from dpkfc.curvature.layers import LayerAccumulator, Structure
 from dpkfc.curvature.probing import blocks_on_probe, public_generator, undisturbed
-from dpkfc.gradients import tape
+from dpkfc.gradients import contributions
 from dpkfc.gradients.layers import find_layers
 from dpkfc.metric import Diagonal, Identity, Kronecker
 
@@ -41,7 +41,7 @@ class Tagger(nn.Module):
 
 def _build(model: nn.Module, kfac: KFAC, factors: bool = False):
     layers = find_layers(model)
-    capture = lambda m, loss: tape.capture(m, layers, loss)  # noqa: E731
+    capture = lambda m, loss: contributions.capture(m, layers, loss)  # noqa: E731
     rules = {layer.name: layer.rule for layer in layers}
     return kfac.factors(model, capture, 0, rules) if factors else kfac.build(model, capture, 0, rules)
 
@@ -207,7 +207,7 @@ def test_a_tied_model_gets_a_metric_over_its_width():
     assert "head" not in built.metric and isinstance(entry, Kronecker) and isinstance(entry.output, Identity)
     layers = find_layers(model)
     with undisturbed(model), torch.no_grad():
-        capture = lambda m, loss: tape.capture(m, layers, loss)  # noqa: E731
+        capture = lambda m, loss: contributions.capture(m, layers, loss)  # noqa: E731
         blocks = [piece.blocks["embedding"] for piece in blocks_on_probe(model, capture, kfac.run_at(0))]
     rows = torch.cat([b.lookup.b.flatten(0, 1) for b in blocks])
     heads = torch.cat([(b.outer.a * b.outer.b.norm(dim=-1, keepdim=True)).flatten(0, 1) for b in blocks])
@@ -231,7 +231,7 @@ def test_a_block_of_an_unknown_kind_keeps_the_identity_and_is_reported(caplog):
     layers = find_layers(model)
 
     def capture(m, loss):
-        return {**tape.capture(m, layers, loss), "value": Odd()}
+        return {**contributions.capture(m, layers, loss), "value": Odd()}
 
     built = _kfac().build(model, capture, 0, {layer.name: layer.rule for layer in layers})
     assert "value" not in built.metric and "value" in caplog.text

@@ -167,6 +167,9 @@ CASES = {
     ),
     "DP-KFC on a convolution": Case({"preconditioner": kfac(chunk=5)}, image),
     "DP-KFC on words": Case({"preconditioner": KFAC(sides="both", probe=public_words(), probe_size=24, every=2)}, words, ids),
+    "DP-KFC of inputs, most of them not differentiated": Case(
+        {"preconditioner": KFAC(probe=public_words(90), probe_size=90, chunk=7, every=2)}, words, ids
+    ),
     "NGD": Case({"preconditioner": ngd(FeatureNoise(6)), "readout": "natural"}),
     "NGD on words": Case({"preconditioner": ngd(public_words()), "readout": "natural"}, words, ids),
     "AdaDPS": Case({"preconditioner": AdaDPS(probe=public(), batch_size=5, every=2, decay=0.5)}),

@@ -12,10 +12,11 @@ from dpkfc.data.layout import layout
 from dpkfc.gradients import computed
 from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.computed import Computed
+from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.micro import At, clipped_sum
 from dpkfc.gradients.rules import blocks_of, joined_calls
-from dpkfc.gradients.tape import Tape, capture
+from dpkfc.gradients.tape import Tape
 from dpkfc.recipes.models.wide_resnet import WeightStandardisation, standardised_conv
 from tests.gradients.cases import loss_fn
 from tests.gradients.loop import assert_equals_a_loop, examples

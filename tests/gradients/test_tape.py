@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.model_state import restored_state
-from dpkfc.gradients.tape import Tape, capture
+from dpkfc.gradients.tape import Tape
 from dpkfc.gradients.verify import check_per_example_gradients
 from tests.gradients.cases import CASES, build, looped, loss_fn
 

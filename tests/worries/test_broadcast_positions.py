@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
-from dpkfc.gradients.tape import Tape, capture
+from dpkfc.gradients.tape import Tape
 from dpkfc.gradients.verify import check_per_example_gradients
 from tests.gradients.whitened import check, clipped, example_rows, looped
 

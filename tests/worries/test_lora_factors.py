@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpkfc.curvature import KFAC, TokenNoise
-from dpkfc.gradients import tape
+from dpkfc.gradients import contributions
 from dpkfc.gradients.layers import find_layers
 from dpkfc.metric import Identity, Kronecker, LowRank
 
@@ -43,7 +43,7 @@ MODELS = {"bert": _bert, "gpt2": _gpt2}
 def _build(model: nn.Module, step: int = 0, **fields):
     layers = find_layers(model)
     kfac = KFAC(**{"sides": "both", "probe": PROBE, "probe_size": 32, "chunk": 16, **fields})
-    capture = lambda m, loss: tape.capture(m, layers, loss)  # noqa: E731
+    capture = lambda m, loss: contributions.capture(m, layers, loss)  # noqa: E731
     return kfac.build(model, capture, step, {layer.name: layer.rule for layer in layers})
 
 
@@ -127,7 +127,7 @@ def test_whitening_has_a_sane_scale(kind):
                         p.normal_(std=0.02)
         built = _build(model)
         assert 0.05 < built.scale < 20
-        plain, mapped = probe_norms(tape.capture(model, layers, losses), {}, built.metric)
+        plain, mapped = probe_norms(contributions.capture(model, layers, losses), {}, built.metric)
         ratio = mapped / plain
         assert bool(torch.isfinite(ratio).all()) and 0.1 < float(ratio.min()) and float(ratio.max()) < 10
 

@@ -344,8 +344,10 @@ class FactorAccumulator:
             keep: of a wide side only so many eigenpairs, and the trace of the rest; None for all.
 
         Raises:
-            ValueError: nothing was added.
+            ValueError: nothing was added; an isotropic factor is zero then.
         """
+        if self._count <= 0 and self._shape == "isotropic":
+            return IsotropicFactor(self.dim, 0.0)  # of a layer that no differentiated example has reached
         if self._count <= 0:
             raise ValueError("a factor was asked for before any probe example was added")
         if self._sum is None:

@@ -180,6 +180,20 @@ class LayerAccumulator:
                 self._note_kind(block.lookup.b)
                 self._add_tied(block)
 
+    def add_inputs(self, block: Block) -> None:
+        """Add what the layer has read in a probe micro-batch that was not differentiated; `add` says of what shape.
+
+        Raises:
+            ValueError: as `add`.
+        """
+        match block:
+            case Lookup():
+                self._note_kind(block.b)
+                self._sides["input"].add_diagonal(*self._reads(block))
+            case Outer():
+                self._note_kind(block.b)
+                self._sides["input"].add(*self._input_rows(block))
+
     def _note_kind(self, gradient: Tensor) -> None:
         self._dtype, self._device = _at_least_float32(gradient).dtype, gradient.device
 

@@ -61,8 +61,9 @@ class KFAC:
     Attributes:
         probe: where inputs come from; see `probes`.
         probe_size: examples a refresh looks at. A public constant, never the size of a private batch. A refresh costs
-            little more than their forward and backward pass. Input factors of a sequence model are good from few
-            examples already; output factors are not, where its positions have much the same gradient.
+            little more than their forward and backward pass; for inputs alone the last 64 are differentiated and the others
+            run forward only. Input factors of a sequence model are good from few examples already; output factors are not,
+            where its positions have much the same gradient.
         chunk: probe examples a forward pass; bounds memory and changes nothing else (a `loss` of your own may draw
             other numbers).
         labels: `model` draws them from the model's predictive distribution (Fisher), `uniform` at random, `given` takes
@@ -239,7 +240,8 @@ class KFAC:
         Args:
             model: any module; parameters, gradients, buffers, modes and the global random state stay as they are.
             capture: maps (model, loss) to layer name and block; `loss(model)` gives per-example losses `[N]`. Blocks
-                are looked up one at a time, so the mapping may form them on demand.
+                are looked up one at a time, so the mapping may form them on demand. It is called under `torch.no_grad()`
+                for examples of which inputs alone are wanted; what blocks hold as `b` is not looked at then.
             step: step of training; with `seed` it names the probe's random stream.
             rules: layer name to kind, one of `RULES`.
             team: the processes that share the refresh; each runs a part of the probe and decomposes a part of the factors.

@@ -57,12 +57,14 @@ class Piece:
         rows: which examples of the probe these are.
         mask: True `[n, T]` at the positions that are text, None where the inputs do not say.
         note: what became of labels that do not fit the model's output.
+        differentiated: whether there was a backward pass; without one blocks show what layers have read, and nothing else.
     """
 
     blocks: Mapping[str, Block]
     rows: slice
     mask: Tensor | None = None
     note: str = ""
+    differentiated: bool = True
 
     @property
     def size(self) -> int:
@@ -107,6 +109,7 @@ def blocks_on_probe(
     first: int = 0,
     *,
     stop: int | None = None,
+    gradients_from: int = 0,
     drawn: Callable[[Inputs, Tensor | None], None] | None = None,
 ) -> Iterator[Piece]:
     """The layers' contributions on the probe, one micro-batch after another; every call replays the same probe.
@@ -119,6 +122,7 @@ def blocks_on_probe(
         run: what to run.
         first: leaves out the examples before this one.
         stop: leaves out this example and those after it; None for none.
+        gradients_from: the examples before this one have no backward pass: `capture` is called without gradients.
         drawn: is shown all inputs and labels of the probe.
 
     Raises:
@@ -130,16 +134,24 @@ def blocks_on_probe(
     if drawn is not None:
         drawn(inputs, labels)
     draws, known = Draws(generator, run.size), _known_labels(run, labels)
-    for end in reversed(range(run.size if stop is None else stop, first, -run.chunk)):
-        rows = slice(max(first, end - run.chunk), end)
+    for rows in _micro_batches(first, run.size if stop is None else stop, run.chunk, cut=gradients_from):
         held = _refined(run, model, placed(select(inputs, rows), model), rows)
         mask = padding_mask(held, getattr(run.probe, "padding", None))
         loss = _loss_of(run, held, None if labels is None else labels[rows], draws, rows=rows, mask=mask, known=known)
-        with torch.enable_grad():
+        differentiated = rows.stop > gradients_from
+        with torch.set_grad_enabled(differentiated):
             blocks = capture(model, loss)
-        if not blocks:
+        if not blocks and differentiated:
             raise ValueError("capture returned no layer: the probe's loss does not depend on any trainable layer")
-        yield Piece(blocks, rows, mask, known.note)
+        yield Piece(blocks, rows, mask, known.note, differentiated)
+
+
+def _micro_batches(first: int, stop: int, chunk: int, cut: int) -> Iterator[slice]:
+    """Slices of at most `chunk` examples from `first` to `stop`, none of them across `cut`."""
+    cut = min(max(cut, first), stop)
+    for low, high in ((first, cut), (cut, stop)):
+        for end in reversed(range(high, low, -chunk)):
+            yield slice(max(low, end - chunk), end)
 
 
 def _refined(run: ProbeRun, model: nn.Module, inputs: Inputs, rows: slice) -> Inputs:

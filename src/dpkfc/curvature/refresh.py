@@ -49,6 +49,9 @@ def measure(
 ) -> Measured:
     """Run the probe and add up factors; of several processes, each those of its own examples.
 
+    Where inputs alone are wanted, only the last examples, on which the scale is measured too, are differentiated: the size of
+    output gradients, and the factors of layers that have no input factor (norms, recurrent layers, ties), come from these.
+
     Args:
         model: should be inside `undisturbed`.
         capture: maps (model, loss) to layer name and block.
@@ -83,7 +86,11 @@ def _measured(
     def drawn(inputs: Inputs, labels: Tensor | None) -> None:
         seen[0] = "" if team is None else probe_digest(inputs, labels)
 
-    for piece in blocks_on_probe(model, capture, run, rows.start, stop=rows.stop, drawn=drawn):
+    pieces = blocks_on_probe(
+        model, capture, run, rows.start, stop=rows.stop, drawn=drawn,
+        gradients_from=_scale_from(run) if structure.sides == "input" else 0,
+    )  # fmt: skip
+    for piece in pieces:
         positions.start(piece.rows, piece.mask)
         for name in piece.blocks:
             block = piece.blocks[name]
@@ -92,7 +99,7 @@ def _measured(
                 continue
             if name not in layers:
                 layers[name] = LayerAccumulator(block, structure, structure.kinds.get(name), positions, shared)
-            _add_named(layers[name], name, block, piece.size)
+            _add_named(layers[name], name, block, piece)
         shared.forget()
     return Measured(layers=layers, unknown=unknown, last=piece, note="" if piece is None else piece.note), seen[0]
 
@@ -151,11 +158,14 @@ def added(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAccumul
     return found
 
 
-def _add_named(layer: LayerAccumulator, name: str, block: Block, size: int) -> None:
-    if block.batch_size != size:
-        raise ValueError(f"layer '{name}': capture returned {block.batch_size} examples instead of {size}")
+def _add_named(layer: LayerAccumulator, name: str, block: Block, piece: Piece) -> None:
+    if block.batch_size != piece.size:
+        raise ValueError(f"layer '{name}': capture returned {block.batch_size} examples instead of {piece.size}")
     try:
-        layer.add(block)
+        if piece.differentiated:
+            layer.add(block)
+        else:
+            layer.add_inputs(block)
     except ValueError as error:
         raise ValueError(f"layer '{name}': {error}") from error
 
@@ -168,7 +178,7 @@ def probe_scale(
     They are those of the last micro-batch where it has enough of them; otherwise these few run through the model again, in
     parts where several processes share the refresh.
     """
-    first = max(0, run.size - _SCALE_SIZE)
+    first = _scale_from(run)
     if last is not None and last.rows.start <= first:
         norms = _norms([last], first, metric)
     elif team is None:
@@ -181,6 +191,11 @@ def probe_scale(
         norms = [torch.cat(x) for x in zip(*found, strict=True)]
     ratio = _median(norms[0]) / max(_median(norms[1]), 1e-300)
     return ratio if ratio > 0 and math.isfinite(ratio) else 1.0
+
+
+def _scale_from(run: ProbeRun) -> int:
+    """The first of the examples that the scale is measured on."""
+    return max(0, run.size - _SCALE_SIZE)
 
 
 def _norms(pieces: Iterable[Piece], first: int, metric: Metric) -> list[Tensor]:

@@ -7,7 +7,7 @@ not wrapped and nothing stays on it once the tape is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -18,15 +18,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from dpkfc.blocks import Block, Outer
 from dpkfc.gradients.broadcast import Doubt, ambiguous, leading_size, marked_gradients, settle, spread
 from dpkfc.gradients.checkpointing import clear_checkpoint_errors, in_backward, refuse_hidden
 from dpkfc.gradients.compiled import refuse_shortcuts, refuse_tracing, shortcuts
-from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.rules import Call, blocks_of
+from dpkfc.gradients.rules import Call
 
-__all__ = ["Tape", "capture", "check_losses"]
+__all__ = ["Tape", "check_losses"]
 
 
 class _Anchor(torch.autograd.Function):
@@ -352,49 +350,3 @@ def check_losses(losses: Tensor, batch_size: int | None = None) -> None:
         raise ValueError(
             f"loss_fn returned {losses.shape[0]} losses for {batch_size} examples; the leading axis must be the batch"
         )
-
-
-def capture(
-    model: nn.Module,
-    layers: Sequence[Layer],
-    loss: Callable[[nn.Module], Tensor],
-    batch_size: int | None = None,
-) -> Mapping[str, Block]:
-    """Run a loss on a model and return every called layer's contribution in the normal form.
-
-    Args:
-        model: the model; its parameters and their `.grad` are left as they are.
-        layers: from `find_layers`.
-        loss: maps the model to per-example losses `[N]`.
-        batch_size: examples N, as for `Tape`.
-
-    Returns:
-        Layer name to block, formed on access; `b` is the gradient of each example's own loss, whatever N is.
-
-    Raises:
-        ValueError: as `Tape.backward`.
-    """
-    tape = Tape(model, layers, batch_size=batch_size)
-    with torch.enable_grad(), tape:
-        losses = loss(model)
-    return _Contributions(layers, tape.backward(losses), losses.shape[0])
-
-
-class _Contributions(Mapping[str, Block]):
-    """Layer name to block, each formed when it is asked for: the patches of one convolution are in memory at a time."""
-
-    def __init__(self, layers: Sequence[Layer], calls: dict[str, list[Call]], batch_size: int) -> None:
-        self._layers = {layer.name: layer for layer in layers if layer.name in calls}
-        self._calls = calls
-        self._batch_size = batch_size
-
-    def __getitem__(self, name: str) -> Block:
-        block = blocks_of(self._layers[name], self._calls[name], self._batch_size)
-        block = block.outer() if isinstance(block, ConvBlock) else block
-        return block.explicit() if isinstance(block, Outer) else block
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layers)
-
-    def __len__(self) -> int:
-        return len(self._layers)

@@ -14,8 +14,8 @@ from torch import nn
 
 from dpkfc.curvature.diagnostics import signal_to_noise
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
+from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
-from dpkfc.gradients.tape import capture
 from dpkfc.recipes.assemble import kfac
 from dpkfc.recipes.config import RunConfig
 from dpkfc.recipes.evaluate import Judged

@@ -17,10 +17,11 @@ from dpkfc.curvature.inputs import call, placed
 from dpkfc.curvature.likelihood import logits_of
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.curvature.probing import public_generator, undisturbed
+from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.norms import choice_for
 from dpkfc.gradients.rules import AnyBlock, blocks_of
-from dpkfc.gradients.tape import Tape, capture
+from dpkfc.gradients.tape import Tape
 from dpkfc.metric import Kronecker
 
 __all__ = ["Diagnosis", "LayerFacts", "SideFacts", "examine", "layer_table"]

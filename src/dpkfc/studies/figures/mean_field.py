@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from dpkfc.blocks import Outer
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.curvature.probing import ProbeRun, blocks_on_probe, public_generator, undisturbed
+from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
-from dpkfc.gradients.tape import capture
 from dpkfc.studies.cell import Run, hardware
 
 __all__ = ["ACTIVATIONS", "Network", "Variances", "measured", "predicted", "random_network"]
