@@ -37,6 +37,16 @@ GRIDS = {  # data set, and the arms of a grid by the names they have in the stud
         "DiSK": "disk", "DP-KFC, A only, random words": "dp-kfc-a", "A only, same spectrum, random directions": "dp-kfc-a-random",
         "DP-KFC, both sides, random words": "dp-kfc-noise", "DP-KFC + AdamBC": "dp-kfc+adam-bc", "AdaDPS, random words": "adadps",
     }),
+    "mapped": ("mnist-cnn", {
+        "A only, dead leaves, mapped back": "leaves-mapped", "A only, dead leaves, along z, Adam": "leaves-along",
+        "both sides, dead leaves, mapped back": "leaves-both", "A only, pink noise, mapped back": "pink-mapped",
+        "A only, same spectrum, random directions, mapped back": "random-mapped",
+    }),
+    "fashion": ("fashion-mnist-cnn", {
+        "A only, dead leaves, mapped back": "leaves-mapped", "A only, dead leaves, along z, Adam": "leaves-along",
+        "A only, pink noise, mapped back": "pink-mapped",
+        "A only, same spectrum, random directions, mapped back": "random-mapped",
+    }),
 }  # fmt: skip
 FEDERATED = {"cifar10": "CIFAR-10 features", "mnist": "MNIST features", "pneumoniamnist": "PneumoniaMNIST features"}
 
@@ -62,6 +72,10 @@ CLAIMS = (
     Claim("DP-NGD", "clamped public curvature, mapped back, beats DP-SGD", "dp-ngd", "dp-sgd"),
     Claim("DiSK", "filtering gradients over time beats DP-SGD", "disk", "dp-sgd"),
     Claim("DP-AdamBC", "second moments without the noise beat DP-Adam", "dp-adambc", "dp-adam"),
+    Claim("this project", "a release mapped back beats a step along it (dead leaves)", "leaves-mapped", "leaves-along"),
+    Claim("", "… and directions are the reason: random ones with the same spectrum are worse", "leaves-mapped", "random-mapped"),
+    Claim("", "… from inputs alone no worse than from both sides", "leaves-mapped", "leaves-both"),
+    Claim("", "… and dead leaves are a better probe for it than pink noise", "leaves-mapped", "pink-mapped"),
     Claim("DP-FedSOFIM", "its server step beats DP-FedGD, both tuned", "sofim", "fedgd"),
     Claim("", "… also at a matched learning rate", "sofim", "fedgd-matched"),
     Claim("", "… and its momentum form beats momentum at a matched learning rate", "sofim-momentum", "fedavgm-matched"),
