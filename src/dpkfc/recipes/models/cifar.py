@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 __all__ = ["cifar_cnn"]
@@ -18,9 +19,9 @@ def cifar_cnn(num_classes: int = 10) -> nn.Sequential:
     """Four convolutions with GroupNorm and tanh, a mean over positions and one linear layer: 522,122 parameters.
 
     Bounded activations and normalisation within an example follow what works for private training from scratch
-    (Papernot et al. 2021; De et al. 2022). Input `[N, 3, 32, 32]`, output `[N, num_classes]`.
+    (Papernot et al. 2021; De et al. 2022). Input `[N, 3, 32, 32]`, output `[N, num_classes]`. Channels lie last in memory.
     """
-    return nn.Sequential(
+    layers = nn.Sequential(
         *_stage(3, 64),
         nn.MaxPool2d(2),
         *_stage(64, 128),
@@ -32,3 +33,4 @@ def cifar_cnn(num_classes: int = 10) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(256, num_classes),
     )
+    return layers.to(memory_format=torch.channels_last)

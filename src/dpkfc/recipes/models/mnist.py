@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 __all__ = ["mnist_cnn", "mnist_mlp"]
@@ -10,9 +11,10 @@ __all__ = ["mnist_cnn", "mnist_mlp"]
 def mnist_cnn(num_classes: int = 10, channels: int = 1) -> nn.Sequential:
     """Two convolutions and two linear layers, 206,922 parameters for ten classes and grey images.
 
-    Input `[N, channels, 28, 28]`, output `[N, num_classes]`. The network of the DP-KFC experiments on MNIST.
+    Input `[N, channels, 28, 28]`, output `[N, num_classes]`. The network of the DP-KFC experiments on MNIST. Channels lie last
+    in memory, which makes max pooling on a CPU several times faster.
     """
-    return nn.Sequential(
+    layers = nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -24,6 +26,7 @@ def mnist_cnn(num_classes: int = 10, channels: int = 1) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(128, num_classes),
     )
+    return layers.to(memory_format=torch.channels_last)
 
 
 def mnist_mlp(num_classes: int = 10) -> nn.Sequential:
