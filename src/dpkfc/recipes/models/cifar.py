@@ -33,4 +33,5 @@ def cifar_cnn(num_classes: int = 10) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(256, num_classes),
     )
-    return layers.to(memory_format=torch.channels_last)
+    layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch does not declare it
+    return layers

@@ -26,7 +26,8 @@ def mnist_cnn(num_classes: int = 10, channels: int = 1) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(128, num_classes),
     )
-    return layers.to(memory_format=torch.channels_last)
+    layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch does not declare it
+    return layers
 
 
 def mnist_mlp(num_classes: int = 10) -> nn.Sequential:
