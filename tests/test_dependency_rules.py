@@ -150,9 +150,13 @@ def third_party(file: File) -> Iterator[str]:
 
 
 def private_parameters(file: File) -> Iterator[str]:
-    """Nothing in curvature/ can be handed a private tensor: no parameter is named as if it were one."""
-    if not file.is_under("curvature"):
+    """Nothing in curvature/ but the oracle can be handed a private tensor: no parameter or field is named as if it were one."""
+    if not file.is_under("curvature") or file.name == "curvature.oracle":
         return
+    for kind in ast.walk(file.tree):
+        for field in kind.body if isinstance(kind, ast.ClassDef) else ():
+            if isinstance(field, ast.AnnAssign) and PRIVATE_NAME.search(ast.unparse(field.target)):
+                yield f"{file.name}:{field.lineno} {kind.name} holds {ast.unparse(field.target)!r}"
     for function in file.functions():
         args = function.args
         for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]:
@@ -268,6 +272,7 @@ COUNTER_EXAMPLES: list[tuple[Rule, str, str]] = [
     (private_parameters, "curvature.factors", "def f(*, train_loader): ..."),
     (private_parameters, "curvature.factors", "def f(private_inputs): ..."),
     (private_parameters, "curvature.probes", "from torch.utils.data import Dataset"),
+    (private_parameters, "curvature.probes", "class Seen:\n    dataset: Any"),
     (global_seeds, "session", "import torch\ntorch.manual_seed(0)"),
     (global_seeds, "curvature.probes", "from torch import manual_seed"),
     (normal_draws, "session", "noise = torch.randn_like(total) * stddev"),

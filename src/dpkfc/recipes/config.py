@@ -1,7 +1,8 @@
 """Where the value of every setting comes from, and the TOML file that replays a run.
 
-Values are laid over one another: the defaults, the method's own settings, the recipe's TOML (its common part, then the part
-of the method, then that of the optimizer under the method), a file given with `--config`, and flags.
+Values are laid over one another: the defaults, the common part of the recipe's TOML, its part for a method that lends its own,
+the method's settings, the recipe's part for that very method, then for the optimizer under it, a file given with `--config`,
+and flags.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The methods by name: each is a choice on the axes of the design, never a class or a loop of its own.
 
-A method is a set of settings that a run starts from; a recipe's file, a configuration and flags are laid over them. What a
-reader should know about it stands beside: where it acts in a step, what it needs and costs, and where it comes from.
+A method is a set of settings that a run starts from. They are laid over what a recipe's file says of all methods; what it says of
+this one, a configuration and flags are laid over them. What a reader should know about it stands beside: where it acts in a step,
+what it needs and costs, and where it comes from.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ _ROWS = (
     Method(
         name="adadps", label="AdaDPS", settings={"preconditioner": "adadps", "source": "public", "optimizer": "sgd"},
         acts="coordinates", side_data="public data", state="d", cost="one pass over public data a refresh",
-        source="Li et al. 2022", equation="z_i = g_i / (√v + floor), v = E_public[ḡ²]", page="adadps.md",
+        source="Li et al. 2022", equation="z_i = g_i / √(v + floor · mean v), v = E_public[ḡ²]", page="adadps.md",
     ),
     Method(
         name="pink-adadps", label="pink AdaDPS", settings={"preconditioner": "adadps", "optimizer": "sgd"},
@@ -108,20 +109,20 @@ _ROWS = (
     Method(
         name="dp2", label="DP²", settings={"preconditioner": "dp2", "optimizer": "sgd", "momentum": 0.0},
         acts="coordinates", state="2d", cost="1", source="Li, Liu et al. 2023",
-        equation="v from the mean of s past releases; then s steps with z_i = g_i / (√v + floor)", page="dp2.md",
+        equation="v from the mean of s past releases; then s steps with z_i = g_i / √max(v, floor · mean v)", page="dp2.md",
         without_momentum=True,
     ),
     Method(
         name="gep", label="GEP", settings={"preconditioner": "gep", "source": "public", "optimizer": "sgd"},
         acts="coordinates, clip, release", side_data="public data",
-        privacy="one Gaussian for both parts: (q, σ/√2)", state="k directions, k·d", cost="public gradients every step",
+        privacy="one Gaussian for both parts: (q, σ/√2)", state="k directions, k·d", cost="public gradients a refresh",
         source="Yu et al. 2021", equation="(L clip_S1(Lᵀg_i), clip_S2(g_i − L Lᵀ g_i)) released jointly", page="gep.md",
     ),
     Method(
         name="b-gep", label="B-GEP",
         settings={"preconditioner": "gep", "gep_residual_norm": 0.0, "source": "public", "optimizer": "sgd"},
         acts="coordinates, clip, release", side_data="public data", state="k directions, k·d",
-        cost="public gradients every step", source="Yu et al. 2021", equation="L clip_S1(Lᵀ g_i) alone: biased", page="gep.md",
+        cost="public gradients a refresh", source="Yu et al. 2021", equation="L clip_S1(Lᵀ g_i) alone: biased", page="gep.md",
     ),
     Method(
         name="dp-kfc", label="DP-KFC", settings={"preconditioner": "kfac", "sides": "both"}, acts="coordinates",
