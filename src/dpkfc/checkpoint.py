@@ -27,6 +27,7 @@ __all__ = [
     "check_run",
     "check_same_tensors",
     "fitting",
+    "is_there",
     "load_optimizer",
     "read",
     "read_session",
@@ -95,6 +96,12 @@ def _bring_back(target: Path, old: Path) -> None:
     """After a crash between the two renames the old checkpoint is the only complete one."""
     if not target.exists() and old.exists():
         old.rename(target)
+
+
+def is_there(folder: str | os.PathLike[str]) -> bool:
+    """Whether a checkpoint lies here, or the one before that a crash has left."""
+    target = Path(folder)
+    return target.exists() or target.with_name(target.name + ".old").exists()
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

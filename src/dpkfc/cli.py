@@ -266,9 +266,9 @@ def epsilon(
     from dpkfc.config import PrivacyConfig
 
     if sample_rate:
-        if sampler != "poisson":
+        if sampler != "poisson" or dataset_size or batch_size:
             raise ConfigError(
-                f"--sample-rate is the rate of Poisson sampling; for --sampler {sampler} give --dataset-size and --batch-size"
+                f"--sample-rate is that of Poisson sampling; for --sampler {sampler} give --dataset-size and --batch-size only"
             )
         _print_epsilon_of_rate(noise_multiplier, sample_rate, epochs, steps, delta)
         return
@@ -279,11 +279,11 @@ def epsilon(
 
 
 def _print_epsilon_of_rate(sigma: float, rate: float, epochs: float | None, steps: int | None, delta: float) -> None:
+    from dpkfc.config import PrivacyConfig
     from dpkfc.data.sampling import Poisson
     from dpkfc.privacy.events import cross_check
 
-    if (epochs is None) == (steps is None):
-        raise ConfigError(f"give exactly one of --epochs and --steps, got epochs={epochs} and steps={steps}")
+    PrivacyConfig(expected_batch_size=1, epochs=epochs, steps=steps)  # refuses both, neither, and what is not positive
     sampler = Poisson(rate, max(1, round(1 / rate)) if rate > 0 else 1)
     count = steps if steps is not None else max(1, round((epochs or 0.0) / rate))
     checked = cross_check(sampler.event(sigma), count, delta, sampler.neighbouring_relation)

@@ -209,6 +209,7 @@ class Session:
                 points=at,
                 augment=self._augment,
                 counted=len(own),
+                repeatable=self.plan.test_mode,
             )
 
         rows, multiple = views * records.size, config.pad_to_multiple  # measured with the points of the steps to come

@@ -81,7 +81,8 @@ def freeze(patched: pytest.MonkeyPatch, victim: int | None = None) -> list[tuple
 
     patched.setattr("dpkfc.session.release", watched)
     patched.setattr("dpkfc.integrations._stepping.release", watched)
-    patched.setattr("dpkfc.privacy.rng.secrets", Frozen())
+    for module in ("privacy.rng", "gradients.random_state", "integrations._poisson_loader"):
+        patched.setattr(f"dpkfc.{module}.secrets", Frozen())
     patched.setattr("dpkfc.gradients.memory.available_bytes", lambda: 1 << 22)
     moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
     clock = types.SimpleNamespace(datetime=types.SimpleNamespace(now=lambda zone=None: moment), timezone=timezone)

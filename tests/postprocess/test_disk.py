@@ -153,7 +153,9 @@ def test_both_points_see_the_same_random_numbers() -> None:
         micro = [((batch[0][rows], batch[1][rows]), part) for rows in (slice(0, 4), slice(4, 7))
                  for part in layout(np.arange(rows.stop - rows.start))]  # fmt: skip
         results.append(
-            clipped_sum(model, find_layers(model), {}, Clip(0.5), loss_fn=loss_fn, micro_batches=micro, points=points)[0]
+            clipped_sum(
+                model, find_layers(model), {}, Clip(0.5), loss_fn=loss_fn, micro_batches=micro, points=points, repeatable=True
+            )[0]
         )
     for name in same:
         torch.testing.assert_close(results[1][name], results[0][name], rtol=1e-9, atol=1e-10)

@@ -235,6 +235,18 @@ def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
     assert content["arms"][0]["params"]["lr"] == tuned.arms[0].params["lr"]
 
 
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [({"steps": 4, "epsilon": 0.5}, "epsilon = the recipe's own.*has 0.5"), ({"steps": 5}, "steps = 4, and this search has 5")],
+)
+def test_results_of_other_terms_are_refused(tmp_path, made_up, now, told):
+    first = tune.tune(settings(), tmp_path)
+    report = (tmp_path / "tune.md").read_text("utf-8")
+    with pytest.raises(StudyError, match=told):
+        tune.tune(settings(settings=now), tmp_path)
+    assert (tmp_path / "tune.md").read_text("utf-8") == report and first.runs_begun == tune.tune(settings(), tmp_path).runs_begun
+
+
 def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, made_up, monkeypatch):
     monkeypatch.setattr(tune, "draw", lambda law: 3)
     tuned = tune.tune(settings(search="random", trials=5), tmp_path)

@@ -28,7 +28,7 @@ from dpkfc.curvature.refresh import Measured, decomposed, gathered, measure, pro
 from dpkfc.curvature.report import layer_rows
 from dpkfc.curvature.running import Running, drift_of, running_from, running_state
 from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, labels_of
-from dpkfc.curvature.shares import Team
+from dpkfc.curvature.shares import Team, moved_to
 from dpkfc.curvature.sources import combined, randomised
 from dpkfc.curvature.state import mismatch, moved, pack, unpack
 from dpkfc.metric import Metric, scale_metric
@@ -364,8 +364,9 @@ class Preconditioner:
         return digest.hexdigest()
 
     def to(self, device: torch.device | str) -> Preconditioner:
-        """The same preconditioner with its metric on another device."""
-        return replace(self, metric={name: moved(entry, device) for name, entry in self.metric.items()})
+        """The same preconditioner with its metric, and what the next refresh takes up, on another device."""
+        running = moved_to(self.running, torch.device(device))
+        return replace(self, metric={name: moved(entry, device) for name, entry in self.metric.items()}, running=running)
 
     def check(self, layers: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
         """Raise unless this preconditioner fits a model.

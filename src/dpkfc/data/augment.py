@@ -1,8 +1,8 @@
 """Random changes of images for `Session(augment=...)`: each row on its own, in one pass over the batch.
 
 A batch is a tensor of images `[N, C, H, W]`, or a tuple, list or dict whose first image tensor is changed and whose rest is
-handed on. All random numbers come from torch's global generator, so that a run in test mode repeats them; they need not be
-secret, since they are not what protects an example.
+handed on. All random numbers come from torch's global generator, so that a run in test mode repeats them. In every other run the
+session begins it at numbers of the operating system for each private pass: which view an example gets must not be known.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from dpkfc import checkpoint
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.runner import Run, federate
@@ -76,12 +77,16 @@ class App:
         folder: str | Path,
         on_round: Callable[[RoundRecord, Run], None] | None = None,
     ) -> Run:
-        """Run it inside this process.
+        """Run it inside this process; with the folder of a run that was interrupted it goes on after its last round.
 
         Args:
             settings: instead of the defaults.
             folder: of the server's ledger, its checkpoint and what `finish` writes.
             on_round: called after every round.
+
+        Raises:
+            BudgetExhausted: all rounds are spent by the ledger in the folder.
+            ValueError: as `runner.federate`.
         """
         chosen, place = self.settings(settings), Path(folder)
         plan = self.plan(chosen)
@@ -93,6 +98,7 @@ class App:
             [self.records(number, chosen) for number in range(plan.config.clients)],
             ledger_path=place / "ledger.jsonl",
             checkpoint=place / "checkpoint",
+            resume=checkpoint.is_there(place / "checkpoint"),
             evaluate=self.evaluated(chosen),
             on_round=on_round,
         )

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from dpkfc import checkpoint
 from dpkfc.federated.app import App, Settings
 from dpkfc.federated.messages import CLIENT_FAILED, Message
 from dpkfc.federated.node import HELLO
@@ -189,7 +190,7 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
 
 def _resume(server: Server, run: Run, place: Path) -> None:
     """Continue from a checkpoint; a new run writes its first one before its first round."""
-    if not (place.exists() or place.with_name(place.name + ".old").exists()):
+    if not checkpoint.is_there(place):
         server.save(place, _figures(run))
         return
     held = server.restore(place) or {}

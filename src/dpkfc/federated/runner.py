@@ -24,6 +24,7 @@ from dpkfc.federated.secagg import Pairs
 from dpkfc.federated.server import Server
 from dpkfc.federated.work import LocalModel
 from dpkfc.gradients.micro import LossFn
+from dpkfc.privacy.ledger import BudgetExhausted
 
 __all__ = ["STAGES", "Killed", "Run", "federate", "make_clients", "one_round"]
 
@@ -124,6 +125,21 @@ def one_round(server: Server, clients: Mapping[int, Client], fault: Fault | None
     return record
 
 
+def _begin(server: Server, checkpoint: str | os.PathLike[str] | None, resume: bool) -> None:
+    """Go on from the checkpoint, or write the first one: a ledger that is in use has other weights behind it."""
+    if resume and checkpoint is not None:
+        server.restore(checkpoint)
+    elif server.ledger.count:
+        raise ValueError(
+            f"the ledger holds {server.ledger.count} releases of an earlier run, which began at other weights; go on with it "
+            "from its checkpoint (resume=True), or choose another ledger: the two ε then add up"
+        )
+    if not server.rounds_left:
+        raise BudgetExhausted("all rounds of this plan are spent by its ledger; nothing was sent")
+    if checkpoint is not None and not resume:
+        server.save(checkpoint)
+
+
 def federate(
     plan: FederatedPlan,
     model: nn.Module,
@@ -159,13 +175,13 @@ def federate(
 
     Raises:
         Killed: the server died of a fault.
+        BudgetExhausted: no round is left; the checkpoint stays as it is.
         ValueError: settings that do not fit together.
     """
     server = Server(plan, model, ledger_path=ledger_path)
     run, started = Run(server), time.perf_counter()
     try:
-        if resume and checkpoint is not None:
-            server.restore(checkpoint)
+        _begin(server, checkpoint, resume)
         known = {c.number: c for c in (clients or make_clients(plan, model, loss_fn, datasets, verify=verify))}
         for client in known.values():
             server.enroll(client.hello())

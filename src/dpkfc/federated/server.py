@@ -288,16 +288,14 @@ class Server:
             return release(ClippedSum(added, plan.config.max_grad_norm), mechanism, self._noise, ticket, step)
         number = open_.ticket.charge(step, plan.event)
         variance = (plan.sum_stddev(len(survivors)) / divisor) ** 2
-        mean = {name: x.div_(divisor) for name, x in added.items()}
+        mean = {name: x.div_(divisor).to(_accumulation(self.parameters[name])) for name, x in added.items()}
         return Released(gradients=mean, noise_variance=variance, step=step, release=number)
 
     def _sum(self, sums: Sequence[Tensors]) -> Tensors:
         """In the order of the clients' numbers, so that equal messages give an equal sum; new tensors."""
         found: Tensors = {}
         for name, p in self.parameters.items():
-            found[name] = torch.zeros(
-                p.shape, dtype=p.dtype if p.dtype == torch.float64 else torch.float32, device=p.device
-            )
+            found[name] = torch.zeros(p.shape, dtype=_accumulation(p), device=p.device)
             for tensors in sums:
                 found[name].add_(tensors[name].to(found[name]))
         return found
@@ -394,3 +392,8 @@ class Server:
     def close(self) -> None:
         """Close the ledger."""
         self.ledger.close()
+
+
+def _accumulation(parameter: Tensor) -> torch.dtype:
+    """Sums and releases are float32, or float64 where the parameter is."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32

@@ -156,6 +156,7 @@ class LocalModel:
             self._clip,
             loss_fn=self.loss_fn,
             micro_batches=records.micro_batches(table, self.plan.config.max_physical_batch_size),
+            repeatable=self.plan.test_mode,
         )
         return sums
 

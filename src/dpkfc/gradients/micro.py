@@ -25,7 +25,7 @@ from dpkfc.gradients.ids import unknown_row
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
 from dpkfc.gradients.model_state import check_memory, checked_state, kept_attributes, restored_state
-from dpkfc.gradients.random_state import device_of, restarter
+from dpkfc.gradients.random_state import device_of, restarter, unknown_numbers
 from dpkfc.gradients.rules import Call, Calls, settled
 from dpkfc.gradients.sharded import local
 from dpkfc.gradients.tape import Tape, check_losses
@@ -95,6 +95,7 @@ def clipped_sum(
     points: Sequence[At] = (HERE,),
     augment: Callable[[Any], Any] | None = None,
     counted: int | None = None,
+    repeatable: bool = False,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The clipped sum of one logical batch; PRIVATE until noise has been added.
 
@@ -110,6 +111,8 @@ def clipped_sum(
         augment: maps a batch to one with as many rows, each changed at random on its own.
         counted: micro-batches that are summed; those after them are passes alone, which keep processes in step that gather
             parameters together. None for all.
+        repeatable: dropout and `augment` take the numbers of the global generators as they stand, which a seed makes known. TEST
+            MODE, NOT PRIVATE. Otherwise numbers of the operating system, and the generators are put back.
 
     Returns:
         (parameter name to whitened clipped sum in float32 or float64, norms of all units `[U]`).
@@ -121,24 +124,25 @@ def clipped_sum(
     device = device_of(layers)
     summer = ClippedSummer(layers, metric, clip)
     norms = [torch.zeros(0)]
-    for done, (loaded, rows) in enumerate(micro_batches):
-        n = len(rows.records)
-        batch = augmented(augment, _to(loaded, device), n)
-        restart, calls = restarter(device), Calls()
-        with kept_attributes(model):
-            for i, point in enumerate(points):
-                if i:
-                    restart()
-                with at(layers, point.parameters):
-                    found = _one_pass(model, layers, loss_fn, batch, rows=rows, factor=point.weight)
-                    if len(points) > 1 or point.parameters is not None:  # what depends on the parameters is computed here
-                        found = kept_inputs(layers, settled(layers, found, n))
-                for name in list(found):  # moved: what two hold is not freed when the sum has used it
-                    calls.setdefault(name, []).extend(found.pop(name))
-            counts = counted is None or done < counted
-            into = summer if counts else ClippedSummer(layers, metric, clip)
-            found_norms = into.add(calls, n, Groups(rows.units, rows.group)).norms.detach()
-            norms.extend([found_norms] if counts else [])
+    with unknown_numbers(repeatable):
+        for done, (loaded, rows) in enumerate(micro_batches):
+            n = len(rows.records)
+            batch = augmented(augment, _to(loaded, device), n)
+            restart, calls = restarter(device), Calls()
+            with kept_attributes(model):
+                for i, point in enumerate(points):
+                    if i:
+                        restart()
+                    with at(layers, point.parameters):
+                        found = _one_pass(model, layers, loss_fn, batch, rows=rows, factor=point.weight)
+                        if len(points) > 1 or point.parameters is not None:  # what depends on the parameters is computed here
+                            found = kept_inputs(layers, settled(layers, found, n))
+                    for name in list(found):  # moved: what two hold is not freed when the sum has used it
+                        calls.setdefault(name, []).extend(found.pop(name))
+                counts = counted is None or done < counted
+                into = summer if counts else ClippedSummer(layers, metric, clip)
+                found_norms = into.add(calls, n, Groups(rows.units, rows.group)).norms.detach()
+                norms.extend([found_norms] if counts else [])
     return summer.result(), torch.cat([x.to(norms[-1]) for x in norms])
 
 

@@ -1,17 +1,28 @@
-"""The random state of the CPU and of a model's device: noted, compared, and put back."""
+"""The random state of the CPU and of a model's device: noted, compared, put back, and replaced by one that nobody knows.
+
+Dropout masks and augmented views belong to places in a batch. One example more moves those of all that come after it, and then
+the sum differs by more than that example's gradient. It is as if every example had numbers of its own as long as nobody can tell
+one mask from another: the numbers must be as unknown as the noise. A seed (`set_seed(42)`) makes them known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import random
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer
 
-__all__ = ["device_of", "random_states", "restarter", "same_states"]
+__all__ = [
+    "all_states", "device_of", "put_back", "random_states", "renew", "restarter", "same_states", "unknown_numbers",
+]  # fmt: skip
 
 
 def device_of(layers: Sequence[Layer]) -> torch.device:
@@ -39,3 +50,43 @@ def restarter(device: torch.device) -> Callable[[], None]:
             torch.cuda.set_rng_state(states[1], device)
 
     return restart
+
+
+def all_states() -> tuple[Any, ...]:
+    """The states of the global generators of torch, its devices, numpy and Python."""
+    own = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return torch.get_rng_state(), own, np.random.get_state(), random.getstate()
+
+
+def put_back(states: tuple[Any, ...]) -> None:
+    """The global generators as they were."""
+    torch.set_rng_state(states[0])
+    if states[1]:
+        torch.cuda.set_rng_state_all(states[1])
+    np.random.set_state(states[2])
+    random.setstate(states[3])
+
+
+def renew() -> None:
+    """Let the global generators go on from numbers of the operating system."""
+    torch.manual_seed(secrets.randbits(63))  # of its devices too
+    np.random.seed([secrets.randbits(32) for _ in range(8)])
+    random.seed(secrets.randbits(256))
+
+
+@contextmanager
+def unknown_numbers(repeatable: bool = False) -> Iterator[None]:
+    """Inside, the global generators begin at numbers of the operating system; afterwards each goes on where it was.
+
+    Args:
+        repeatable: leave them as they are. TEST MODE, NOT PRIVATE.
+    """
+    if repeatable:
+        yield
+        return
+    states = all_states()
+    try:
+        renew()
+        yield
+    finally:
+        put_back(states)

@@ -20,8 +20,14 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
     """Raise unless an optimizer holds exactly the trainable parameters of the model (frozen ones may be in it too).
 
     Raises:
-        ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows private gradients.
+        ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows private gradients; an
+            optimizer whose step needs a closure, which would ask for gradients without noise.
     """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            f"{type(optimizer).__name__} steps with a closure that asks for gradients again and again, and none of them would be "
+            "noised; use SGD, Adam or another torch optimizer that takes one gradient a step"
+        )
     scaler = getattr(optimizer, "scaler", None)  # that of accelerate's optimizer under float16
     if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
         raise ValueError(

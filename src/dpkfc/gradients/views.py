@@ -7,15 +7,15 @@ CutMix, statistics of the batch) would let each move the gradients of both.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
+
+from dpkfc.gradients.random_state import all_states, put_back
 
 __all__ = ["augmented", "check_augment"]
 
@@ -67,17 +67,17 @@ def check_augment(augment: Callable[[Any], Any] | None, batch_of: Callable[..., 
     beside, alone = tuple(range(count)), (0,) * count
     _refuse_memory(augment, batch_of, count)
     for _ in range(_TRIES):
-        states = _states()
+        states = all_states()
         first = _row_of(augmented(augment, batch_of(*beside), count), count)
-        later = _states()
-        _restore(states)
+        later = all_states()
+        put_back(states)
         again = _row_of(augmented(augment, batch_of(*beside), count), count)
-        _restore(states)
+        put_back(states)
         if _alike(first, again):
             mixed = not _alike(first, _row_of(augmented(augment, batch_of(*alone), count), count))
         else:
             mixed = _shows_nan(augment, batch_of(*beside), count)
-        _restore(later)
+        put_back(later)
         if mixed:
             raise ValueError(
                 "augment mixes the rows of a batch: the view of an example changed when only the examples beside it did. One "
@@ -87,18 +87,18 @@ def check_augment(augment: Callable[[Any], Any] | None, batch_of: Callable[..., 
 
 
 def _refuse_memory(augment: Callable[[Any], Any], batch_of: Callable[..., Any], count: int) -> None:
-    states, clean = _states(), tuple(range(count))
+    states, clean = all_states(), tuple(range(count))
 
     def after(batch: Any) -> list[Tensor]:
         with suppress(Exception):  # NaN may be refused
             augment(batch)
-        _restore(states)
+        put_back(states)
         return _rows(augmented(augment, batch_of(*clean), count), count)
 
     poisoned, some = _poisoned(batch_of(*clean), count, 0)
     remembered = some and _any_nan(after(poisoned)) and not _any_nan(_rows(batch_of(*clean), count))
     one, again, other = (after(batch_of(*(row,) * count)) for row in (0, 0, 1))
-    _restore(states)
+    put_back(states)
     if remembered or (_alike(one, again) and not _alike(one, other)):
         raise ValueError(
             "augment remembers earlier batches: what it made of a batch changed when only the batch before it did. One example "
@@ -156,16 +156,3 @@ def _alike(one: list[Tensor], other: list[Tensor]) -> bool:
 
 def _sizes(batch: Any) -> list[int | None]:
     return [len(x) if isinstance(x, Tensor) and x.dim() else None for x in tree_flatten(batch)[0]]
-
-
-def _states() -> tuple[Any, ...]:
-    own = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return torch.get_rng_state(), own, np.random.get_state(), random.getstate()
-
-
-def _restore(states: tuple[Any, ...]) -> None:
-    torch.set_rng_state(states[0])
-    if states[1]:
-        torch.cuda.set_rng_state_all(states[1])
-    np.random.set_state(states[2])
-    random.setstate(states[3])

@@ -7,6 +7,7 @@ is therefore known when it is handed out, however far the workers are ahead.
 from __future__ import annotations
 
 import copy
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from dpkfc.data.loader import split
+from dpkfc.gradients.random_state import renew
 from dpkfc.plan import Plan
 from dpkfc.privacy.rng import SamplingStream
 
@@ -145,7 +147,7 @@ class PrivateLoader(DataLoader[Any]):
             timeout=source.timeout,
             worker_init_fn=source.worker_init_fn,
             multiprocessing_context=source.multiprocessing_context,
-            generator=source.generator,
+            generator=source.generator if draws.plan.test_mode else _unknown(),  # of the seeds of worker processes
             prefetch_factor=source.prefetch_factor,
             persistent_workers=source.persistent_workers,
         )
@@ -154,14 +156,29 @@ class PrivateLoader(DataLoader[Any]):
         """The batches of one pass, an empty one where no example was drawn; first the one that the last pass has left."""
         token = self.listener.begin()
         self.draws.missing = self.listener.missing
-        for batch in super().__iter__():
+        for batch in self._fetched(super().__iter__()):
             self.listener.draw(self.physical.announced.popleft(), token, batch)
             yield batch
         self.listener.finish(token)
 
+    def _fetched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches; what the dataset, a collate function and the model's dropout draw for each is nobody's to know."""
+        while True:
+            if not self.draws.plan.test_mode:
+                renew()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+
     def cut(self, bound: int) -> PrivateLoader:
         """The same loader with physical batches of at most `bound` examples."""
         return PrivateLoader(self.source, self.draws, self.listener, bound)
+
+
+def _unknown() -> torch.Generator:
+    return torch.Generator().manual_seed(secrets.randbits(63))
 
 
 def check_loader(loader: Any) -> None:

@@ -60,6 +60,7 @@ class Recursion:
         drive = drive.view(n, n, *[1] * v.dim()) * v
         if covariance is None:
             return self.b[0] ** 2 * v, drive
+        covariance = covariance.to(v)  # one number for all before there was one for each, or of a checkpoint on a device
         k = covariance.view(n, n, *[1] * (v.dim() - covariance.dim() + 2), *covariance.shape[2:])
         moved = k * float(f) ** 2 if n == 1 else _congruent(f, k)
         return self.b[0] ** 2 * v + k[0, 0], moved + drive
@@ -121,7 +122,7 @@ def variances_of(released: Released, state: State) -> dict[str, Tensor]:
     found = {}
     for name, g in released.gradients.items():
         v = torch.as_tensor(released.variance_of(name), dtype=g.dtype, device=g.device)
-        found[name] = v.reshape(*[1] * (g.dim() - v.dim()), *v.shape)
+        found[name] = v.reshape((1,) * (g.dim() - v.dim()) + tuple(v.shape))
     return found
 
 

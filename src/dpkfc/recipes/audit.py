@@ -31,6 +31,7 @@ from dpkfc.report.run_folder import RunFolder
 __all__ = ["KINDS", "Verdict", "audit", "audit_folder", "subject_of", "verdict_table"]
 
 KINDS = ("step", "one-run", "membership")
+_FEWEST_RUNS = 10
 EXAMPLES = 512  # of the training set, among which canaries are put
 MEMBERS = 10_000
 
@@ -103,6 +104,8 @@ def audit(
     for kind in kinds:
         if kind not in KINDS:
             raise ConfigError(f"unknown audit {kind!r}; choose from {', '.join(KINDS)}")
+    if runs < _FEWEST_RUNS:
+        raise ConfigError(f"the two-world test needs {_FEWEST_RUNS} releases of each world or more (--runs), got {runs}")
     if "membership" in kinds and weights is None:
         raise ConfigError("membership inference needs a trained model: give the run folder of a finished run")
     prepared = prepare(replace(config, test_mode=False))

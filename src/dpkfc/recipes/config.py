@@ -65,6 +65,8 @@ def flatten(content: Mapping[str, Any], where: str) -> dict[str, Any]:
             section = _known_key(name, where).metadata["section"]
             if section != key:
                 raise ConfigError(f"{where}: {name} stands in [{key}] and belongs into [{section}]")
+            if name in flat:
+                raise ConfigError(f"{where}: {name} is given twice, in [{key}] and outside of any section; leave one of them out")
             flat[name] = inner
     return flat
 

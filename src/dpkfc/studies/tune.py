@@ -203,6 +203,7 @@ def tune(
     arms = settings.arms()
     law = trial_law(settings.count, settings.trials) if settings.search == "random" else None
     with Store(folder / "results.json") as store:
+        _check_terms(store, settings.recipe, arms, common)
         trials = settings.trials if law is None else _drawn(folder / "trials.json", arms, law)
         storage = folder / "trials.sqlite3"
         found = searches(arms, common, settings.recipe, store, storage, trials=trials, kind=settings.search)
@@ -219,6 +220,29 @@ def tune(
             tuned = _tuned(settings, found, source, law, place)
             tuned.write(folder)
     return tuned
+
+
+def _check_terms(store: Store, recipe: str, arms: Sequence[Arm], common: Mapping[str, Plain]) -> None:
+    """Refuse results of the same search at another ε, or with other settings that all trials share: they cannot be compared.
+
+    Raises:
+        StudyError: naming the first setting that differs.
+    """
+    known = {f"{recipe}/{arm.name}": arm for arm in arms}
+    for row in store:
+        tag, settings = row.get("tag", {}), row["run"]["settings"]
+        arm = known.get(tag.get("search"))
+        if arm is None or "params" not in tag:
+            continue
+        before = {name: value for name, value in settings.items() if name not in tag["params"] and name not in arm.settings}
+        now = {name: value for name, value in common.items() if name not in tag["params"] and name not in arm.settings}
+        other = next((name for name in sorted({*before, *now}) if before.get(name) != now.get(name)), None)
+        if other is not None:
+            told = ["the recipe's own" if other not in of else repr(of[other]) for of in (before, now)]
+            raise StudyError(
+                f"{store.path} holds trials of {arm.label} with {other} = {told[0]}, and this search has {told[1]}; choose "
+                "another --out, or the settings of then"
+            )
 
 
 def _drawn(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:

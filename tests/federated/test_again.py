@@ -1,0 +1,76 @@
+"""The same run started once more: it goes on after its last round, and a finished one is left as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpkfc import KFAC, FeatureNoise
+from dpkfc.federated import ClientLevel, SecureAggregation, TrustedServer
+from dpkfc.federated.app import App
+from dpkfc.federated.runner import federate
+from dpkfc.privacy.ledger import BudgetExhausted, verify
+from tests.federated.worlds import datasets, head, loss_fn, plan_of, vector
+
+
+class Stopped(Exception):
+    """The host goes down."""
+
+
+def app(rounds: int = 4) -> App:
+    plan = plan_of(privacy=TrustedServer(), rounds=rounds)
+    parts = datasets()
+    return App(
+        plan=lambda settings: plan, model=lambda settings: head(), loss_fn=loss_fn, records=lambda number, settings: parts[number]
+    )
+
+
+def test_an_interrupted_run_goes_on_after_its_last_round(tmp_path: Path):
+    def stop(record, run):
+        if record.round == 1:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        app().here(folder=tmp_path, on_round=stop)
+    seen = []
+    run = app().here(folder=tmp_path, on_round=lambda record, run: seen.append(record.round))
+    assert seen == [2, 3] and len(verify(tmp_path / "ledger.jsonl").releases) == 4
+    held = vector(run.server.parameters).clone()
+    with pytest.raises(BudgetExhausted, match="nothing was sent"):
+        app().here(folder=tmp_path)
+    again = head()
+    with pytest.raises(BudgetExhausted):
+        federate(
+            plan_of(privacy=TrustedServer(), rounds=4), again, loss_fn, datasets(), ledger_path=tmp_path / "ledger.jsonl",
+            checkpoint=tmp_path / "checkpoint", resume=True,
+        )  # fmt: skip
+    assert torch.equal(torch.cat([p.detach().flatten() for p in again.parameters()]), held)
+
+
+def test_a_used_ledger_without_its_checkpoint_is_refused(tmp_path: Path):
+    plan = plan_of(privacy=TrustedServer(), rounds=4)
+    ledger = tmp_path / "ledger.jsonl"
+
+    def stop(record, run):
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        federate(plan, head(), loss_fn, datasets(), ledger_path=ledger, on_round=stop)
+    with pytest.raises(ValueError, match="1 releases of an earlier run"):
+        federate(plan, head(), loss_fn, datasets(), ledger_path=ledger)
+    assert len(verify(ledger).releases) == 1
+
+
+@pytest.mark.parametrize("privacy", [SecureAggregation(), ClientLevel(SecureAggregation())], ids=["records", "clients"])
+@pytest.mark.parametrize("readout", ["natural", "inverse"])
+def test_masked_sums_of_a_float32_model_are_mapped_back(privacy, readout):
+    model = head().float()
+    width = next(model.parameters()).shape[1]
+    parts = [(x.float(), y) for x, y in datasets()]
+    preconditioner = KFAC(probe=FeatureNoise(width), probe_size=16)
+    plan = plan_of(privacy=privacy, rounds=2, preconditioner=preconditioner, readout=readout)
+    run = federate(plan, model, loss_fn, parts)
+    assert [record.dropped for record in run.records] == [False, False]
+    assert all(p.dtype == torch.float32 for p in model.parameters())
