@@ -28,6 +28,7 @@ __all__ = [
     "check_same_tensors",
     "fitting",
     "is_there",
+    "keep_of_others",
     "load_optimizer",
     "read",
     "read_session",
@@ -102,6 +103,23 @@ def is_there(folder: str | os.PathLike[str]) -> bool:
     """Whether a checkpoint lies here, or the one before that a crash has left."""
     target = Path(folder)
     return target.exists() or target.with_name(target.name + ".old").exists()
+
+
+def keep_of_others(folder: str | os.PathLike[str], releases: int) -> None:
+    """Raise where a session that began at new weights, on a ledger that was in use, would write over a checkpoint.
+
+    Args:
+        folder: where it is to write.
+        releases: in the ledger from before, neither made nor restored by the session.
+
+    Raises:
+        CheckpointError: there is a checkpoint; it stays as it is.
+    """
+    if releases and is_there(folder):
+        raise CheckpointError(
+            f"the ledger holds {releases} releases from before this session, which began without them, and {folder} holds a "
+            "checkpoint: it stays as it is. Go on from it with session.restore(), or save into another folder"
+        )
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

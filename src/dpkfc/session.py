@@ -113,7 +113,7 @@ class Session:
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None
         self._verify = verify
-        self._first = True
+        self._first, self._others = True, self._ledger.count
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -299,9 +299,10 @@ class Session:
                 such as `scheduler.state_dict()`. It must hold nothing that was computed from private data.
 
         Raises:
-            CheckpointError: the folder cannot be written, or `extra` or the optimizer holds a value of another kind.
+            CheckpointError: a folder that cannot be written; values of another kind; a checkpoint that was not gone on from.
         """
         check_in_step(self._ranks, self._parameters, "save")
+        self._ranks.from_first(lambda: checkpoint.keep_of_others(folder, self._others))
         tensors = {"model": self._model_state()}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()
@@ -374,7 +375,7 @@ class Session:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
         self._coordinates.current = preconditioner
-        self._step = meta["step"]  # a batch that was drawn for it stays to be passed to `step`
+        self._step, self._others = meta["step"], 0  # a batch that was drawn for it stays to be passed to `step`
 
     @property
     def _device(self) -> torch.device:

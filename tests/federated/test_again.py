@@ -74,3 +74,14 @@ def test_masked_sums_of_a_float32_model_are_mapped_back(privacy, readout):
     run = federate(plan, model, loss_fn, parts)
     assert [record.dropped for record in run.records] == [False, False]
     assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_a_fault_of_every_client_ends_the_run_after_one_round():
+    def summed(model, batch):
+        return loss_fn(model, batch).mean()
+
+    plan = plan_of(privacy=TrustedServer(), rounds=4)
+    rounds: list[int] = []
+    with pytest.raises(RuntimeError, match="every client failed in round 0: loss_fn must return one loss per example"):
+        federate(plan, head(), summed, datasets(), on_round=lambda record, run: rounds.append(record.round))
+    assert rounds == [0]

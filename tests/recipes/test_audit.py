@@ -41,7 +41,10 @@ def test_a_run_folder_is_audited_and_its_card_says_so(tmp_path: Path, monkeypatc
     assert "held" in result.output and "FAILED" not in result.output
     card = json.loads((folder / "privacy_card.json").read_text())
     assert card["audit"]["passed"] and card["audit"]["step"]["plan_hash"] == card["plan_hash"]
+    hidden = card["not_private"]
+    assert {"audit.json", "audit: step", "audit: membership"} <= set(hidden) and "without noise" in hidden["audit: membership"]
     text = (folder / "privacy_card.md").read_text()
+    assert "audit: membership" in text
     assert "## Audit" in text and "sensitivity" in text and "Every check held" in text and "membership" in text
     assert json.loads((folder / "audit.json").read_text())["step"]["canaries"] >= 20
     evidence("audit", "dpkfc audit, digits, DP-KFC", checks=len(card["audit"]["step"]["findings"]), passed=True,
@@ -67,6 +70,7 @@ def test_a_check_that_fails_fails_the_command_and_stays_on_the_card(
         (["--recipe", "digits", "--kind", "magic"], "unknown audit 'magic'; choose from step, one-run, membership"),
         (["--recipe", "digits", "--kind", "membership"], "give the run folder of a finished run"),
         (["nowhere", "--epsilon", "3"], "leave out every other setting"),
+        (["--recipe", "digits", "--runs", "-5"], "needs 10 releases of each world or more (--runs), got -5"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], said: str) -> None:

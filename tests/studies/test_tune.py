@@ -12,6 +12,7 @@ import sys
 import dp_accounting
 import pytest
 
+from dpkfc import PrivacyConfig
 from dpkfc.studies import accuracy, tune
 from dpkfc.studies.accuracy import AccuracyStudy
 from dpkfc.studies.arms import CONTROLS, Choice, arm_of, arms_for
@@ -20,6 +21,7 @@ from dpkfc.studies.errors import StudyError
 from dpkfc.studies.search import Search
 from dpkfc.studies.store import Store
 from dpkfc.studies.tune import Trials, TuneSettings
+from dpkfc.studies.tuned import cost_of
 from dpkfc.studies.tuning_cost import draw, trial_law, with_selection
 
 optuna = pytest.importorskip("optuna")
@@ -233,6 +235,15 @@ def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
     text, content = (tmp_path / "tune.md").read_text(), json.loads((tmp_path / "tune.json").read_text())
     assert "Tuning is NOT in ε" in text and "no tighter figure exists" in text and "dpkfc train --recipe digits" in text
     assert content["arms"][0]["params"]["lr"] == tuned.arms[0].params["lr"]
+
+
+def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp_path, made_up):
+    config = PrivacyConfig(expected_batch_size=20, steps=5, sampler="truncated_poisson", max_batch_size=40)
+    plan = config.with_noise(1.0, 1e-5, 1000)
+    _, chosen, total = cost_of(plan, 3, None, 1)
+    assert chosen is None and total > plan.epsilon()
+    with pytest.raises(StudyError, match="cannot be counted"):
+        tune.tune(settings(search="random", settings={"steps": 4, "sampler": "truncated_poisson"}), tmp_path)
 
 
 @pytest.mark.parametrize(

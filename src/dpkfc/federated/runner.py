@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from dpkfc.federated.client import Client, stream_seed
-from dpkfc.federated.messages import Message
+from dpkfc.federated.messages import CLIENT_FAILED, Message
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.secagg import Pairs
@@ -140,6 +140,16 @@ def _begin(server: Server, checkpoint: str | os.PathLike[str] | None, resume: bo
         server.save(checkpoint)
 
 
+def _raise_where_all_failed(record: RoundRecord, clients: Mapping[int, Client]) -> None:
+    """A fault that all clients have, a wrong loss or records of another width, would fail in every other round too."""
+    errors = [client.last_error for client in clients.values()]
+    if record.dropped and record.rejected.get(CLIENT_FAILED, 0) >= len(clients) and all(errors):
+        raise RuntimeError(
+            f"every client failed in round {record.round}: {errors[0]}. The round stays charged; the run can go on once that is "
+            "mended"
+        ) from errors[0]
+
+
 def federate(
     plan: FederatedPlan,
     model: nn.Module,
@@ -177,6 +187,7 @@ def federate(
         Killed: the server died of a fault.
         BudgetExhausted: no round is left; the checkpoint stays as it is.
         ValueError: settings that do not fit together.
+        RuntimeError: every client has failed in a round, with what the first of them met; that round stays charged.
     """
     server = Server(plan, model, ledger_path=ledger_path)
     run, started = Run(server), time.perf_counter()
@@ -194,6 +205,7 @@ def federate(
                 run.history.append((record.round + 1, server.epsilon, evaluate(model)))
             if on_round is not None:
                 on_round(record, run)
+            _raise_where_all_failed(record, known)
     finally:
         run.seconds = time.perf_counter() - started
         server.close()

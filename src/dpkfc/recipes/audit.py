@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -136,9 +136,21 @@ def audit_folder(
         card = json.loads(folder.card.read_text("utf-8"))
         card["audit"] = {**card.get("audit", {}), **described}
         card["audit"]["passed"] = all(part["passed"] for part in card["audit"].values() if isinstance(part, dict))
+        card["not_private"] = {**card.get("not_private", {}), **_unprotected(described)}
         folder.write_json(folder.card, card)
         folder.write_text(folder.card.with_suffix(".md"), to_markdown(card))
     return verdict
+
+
+_MEASURED = "measured on private examples, without noise; for the operator, not for publication"
+_TRAINED = f"{_MEASURED}; the audit trained once more on the private examples, and what is published of it adds to ε"
+
+
+def _unprotected(described: Mapping[str, Any]) -> dict[str, str]:
+    """Figures of an audit that ε does not protect, and why."""
+    told = {"one_run": _TRAINED}
+    parts = {f"audit: {name}": told.get(name, _MEASURED) for name, part in described.items() if isinstance(part, dict)}
+    return {**parts, "audit.json": _MEASURED}
 
 
 def _step(prepared: Prepared, runs: int, bars: _Bars) -> Audit:

@@ -202,6 +202,11 @@ def tune(
     common = {**settings.settings, "validation_size": validation_size(settings.recipe, given)}
     arms = settings.arms()
     law = trial_law(settings.count, settings.trials) if settings.search == "random" else None
+    if law is not None and settings.settings.get("sampler") == "truncated_poisson":
+        raise StudyError(
+            "the choice of a random search cannot be counted with --sampler truncated_poisson, whose law RDP does not repeat and "
+            "select; take poisson, or --search tpe, which counts no choice"
+        )
     with Store(folder / "results.json") as store:
         _check_terms(store, settings.recipe, arms, common)
         trials = settings.trials if law is None else _drawn(folder / "trials.json", arms, law)

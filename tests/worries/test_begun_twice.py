@@ -1,0 +1,44 @@
+"""A script that is run twice: the second session finds the ledger of the first, and leaves its checkpoint alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpkfc import PrivacyConfig, Session
+from dpkfc.checkpoint import CheckpointError
+from tests.test_session import N, data, loss_fn, net, weights
+
+
+def script(folder: Path, steps: int) -> torch.Tensor:
+    model = net()
+    plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Session(plan, model, optimizer, data(), ledger_path=folder / "ledger.jsonl") as session:
+        for _, batch in zip(range(steps), session.batches(), strict=False):
+            session.step(batch, loss_fn)
+        session.save(folder / "checkpoint")
+    return weights(model)
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_session_that_was_not_restored_keeps_the_checkpoint_of_another(tmp_path: Path, steps: int):
+    trained = script(tmp_path, steps)
+    with pytest.raises(CheckpointError, match=f"{steps} releases from before .* with session.restore"):
+        script(tmp_path, 4)
+    model = net()
+    plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), data(), ledger_path=tmp_path / "ledger.jsonl") as session:
+        session.restore(tmp_path / "checkpoint")
+        assert torch.equal(weights(model), trained)
+        session.save(tmp_path / "checkpoint")
+
+
+def test_another_folder_takes_it(tmp_path: Path):
+    script(tmp_path, 2)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "ledger.jsonl").rename(tmp_path / "other" / "ledger.jsonl")
+    script(tmp_path / "other", 2)
+    assert (tmp_path / "other" / "checkpoint" / "manifest.json").is_file()
