@@ -138,3 +138,18 @@ def test_a_parameter_without_an_axis_behind_a_filter():
         for batch in session.batches():
             session.step(batch, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
     assert session.steps_done == 3 and not torch.equal(before, weights(model))
+
+
+def test_a_filter_of_order_two_behind_variances_that_come_and_go():
+    """DP² has one number for all coordinates in its plain steps, and one for each in the others."""
+    from dpkfc.curvature.delayed import DP2
+    from dpkfc.postprocess import LowPass
+
+    model = net(0.0)
+    plan = PrivacyConfig(
+        expected_batch_size=8, steps=5, readout="natural", postprocess=(LowPass(),), preconditioner=DP2(phase=1)
+    ).with_noise(1.0, 1e-3, len(X))  # fmt: skip
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.01), (X, Y)) as session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+    assert session.steps_done == 5 and torch.isfinite(weights(model)).all()
