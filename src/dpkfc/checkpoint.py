@@ -113,12 +113,12 @@ def keep_of_others(folder: str | os.PathLike[str], releases: int) -> None:
         releases: in the ledger from before, neither made nor restored by the session.
 
     Raises:
-        CheckpointError: there is a checkpoint; it stays as it is.
+        CheckpointError: the folder is there, with a checkpoint or what is left of one; it stays as it is.
     """
     if releases and is_there(folder):
         raise CheckpointError(
-            f"the ledger holds {releases} releases from before this session, which began without them, and {folder} holds a "
-            "checkpoint: it stays as it is. Go on from it with session.restore(), or save into another folder"
+            f"the ledger holds {releases} releases from before this session, which began without them, and {folder}, which "
+            "may hold their checkpoint, stays as it is. Go on from it with session.restore(), or save into another folder"
         )
 
 

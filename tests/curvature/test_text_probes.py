@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,9 +41,13 @@ class Tagger(nn.Module):
         return {"logits": self.head(x[:, 0] if self.pooled else x)}
 
 
+def _captured(layers, model, loss):
+    return contributions.capture(model, layers, loss)
+
+
 def _build(model: nn.Module, kfac: KFAC, factors: bool = False):
     layers = find_layers(model)
-    capture = lambda m, loss: contributions.capture(m, layers, loss)  # noqa: E731
+    capture = partial(_captured, layers)
     rules = {layer.name: layer.rule for layer in layers}
     return kfac.factors(model, capture, 0, rules) if factors else kfac.build(model, capture, 0, rules)
 
@@ -207,7 +213,7 @@ def test_a_tied_model_gets_a_metric_over_its_width():
     assert "head" not in built.metric and isinstance(entry, Kronecker) and isinstance(entry.output, Identity)
     layers = find_layers(model)
     with undisturbed(model), torch.no_grad():
-        capture = lambda m, loss: contributions.capture(m, layers, loss)  # noqa: E731
+        capture = partial(_captured, layers)
         blocks = [piece.blocks["embedding"] for piece in blocks_on_probe(model, capture, kfac.run_at(0))]
     rows = torch.cat([b.lookup.b.flatten(0, 1) for b in blocks])
     heads = torch.cat([(b.outer.a * b.outer.b.norm(dim=-1, keepdim=True)).flatten(0, 1) for b in blocks])

@@ -130,3 +130,14 @@ def test_calls_of_other_shapes_become_patches() -> None:
 
 def _layer(module: nn.Module) -> Layer:
     return Layer("conv", (module,), "conv", {name: name for name, p in module.named_parameters() if p.requires_grad})
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_position_whose_channels_cancel_counts(last: bool):
+    module = nn.Conv2d(2, 4, 1)
+    b = torch.zeros(2, 4, 3, 3)
+    b[0, :, 1, 1] = torch.tensor([1.0, -1.0, 2.0, -2.0])
+    b[0, 0, 0, 0] = 1e-44  # below the normal numbers
+    b[1, :, 0, 2] = float("nan")
+    b = b.to(memory_format=torch.channels_last) if last else b
+    assert conv_block(module, torch.randn(2, 2, 3, 3), b).own_positions().tolist() == [2, 1]

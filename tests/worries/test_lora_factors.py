@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,10 @@ transformers = pytest.importorskip("transformers")
 
 V, T, RANK = 31, 7, 4
 PROBE = TokenNoise(V, T, cls_id=1, sep_id=2, pad_id=0)
+
+
+def _captured(layers, model, loss):
+    return contributions.capture(model, layers, loss)
 
 
 def _bert() -> nn.Module:
@@ -43,7 +49,7 @@ MODELS = {"bert": _bert, "gpt2": _gpt2}
 def _build(model: nn.Module, step: int = 0, **fields):
     layers = find_layers(model)
     kfac = KFAC(**{"sides": "both", "probe": PROBE, "probe_size": 32, "chunk": 16, **fields})
-    capture = lambda m, loss: contributions.capture(m, layers, loss)  # noqa: E731
+    capture = partial(_captured, layers)
     return kfac.build(model, capture, step, {layer.name: layer.rule for layer in layers})
 
 

@@ -153,3 +153,34 @@ def test_a_filter_of_order_two_behind_variances_that_come_and_go():
         for batch in session.batches():
             session.step(batch, loss_fn)
     assert session.steps_done == 5 and torch.isfinite(weights(model)).all()
+
+
+@pytest.mark.parametrize("test_mode_seed", [None, 3])
+def test_a_state_that_is_saved_after_a_step_tells_no_mask(test_mode_seed):
+    """The Trainer puts the states of the generators into its checkpoints, and an earlier output follows from a later state."""
+    model = net()
+    loader = DataLoader(TensorDataset(X, Y), batch_size=8)
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), data_loader=loader, noise_multiplier=1.0,
+        max_grad_norm=1.0, test_mode_seed=test_mode_seed,
+    )  # fmt: skip
+    x, y = next(iter(loader))
+    F.cross_entropy(model(x), y).backward()
+    drawn = torch.get_rng_state()
+    optimizer.step()
+    assert torch.equal(torch.get_rng_state(), drawn) == (test_mode_seed is not None)
+
+
+def test_what_a_refresh_takes_up_goes_to_another_device_too():
+    from dpkfc import KFAC, FeatureNoise
+    from dpkfc.gradients.contributions import capture
+
+    model = net(0.0)
+    layers = find_layers(model)
+    built = KFAC(probe=FeatureNoise(6), probe_size=16, decay=0.5).build(model, lambda m, loss: capture(m, layers, loss), 0)
+    moved = built.to("meta")
+    held = [side for of in moved.running for layer in of.values() for side in layer.values()]
+    tensors = [x for side in held for x in side.state()[0].values()]
+    assert tensors and all(x.device.type == "meta" for x in tensors)
+    assert all(x.device.type == "cpu" for of in built.running for layer in of.values() for side in layer.values()
+               for x in side.state()[0].values())  # fmt: skip

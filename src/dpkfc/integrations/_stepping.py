@@ -24,6 +24,7 @@ from dpkfc.gradients.broadcast import leading_size
 from dpkfc.gradients.kept import Attributes
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.model_state import put_back_attributes, restored_state
+from dpkfc.gradients.random_state import renew
 from dpkfc.gradients.rules import Call
 from dpkfc.gradients.tape import Tape
 from dpkfc.integrations._checks import SHOWN, Hook, check_model, check_optimizer, check_untouched
@@ -235,6 +236,8 @@ class PrivateStep:
             raise
         finally:
             self._busy = False
+        if not self.plan.test_mode:
+            renew()  # a state that somebody saves now (the Trainer does) tells no mask of this batch
         self._put_attributes_back()
 
     def _contribute(self, strays: list[str]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
+
+from dpkfc.recipes.models.layout import channels_last
 
 __all__ = ["cifar_cnn"]
 
@@ -33,5 +34,4 @@ def cifar_cnn(num_classes: int = 10) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(256, num_classes),
     )
-    layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch does not declare it
-    return layers
+    return channels_last(layers)
