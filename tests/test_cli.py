@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 import runpy
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 from typer.testing import CliRunner
 
 from dpkfc.cli import app
@@ -208,3 +211,40 @@ def test_python_m_is_the_command_line(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         runpy.run_module("dpkfc", run_name="__main__")
     assert end.value.code == 0 and "calibrate" in capsys.readouterr().out
+
+
+def test_epsilon_and_a_noise_multiplier_are_not_both_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    monkeypatch.setattr(train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path))
+    both = ("--recipe", "digits", "--epsilon", "2", "--noise-multiplier", "0.5")
+    for command in ("train", "audit", "demo"):
+        assert "leave one out" in _refused(command, *(both[2:] if command == "demo" else both))
+    given = ("--set", "noise_multiplier=0.5", "--epsilon", "2", "--out", str(tmp_path / "tuned"))
+    assert "leave one out" in _refused("tune", "--recipe", "digits", "--method", "dp-sgd", *given)
+    (tmp_path / "my.toml").write_text("recipe = 'digits'\nnoise_multiplier = 0.5\n")
+    for flags, noise in (((), 0.5), (("--epsilon", "2"), 0.0), (("--noise-multiplier", "3"), 3.0)):
+        _call("train", "--config", str(tmp_path / "my.toml"), *flags)
+        assert seen.pop().noise_multiplier == noise
+
+
+def test_settings_are_printed_as_a_file_that_train_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    monkeypatch.setattr(train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path))
+    arguments = ("--recipe", "mnist-cnn", "--method", "disk", "--epsilon", "2")
+    printed = _call("settings", *arguments)
+    assert printed.exit_code == 0 and "epsilon = 2.0" in printed.output
+    (tmp_path / "all.toml").write_text(printed.output)
+    for given in (arguments, ("--config", str(tmp_path / "all.toml"))):
+        assert _call("train", *given).exit_code == 0
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_tables_fit_a_terminal_without_cut_words(width: int):
+    from dpkfc.recipes.tables import methods_table
+
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(methods_table(console.width))
+    text = console.file.getvalue()
+    assert "dp-sgd-normalised" in text and "coordinates" in text and ("cost of a step" in text) is (width == 140)
+    assert max(map(cell_len, text.splitlines())) <= width  # g̃ has two characters and one cell

@@ -32,6 +32,7 @@ __all__ = [
     "load_optimizer",
     "read",
     "read_session",
+    "remembered_ledger",
     "unique_tensors",
     "write",
 ]
@@ -122,6 +123,32 @@ def keep_of_others(folder: str | os.PathLike[str], releases: int) -> None:
         )
 
 
+def remembered_ledger(folder: str | os.PathLike[str]) -> tuple[int, str] | None:
+    """Releases and head of the ledger when a checkpoint was written, from its manifest alone; None without a checkpoint.
+
+    Raises:
+        CheckpointError: damaged, or it remembers no ledger.
+    """
+    target = Path(folder)
+    if not is_there(target):
+        return None
+    try:
+        meta = _manifest(_newest(target))["meta"]
+        return int(meta["ledger_count"]), str(meta["ledger_head"])
+    except (OSError, *_UNFIT) as error:
+        raise CheckpointError(f"checkpoint {target} is damaged ({_reason(error)}); {_ADVICE}") from error
+
+
+def _newest(target: Path) -> Path:
+    """Where the files are: in the folder, or in the one before, if a crash came between the two renames."""
+    if (target / "manifest.json").exists():
+        return target
+    previous = target.with_name(target.name + ".old")
+    if not (previous / "manifest.json").exists():
+        raise CheckpointError(f"no checkpoint in {target}: manifest.json is missing")
+    return previous
+
+
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Read a checkpoint written by `write`.
 
@@ -133,11 +160,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], 
     """
     target = Path(folder)
     try:
-        if not (target / "manifest.json").exists():
-            previous = target.with_name(target.name + ".old")
-            if not (previous / "manifest.json").exists():
-                raise CheckpointError(f"no checkpoint in {target}: manifest.json is missing")
-            target = previous  # the crash came between the two renames
+        target = _newest(target)
         manifest = _manifest(target)
         tensors = {}
         for group, digest in manifest["sha256"].items():

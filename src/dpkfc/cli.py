@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from typer.core import TyperGroup
 
 from dpkfc.allocator import keep_freed_memory
 from dpkfc.launched import check_single, is_first, is_launched
-from dpkfc.recipes.config import ConfigError, RunConfig, flatten, nearest, read_toml
+from dpkfc.recipes.config import ConfigError, RunConfig, chosen, nearest
 from dpkfc.report import commands as reports
 from dpkfc.report.numbers import rounded_up
 from dpkfc.studies.commands import register
@@ -172,8 +172,7 @@ def train(
     if resume is not None:
         result = continue_run(resume, console, any_world_size=any_world_size)
     else:
-        written = {} if config is None else flatten(read_toml(config), str(config))
-        result = run(run_config({**written, **settings}), console, any_world_size=any_world_size)
+        result = run(run_config(chosen(config, settings)), console, any_world_size=any_world_size)
     _announce(result)
 
 
@@ -216,7 +215,7 @@ def demo(
     from dpkfc.recipes.prepared import LABELS
 
     console = _console()
-    done = run_demo(settings, out, None if quiet else console)
+    done = run_demo(chosen(None, settings), out, None if quiet else console)
     if done.interrupted:
         stopped = next(result for result in done.results.values() if result.interrupted)
         _announce(stopped)
@@ -245,9 +244,10 @@ def calibrate(
 ) -> None:
     """The noise multiplier σ that spends a budget: (ε, δ), N, B and epochs to σ."""
     from dpkfc.config import PrivacyConfig
+    from dpkfc.report.accounts import plan_table
 
     config = PrivacyConfig(expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler)
-    _print_plan(config.calibrate(epsilon, delta, dataset_size))
+    _console().print(plan_table(config.calibrate(epsilon, delta, dataset_size)))
 
 
 @app.command()
@@ -264,55 +264,36 @@ def epsilon(
 ) -> None:
     """The ε that a noise multiplier gives, by PLD and by RDP beside each other."""
     from dpkfc.config import PrivacyConfig
+    from dpkfc.report.accounts import plan_table, rate_table
 
     if sample_rate:
         if sampler != "poisson" or dataset_size or batch_size:
             raise ConfigError(
                 f"--sample-rate is that of Poisson sampling; for --sampler {sampler} give --dataset-size and --batch-size only"
             )
-        _print_epsilon_of_rate(noise_multiplier, sample_rate, epochs, steps, delta)
+        _console().print(rate_table(noise_multiplier, sample_rate, epochs=epochs, steps=steps, delta=delta))
         return
     if not (dataset_size and batch_size):
         raise ConfigError("give --dataset-size and --batch-size, or --sample-rate")
     config = PrivacyConfig(expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler)
-    _print_plan(config.with_noise(noise_multiplier, delta, dataset_size))
+    _console().print(plan_table(config.with_noise(noise_multiplier, delta, dataset_size)))
 
 
-def _print_epsilon_of_rate(sigma: float, rate: float, epochs: float | None, steps: int | None, delta: float) -> None:
-    from dpkfc.config import PrivacyConfig
-    from dpkfc.data.sampling import Poisson
-    from dpkfc.privacy.events import cross_check
+@app.command("settings")
+@_with_settings(leave_out=("out",))
+def every_setting(
+    *,
+    settings: dict[str, Any],
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+) -> None:
+    """Every setting that `train` would take, as TOML: from the recipe, its part for the method, a file, and flags.
 
-    PrivacyConfig(expected_batch_size=1, epochs=epochs, steps=steps)  # refuses both, neither, and what is not positive
-    sampler = Poisson(rate, max(1, round(1 / rate)) if rate > 0 else 1)
-    count = steps if steps is not None else max(1, round((epochs or 0.0) / rate))
-    checked = cross_check(sampler.event(sigma), count, delta, sampler.neighbouring_relation)
-    rows = {"sampling rate q": f"{rate:g}", "steps": f"{count:,}", "σ": f"{sigma:g}", "δ": f"{delta:g}"}
-    _print_rows(rows, checked, sampler.neighbouring_relation)
+    Nothing is trained. Save it to a file, change what you like, and give it to train --config.
+    """
+    from dpkfc.recipes.base import run_config
+    from dpkfc.recipes.config import to_toml
 
-
-def _print_plan(plan: Any) -> None:
-    rows = {
-        "noise multiplier σ": f"{plan.noise_multiplier:.5f}",
-        "steps": f"{plan.steps:,}",
-        "expected batch size B": f"{plan.expected_batch_size:,}",
-        "dataset size N": f"{plan.dataset_size:,}",
-        "sampler": plan.sampler.describe()["name"],
-        "δ": f"{plan.delta:g}",
-        "standard deviation of the noise": f"{plan.stddev:.5g} on a sum clipped to {plan.max_grad_norm:g}",
-    }
-    _print_rows(rows, plan.cross_check(), plan.neighbouring_relation)
-
-
-def _print_rows(rows: dict[str, str], checked: dict[str, float | None], relation: str) -> None:
-    table = Table(show_header=False)
-    for name, value in rows.items():
-        table.add_row(name, value)
-    for name, value_by in checked.items():
-        text = "does not apply to this sampler" if value_by is None else f"[bold]{rounded_up(value_by)}[/bold]"
-        table.add_row(f"ε by {name.upper()}", text)
-    table.add_row("neighbouring relation", relation)
-    _console().print(table)
+    sys.stdout.write(to_toml(run_config(chosen(config, settings))))
 
 
 @app.command()
@@ -346,8 +327,9 @@ def methods(
             raise ConfigError(f"unknown method {name!r}; {nearest(name, METHODS)}")
         _console().print(method_sheet(METHODS[name]))
         return
-    _console().print(methods_table())
-    _console().print("d: the number of parameters. One in full: dpkfc methods NAME. --filter, --readout and --source compose.")
+    console = _console()
+    console.print(methods_table(console.width))
+    console.print("d: the number of parameters. One in full: dpkfc methods NAME. --filter, --readout and --source compose.")
 
 
 @app.command()
@@ -373,8 +355,7 @@ def audit(
     if run is not None:
         verdict = audits.audit_folder(run, kinds, canaries=canaries, runs=runs, console=bars)
     else:
-        written = {} if config is None else flatten(read_toml(config), str(config))
-        verdict = audits.audit(run_config({**written, **settings}), kinds, canaries=canaries, runs=runs, console=bars)
+        verdict = audits.audit(run_config(chosen(config, settings)), kinds, canaries=canaries, runs=runs, console=bars)
     console.print(audits.verdict_table(verdict))
     if not verdict.passed:
         raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold for what runs")
@@ -390,7 +371,7 @@ def ledger_verify(
     """Check the hash chain of a ledger and say what its releases cost."""
     from dpkfc.recipes.spent import spent
 
-    table = Table(show_header=False)
+    table = Table("", Column(overflow="fold"), show_header=False)
     for name, value in spent(path / "ledger.jsonl" if path.is_dir() else path, delta).items():
         table.add_row(name, rounded_up(value) if isinstance(value, float) else str(value))
     _console().print(table)

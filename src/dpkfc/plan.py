@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpkfc.data.sampling import Sampler
 from dpkfc.gradients.clipping import contribution_bound
 from dpkfc.privacy import events
-from dpkfc.privacy.calibration import check_target
+from dpkfc.privacy.calibration import check_target, vacuous
 from dpkfc.privacy.events import EpsilonCurve
 from dpkfc.privacy.grid import ROUNDED, widened
 from dpkfc.privacy.ledger import Ledger
@@ -147,6 +147,7 @@ class Plan:
     @property
     def caveats(self) -> tuple[str, ...]:
         """Why this run has no certified guarantee, one sentence each; empty where it has."""
+        told = vacuous(self.delta, self.dataset_size)
         return tuple(
             text
             for applies, text in (
@@ -158,6 +159,7 @@ class Plan:
                     "UNCERTIFIED: shuffled batches; epsilon is that of Poisson sampling at the same rate, which these "
                     "batches can exceed several times over",
                 ),
+                (told, f"UNCERTIFIED: {told}"),
             )
             if applies
         )

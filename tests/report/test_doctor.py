@@ -14,8 +14,8 @@ from dpkfc.recipes.models import digits_cnn
 from dpkfc.report.doctor import examine, layer_table
 
 
-def _text(diagnosis) -> str:
-    console = Console(file=io.StringIO(), width=160, color_system=None)
+def _text(diagnosis, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(layer_table(diagnosis, "model"))
     return console.file.getvalue()
 
@@ -35,6 +35,9 @@ def test_a_cnn_is_described_layer_by_layer():
     text = _text(found)
     for part in ("conv", "13,706", "A 10", "rank-one", "∞ →"):
         assert part in text or part == "13,706"
+    narrow = _text(found, 80)
+    assert "materialised" in narrow and "A 145 lowrank" in narrow and "notes" not in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
 
 
 def test_an_oversize_side_is_said():

@@ -165,6 +165,10 @@ def _length(source: Any) -> int:
         if len(lengths) != 1:
             raise ValueError(f"the tensors of a dataset must have one length, got {sorted(lengths)}")
         return lengths.pop()
+    if isinstance(source, tuple) and any(isinstance(x, np.ndarray) for x in source):
+        raise ValueError(
+            "a tuple with NumPy arrays is no dataset; make tensors of them: tuple(torch.as_tensor(x) for x in arrays)"
+        )
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise ValueError(
             f"{type(source).__name__} has no length or no indices; private sampling needs a map-style dataset"

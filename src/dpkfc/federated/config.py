@@ -219,7 +219,7 @@ class FederatedConfig:
         Raises:
             ValueError: an impossible or unreachable target.
         """
-        check_target(epsilon, delta, self._units)
+        check_target(epsilon, delta, self.units)
         noise_multiplier = calibrate_noise_multiplier(epsilon, delta, self.event, self.releases)
         return FederatedPlan(config=self, noise_multiplier=noise_multiplier, delta=delta, target_epsilon=epsilon)
 
@@ -229,11 +229,12 @@ class FederatedConfig:
         Raises:
             ValueError: a value outside its range.
         """
-        check_target(None, delta, self._units)
+        check_target(None, delta, self.units)
         return FederatedPlan(config=self, noise_multiplier=float(noise_multiplier), delta=delta)
 
     @property
-    def _units(self) -> int:
+    def units(self) -> int:
+        """Number of units, of which one is protected: clients, or the records expected of all of them."""
         return self.clients if self.privacy.unit == "client" else self.expected_records
 
     def describe(self) -> dict[str, Any]:

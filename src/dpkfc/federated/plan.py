@@ -26,7 +26,7 @@ import dp_accounting
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE
 from dpkfc.federated.local import FedNewStep, LocalSteps
 from dpkfc.privacy import events
-from dpkfc.privacy.calibration import check_target
+from dpkfc.privacy.calibration import check_target, vacuous
 from dpkfc.privacy.events import EpsilonCurve
 from dpkfc.privacy.grid import grid_of
 
@@ -108,9 +108,11 @@ class FederatedPlan:
     @property
     def caveats(self) -> tuple[str, ...]:
         """Why this run has no certified guarantee; empty where it has."""
+        told = vacuous(self.delta, self.config.units)
         texts = (
             (self.noise_multiplier == 0, "NOT PRIVATE: no noise is added, epsilon is infinite"),
             (self.test_mode, "NOT PRIVATE: test mode, the noise can be repeated from a seed"),
+            (told, f"UNCERTIFIED: {told}"),
         )
         return tuple(text for applies, text in texts if applies)
 

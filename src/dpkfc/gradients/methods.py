@@ -27,13 +27,13 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """Why, in one phrase."""
+        """Why, in one phrase: multiplications an example of the method, and of the other."""
         if self.method == "rank-one":
-            return "one position: the norm is a product of two vector norms"
+            return "one position"
         chosen, other = self.gram_cost, self.materialised_cost
         if self.method == "materialised":
             chosen, other = other, chosen
-        return f"{chosen:.3g} multiplications an example (the other way {other:.3g}), by the widths of the layer"
+        return f"{chosen:.2g} (else {other:.2g})"
 
 
 def side_cost(side: Side, d: int) -> int:

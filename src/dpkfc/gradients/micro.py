@@ -29,6 +29,7 @@ from dpkfc.gradients.random_state import device_of, restarter, unknown_numbers
 from dpkfc.gradients.rules import Call, Calls, settled
 from dpkfc.gradients.sharded import local
 from dpkfc.gradients.tape import Tape, check_losses
+from dpkfc.gradients.update import check_finite
 from dpkfc.gradients.verify import as_long_as, check_mode, check_whole_batch
 from dpkfc.gradients.views import augmented, check_augment
 from dpkfc.metric import Metric
@@ -60,6 +61,8 @@ class At:
 
 
 HERE = At()
+
+_FEW = 3  # rows that do not all happen to be broken
 
 
 @contextmanager
@@ -118,8 +121,9 @@ def clipped_sum(
         (parameter name to whitened clipped sum in float32 or float64, norms of all units `[U]`).
 
     Raises:
-        ValueError: bad losses, layers or data.
+        ValueError: bad losses, layers or data; weights that are not finite.
     """
+    check_finite(layers)
     torch.clear_autocast_cache()  # weights cast for an earlier step would be stale under an autocast around the loop
     device = device_of(layers)
     summer = ClippedSummer(layers, metric, clip)
@@ -201,10 +205,11 @@ def check_examples(
         Whether these rows could show a fault: two or more, and not all of their gradients zero.
 
     Raises:
-        ValueError: naming the parameter whose gradient differs.
+        ValueError: naming the parameter whose gradient differs; no loss of three rows or more is finite.
         RuntimeError: not even two rows fit into memory.
     """
     device = device_of(layers)
+    check_finite(layers)
 
     def moved(*chosen: int) -> Any:
         return _to(batch_of(*chosen), device)
@@ -234,17 +239,32 @@ def check_examples(
         except Exception as error:
             if not is_out_of_memory(error):  # the pair was found right, and more do not fit
                 raise
+        if not shown and count >= _FEW:
+            _check_some_loss(loss, model, moved(*range(count)))
     return shown and len(pair) == 2
+
+
+def _check_some_loss(loss_fn: LossFn, model: nn.Module, batch: Any) -> None:
+    """One broken example adds nothing to a sum and stops nobody; where all are broken, every release would be noise alone."""
+    with torch.no_grad():
+        losses = loss_fn(model, batch)
+    if not bool(losses.isfinite().any()):
+        raise ValueError(
+            f"the loss of every one of {len(losses)} examples is NaN or infinite; nothing was released. Look for missing values "
+            "in the data, for a scale that overflows, and at the loss itself"
+        )
 
 
 def _losses(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
     try:
         return loss_fn(model, batch)
     except IndexError as error:
-        raise ValueError(
-            unknown_row(model, error)
-            or f"loss_fn failed on a batch: {error}. A label or token id is outside the range the model was built for."
-        ) from error
+        told = unknown_row(model, error)
+        if told is None and any(text in str(error) for text in ("out of bounds", "out of range in self")):
+            told = f"loss_fn failed on a batch: {error}. A label or token id is outside the range the model was built for."
+        if told is None:
+            raise  # a mistake of the function itself
+        raise ValueError(told) from error
 
 
 def _to(batch: Any, device: torch.device) -> Any:

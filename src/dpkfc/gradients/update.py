@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpkfc.gradients.layers import Layer, check_covered
 from dpkfc.gradients.sharded import local, reshard
 
-__all__ = ["check_moved", "check_optimizer", "check_unchanged", "refuse_gradient_hooks", "traces"]
+__all__ = ["check_finite", "check_moved", "check_optimizer", "check_unchanged", "refuse_gradient_hooks", "traces"]
 
 Trace = tuple[int, Tensor]
 
@@ -75,6 +75,25 @@ def check_unchanged(model: nn.Module, layers: Sequence[Layer], parameters: Mappi
                 f"parameter '{name}' was replaced after the session was built; move, cast or adapt the model before "
                 "creating the optimizer and the session"
             )
+
+
+def check_finite(layers: Sequence[Layer]) -> None:
+    """Raise if a trainable weight is NaN or infinite, before a release that would be noise alone.
+
+    Weights are public: they are what was released before, or where training began.
+
+    Raises:
+        ValueError: naming the parameter.
+    """
+    held = {full: local(layer.tensor(role)) for layer in layers for role, full in layer.parameters.items()}
+    held = {name: x for name, x in held.items() if x.numel()}
+    finite = {name: torch.isfinite(torch.stack(torch.aminmax(x))).all() for name, x in held.items()}
+    if finite and not bool(torch.stack([x.to(next(iter(finite.values())).device) for x in finite.values()]).all()):
+        name = next(name for name, x in finite.items() if not bool(x))
+        raise ValueError(
+            f"parameter '{name}' holds NaN or infinity, so that every release from here on would be noise alone; nothing was "
+            "released. Begin with finite weights; if training has made them so, begin again with a smaller learning rate"
+        )
 
 
 def refuse_gradient_hooks(model: nn.Module) -> None:

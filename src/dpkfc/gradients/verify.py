@@ -70,7 +70,7 @@ def check_per_example_gradients(
             the whole gradient).
 
     Returns:
-        Whether every example had a gradient; zeros agree with anything.
+        Whether every example had a finite gradient; zeros and NaN agree with anything.
 
     Raises:
         ValueError: naming the parameter whose gradient differs, and the likely causes.
@@ -90,7 +90,7 @@ def check_per_example_gradients(
             for name, gradient in expected.items():
                 _compare(name, gradient, found[i].get(name), len(singles), tolerance)
             used |= {name for name, gradient in expected.items() if gradient is not None}
-            shown = shown and any(g is not None and bool(g.any()) for g in expected.values())
+            shown = shown and any(g is not None and bool(g.any()) and bool(g.isfinite().all()) for g in expected.values())
     _check_coverage(layers, used)
     return shown
 
@@ -152,9 +152,7 @@ def check_whole_batch(
     restart = restarter(device_of(layers))
     losses = loss_fn(model, batch)
     check_losses(losses, batch_size)
-    total = (losses * weights.to(losses)).sum()
-    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-    expected = dict(zip(parameters, gradients, strict=True))
+    expected = _gradients((losses * weights.to(losses)).sum(), parameters)
     restart()
     tape = Tape(model, layers, batch_size=batch_size)
     with tape:
@@ -199,8 +197,14 @@ def _autograd(model: nn.Module, loss_fn: Callable[[nn.Module, Any], Tensor], sin
     parameters = {name: in_graph(p) for name, p in model.named_parameters() if p.requires_grad}
     losses = loss_fn(model, single)
     check_losses(losses, 1)
-    gradients = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
-    return dict(zip(parameters, gradients, strict=True))
+    return _gradients(losses.sum(), parameters)
+
+
+def _gradients(total: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+    """By plain autograd; dense also of `nn.Embedding(sparse=True)`."""
+    found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    dense = (g.to_dense() if g is not None and g.is_sparse else g for g in found)
+    return dict(zip(parameters, dense, strict=True))
 
 
 @dataclass(frozen=True)

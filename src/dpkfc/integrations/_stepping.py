@@ -27,6 +27,7 @@ from dpkfc.gradients.model_state import put_back_attributes, restored_state
 from dpkfc.gradients.random_state import renew
 from dpkfc.gradients.rules import Call
 from dpkfc.gradients.tape import Tape
+from dpkfc.gradients.update import check_finite
 from dpkfc.integrations._checks import SHOWN, Hook, check_model, check_optimizer, check_untouched
 from dpkfc.integrations._guard import refuse_gradient_hooks
 from dpkfc.integrations._loss_scale import LossScale
@@ -262,6 +263,7 @@ class PrivateStep:
                 "optimizer's weight_decay for a penalty and zero_grad() after other backward passes"
             )
         if drawn.first:
+            check_finite(self.layers)
             self._coordinates.refresh(self.step)  # of the probe, released weights, releases and the step only
             self._summer = ClippedSummer(self.layers, self._coordinates.metric, self._clip)
         assert self._summer is not None

@@ -12,7 +12,7 @@ import dp_accounting
 from dpkfc.privacy.events import EpsilonCurve
 from dpkfc.privacy.integration import integrated_epsilon
 
-__all__ = ["CalibrationError", "calibrate_noise_multiplier", "check_target"]
+__all__ = ["CalibrationError", "calibrate_noise_multiplier", "check_target", "vacuous"]
 
 SMALLEST, LARGEST = 0.1, 1e6
 _TOLERANCE = math.log(1.0005)  # of the bracket, in log(noise_multiplier)
@@ -37,12 +37,17 @@ def check_target(epsilon: float | None, delta: float, dataset_size: int | None =
         raise CalibrationError(f"epsilon must be positive and finite, got {epsilon}")
     if not 0 < delta < 1:
         raise CalibrationError(f"delta must be in (0, 1), got {delta}; a common choice is 1 / N^1.1")
-    if dataset_size is not None and delta >= 1 / dataset_size:
-        warnings.warn(
-            f"delta = {delta} is not below 1 / N = {1 / dataset_size:.3g}: publishing one whole example at random "
-            f"would satisfy it; choose a smaller delta, for example {dataset_size**-1.1:.1e}",
-            stacklevel=3,
-        )
+    if dataset_size is not None and (told := vacuous(delta, dataset_size)):
+        warnings.warn(f"{told}; choose a smaller delta, for example {dataset_size**-1.1:.1e}", stacklevel=3)
+
+
+def vacuous(delta: float, dataset_size: int) -> str:
+    """Why a δ promises nothing among N examples (or units): one sentence; empty where it is below 1 / N."""
+    if delta < 1 / dataset_size:
+        return ""
+    return (
+        f"delta = {delta:g} is not below 1 / N = {1 / dataset_size:.3g}: publishing one whole example at random would satisfy it"
+    )
 
 
 def calibrate_noise_multiplier(

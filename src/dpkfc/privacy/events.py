@@ -374,7 +374,7 @@ def _quiet_accountants() -> Iterator[None]:
         message = str(record.msg)
         if message not in _forwarded:
             _forwarded.add(message)
-            logger.log(record.levelno, "dp-accounting (said once): %s", record.getMessage())
+            logger.info("dp-accounting (said once): %s", record.getMessage())
         return False
 
     absl = logging.getLogger("absl")

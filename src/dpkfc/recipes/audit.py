@@ -20,15 +20,20 @@ from dpkfc.assurance.one_run import OneRun, one_run
 from dpkfc.assurance.subject import Subject
 from dpkfc.assurance.two_worlds import RUNS
 from dpkfc.assurance.verdict import Finding, to_rows
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.plan import Plan
+from dpkfc.privacy.events import event_to_dict
+from dpkfc.privacy.ledger import LedgerError, Verified, verify
 from dpkfc.recipes.assemble import make_augment, make_optimizer
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml
 from dpkfc.recipes.prepared import Prepared
+from dpkfc.recipes.spent import spent
 from dpkfc.recipes.train import prepare
 from dpkfc.report.card import to_markdown
 from dpkfc.report.progress import Console
 from dpkfc.report.run_folder import RunFolder
 
-__all__ = ["KINDS", "Verdict", "audit", "audit_folder", "subject_of", "verdict_table"]
+__all__ = ["KINDS", "Verdict", "audit", "audit_folder", "ledger_finding", "subject_of", "verdict_table"]
 
 KINDS = ("step", "one-run", "membership")
 _FEWEST_RUNS = 10
@@ -41,9 +46,11 @@ class Verdict:
     """What the audits of one run found.
 
     Attributes:
+        ledger: of a run folder, whether its ledger holds and is that of its settings.
         step, one_run, membership: each that was asked for.
     """
 
+    ledger: Finding | None = None
     step: Audit | None = None
     one_run: OneRun | None = None
     membership: Membership | None = None
@@ -51,8 +58,9 @@ class Verdict:
     @property
     def findings(self) -> list[Finding]:
         """All of them, one a check."""
+        first = [self.ledger] if self.ledger is not None else []
         others = [found.finding() for found in (self.one_run, self.membership) if found is not None]
-        return [*(self.step.findings if self.step else ()), *others]
+        return [*first, *(self.step.findings if self.step else ()), *others]
 
     @property
     def passed(self) -> bool:
@@ -61,7 +69,7 @@ class Verdict:
 
     def describe(self) -> dict[str, Any]:
         """Plain values for the card."""
-        parts = {"step": self.step, "one_run": self.one_run, "membership": self.membership}
+        parts = {"ledger": self.ledger, "step": self.step, "one_run": self.one_run, "membership": self.membership}
         found = {"passed": self.passed, **{name: part.describe() for name, part in parts.items() if part is not None}}
         plain: dict[str, Any] = json.loads(json.dumps(found, default=lambda x: x.item()))  # numbers of numpy among them
         return plain
@@ -101,6 +109,13 @@ def audit(
         ConfigError: an unknown kind, or membership inference without a trained model.
         DatasetError: missing or damaged data.
     """
+    _check_kinds(kinds, runs, weights)
+    return _audited(
+        prepare(replace(config, test_mode=False)), kinds, canaries=canaries, runs=runs, weights=weights, console=console
+    )
+
+
+def _check_kinds(kinds: Sequence[str], runs: int, weights: Path | None) -> None:
     for kind in kinds:
         if kind not in KINDS:
             raise ConfigError(f"unknown audit {kind!r}; choose from {', '.join(KINDS)}")
@@ -108,7 +123,11 @@ def audit(
         raise ConfigError(f"the two-world test needs {_FEWEST_RUNS} releases of each world or more (--runs), got {runs}")
     if "membership" in kinds and weights is None:
         raise ConfigError("membership inference needs a trained model: give the run folder of a finished run")
-    prepared = prepare(replace(config, test_mode=False))
+
+
+def _audited(
+    prepared: Prepared, kinds: Sequence[str], *, canaries: int, runs: int, weights: Path | None, console: Console | None
+) -> Verdict:
     with _Bars(console) as bars:
         return Verdict(
             step=_step(prepared, runs, bars) if "step" in kinds else None,
@@ -122,14 +141,22 @@ def audit_folder(
 ) -> Verdict:
     """Audit a run folder, and write the verdict into it: audit.json, and a section of the card where the run is finished.
 
+    The folder's own ledger is looked at first, whatever else is asked for.
+
     Raises:
         RunFolderError: no run folder.
-        ConfigError: as `audit`.
+        ConfigError: as `audit`; a run in test mode, which promises nothing that could be disproved.
     """
     folder = RunFolder.open(path)
     config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    if config.test_mode:
+        raise ConfigError(f"{path} was trained in test mode, where noise can be repeated from a seed: NOT PRIVATE, not audited")
     weights = folder.model if folder.model.is_file() else None
-    verdict = audit(replace(config, out=""), kinds, canaries=canaries, runs=runs, weights=weights, console=console)
+    _check_kinds(kinds, runs, weights)
+    prepared = prepare(replace(config, out=""))
+    found = ledger_finding(folder.ledger, prepared.plan)
+    verdict = _audited(prepared, kinds, canaries=canaries, runs=runs, weights=weights, console=console)
+    verdict = replace(verdict, ledger=found)
     described = verdict.describe()
     folder.write_json(folder.path / "audit.json", described)
     if folder.card.is_file():
@@ -142,6 +169,43 @@ def audit_folder(
     return verdict
 
 
+def ledger_finding(path: Path, plan: Plan) -> Finding:
+    """Whether a run's ledger holds, agrees with the card and the checkpoint beside it, and has no release but the plan's.
+
+    Args:
+        path: the ledger.
+        plan: of the run's settings.
+    """
+    try:
+        spent(path, plan.delta)
+        found = verify(path)
+        wrong = _unlike(found, plan)
+        measured = f"{len(found.releases):,} releases"
+    except (LedgerError, ConfigError, CheckpointError) as error:
+        measured, wrong = "cannot be trusted", str(error)
+    return Finding(
+        check="ledger of the run", measured=measured, bound=f"at most the plan's {plan.steps:,}, each with its event",
+        passed=not wrong, detail=wrong or "the chain holds; card and checkpoint remember the same history",
+    )  # fmt: skip
+
+
+def _unlike(found: Verified, plan: Plan) -> str:
+    """What a ledger says that its plan does not; empty where they agree."""
+    if found.header["plan_hash"] != plan.hash:
+        return "it belongs to another plan than the settings in the folder"
+    if found.header.get("certified") is not plan.certified:
+        return f"it says certified: {found.header.get('certified')}, the plan {plan.certified}"
+    if len(found.releases) > plan.steps:
+        return f"it has more releases than the plan's {plan.steps:,}"
+    own = {"event": event_to_dict(plan.event), "noise_multiplier": plan.noise_multiplier, "stddev": plan.stddev}
+    own |= {"sensitivity": plan.sensitivity}
+    for release in found.releases:
+        for name, value in own.items():
+            if release.get(name) != value:
+                return f"release {release.get('release')} was charged with another {name} than the plan's"
+    return ""
+
+
 _MEASURED = "measured on private examples, without noise; for the operator, not for publication"
 _TRAINED = f"{_MEASURED}; the audit trained once more on the private examples, and what is published of it adds to ε"
 
@@ -150,6 +214,7 @@ def _unprotected(described: Mapping[str, Any]) -> dict[str, str]:
     """Figures of an audit that ε does not protect, and why."""
     told = {"one_run": _TRAINED}
     parts = {f"audit: {name}": told.get(name, _MEASURED) for name, part in described.items() if isinstance(part, dict)}
+    parts.pop("audit: ledger", None)  # which is public
     return {**parts, "audit.json": _MEASURED}
 
 

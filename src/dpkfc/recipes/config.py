@@ -23,7 +23,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["METHODS", "SECTIONS", "ConfigError", "RunConfig", "flatten", "layered", "nearest", "read_toml", "to_toml"]
+__all__ = ["METHODS", "SECTIONS", "ConfigError", "RunConfig", "chosen", "flatten", "layered", "nearest", "read_toml", "to_toml"]
 
 _FIELDS = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
 
@@ -69,6 +69,20 @@ def flatten(content: Mapping[str, Any], where: str) -> dict[str, Any]:
                 raise ConfigError(f"{where}: {name} is given twice, in [{key}] and outside of any section; leave one of them out")
             flat[name] = inner
     return flat
+
+
+def chosen(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user chose: a TOML file under flags. `--epsilon` as a flag takes the place of a noise multiplier in the file.
+
+    Raises:
+        ConfigError: as `read_toml` and `flatten`; both ways to say how much noise there is.
+    """
+    written = {} if file is None else flatten(read_toml(file), str(file))
+    if "epsilon" in flags:
+        if flags.get("noise_multiplier"):
+            raise ConfigError("--epsilon asks for the least noise that keeps it, --noise-multiplier gives it; leave one out")
+        written.pop("noise_multiplier", None)
+    return {**written, **flags}
 
 
 def _known_key(key: str, where: str) -> dataclasses.Field[Any]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import dp_accounting
 
+from dpkfc.checkpoint import remembered_ledger
 from dpkfc.privacy.events import epsilon, event_from_dict
-from dpkfc.privacy.ledger import verify
+from dpkfc.privacy.ledger import Verified, verify
 from dpkfc.recipes.config import ConfigError
 
 __all__ = ["spent"]
@@ -18,8 +19,8 @@ __all__ = ["spent"]
 def spent(path: Path, delta: float | None = None) -> dict[str, Any]:
     """Check a ledger and account for its releases.
 
-    A privacy card beside the ledger must agree with it: lines that were cut off at the end leave a valid chain, and only
-    something that remembers a later head can tell.
+    A privacy card and a checkpoint beside the ledger must agree with it: lines that were cut off at the end leave a valid chain,
+    and only something that remembers a later head can tell.
 
     Args:
         path: the ledger.
@@ -30,19 +31,18 @@ def spent(path: Path, delta: float | None = None) -> dict[str, Any]:
 
     Raises:
         LedgerError: the chain does not hold.
-        ConfigError: the card beside it is damaged or remembers another head, or no accountant can treat what was released.
+        ConfigError: the card beside it is damaged, it or the checkpoint remembers another head, or no accountant can treat what
+            was released.
+        CheckpointError: the checkpoint beside it is damaged.
     """
     found = verify(path)
     card = path.parent / "privacy_card.json"
     if card.is_file():
         remembered, stated = _remembered(card)
         delta = stated if delta is None else delta
-        known = remembered["releases"]
-        if known >= len(found.heads) or found.heads[known] != remembered["head"]:
-            raise ConfigError(
-                f"the ledger {path} has {len(found.releases)} releases, the privacy card beside it was written after "
-                f"{known} with another head: lines were removed or replaced"
-            )
+        _check_kept(path, found, remembered["releases"], remembered["head"], "privacy card")
+    if kept := remembered_ledger(path.parent / "checkpoint"):
+        _check_kept(path, found, *kept, "checkpoint")
     facts = {
         "chain": "holds",
         "releases": len(found.releases),
@@ -56,6 +56,15 @@ def spent(path: Path, delta: float | None = None) -> dict[str, Any]:
     except (ValueError, ArithmeticError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"the chain of the ledger {path} holds, but its ε cannot be computed: {reason}") from error
+
+
+def _check_kept(path: Path, found: Verified, releases: int, head: str, what: str) -> None:
+    """Raise unless a ledger still begins with the history that something beside it remembers."""
+    if releases >= len(found.heads) or found.heads[releases] != head:
+        raise ConfigError(
+            f"the ledger {path} has {len(found.releases)} releases, the {what} beside it was written after {releases} with "
+            "another head: lines were removed or replaced"
+        )
 
 
 def _remembered(card: Path) -> tuple[dict[str, Any], float]:

@@ -10,13 +10,25 @@ from dpkfc.recipes.methods import METHODS, Method
 __all__ = ["method_sheet", "methods_table"]
 
 
-def methods_table() -> Table:
-    """Every method, one a row."""
+_SHOWN = {
+    "acts on": "acts", "side data": "side_data", "extra privacy cost": "privacy", "state": "state", "cost of a step": "cost",
+    "source": "source",
+}  # fmt: skip
+_NARROW = 110  # columns of a terminal below which words of the whole table would be cut
+
+
+def methods_table(width: int = 140) -> Table:
+    """Every method, one a row; what each keeps and costs only where there is room.
+
+    Args:
+        width: of the console, in characters.
+    """
     table = Table(header_style="bold", show_lines=True)
-    for column in ("method", "acts on", "side data", "extra privacy cost", "state", "cost of a step", "source"):
-        table.add_column(column, overflow="fold")
+    names = ["acts on", "side data", "source"] if width < _NARROW else list(_SHOWN)
+    for column in ("method", *names):
+        table.add_column(column, overflow="fold", min_width=max(map(len, METHODS)) if column == "method" else None)
     for row in METHODS.values():
-        table.add_row(f"[bold]{row.name}[/bold]", row.acts, row.side_data, row.privacy, row.state, row.cost, row.source)
+        table.add_row(f"[bold]{row.name}[/bold]", *(getattr(row, _SHOWN[name]) for name in names))
     return table
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from dpkfc.gradients.distributed import Ranks
+from dpkfc.gradients.update import check_finite
 from dpkfc.plan import Plan
 from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
 from dpkfc.recipes.base import find_recipe
@@ -125,7 +126,7 @@ def resume(path: str | Path, console: Console | None = None, *, any_world_size: 
     Raises:
         RunFolderError: no run folder, or one without a checkpoint.
         CheckpointError: a damaged checkpoint, one of other settings or of another number of processes.
-        ConfigError: the run is complete.
+        ConfigError: the run is complete, or its ledger is gone.
     """
     with processes() as ranks:
         return _continued(path, console, ranks, any_world_size)
@@ -148,6 +149,10 @@ def _continued(path: str | Path, console: Console | None, ranks: Ranks, any_worl
 
 def _begun(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
     folder = RunFolder.open(path)
+    if not folder.ledger.is_file() or not folder.ledger.stat().st_size:
+        raise ConfigError(
+            f"{path} holds a checkpoint and no ledger, without which nobody can say what was spent: put {folder.ledger.name} back"
+        )
     config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
     metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else Metrics(config.eval_on)
     return folder, replace(config, out=str(path)), metrics
@@ -186,6 +191,7 @@ def _train(
         label, shown = LABELS[config.method], console if ranks.first else None
         with TrainingProgress(plan.steps, done=session.steps_done, console=shown, label=label) as progress:
             interrupted = loop.run(progress)
+        ranks.together(lambda: check_finite(session.layers))
         if not interrupted and not figures_only:
             ranks.from_first(lambda: write_results(prepared, folder, session, metrics), "results")
         return _result(prepared, folder, session, metrics, interrupted)

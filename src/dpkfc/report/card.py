@@ -190,8 +190,9 @@ def _audit_text(audit: Mapping[str, Any] | None) -> str:
     """What `dpkfc audit` found; empty where none was made."""
     if not audit:
         return ""
-    rows = [tuple(f[k] for k in ("check", "measured", "bound")) for f in audit.get("step", {}).get("findings", ())]
-    failed = [f["check"] for f in audit.get("step", {}).get("findings", ()) if not f["passed"]]
+    findings = [*([audit["ledger"]] if "ledger" in audit else []), *audit.get("step", {}).get("findings", ())]
+    rows = [tuple(f[k] for k in ("check", "measured", "bound")) for f in findings]
+    failed = [f["check"] for f in findings if not f["passed"]]
     for name in ("one_run", "membership"):
         if name in audit:
             found = audit[name]

@@ -171,40 +171,51 @@ def _layer_facts(layer: Layer, block: AnyBlock | None, built: Preconditioner) ->
 def _choice(block: AnyBlock | None, entry: Any) -> tuple[str, str]:
     match block:
         case None:
-            return "none", "not reached by the probe: no gradient flows to it"
+            return "none", "not reached by the probe"
         case PerExample():
-            return "materialised", "small or irregular: the gradient itself is formed"
+            return "materialised", "small or irregular"
         case Lookup():
-            return "lookup", "rows that were read, never a one-hot input"
+            return "lookup", "of rows that were read"
 
     metric = entry if isinstance(entry, Kronecker) else Kronecker()
     choice = choice_for(block, metric)
     return choice.method, choice.reason
 
 
+_CAPTION = "size: trainable parameters; norms: the method its widths choose, multiplications an example (else: the other's)"
+
+
 def layer_table(diagnosis: Diagnosis, title: str) -> Table:
     """The diagnosis for people."""
-    table = Table(title=title, title_justify="left", header_style="bold", show_lines=True)
-    for name in ("layer", "rule"):
-        table.add_column(name, overflow="fold")
-    table.add_column("parameters", justify="right")
-    table.add_column("norms", overflow="fold", max_width=34)
+    noted = bool(diagnosis.frozen) or any(_notes(layer) for layer in diagnosis.layers)
+    table = Table(
+        title=title, title_justify="left", header_style="bold", show_lines=True, caption=_CAPTION,
+        caption_justify="left",
+    )  # fmt: skip
+    table.add_column("layer", overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("norms", min_width=12)
     table.add_column("factor", no_wrap=True)
     table.add_column("condition", no_wrap=True)
-    table.add_column("notes", overflow="fold")
+    if noted:
+        table.add_column("notes", min_width=10)
+
+    def add(*cells: str) -> None:
+        table.add_row(*cells[: 6 if noted else 5])
+
     for layer in diagnosis.layers:
-        table.add_row(
-            f"{layer.name}\n{layer.module}",
-            layer.rule,
+        sides = [f"{s.side} {s.size:,} {s.kind}" for s in layer.sides]
+        conditions = [f"{_condition(s.condition_before)} → {_condition(s.condition_after)}" for s in layer.sides]
+        add(
+            f"{layer.name}\n[dim]{layer.module}: {layer.rule}[/dim]",
             f"{layer.parameters:,}",
             f"{layer.method}\n[dim]{layer.why}[/dim]",
-            "\n".join(f"{s.side} {s.size:,} {s.kind}" for s in layer.sides) or "–",
-            "\n".join(f"{_condition(s.condition_before)} → {_condition(s.condition_after)}" for s in layer.sides)
-            or "–",
+            "\n".join(sides) or "–",
+            "\n".join(conditions) or "–",
             "\n".join(_notes(layer)),
         )
     for name, count in diagnosis.frozen.items():
-        table.add_row(name, "frozen", f"{count:,}", "–", "–", "–", "not trained, costs nothing")
+        add(name, f"{count:,}", "frozen", "–", "–", "not trained, costs nothing")
     return table
 
 

@@ -116,9 +116,10 @@ def _audit(audit: Any, level: int) -> str:
     if not isinstance(audit, Mapping):
         return ""
     step = _mapping(audit.get("step")).get("findings")
+    findings = [*([audit["ledger"]] if "ledger" in audit else []), *(step if isinstance(step, list) else [])]
     rows = [
         (show(_mapping(f).get("check")), show(_mapping(f).get("measured")), show(_mapping(f).get("bound")), _held(_mapping(f)))
-        for f in (step if isinstance(step, list) else [])
+        for f in findings
     ]
     for name in ("one_run", "membership"):
         if isinstance(found := audit.get(name), Mapping):

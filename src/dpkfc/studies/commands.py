@@ -55,20 +55,21 @@ def tune(
 
     Every method has the same number of trials, matched controls included. Stopped studies go on with the same --out.
     """
+    from dpkfc.recipes.config import chosen
     from dpkfc.studies.pool import worker_count
     from dpkfc.studies.tune import TuneSettings
     from dpkfc.studies.tune import tune as run_tuning
 
     console = _console()
     folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    settings = _settings(setting or []) | ({} if epsilon is None else {"epsilon": epsilon})
-    chosen = TuneSettings(
+    settings = chosen(None, _settings(setting or []) | ({} if epsilon is None else {"epsilon": epsilon}))
+    study = TuneSettings(
         recipe=recipe, methods=tuple(method), trials=trials, controls=controls, search=search, count=count,
         optimizer=optimizer, settings=settings,
     )  # fmt: skip
     with _interruptible(console, f"go on with the same command and --out {folder}"):
         tuned = run_tuning(
-            chosen, folder, data_dir=data_dir, workers=worker_count(workers), budget_minutes=budget,
+            study, folder, data_dir=data_dir, workers=worker_count(workers), budget_minutes=budget,
             console=None if quiet else console,
         )  # fmt: skip
     console.print(_tuned_table(tuned))

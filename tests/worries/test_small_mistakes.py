@@ -1,0 +1,75 @@
+"""Worry: "I made a small mistake, and the error talks of something else"."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.session import Session
+from tests.test_session import N, data, loss_fn, net, plan
+
+
+def step(model: nn.Module, dataset: object, loss: object = loss_fn) -> Session:
+    session = Session(plan(1.0), model, torch.optim.SGD(model.parameters(), 0.1), dataset)
+    with session:
+        session.step(next(iter(session.batches())), loss)
+    return session
+
+
+def test_numpy_arrays_are_named() -> None:
+    x, y = data()
+    for arrays in ((x.numpy(), y.numpy()), (x, y.numpy())):
+        with pytest.raises(ValueError, match=r"tuple\(torch.as_tensor"):
+            step(net(), arrays)
+    examples = [a.numpy() for a in x]  # a list of arrays is a dataset of them
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().sum(1)
+
+    assert step(net(), examples, loss).steps_done == 1
+
+
+def test_the_users_own_index_error_is_left_alone() -> None:
+    def mistaken(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return [loss_fn(model, batch)][1]
+
+    with pytest.raises(IndexError, match="list index out of range"):
+        step(net(), data(), mistaken)
+
+
+@pytest.mark.parametrize("kind", ["label", "id", "functional id"])
+def test_a_label_or_an_id_out_of_range_is_named(kind: str) -> None:
+    x, y = data()
+    table = nn.Embedding(5, 6, dtype=torch.float64)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        ids = batch[1] + (0 if kind == "label" else 7)
+        rows = F.embedding(ids, table.weight.detach()) if kind == "functional id" else batch[0]
+        rows = model[0](ids) if kind == "id" else rows
+        return F.cross_entropy(model[1](rows), batch[1] + (7 if kind == "label" else 0), reduction="none")
+
+    model = nn.ModuleList([table.requires_grad_(kind == "id"), net()])
+    with pytest.raises(ValueError, match=r"embedding '0' has 5 rows" if kind == "id" else "outside the range"):
+        step(model, (x, y), loss)
+
+
+def test_an_embedding_with_sparse_gradients_trains() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.out(self.table(ids).mean(1))
+
+    ids = torch.randint(0, 9, (N, 5), generator=torch.Generator().manual_seed(0))
+    weights = {}
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        model = Bag().double()
+        model.table.sparse = sparse
+        assert step(model, (ids, data()[1])).steps_done == 1
+        weights[sparse] = model.table.weight.detach()
+    assert torch.equal(weights[True], weights[False])
