@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from safetensors.torch import load_file
 
 from dpkfc.privacy.ledger import verify
 from dpkfc.recipes.config import ConfigError
+from dpkfc.recipes.datasets import DatasetError
 from dpkfc.studies import cell as cells
 from dpkfc.studies.cell import Ended, Run, run_cell
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.public import resolved
+from tests.recipes.files import write_cifar
 
 pytest.importorskip("sklearn")
 TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp", "probe_size": 16}
@@ -94,6 +97,14 @@ def test_public_examples_are_named_alike_on_every_machine(tmp_path):
     assert resolved("my.safetensors", tmp_path) == "my.safetensors"
     with pytest.raises(StudyError, match="1437"):
         resolved("@digits:5000", tmp_path)
+
+
+def test_public_images_may_be_those_of_a_set_that_no_recipe_trains_on(tmp_path):
+    write_cifar(tmp_path / "data" / "cifar100")
+    held = load_file(resolved("@cifar100:5", tmp_path, str(tmp_path / "data")))
+    assert held["inputs"].shape == (5, 3, 32, 32) and held["labels"].shape == (5,)
+    with pytest.raises(DatasetError, match="into DIR/cifar100"):
+        resolved("@cifar100:4", tmp_path, str(tmp_path / "nowhere"))
 
 
 def test_a_path_of_a_machine_is_no_part_of_the_hash_of_named_public_examples(tmp_path):

@@ -18,7 +18,8 @@ def resolved(name: Any, folder: Path, data_dir: str = "") -> str:
     """The file of public examples behind a name; the file is made when it is not there.
 
     Args:
-        name: `@RECIPE:N`, N training images of that recipe chosen by a public seed; any other text is returned as it is.
+        name: `@RECIPE:N`, N training images of that recipe chosen by a public seed, or `@cifar100:N`, which no recipe trains on;
+            any other text is returned as it is.
         folder: where the file is kept, for all cells of a study.
         data_dir: folder of the data sets.
 
@@ -41,13 +42,25 @@ def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from dpkfc.recipes.base import find_recipe, run_config
     from dpkfc.report.run_folder import placed
 
-    given = {"data_dir": data_dir} if data_dir else {}
-    inputs, labels = find_recipe(recipe).data(run_config({"recipe": recipe, **given})).train
+    inputs, labels = _images(recipe, data_dir)
     if not 0 < count <= len(labels):
         raise StudyError(f"public_data = '@{recipe}:{count}': the set has {len(labels)} training examples; choose 1 to that")
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SEED))[:count]
     content = {"inputs": inputs[rows].clone().contiguous(), "labels": labels[rows].clone().contiguous()}
     placed(path, lambda part: save_file(content, part))
+
+
+def _images(name: str, data_dir: str) -> tuple[Any, Any]:
+    """Training images and labels of a recipe; those of CIFAR-100 in the constants of CIFAR-10."""
+    if name == "cifar100":
+        from dpkfc.recipes.cifar10_cnn import NORMALISATION
+        from dpkfc.recipes.datasets import load_pixels
+        from dpkfc.recipes.datasets.sources import CIFAR100
+
+        return load_pixels(CIFAR100, data_dir or None).tensors(NORMALISATION).train
+    from dpkfc.recipes.base import find_recipe, run_config
+
+    given = {"data_dir": data_dir} if data_dir else {}
+    return find_recipe(name).data(run_config({"recipe": name, **given})).train

@@ -16,7 +16,7 @@ from dpkfc.recipes.datasets.errors import DatasetError
 from dpkfc.recipes.datasets.idx import read_idx
 from dpkfc.recipes.datasets.images import Pixels
 
-__all__ = ["CIFAR10", "FASHION_MNIST", "MNIST", "VARIABLE", "Source", "from_hub", "load_pixels", "local_files"]
+__all__ = ["CIFAR10", "CIFAR100", "FASHION_MNIST", "MNIST", "VARIABLE", "Source", "from_hub", "load_pixels", "local_files"]
 
 VARIABLE = "DPKFC_DATA"
 _LOG = logging.getLogger(__name__)
@@ -94,6 +94,8 @@ CIFAR10 = Source(
     hub="uoft-cs/cifar10",
     image_column="img",
 )
+
+CIFAR100 = Source(name="CIFAR-100", folder="cifar100", files=("train.npz", "test.npz"), read=_read_cifar_files)
 
 
 def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:

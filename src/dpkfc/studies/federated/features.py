@@ -23,16 +23,13 @@ from dpkfc.data.augment import reflect_pad_crop_flip
 from dpkfc.recipes.datasets import Normalisation, Source, load_pixels, split
 from dpkfc.recipes.datasets.examples import Examples
 from dpkfc.recipes.datasets.medmnist import PNEUMONIA
-from dpkfc.recipes.datasets.sources import CIFAR10, FASHION_MNIST, MNIST
+from dpkfc.recipes.datasets.sources import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
 from dpkfc.recipes.models import resnet20, seeded
 from dpkfc.report.run_folder import placed
 
 __all__ = ["TASKS", "WIDTH", "Extractor", "Features", "Task", "features_of", "small_features"]
 
 WIDTH = 64
-CIFAR100 = Source(
-    name="CIFAR-100", folder="cifar100", files=("train.npz", "test.npz"), read=CIFAR10.read
-)
 _SEED, _BATCH, _ROWS, _PUBLIC_ROWS = 0, 64, 500, 2000
 
 
