@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from dpkfc import checkpoint
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
+from dpkfc.curvature.shares import moved_to
 from dpkfc.federated.client import Mechanism, stream_seed
 from dpkfc.federated.config import FACTORS
 from dpkfc.federated.messages import (
@@ -380,11 +381,11 @@ class Server:
             )
         with checkpoint.fitting(folder):
             checkpoint.check_same_tensors(checkpoint.unique_tensors(self.model.state_dict()), tensors["model"])
-            self._chain.load_state_dict(tensors.get("filters", {}))
-            self._state = dict(tensors.get("rule", {}))
-            kind: type[Preconditioner] = getattr(self.plan.config.preconditioner, "result", Preconditioner)
-            held = tensors.get("preconditioner")
-            self._coordinates.current = None if held is None else kind.from_state_dict(held)
+            held, device = tensors.get("preconditioner"), next(iter(self.parameters.values())).device
+            current = None if held is None else self._coordinates.loaded(held)
+            self._chain.load_state_dict(moved_to(tensors.get("filters", {}), device))
+            self._state = moved_to(dict(tensors.get("rule", {})), device)
+            self._coordinates.current = current
             self.model.load_state_dict(tensors["model"], strict=False)
         self._holds.clear()
         return meta["extra"]
