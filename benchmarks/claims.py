@@ -86,13 +86,16 @@ def measured(folder: Path) -> Accuracies:
     """Everything that two arms were compared in, where each has two seeds or more."""
     import grids
     from dpkfc.studies.store import Store
+    from dpkfc.studies.winners import winners_tests
 
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in read_json(folder / "accuracy.json").get("runs", {}).values():
         if row["evaluate_on"] == "test" and row["optimizer"] == "adam":
             found["MNIST, CNN (best rate with Adam)"][ARMS[row["arm"]]].append(100 * row["accuracy"])
     for name in ("cnn", "imdb", "mlp"):
-        for row in _tests(read_json(folder / "accuracy" / f"{name}.json")):
+        for row in winners_tests(read_json(folder / "accuracy" / f"{name}.json").get("rows", {}).values()):
+            if row["target_epsilon"] != 1.0:
+                continue
             arm = row["tag"]["arm"]
             found[STUDIES[row["run"]["recipe"]]]["dp-kfc-noise" if arm in NOISE else arm].append(100 * row["accuracy"])
     for row in _tests(read_json(folder / "federated_accuracy.json")):

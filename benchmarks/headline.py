@@ -51,9 +51,11 @@ Cells = Mapping[str, Mapping[float, Sequence[float]]]  # arm to ε to accuracies
 
 def cells(results: Mapping[str, Any], recipe: str) -> Cells:
     """Accuracies on the test set by arm and ε, a value a seed."""
+    from dpkfc.studies.winners import winners_tests
+
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in results.get("rows", {}).values():
-        if row["run"]["recipe"] == recipe and row["measured_on"] == "test":
+    for row in winners_tests(results.get("rows", {}).values()):
+        if row["run"]["recipe"] == recipe:
             found[row["tag"]["arm"]][row["target_epsilon"]].append(100 * row["accuracy"])
     return found
 

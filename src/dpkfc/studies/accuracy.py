@@ -15,6 +15,7 @@ from dpkfc.studies.search import Search
 from dpkfc.studies.store import Store
 from dpkfc.studies.tune import Trials, searches
 from dpkfc.studies.tuned import percent, settings_text, spread
+from dpkfc.studies.winners import best_trials, winners_tests
 
 __all__ = ["MLP", "OTHER", "TEXT", "AccuracyStudy", "Chain", "Tests", "arms", "table"]
 
@@ -230,7 +231,7 @@ class Chain:
 def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
     """What has been run of a recipe, as Markdown: an arm a line, mean ± sample standard deviation over the seeds by ε."""
     mine = [row for row in rows if row["run"]["recipe"] == recipe]
-    tests = [row for row in mine if row["measured_on"] == "test"]
+    tests, winners = winners_tests(mine), best_trials(mine)
     epsilons = sorted({row["target_epsilon"] for row in tests})
     head = ["method", "trials", "best validation %", *(f"test %, ε = {e:g} (seeds)" for e in epsilons), "tuned settings"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -239,7 +240,7 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
         if not trials:
             continue
         full = [row for row in trials if not row["tag"]["pruned"]]
-        best = max(full, key=lambda row: row["accuracy"]) if full else None
+        best = winners.get((recipe, arm.name))
         cells = [_spread(row for row in tests if row["tag"]["arm"] == arm.name and row["target_epsilon"] == e) for e in epsilons]
         found = [percent(best["accuracy"]), *cells, settings_text(best["tag"]["params"])] if best else ["–", *cells, ""]
         lines.append("| " + " | ".join([arm.label, f"{len(trials)} ({len(trials) - len(full)} pruned)", *found]) + " |")

@@ -13,13 +13,13 @@ from typing import Any
 from dpkfc.studies.arms import Arm, Choice, Range
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError
+from dpkfc.studies.halving import is_rung, stands
 
 __all__ = ["SEARCHES", "Search", "load_optuna"]
 
 SEARCHES = ("tpe", "random")
 _DIGITS = 4
 _RANDOM_FIRST = 6  # trials of TPE that are random, so that the model of it has something to stand on
-_RUNGS = (1, 3)  # the first evaluation at which a trial is judged, and how many trials stand there for one that goes on
 _HASH, _SETTINGS = "hash", "settings"
 
 
@@ -47,7 +47,7 @@ class Search:
         recipe: the task.
         storage: an SQLite file.
         trials: how many there are.
-        kind: "tpe", with successive halving (after 1, 3, 9 … evaluations the best third goes on), or "random", without.
+        kind: "tpe", with successive halving (`halving`), or "random", without. The recipe's own trial is never stopped.
         seed: of the run: initial weights and probes of every trial.
         rows: results that are known; trials that the storage lacks are told to it.
 
@@ -71,6 +71,9 @@ class Search:
         self._common = dict(common)
         self._optuna = load_optuna()
         self._open: dict[str, Any] = {}
+        self._again: set[str] = set()  # trials that are run once more
+        own = self._settings(self._default()) if kind == "tpe" else None
+        self._first = "" if own is None else self.run(own, seed=seed, evaluate_on="validation").hash
         self._study = self._opened(storage)
         self._take_up([row for row in rows if row.get("tag", {}).get("search") == self.name])
         self._begun = sum(self.counts().values())
@@ -82,20 +85,27 @@ class Search:
 
     @property
     def begun(self) -> int:
-        """Trials that have ended or are running."""
+        """Trials that have ended or are running; one that is run once more counts once."""
         return self._begun
 
     @property
     def over(self) -> bool:
-        """Whether every trial has ended."""
-        return self.begun >= self.trials and not self._open
+        """Whether every trial has ended, and none is to be run once more."""
+        return self.begun >= self.trials and not self._open and not self._stopped_too_early()
 
     def counts(self) -> dict[str, int]:
         """Trials that have ended, by how."""
         states = self._optuna.trial.TrialState
-        ended = [trial.state for trial in self._all() if not trial.user_attrs.get("lost")]
+        ended = [trial.state for trial in self._own()]
         named = {"full": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
         return {name: ended.count(state) for name, state in named.items()}
+
+    def _own(self) -> list[Any]:
+        """Trials that count: neither those that were killed nor the first run of one that ran once more."""
+        counted = [trial for trial in self._all() if not trial.user_attrs.get("lost")]
+        if self.kind != "tpe":
+            return counted
+        return list({trial.user_attrs.get(_HASH, trial.number): trial for trial in counted}.values())
 
     def ask(self) -> tuple[str, Run]:
         """The next trial: its hash, by which it is told, and its run."""
@@ -114,6 +124,37 @@ class Search:
             trial.set_user_attr("lost", "the same trial is running")
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
 
+    def ask_again(self) -> tuple[str, Run] | None:
+        """A trial that is to be run once more, to its end, as of `ask`; None where there is none, or not yet."""
+        if self.begun < self.trials or self._open.keys() - self._again:
+            return None
+        for stopped in self._stopped_too_early():
+            key, settings = stopped.user_attrs[_HASH], _settings_of(stopped)
+            if key not in self._open:
+                self._study.enqueue_trial(self._drawn(settings))
+                trial = self._study.ask()
+                for name in self.arm.space:
+                    self._suggest(trial, name)
+                trial.set_user_attr(_HASH, key)
+                trial.set_user_attr(_SETTINGS, settings)
+                self._again.add(key)
+                self._open[key] = trial
+                return key, self.run(settings, seed=self._seed, evaluate_on="validation")
+        return None
+
+    def _stopped_too_early(self) -> list[Any]:
+        """Of the trials that were stopped, those that stand where others went on by now, and the recipe's own."""
+        trials = self._own() if self.kind == "tpe" else []
+        pruned = self._optuna.trial.TrialState.PRUNED
+        found = []
+        for trial in trials:
+            if trial.state == pruned and _HASH in trial.user_attrs and trial.intermediate_values:
+                last = max(trial.intermediate_values)
+                others = [t.intermediate_values[last] for t in trials if t is not trial and last in t.intermediate_values]
+                if trial.user_attrs[_HASH] == self._first or stands(trial.intermediate_values[last], others):
+                    found.append(trial)
+        return found
+
     def run(self, params: Mapping[str, Plain], *, seed: int, evaluate_on: str, **changed: Plain) -> Run:
         """The arm's run with settings of a search."""
         settings = {**self._common, **self.arm.settings, **params, **changed}
@@ -125,7 +166,10 @@ class Search:
         """Note an evaluation on the way, for the operator only; whether the trial is worth going on."""
         trial = self._open[key]
         trial.report(accuracy, number)
-        return self.kind != "tpe" or not trial.should_prune()
+        if self.kind != "tpe" or key in self._again or key == self._first or not is_rung(number):
+            return True
+        others = (t.intermediate_values for t in self._own() if t.user_attrs.get(_HASH) != key)
+        return stands(accuracy, [seen[number] for seen in others if number in seen])
 
     def tell(self, key: str, accuracy: float | None, ended: bool = False) -> None:
         """The end of a trial: its accuracy, None where it failed; `ended` where it was pruned."""
@@ -190,22 +234,21 @@ class Search:
             ) from None
         seed = zlib.crc32(f"{self.name}:{count}".encode())  # other draws after a restart than before it
         if self.kind == "random":
-            study.sampler, study.pruner = optuna.samplers.RandomSampler(), optuna.pruners.NopPruner()
+            study.sampler = optuna.samplers.RandomSampler()
         else:
             study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_FIRST, constant_liar=True)
-            first, share = _RUNGS
-            study.pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=share)
+        study.pruner = optuna.pruners.NopPruner()
         return study
 
     def _take_up(self, rows: list[Mapping[str, Any]]) -> None:
         """Bring storage and results together: trials that a kill left running are told or tried again, lost ones are added."""
         states = self._optuna.trial.TrialState
         known = {row["hash"]: row for row in rows}
-        seen = set()
+        seen: dict[str, bool] = {}
         for trial in self._all():
             key = trial.user_attrs.get(_HASH)
             if trial.state != states.RUNNING:
-                seen.add(key)
+                seen[key] = seen.get(key, False) or trial.state == states.COMPLETE
                 continue
             # Of a study that was killed. What its results hold is told again below, the others are tried again.
             self._optuna.trial.Trial(self._study, trial._trial_id).set_user_attr("lost", "the study ended while it ran")
@@ -213,7 +256,7 @@ class Search:
             if key not in known:
                 self._study.enqueue_trial(self._drawn(_settings_of(trial)))
         for row in rows:
-            if row["hash"] not in seen:
+            if row["hash"] not in seen or not (row["tag"].get("pruned") or seen[row["hash"]]):
                 self._add(row)
         if not self._all() and self.kind == "tpe":
             self._study.enqueue_trial(self._default())
@@ -233,7 +276,6 @@ class Search:
                     value=None if pruned else row["accuracy"],
                     intermediate_values=seen,
                     user_attrs={_HASH: row["hash"], _SETTINGS: dict(tag["params"])},
-                    system_attrs=_rungs(seen),
                 )
             )
         except (TypeError, ValueError) as error:
@@ -276,13 +318,6 @@ def _settings_of(trial: Any) -> dict[str, Plain]:
     """What a trial of the storage ran with; one of an earlier version has it as it was drawn."""
     told = trial.user_attrs.get(_SETTINGS)
     return dict(told) if told else {name: _rounded(value) for name, value in trial.params.items()}
-
-
-def _rungs(seen: Mapping[int, float]) -> dict[str, float]:
-    """What Optuna's successive halving notes of a trial that it saw itself: its accuracy at each rung it came to."""
-    first, share = _RUNGS
-    reached = [number for number in (first * share**rung for rung in range(len(seen))) if number in seen]
-    return {f"completed_rung_{rung}": seen[number] for rung, number in enumerate(reached)}
 
 
 def _rounded(value: Any) -> Any:

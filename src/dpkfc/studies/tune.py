@@ -129,13 +129,22 @@ class Trials:
         """The next trial of the search that has begun the fewest blocks."""
         waiting = [search for search in self._searches if search.begun < search.trials]
         if not waiting:
-            return None
+            return self._once_more(fits)
         search = min(waiting, key=lambda one: one.begun // BLOCK)
         if not fits(search.run({}, seed=SEED, evaluate_on="validation")):
             self.out_of_time = True
             return None
         key, run = search.ask()
         return Task(run, tag=(search, key), watched=search.kind == "tpe", label=search.arm.name)
+
+    def _once_more(self, fits: Callable[[Run], bool]) -> Task | None:
+        """A trial that was stopped against fewer others than there are now."""
+        for search in self._searches:
+            if not search.over and fits(search.run({}, seed=SEED, evaluate_on="validation")):
+                again = search.ask_again()
+                if again is not None:
+                    return Task(again[1], tag=(search, again[0]), watched=True, label=search.arm.name)
+        return None
 
     def report(self, task: Task, number: int, accuracy: float) -> bool:
         """Whether a trial is worth going on."""
