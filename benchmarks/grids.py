@@ -162,7 +162,7 @@ IMDB = {
     ]),
     "A only, same spectrum, random directions": ("dp-kfc-random", [
         *_each(lr=(0.25, 0.5, 1.0, 0.12), damping=(0.01, 0.1), sides=("input",), **_one(WORDS)),
-        *_each(lr=(0.6, 1.25, 2.5), damping=(0.01,), sides=("input",), **_one(WORDS | SMALL)),
+        *_each(lr=(0.6, 1.25, 2.5, 4.0, 6.0), damping=(0.01,), sides=("input",), **_one(WORDS | SMALL)),
     ]),
     "DP-KFC, A only, private oracle (NOT PRIVATE)": ("dp-kfc-a", [
         *_each(lr=(0.25, 0.5), damping=(0.01, 0.1), source=("private-oracle",)),
