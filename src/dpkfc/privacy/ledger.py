@@ -287,8 +287,9 @@ def _open_locked(path: Path) -> int:
 
 
 def _give_back(descriptor: int, *, unlock: bool) -> None:
-    """Close a ledger's file. Only the process that took the lock lifts it: what is forked holds the same lock, and closing alone
-    would leave it in place for as long as a worker process of a data loader lives.
+    """Close a ledger's file, and lift its lock in the process that took it.
+
+    A forked process holds the same lock: closing alone would leave it in place for as long as a worker of a data loader lives.
     """
     if unlock and fcntl is not None:
         with contextlib.suppress(OSError):  # a file system without locks
