@@ -216,5 +216,6 @@ def test_training_ends_with_the_head(tmp_path: Path) -> None:
 
 def test_numbers_agree_to_their_last_digits_and_kinds_exactly() -> None:
     assert agrees({"a": [1.0, "x"]}, {"a": [1.0 + 1e-9, "x"]}) and agrees(1, 1.0)
-    for stated, held in ((1.01, 1.0), (True, 1.0), (True, 1), ("1", 1), (None, "x"), (10**400, 1.0), ([1.0], [1.0, 2.0]), ({"a": 1}, {"b": 1})):
+    numbers = ((1.01, 1.0), (True, 1.0), (True, 1), ("1", 1), (10**400, 1.0))
+    for stated, held in (*numbers, (None, "x"), ([1.0], [1.0, 2.0]), ({"a": 1}, {"b": 1})):
         assert not agrees(stated, held)

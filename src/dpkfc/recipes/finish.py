@@ -18,6 +18,7 @@ from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
 from dpkfc.recipes.assemble import kfac
+from dpkfc.recipes.choice import how_chosen
 from dpkfc.recipes.config import RunConfig
 from dpkfc.recipes.evaluate import Judged
 from dpkfc.recipes.prepared import LABELS, Prepared
@@ -73,7 +74,7 @@ def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
         releases=session.steps_done,
         ledger={"file": "ledger.jsonl", "releases": session.ledger.count, "head": session.ledger.head},
         assumed_public=_assumed_public(prepared),
-        chosen_by=config.chosen_by,
+        chosen_by=how_chosen(config),
         not_private=_unprotected(prepared),
         results={
             f"{task.score} on the {config.eval_on} set": judged.accuracy,
