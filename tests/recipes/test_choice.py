@@ -27,7 +27,7 @@ def test_the_settings_of_a_recipe_are_its_own(recipe: str):
     [
         ({"lr": 0.123}, "lr"),
         ({"damping": 0.7, "lr": 0.5, "max_grad_norm": 3.0, "momentum": 0.1}, "lr, max_grad_norm, damping, momentum"),
-        ({"optimizer": "sgd"}, "optimizer"),
+        ({"optimizer": "adam"}, "optimizer"),
         ({"method": "disk", "filter_kappa": 0.3}, "filter_kappa"),
         ({"expected_batch_size": 100}, "expected_batch_size"),
         ({f"{n}": 1 for n in ("every", "leaves", "refine")} | {"epochs": 1, "damping": 1, "exponent": 0.4, "probe_size": 8,
