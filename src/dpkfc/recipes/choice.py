@@ -10,8 +10,8 @@ from dpkfc.recipes.settings import RECIPE_DEFAULTS, ConfigError, RunConfig
 __all__ = ["how_chosen"]
 
 _SECTIONS = ("optimizer", "filter", "curvature")
-_OTHERS = ("epochs", "steps", "expected_batch_size", "max_grad_norm", "clipping", "automatic_gamma", "augmentations", "augment")
-_OTHERS += ("pretrain_epochs", "pretrain_lr")
+_OTHERS = {"epochs", "steps", "expected_batch_size", "max_grad_norm", "clipping", "automatic_gamma", "augmentations", "augment"}
+_OTHERS |= {"pretrain_epochs", "pretrain_lr"}
 _KIND = ("recipe", "method", "optimizer", "smoke", "public_data", "validation_size", "eval_on")  # what the recipe's follow from
 _FIRST = ("lr", "max_grad_norm", "damping")
 _MOST = 8
