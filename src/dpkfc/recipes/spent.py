@@ -58,6 +58,8 @@ def spent(path: Path, delta: float | None = None, *, copy: tuple[str, int] | Non
         delta = card.delta if card is not None else _stated_delta(found)
     relation, accountants = _relation(found.releases)
     facts |= {"neighbouring relation": found.header.get("neighbouring_relation", relation)}
+    if not found.releases:
+        return facts | {"ε": 0.0}
     named = "ε if it were certified," if doubt else "ε"
     return facts | {
         f"{named} by {name.upper()} at δ = {delta:g}": _epsilon_of(path, found.releases, delta, name) for name in accountants
