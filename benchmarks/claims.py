@@ -120,22 +120,29 @@ def _tests(results: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
 
 
 def compared(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
-    """Difference of the means, and two standard errors of it."""
-    spread = statistics.variance(above) / len(above) + statistics.variance(below) / len(below)
-    return statistics.mean(above) - statistics.mean(below), 2 * math.sqrt(spread)
+    """Difference of the means, and half of its 95 % interval (Welch's t, since three seeds say little about a variance)."""
+    from scipy.stats import t
+
+    parts = [statistics.variance(values) / len(values) for values in (above, below)]
+    gain, spread = statistics.mean(above) - statistics.mean(below), sum(parts)
+    if spread == 0:
+        return gain, 0.0
+    freedom = spread**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (above, below), strict=True))
+    return gain, float(t.ppf(0.975, freedom)) * math.sqrt(spread)
 
 
-def verdict(differences: Sequence[tuple[float, float]]) -> str:
-    """In how many data sets the difference is beyond its error, and on which side."""
-    held = sum(gain > error for gain, error in differences)
-    against = sum(gain < -error for gain, error in differences)
-    told = {"holds": held, "no difference": len(differences) - held - against, "the reverse": against}
-    parts = [f"{name} in {count}" for name, count in told.items() if count]
+def verdict(differences: Mapping[str, tuple[float, float]]) -> str:
+    """In how many data sets the difference is beyond its error, and on which side; two comparisons on one set are one vote."""
+    votes: dict[str, set[str]] = defaultdict(set)
+    for where, (gain, error) in differences.items():
+        votes[where.partition(" (")[0]].add("holds" if gain > error else "the reverse" if gain < -error else "no difference")
+    cast = [vote.pop() if len(vote) == 1 else "no difference" for vote in votes.values()]
+    parts = [f"{name} in {count}" for name in ("holds", "no difference", "the reverse") if (count := cast.count(name))]
     return parts[0].rpartition(" in ")[0] if len(parts) == 1 else ", ".join(parts)
 
 
 def table(found: Accuracies) -> str:
-    """Claim, differences in points with two standard errors, verdict."""
+    """Claim, differences in points with their 95 % intervals, verdict."""
     lines, paper = [], ""
     for claim in CLAIMS:
         paper = claim.paper or paper
@@ -143,8 +150,8 @@ def table(found: Accuracies) -> str:
         known = {where: compared(*pair) for where, pair in pairs.items() if min(map(len, pair)) > 1}
         if known:
             told = "<br>".join(f"{where}: {gain:+.2f} ± {error:.2f}" for where, (gain, error) in known.items())
-            lines.append([paper, claim.says, told, f"**{verdict(list(known.values()))}**"])
-    head = [["paper", "claim", "difference here, points (± two standard errors)", "here"], ["---"] * 4]
+            lines.append([paper, claim.says, told, f"**{verdict(known)}**"])
+    head = [["paper", "claim", "difference here, points (± 95 % interval)", "here"], ["---"] * 4]
     return "\n".join(f"| {' | '.join(line)} |" for line in [*head, *lines])
 
 

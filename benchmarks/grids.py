@@ -162,7 +162,7 @@ IMDB = {
     ]),
     "A only, same spectrum, random directions": ("dp-kfc-random", [
         *_each(lr=(0.25, 0.5, 1.0, 0.12), damping=(0.01, 0.1), sides=("input",), **_one(WORDS)),
-        *_each(lr=(0.6, 1.25, 2.5), damping=(0.01,), sides=("input",), **_one(WORDS | SMALL)),
+        *_each(lr=(0.6, 1.25, 2.5, 4.0, 6.0), damping=(0.01,), sides=("input",), **_one(WORDS | SMALL)),
     ]),
     "DP-KFC, A only, private oracle (NOT PRIVATE)": ("dp-kfc-a", [
         *_each(lr=(0.25, 0.5), damping=(0.01, 0.1), source=("private-oracle",)),
@@ -216,17 +216,17 @@ GRIDS: dict[str, Grid] = {
         arms={
             "A only, dead leaves, mapped back": ("dp-kfc-a", _each(lr=(0.02, 0.03, 0.015), **_one(MAPPED | DISCS))),
             "A only, dead leaves refined, mapped back": (
-                "dp-kfc-a", _each(lr=(0.02, 0.03), refine=(10,), **_one(MAPPED | DISCS)),
+                "dp-kfc-a", _each(lr=(0.02, 0.03, 0.015), refine=(10,), **_one(MAPPED | DISCS)),
             ),
             "A only, pink noise, mapped back": ("dp-kfc-a", _each(lr=(0.01, 0.02, 0.03), **_one(MAPPED))),
-            "A only, dead leaves, along z": ("dp-kfc-a", _each(lr=(0.03, 0.06), **_one(ALONG | DISCS))),
-            "A only, dead leaves, along z, Adam": ("dp-kfc-a", _each(lr=(0.002, 0.001), **_one(DISCS))),
-            "both sides, dead leaves, mapped back": ("dp-kfc", _each(lr=(0.01, 0.02), **_one(MAPPED | DISCS))),
+            "A only, dead leaves, along z": ("dp-kfc-a", _each(lr=(0.03, 0.06, 0.12), **_one(ALONG | DISCS))),
+            "A only, dead leaves, along z, Adam": ("dp-kfc-a", _each(lr=(0.002, 0.001, 0.004), **_one(DISCS))),
+            "both sides, dead leaves, mapped back": ("dp-kfc", _each(lr=(0.01, 0.02, 0.03), **_one(MAPPED | DISCS))),
             "A only, same spectrum, random directions, mapped back": (
-                "dp-kfc-random", _each(lr=(0.01, 0.03), sides=("input",), **_one(MAPPED | DISCS)),
+                "dp-kfc-random", _each(lr=(0.01, 0.03, 0.06, 0.12), sides=("input",), **_one(MAPPED | DISCS)),
             ),
             "A only, private oracle (NOT PRIVATE), mapped back": (
-                "dp-kfc-a", _each(lr=(0.02, 0.03), source=("private-oracle",), **_one(MAPPED)),
+                "dp-kfc-a", _each(lr=(0.02, 0.03, 0.015), source=("private-oracle",), **_one(MAPPED)),
             ),
         },
     ),

@@ -67,7 +67,21 @@ def machine(results: Mapping[str, Any]) -> str:
     date = f", {results['date'][:10]}" if "date" in results else ""
     loads = [entry.get("load_before") or 0.0 for entry in results.get("models", {}).values()]
     shared = f"; the machine was shared, load average up to {max(loads):.1f}" if loads and max(loads) > threads else ""
-    return f"*{found.get('cpu', 'unknown processor')}, {threads} threads, torch {found.get('torch', '?')}{date}{shared}.*"
+    processor, version = found.get("cpu", "unknown processor"), found.get("torch", "?")
+    return f"*{processor}, {threads} threads, torch {version}{date}{shared}{_unlike(results)}.*"
+
+
+def _unlike(results: Mapping[str, Any]) -> str:
+    """Which rows were measured with which vector instructions and when, where they are not all alike."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for entry in results.get("models", {}).values():
+        kind = entry.get("hardware", {}).get("torch_cpu_capability")
+        if kind:
+            rows.setdefault((kind, entry["date"][:10]), []).append(entry["title"].partition(" (")[0])
+    if len(rows) < 2:
+        return ""
+    told = (f"{kind}, {day}: {', '.join(of)}" for (kind, day), of in sorted(rows.items()))
+    return "; rows by instructions and day: " + "; ".join(told)
 
 
 def speed() -> str:

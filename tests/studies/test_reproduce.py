@@ -117,6 +117,38 @@ def test_outcomes_take_what_was_tuned_and_runs_that_were_made_there(tmp_path):
     assert "tuned: lr = 0.3" in text and "95.00 (1)" in text and "two standard errors" in text
 
 
+def test_settings_are_taken_from_trials_of_the_same_protocol_and_budget(tmp_path):
+    stores = []
+
+    def tuned(accuracy, lr, **settings):
+        store = Store(tmp_path / f"{len(stores)}.json")
+        trial = Run.of("digits", "dp-sgd", {**TINY, "lr": lr, "validation_size": 50, **settings}, evaluate_on="validation")
+        store.put(trial, row_of(trial, accuracy, tag={"arm": "dp-sgd", "params": {"lr": lr}, "pruned": False}))
+        stores.append(store)
+
+    tuned(0.8, 0.3)
+    tuned(0.99, 9.9, expected_batch_size=64)
+    one = cell(tuned="dp-sgd")
+    assert Tuning(stores).settings(one) == {"lr": 0.3}
+    tuned(0.97, 9.8, epsilon=8.0)
+    assert Tuning(stores).settings(one) == {"lr": 0.3}
+    assert Tuning(stores[1:]).settings(one) == {"lr": 9.8}  # one budget alone: its settings serve at others
+    tuned(0.98, 9.7, epsilon=7.0)
+    with pytest.raises(StudyError, match="tuned at ε = 7, 8, and not at 3; give one study's results"):
+        Tuning(stores[1:]).settings(one)
+
+
+def test_two_figures_of_one_run_are_not_mixed(tmp_path):
+    run = cell().run({}, 0)
+    stores = [Store(tmp_path / f"{n}.json") for n in range(2)]
+    for store, accuracy in zip(stores, (0.9, 0.9), strict=True):
+        store.put(run, row_of(run, accuracy))
+    assert Tuning(stores).row(run)["accuracy"] == 0.9
+    stores[1].put(run, row_of(run, 0.8))
+    with pytest.raises(StudyError, match="differ in run"):
+        Tuning(stores)
+
+
 @pytest.mark.parametrize("name", ["dp-kfc-1", "dp-kfc-6"])
 def test_runs_of_the_accuracy_study_are_those_of_the_table(name):
     from dpkfc.studies.accuracy import PROTOCOL, arms

@@ -242,7 +242,9 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
         full = [row for row in trials if not row["tag"]["pruned"]]
         best = winners.get((recipe, arm.name))
         cells = [_spread(row for row in tests if row["tag"]["arm"] == arm.name and row["target_epsilon"] == e) for e in epsilons]
-        found = [percent(best["accuracy"]), *cells, settings_text(best["tag"]["params"])] if best else ["–", *cells, ""]
+        optimizer = Run.of(recipe, arm.method, arm.settings).default("optimizer")
+        chosen = {"optimizer": optimizer, **best["tag"]["params"]} if best else {}
+        found = [percent(best["accuracy"]) if best else "–", *cells, settings_text(chosen)]
         lines.append("| " + " | ".join([arm.label, f"{len(trials)} ({len(trials) - len(full)} pruned)", *found]) + " |")
     return "\n".join(lines)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from dpkfc.recipes.base import run_config
 from dpkfc.recipes.config import ConfigError, RunConfig
+from dpkfc.studies.code import code
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.public import resolved
 
@@ -250,6 +251,7 @@ def _row(run: Run, prepared: Any, result: Any, place: Any, wall: float) -> dict[
         "seconds": round(result.seconds, 1),
         "wall_seconds": round(wall, 1),
         "hardware": hardware(),
+        "code": code(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 

@@ -22,6 +22,7 @@ from dpkfc.studies.published import Cell, Published, Table, load
 from dpkfc.studies.store import Store
 from dpkfc.studies.tune import expected_seconds
 from dpkfc.studies.tuned import settings_text, spread
+from dpkfc.studies.winners import best_trials
 
 __all__ = ["RULE", "Outcome", "markdown", "outcomes", "reproduce", "verdict"]
 
@@ -77,25 +78,53 @@ def verdict(published: Published, seeds: int, values: Sequence[float]) -> str:
     return "better" if above > tolerance else "reproduced" if above >= -tolerance else "not reproduced"
 
 
+_PROTOCOL = ("delta", "epochs", "steps", "expected_batch_size", "sampler", "max_rank")  # settings tuned under another do not fit
+
+
 class Tuning:
     """Settings that tuning studies chose, and runs that they have already made.
 
     Args:
         stores: results of `dpkfc tune` or of the accuracy study.
+
+    Raises:
+        StudyError: two of them hold other figures of one run.
     """
 
     def __init__(self, stores: Iterable[Store] = ()) -> None:
-        self.rows = [row for store in stores for row in store]
-        self._by_hash = {row["hash"]: row for row in self.rows if "hash" in row}
+        self.rows: list[dict[str, Any]] = []
+        self._by_hash: dict[str, dict[str, Any]] = {}
+        for store in stores:
+            for row in store:
+                known = self._by_hash.setdefault(row.get("hash", ""), row)
+                if known["accuracy"] != row["accuracy"] and "hash" in row:
+                    raise StudyError(f"{store.path} and another file of results differ in run {row['hash']}; give one of them")
+                self.rows.append(row)
 
     def settings(self, cell: Cell) -> dict[str, Plain]:
-        """Of the best full trial of the cell's arm, empty where it was not tuned."""
-        found = [
-            row for row in self.rows
-            if row["measured_on"] == "validation" and row["run"]["recipe"] == cell.recipe
-            and row.get("tag", {}).get("arm") in cell.tuned.split() and not row["tag"].get("pruned")
-        ]  # fmt: skip
-        return dict(max(found, key=lambda row: row["accuracy"])["tag"]["params"]) if found else {}
+        """Of the best full trial of the cell's arm under the cell's protocol, empty where it was not tuned so.
+
+        Raises:
+            StudyError: there are trials at several ε, and none at that of the cell.
+        """
+        wanted = cell.run({}, 0)
+        found: dict[float, list[dict[str, Any]]] = {}
+        for row in self.rows:
+            tag = row.get("tag", {})
+            if row["measured_on"] != "validation" or tag.get("arm") not in cell.tuned.split() or tag.get("pruned"):
+                continue
+            trial = Run.of(row["run"]["recipe"], row["run"]["method"], row["run"]["settings"])
+            if trial.recipe == wanted.recipe and all(trial.default(name) == wanted.default(name) for name in _PROTOCOL):
+                found.setdefault(trial.default("epsilon"), []).append(row)
+        if not found:
+            return {}
+        epsilon = wanted.default("epsilon") if len(found) > 1 else next(iter(found))
+        if epsilon not in found:
+            at = ", ".join(f"{one:g}" for one in sorted(found))
+            raise StudyError(f"{cell.row}, {cell.column}: tuned at ε = {at}, and not at {epsilon:g}; give one study's results")
+        tests = [row for row in self.rows if row["measured_on"] == "test"]
+        best = best_trials([*found[epsilon], *tests])
+        return dict(max(best.values(), key=lambda row: row["accuracy"])["tag"]["params"])
 
     def row(self, run: Run) -> dict[str, Any] | None:
         """A run that was made there."""

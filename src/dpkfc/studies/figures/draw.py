@@ -98,7 +98,7 @@ def tracking(row: Row) -> Figure:
             for source in sources:
                 values = [c["layers"][name]["tracking"][convention][source][side][number] for c in row["checkpoints"]]
                 panel.plot(steps, values, marker="o", markersize=3.5, markeredgecolor=PAPER, **unscored(source))
-            panel.set_ylim(0, 1.02 if number == "cosine" else max(1.5, min(3.0, panel.get_ylim()[1])))
+            panel.set_ylim(0, 1.02 if number == "cosine" else max(1.5, panel.get_ylim()[1]))
             panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             if column == 0:
                 panel.set_ylabel(label, fontsize=9.5, color=INK)

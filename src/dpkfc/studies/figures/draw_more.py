@@ -44,7 +44,7 @@ def mean_field(row: Row) -> Figure:
                 if one["activation"] == name and one["depth"] == depth:
                     _band(panel, one[what], shades[one["width"]])
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            panel.set_ylim(0, 2)
+            panel.set_ylim(0, max(2.0, panel.get_ylim()[1]))
             if column == 0:
                 panel.set_ylabel(label, fontsize=9.5, color=INK)
     handles = [figure.axes[0].plot([], [], color=c, linewidth=2, label=f"width {w}")[0] for w, c in shades.items()]
