@@ -26,6 +26,7 @@ __all__ = [
     "CheckpointError",
     "check_run",
     "check_same_tensors",
+    "file_digest",
     "fitting",
     "is_there",
     "keep_of_others",
@@ -76,7 +77,7 @@ def write(folder: str | os.PathLike[str], tensors: Mapping[str, Mapping[str, Ten
             path = fresh / f"{group}.safetensors"
             save_file(_separate(named), path)
             _sync(path)
-            manifest["sha256"][group] = _digest(path)
+            manifest["sha256"][group] = file_digest(path)
         (fresh / "manifest.json").write_text(json.dumps(manifest | {"digest": _digest_of(manifest)}, indent=1), "utf-8")
         _sync(fresh / "manifest.json")
         _sync(fresh)
@@ -165,7 +166,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], 
         tensors = {}
         for group, digest in manifest["sha256"].items():
             path = target / f"{group}.safetensors"
-            if _digest(path) != digest:
+            if file_digest(path) != digest:
                 raise CheckpointError(f"{path} is damaged (its hash is not the one in manifest.json); {_ADVICE}")
             # Copies: those of a file begin at any address, and sums over them could differ in the last bit.
             tensors[group] = {name: tensor.clone() for name, tensor in load_file(path).items()}
@@ -262,7 +263,8 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of what a file holds."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 24):

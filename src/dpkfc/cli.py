@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
@@ -189,6 +190,8 @@ def _announce(result: Result) -> None:
     if result.stamp:
         console.print(f"[bold red]{result.stamp}[/bold red]")
     console.print(f"run folder: {result.folder}", soft_wrap=True)
+    if result.head:
+        console.print(f"ledger: {result.steps} releases, head {result.head} (give both to whoever will check it)", soft_wrap=True)
 
 
 def _results_table(results: dict[str, Result]) -> Table:
@@ -358,22 +361,27 @@ def audit(
         verdict = audits.audit(run_config(chosen(config, settings)), kinds, canaries=canaries, runs=runs, console=bars)
     console.print(audits.verdict_table(verdict))
     if not verdict.passed:
-        raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold for what runs")
+        raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold, or not for what lies in the folder")
 
 
 @ledger_app.command("verify")
 def ledger_verify(
     path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or a run folder.")],
     delta: Annotated[
-        float | None, typer.Option("--delta", "-d", help="δ of ε; left out: that of the card beside the ledger, else 1e-5.")
+        float | None, typer.Option("--delta", "-d", help="δ of ε; left out: that of the card, else of the ledger, else 1e-5.")
     ] = None,
+    head: Annotated[str, typer.Option(help="A head of this ledger that you have kept; with --releases.")] = "",
+    releases: Annotated[int | None, typer.Option(help="Number of releases after which that head was taken.")] = None,
 ) -> None:
-    """Check the hash chain of a ledger and say what its releases cost."""
+    """Check the chain of a ledger, the card and weights beside it, and say what its releases cost. The chain has no key."""
     from dpkfc.recipes.spent import spent
 
+    if bool(head) != (releases is not None):
+        raise ConfigError("--head and --releases belong together: the head that you kept, and after how many releases")
     table = Table("", Column(overflow="fold"), show_header=False)
-    for name, value in spent(path / "ledger.jsonl" if path.is_dir() else path, delta).items():
-        table.add_row(name, rounded_up(value) if isinstance(value, float) else str(value))
+    copy = None if releases is None else (head, releases)
+    for name, value in spent(path / "ledger.jsonl" if path.is_dir() else path, delta, copy=copy).items():
+        table.add_row(name, escape(rounded_up(value) if isinstance(value, float) else str(value)))
     _console().print(table)
 
 

@@ -29,6 +29,8 @@ _ALONE = Ranks()
 class Coordinates:
     """Holds what `PrivacyConfig.preconditioner` builds. Functions of probes, released weights, releases and the step only.
 
+    `refreshed` lists the steps before which that was, for the card; what came with a checkpoint is not among them.
+
     Args:
         config: with `due(step)` and `build(...)`; optionally `metric_at(preconditioner, step)` for a metric that changes
             between refreshes, `observe(released, past)` for one that is made from past releases, `continues` for one whose
@@ -42,6 +44,7 @@ class Coordinates:
         self._config, self._model, self._layers, self._ranks = config, model, layers, ranks
         self.current: Preconditioner | None = None
         self.past: Mapping[str, Tensor] = {}
+        self.refreshed: list[int] = []
         self._step = 0
 
     @property
@@ -73,6 +76,8 @@ class Coordinates:
             self._ranks.agree(lambda: {"metric": ("", self.current and self.current.digest)}, advice)
         else:
             self.current = self._from_first(step, **more)
+        if self.current is not None and self.current.step not in self.refreshed[-1:]:  # one that stands is no refresh
+            self.refreshed.append(self.current.step)
 
     def _built(self, step: int, **more: Any) -> Preconditioner:
         built: Preconditioner = self._config.build(

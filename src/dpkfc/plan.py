@@ -212,10 +212,25 @@ class Plan:
             ValueError: as `check_accounting`.
         """
         self.check_accounting()
-        header = {"certified": self.certified, "rng": "repeatable" if self.test_mode else "secure"}
+        header = {**self.ledger_header, "steps": self.steps}
         if path is None:
             return Ledger.in_memory(self.hash, header, self.steps)
         return Ledger.open(path, self.hash, header, self.steps)
+
+    @property
+    def ledger_header(self) -> dict[str, Any]:
+        """What the first line of a ledger says of its plan, so that it can be read alone: whom ε protects, and at which δ.
+
+        The number of steps is left to who opens the ledger: an engine may have no limit.
+        """
+        return {
+            "certified": self.certified,
+            "rng": "repeatable" if self.test_mode else "secure",
+            "unit": self.privacy_unit,
+            "neighbouring_relation": self.neighbouring_relation,
+            "delta": self.delta,
+            "dataset_size": int(self.dataset_size),
+        }
 
     def noise_stream(self) -> NoiseStream:
         """A new noise stream: secure, or repeatable in test mode."""

@@ -38,7 +38,7 @@ from dpkfc.postprocess.ema import WeightAverage
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.shared_ledger import open_shared
-from dpkfc.steps import Batch, StepRecord, step_record
+from dpkfc.steps import Batch, StepRecord, step_record, warn_of_others
 
 __all__ = ["Batch", "Session", "StepRecord"]
 
@@ -160,6 +160,7 @@ class Session:
         if batch is not self._pending:
             raise RuntimeError("pass each batch of session.batches() to session.step() once, in the order drawn")
         check_unchanged(self.model, self.layers, self._parameters)
+        warn_of_others(self._others if self._first and self._ranks.first else 0, self._ledger.remaining)
         self._average.before_step()
         self._coordinates.refresh(self._step)
         run = self._ranks.in_step if self._divided else self._ranks.together
@@ -218,8 +219,7 @@ class Session:
 
     def _points(self, all_of_them: bool = False) -> list[At]:
         """Where this step's gradients are taken: one point, or several that a filter combines before the clip."""
-        chosen = self._chain.evaluations(all_of_them)
-        return [At(self._chain.displaced(self._parameters, x.ahead), x.weight) for x in chosen]
+        return [At(self._chain.displaced(self._parameters, x.ahead), x.weight) for x in self._chain.evaluations(all_of_them)]
 
     def _check_once(self, batch: Batch, loss_fn: LossFn) -> None:
         """Before the first release: does the tape agree with plain autograd on the first examples of this batch?"""

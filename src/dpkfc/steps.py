@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from dpkfc.privacy.mechanism import Released
 
-__all__ = ["Batch", "StepRecord", "step_record"]
+__all__ = ["Batch", "StepRecord", "step_record", "warn_of_others"]
 
 
 @dataclass(frozen=True)
@@ -78,3 +79,18 @@ def step_record(batch: Batch, update: Released, norms: Tensor, max_grad_norm: fl
         median_norm=float(norms.median()) if n else math.nan,
         notes=dict(update.notes),
     )
+
+
+def warn_of_others(releases: int, left: int | None) -> None:
+    """Say that a session begins at new weights on a ledger that was in use: a script that crashed and was started again.
+
+    Args:
+        releases: in the ledger from before, neither made nor restored by the session; 0 says nothing.
+        left: releases that the plan still allows.
+    """
+    if releases:
+        warnings.warn(
+            f"the ledger holds {releases} releases from before; this session begins at new weights and has {left} "
+            "left. Go on from a checkpoint with session.restore(), or take a new ledger: then both ε add up",
+            stacklevel=3,
+        )

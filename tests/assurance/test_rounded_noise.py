@@ -284,7 +284,8 @@ def test_unknown_noise_is_refused() -> None:
 
 
 def test_the_card_says_which_noise_it_was() -> None:
-    facts = CardFacts(title="t", releases=4, ledger={}, assumed_public={}, chosen_by="hand", not_private={})
+    kept = {"releases": 4}
+    facts = CardFacts(title="t", releases=4, ledger=kept, assumed_public={}, chosen_by="hand", not_private={}, device="cpu")
     texts = {}
     texts["rounded"] = to_markdown(build_card(rounded(), facts))
     plain = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-5, 1000)

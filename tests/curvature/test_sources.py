@@ -107,8 +107,8 @@ def test_the_control_permutes_diagonals() -> None:
 
 
 def facts(**more: object) -> CardFacts:
-    rest = {"assumed_public": {}, "chosen_by": "nobody", "not_private": {}}
-    return CardFacts(title="t", releases=2, ledger={}, **{**rest, **more})
+    rest = {"assumed_public": {}, "chosen_by": "nobody", "not_private": {}, "device": "cpu"}
+    return CardFacts(title="t", releases=2, ledger={"releases": 2}, **{**rest, **more})
 
 
 def test_an_oracle_voids_the_guarantee_and_says_so() -> None:

@@ -80,6 +80,14 @@ def test_bad_ids(ids, message):
         Units.of(ids, 2)
 
 
+@pytest.mark.parametrize("kind", ["string", "Int64", "object"])
+def test_a_missing_id_of_pandas_is_named(kind: str):
+    pandas = pytest.importorskip("pandas")
+    column = pandas.Series([1, 2, pandas.NA] if kind == "Int64" else ["a", "b", pandas.NA], dtype=kind)
+    with pytest.raises(ValueError, match=r"record 2 has no unit \(1 records in all\)"):
+        Units.of(column, 2)
+
+
 def test_a_column_of_the_dataset():
     columns = {"patient": [1, 1, 2], "x": [0, 0, 0]}
     assert unit_ids(columns, "patient") == [1, 1, 2]

@@ -10,6 +10,7 @@ import pytest
 
 from dpkfc.federated import ClientLevel, FederatedConfig, PerUpload, SecureAggregation, TrustedServer, federate
 from dpkfc.federated.card import build_card, to_markdown
+from dpkfc.recipes.spent import spent
 from tests.documents import blocks
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of
 
@@ -73,4 +74,6 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
             "model.safetensors",
             "plots",
         } <= names
+        told = spent(tmp_path / "demo" / method / "ledger.jsonl")
+        assert told["privacy card"] == "states what the ledger shows" and told["privacy unit"].startswith("one ")
     assert {"partition.png", "comparison.png"} <= {path.name for path in (tmp_path / "demo").iterdir()}

@@ -233,6 +233,39 @@ def test_two_writers_are_kept_apart(path):
     Ledger.open(path, PLAN, HEADER).close()
 
 
+def _held(path, close_first):
+    """A child is forked while a ledger is open, and lives on; what it closes is not its parent's to lose."""
+    ledger = Ledger.open(path, PLAN, HEADER)
+    told, tells = os.pipe()
+    waits, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if close_first:
+            ledger.close()
+        os.write(tells, b"x")
+        os.close(go)
+        os.read(waits, 1)
+        os._exit(0)
+    os.read(told, 1)
+    try:
+        if close_first:
+            with pytest.raises(LedgerError, match="is being written by another run"):
+                Ledger.open(path, PLAN, HEADER)
+        charge(ledger)
+        ledger.close()
+        Ledger.open(path, PLAN, HEADER).close()
+    finally:
+        os.close(go)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process")
+@pytest.mark.parametrize("close_first", [False, True], ids=["holds it", "closes it"])
+def test_a_forked_process_neither_keeps_a_closed_ledger_locked_nor_unlocks_an_open_one(path, close_first):
+    done = forked.call(_held, path, close_first, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_failed_opening_gives_the_lock_back(path):
     for _ in range(2):
         with pytest.raises(LedgerError, match="belongs to the plan"):

@@ -141,12 +141,12 @@ def test_what_a_ledger_spent_is_read_from_its_lines(finished, tmp_path: Path):
     assert spent(tmp_path / "ledger.jsonl", 1e-5)["ε"] == 0.0
 
 
-def test_the_delta_of_what_was_spent_is_that_of_the_card(tmp_path: Path):
+def test_the_delta_of_what_was_spent_is_that_of_the_card_or_of_the_plan(tmp_path: Path):
     run(_config(tmp_path / "run", delta=1e-4, method="dp-sgd", steps=2))
     found = spent(tmp_path / "run" / "ledger.jsonl")
     assert "ε by RDP at δ = 0.0001" in found
     (tmp_path / "run" / "privacy_card.json").unlink()
-    assert "ε by RDP at δ = 1e-05" in spent(tmp_path / "run" / "ledger.jsonl")
+    assert "ε by RDP at δ = 0.0001" in spent(tmp_path / "run" / "ledger.jsonl")
 
 
 def _stop_after(monkeypatch: pytest.MonkeyPatch, step: int, act) -> None:

@@ -42,8 +42,9 @@ def run_folder(
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in said.items())
     (path / "config.toml").write_text(f"[run]\n{lines}[optimizer]\nlr = 0.1\n{f'note = {json.dumps(words)}' if words else ''}\n")
     facts = CardFacts(
-        title=words or "DP-KFC on digits", releases=4, ledger={"file": "ledger.jsonl", "head": words or "ab"}, assumed_public={},
-        chosen_by=words or "nobody", not_private={words or "metrics.parquet: seconds": words or "depends on batches"},
+        title=words or "DP-KFC on digits", releases=4, device="cpu", assumed_public={},
+        ledger={"file": "ledger.jsonl", "releases": 4, "head": words or "ab"}, chosen_by=words or "nobody",
+        not_private={words or "metrics.parquet: seconds": words or "depends on batches"},
         results={"accuracy on the test set": accuracy, **({words: words} if words else {})}, settings={"method": method},
     )  # fmt: skip
     card = build_card(made, facts)

@@ -18,6 +18,7 @@ FACTS = CardFacts(
     releases=5,
     ledger={"file": "ledger.jsonl", "releases": 5, "head": "ab" * 32},
     assumed_public={"number of examples N": (1000, "the sampling rate follows from it")},
+    device="cpu",
     chosen_by="tuned on a validation split | not accounted",
     not_private={"metrics.parquet: clipped_fraction": "computed before noise"},
     results={"accuracy on the test set": 0.9},
@@ -64,7 +65,7 @@ def test_neighbours_differ_in_the_unit_of_the_plan():
 
 def test_an_unfinished_run_is_charged_for_what_it_released():
     plan = _plan()
-    card = build_card(plan, replace(FACTS, releases=2))
+    card = build_card(plan, replace(FACTS, releases=2, ledger={"releases": 2}))
     assert card["guarantee"]["epsilon"] == plan.epsilon(2) < plan.epsilon()
     assert card["accounting"]["epsilon_by"]["pld"] == plan.epsilon(2)
 

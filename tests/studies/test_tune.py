@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import shlex
 import statistics
 import sys
 
@@ -235,6 +236,8 @@ def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
     text, content = (tmp_path / "tune.md").read_text(), json.loads((tmp_path / "tune.json").read_text())
     assert "Tuning is NOT in ε" in text and "no tighter figure exists" in text and "dpkfc train --recipe digits" in text
     assert content["arms"][0]["params"]["lr"] == tuned.arms[0].params["lr"]
+    words = shlex.split(tuned.arms[0].command)
+    assert words[words.index("--chosen-by") + 1] == "6 trials of dpkfc tune on a validation split; not in ε"
 
 
 def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp_path, made_up):

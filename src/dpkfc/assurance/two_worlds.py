@@ -55,7 +55,7 @@ class TwoWorlds:
         return Finding(
             check="two worlds",
             measured=f"μ ≥ {self.mu_lower:.3f} (ε ≥ {lower:.2f} of one release without sampling)",
-            bound=f"μ ≤ {self.mu_claimed:.3f} (ε ≤ {claimed:.2f})",
+            bound=f"μ ≤ {self.mu_claimed:.3f} (ε ≤ {claimed:.2f} of one release without sampling)",
             passed=self.mu_lower <= self.mu_claimed,
             detail=f"{self.runs:,} releases a world, learned score, wrong with probability {self.alpha:g} at most",
         )

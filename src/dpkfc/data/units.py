@@ -105,10 +105,18 @@ def _column(ids: ArrayLike) -> NDArray[Any]:
 
 
 def _missing(column: NDArray[Any]) -> Sequence[bool] | NDArray[np.bool_]:
-    """None, NaN and NaT; they compare unequal to themselves or are None."""
+    """None, NaN, NaT and pandas' NA."""
     if column.dtype == object:
-        return [x is None or bool(x != x) for x in column.tolist()]  # noqa: PLR0124
+        return [x is None or _is_no_value(x) for x in column.tolist()]
     return column != column  # noqa: PLR0124
+
+
+def _is_no_value(x: Any) -> bool:
+    """Whether this compares unequal to itself, or (NA) does not say how it compares."""
+    try:
+        return bool(x != x)  # noqa: PLR0124
+    except TypeError:
+        return True
 
 
 def units_of(config: Any, dataset: Any, column: Any, records: int, expected: int) -> Units | None:

@@ -139,7 +139,7 @@ class Client:
         seed = stream_seed(plan, number + 1)
         self._noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
         self._sampling = SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
-        header = {"certified": plan.certified, "rng": "repeatable" if plan.test_mode else "secure", "client": number}
+        header = {**plan.ledger_header, "client": number}
         opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
         self.ledger: Ledger = opened(plan.hash, header, plan.releases)
         self._verify = verify

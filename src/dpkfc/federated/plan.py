@@ -170,6 +170,19 @@ class FederatedPlan:
         if self.certified:
             events.check_before_a_run(self.event, self.releases, self.delta, ADD_OR_REMOVE_ONE)
 
+    @property
+    def ledger_header(self) -> dict[str, Any]:
+        """What the first line of a ledger says of its plan: whom ε protects, at which δ, in how many releases."""
+        return {
+            "certified": self.certified,
+            "rng": "repeatable" if self.test_mode else "secure",
+            "unit": f"one {self.config.privacy.unit}",
+            "neighbouring_relation": self.config.adjacency,
+            "delta": self.delta,
+            "dataset_size": int(self.config.units),
+            "steps": self.releases,
+        }
+
     def grid(self, numbers: int) -> float:
         """The grid of rounded sums of so many numbers: the same for every client and the server.
 

@@ -78,9 +78,8 @@ class Server:
         self.numbers = sum(p.numel() for p in self.parameters.values())
         self.contract = contract_of(plan.hash, model)
         plan.check_accounting()
-        header = {"certified": plan.certified, "rng": "repeatable" if plan.test_mode else "secure"}
         opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
-        self.ledger: Ledger = opened(plan.hash, header, plan.releases)
+        self.ledger: Ledger = opened(plan.hash, plan.ledger_header, plan.releases)
         seed = stream_seed(plan, 0)
         self._noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
         self._sampling = SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)

@@ -78,7 +78,7 @@ def attached(plan: Plan, parts: Parts, options: Options, limit: int | None) -> t
     """
     plan.check_accounting()
     module, optimizer, source = parts
-    header = {"certified": plan.certified, "rng": "repeatable" if plan.test_mode else "secure"}
+    header = {**plan.ledger_header, **({} if limit is None else {"steps": limit})}
     with ExitStack() as undo:
         if options.ledger_path is None:
             ledger = Ledger.in_memory(plan.hash, header, limit)

@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 from dpkfc.privacy.events import event_from_dict
@@ -21,7 +22,7 @@ __all__ = ["LedgerError", "Verified", "begins_a_ledger", "check_header", "header
 
 FORMAT = 1
 _START = b'{"format":'
-_RESERVED = {"format", "plan_hash", "created", "prev", "hash"}
+_RESERVED = {"format", "plan_hash", "created", "dpkfc", "prev", "hash"}
 _UNKNOWN = "the privacy spent is unknown"
 
 
@@ -47,7 +48,7 @@ class Verified:
 
 
 def header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The first line.
+    """The first line: plan, time, the version that wrote it, and what `extra` says.
 
     Raises:
         ValueError: `extra` sets a key that the ledger writes itself.
@@ -56,7 +57,8 @@ def header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
     if taken := _RESERVED & set(extra):
         raise ValueError(f"a header of a ledger may not set {sorted(taken)}: the ledger writes these itself")
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return {"format": FORMAT, "plan_hash": plan_hash, "created": created, "certified": None, "rng": None, **extra}
+    own = {"format": FORMAT, "plan_hash": plan_hash, "created": created, "dpkfc": _version()}
+    return {**own, "certified": None, "rng": None, **extra}
 
 
 def line(content: Mapping[str, Any]) -> tuple[bytes, str]:
@@ -111,7 +113,7 @@ def record(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> None:
-    """Raise unless a ledger belongs to this run.
+    """Raise unless a ledger belongs to this run. What else a header says is in the hash of the plan, or of no consequence.
 
     Raises:
         LedgerError: another plan, or another kind of noise.
@@ -143,6 +145,14 @@ def is_complete(torn: bytes) -> bool:
     except RecursionError:
         pass  # no line of ours: left to the check
     return True
+
+
+@functools.cache
+def _version() -> str:
+    try:
+        return metadata.version("dpkfc")
+    except metadata.PackageNotFoundError:
+        return "not installed as a package"
 
 
 def _canonical(content: Mapping[str, Any]) -> str:

@@ -92,7 +92,7 @@ class Ledger:
                 _sync_folder(path)
                 state = Verified(first | {"hash": head}, [], [head], len(line))
         except BaseException as error:
-            os.close(descriptor)
+            _give_back(descriptor, unlock=True)
             if isinstance(error, OSError):
                 raise _unwritable(path, error) from error
             raise
@@ -184,7 +184,7 @@ class Ledger:
         """Give the file and its lock back; a closed ledger takes no release."""
         self._failure = self._failure or "it is closed"
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            _give_back(self._descriptor, unlock=os.getpid() == self._pid)
             self._descriptor = None
 
     def __enter__(self) -> Ledger:
@@ -214,7 +214,6 @@ class Ledger:
                 raise LedgerError(f"{self._name} could not be written ({error}); nothing was released") from error
             raise
         self._size += len(line)
-
 
     def _check_place(self) -> None:
         """What is written into a file without a name is on no disk for whoever comes after."""
@@ -285,6 +284,17 @@ def _open_locked(path: Path) -> int:
         except OSError as error:
             logger.warning("the file system cannot lock the ledger %s (%s): let only one run write it", path, error)
     return descriptor
+
+
+def _give_back(descriptor: int, *, unlock: bool) -> None:
+    """Close a ledger's file, and lift its lock in the process that took it.
+
+    A forked process holds the same lock: closing alone would leave it in place for as long as a worker of a data loader lives.
+    """
+    if unlock and fcntl is not None:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _unwritable(path: Path, error: OSError) -> LedgerError:

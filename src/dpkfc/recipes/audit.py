@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from dpkfc.assurance.verdict import Finding, to_rows
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.plan import Plan
 from dpkfc.privacy.events import event_to_dict
-from dpkfc.privacy.ledger import LedgerError, Verified, verify
+from dpkfc.privacy.ledger import LedgerError, Verified
 from dpkfc.recipes.assemble import make_augment, make_optimizer
+from dpkfc.recipes.beside import history
+from dpkfc.recipes.card_check import card_finding
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml
 from dpkfc.recipes.prepared import Prepared
-from dpkfc.recipes.spent import spent
 from dpkfc.recipes.train import prepare
+from dpkfc.report.audited import failed_checks
 from dpkfc.report.card import to_markdown
 from dpkfc.report.progress import Console
 from dpkfc.report.run_folder import RunFolder
@@ -47,10 +50,12 @@ class Verdict:
 
     Attributes:
         ledger: of a run folder, whether its ledger holds and is that of its settings.
+        card: of a run folder with a card, whether card and weights are those of settings and ledger.
         step, one_run, membership: each that was asked for.
     """
 
     ledger: Finding | None = None
+    card: Finding | None = None
     step: Audit | None = None
     one_run: OneRun | None = None
     membership: Membership | None = None
@@ -58,7 +63,7 @@ class Verdict:
     @property
     def findings(self) -> list[Finding]:
         """All of them, one a check."""
-        first = [self.ledger] if self.ledger is not None else []
+        first = [found for found in (self.ledger, self.card) if found is not None]
         others = [found.finding() for found in (self.one_run, self.membership) if found is not None]
         return [*first, *(self.step.findings if self.step else ()), *others]
 
@@ -68,10 +73,14 @@ class Verdict:
         return bool(self.findings) and all(finding.passed for finding in self.findings)
 
     def describe(self) -> dict[str, Any]:
-        """Plain values for the card."""
-        parts = {"ledger": self.ledger, "step": self.step, "one_run": self.one_run, "membership": self.membership}
-        found = {"passed": self.passed, **{name: part.describe() for name, part in parts.items() if part is not None}}
-        plain: dict[str, Any] = json.loads(json.dumps(found, default=lambda x: x.item()))  # numbers of numpy among them
+        """Plain values for the card, with the date of each part."""
+        now = {"date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"}
+        parts = {"ledger": self.ledger, "card": self.card, "step": self.step}
+        found = {name: now | part.describe() for name, part in parts.items() if part is not None}
+        others = {"one_run": self.one_run, "membership": self.membership}
+        found |= {n: now | {"detail": x.finding().detail} | x.describe() for n, x in others.items() if x is not None}
+        text = json.dumps({"passed": self.passed, **found}, default=lambda x: x.item())  # numbers of numpy among them
+        plain: dict[str, Any] = json.loads(text)
         return plain
 
 
@@ -141,7 +150,7 @@ def audit_folder(
 ) -> Verdict:
     """Audit a run folder, and write the verdict into it: audit.json, and a section of the card where the run is finished.
 
-    The folder's own ledger is looked at first, whatever else is asked for.
+    The folder's own ledger, card and weights are looked at first, whatever else is asked for.
 
     Raises:
         RunFolderError: no run folder.
@@ -156,29 +165,41 @@ def audit_folder(
     prepared = prepare(replace(config, out=""))
     found = ledger_finding(folder.ledger, prepared.plan)
     verdict = _audited(prepared, kinds, canaries=canaries, runs=runs, weights=weights, console=console)
-    verdict = replace(verdict, ledger=found)
+    verdict = replace(verdict, ledger=found, card=card_finding(folder.ledger, prepared.plan, config.device))
     described = verdict.describe()
     folder.write_json(folder.path / "audit.json", described)
-    if folder.card.is_file():
-        card = json.loads(folder.card.read_text("utf-8"))
-        card["audit"] = {**card.get("audit", {}), **described}
-        card["audit"]["passed"] = all(part["passed"] for part in card["audit"].values() if isinstance(part, dict))
-        card["not_private"] = {**card.get("not_private", {}), **_unprotected(described)}
-        folder.write_json(folder.card, card)
-        folder.write_text(folder.card.with_suffix(".md"), to_markdown(card))
+    _note(folder, verdict, described)
     return verdict
 
 
+def _note(folder: RunFolder, verdict: Verdict, described: dict[str, Any]) -> None:
+    """Write a verdict into the card; one that was damaged beyond being shown stays as it is, and audit.json says so."""
+    if verdict.card is None:
+        return
+    try:
+        card = json.loads(folder.card.read_text("utf-8"))
+        before = card.get("audit", {})
+        card["audit"] = {name: before[name] for name in ("step", "one_run", "membership") if name in before} | described
+        card["audit"]["passed"] = not failed_checks(card["audit"])
+        card["not_private"] = {**card.get("not_private", {}), **_unprotected(described)}
+        text = to_markdown(card)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        if verdict.card.passed:
+            raise
+        return
+    folder.write_json(folder.card, card)
+    folder.write_text(folder.card.with_suffix(".md"), text)
+
+
 def ledger_finding(path: Path, plan: Plan) -> Finding:
-    """Whether a run's ledger holds, agrees with the card and the checkpoint beside it, and has no release but the plan's.
+    """Whether a run's ledger holds, begins with what card and checkpoint remember, and has no release but the plan's.
 
     Args:
         path: the ledger.
         plan: of the run's settings.
     """
     try:
-        spent(path, plan.delta)
-        found = verify(path)
+        found = history(path)
         wrong = _unlike(found, plan)
         measured = f"{len(found.releases):,} releases"
     except (LedgerError, ConfigError, CheckpointError) as error:
@@ -214,7 +235,8 @@ def _unprotected(described: Mapping[str, Any]) -> dict[str, str]:
     """Figures of an audit that ε does not protect, and why."""
     told = {"one_run": _TRAINED}
     parts = {f"audit: {name}": told.get(name, _MEASURED) for name, part in described.items() if isinstance(part, dict)}
-    parts.pop("audit: ledger", None)  # which is public
+    for public in ("audit: ledger", "audit: card"):
+        parts.pop(public, None)
     return {**parts, "audit.json": _MEASURED}
 
 

@@ -12,16 +12,18 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
+from dpkfc.checkpoint import file_digest
 from dpkfc.curvature.diagnostics import signal_to_noise
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
 from dpkfc.recipes.assemble import kfac
+from dpkfc.recipes.choice import how_chosen
 from dpkfc.recipes.config import RunConfig
 from dpkfc.recipes.evaluate import Judged
 from dpkfc.recipes.prepared import LABELS, Prepared
 from dpkfc.report import plots
-from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
+from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, to_markdown
 from dpkfc.report.figures import FILE, Figures
 from dpkfc.report.metrics import Metrics, Row, not_private
 from dpkfc.report.numbers import rounded_up
@@ -42,9 +44,11 @@ def judged_weights(session: Session) -> AbstractContextManager[None]:
 
 def write_results(prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics) -> None:
     """Everything that a finished run leaves in its folder beside settings, ledger and checkpoint."""
-    card = build_card(prepared.plan, _facts(prepared, session, metrics))
+    facts = _facts(prepared, session, metrics)
     with judged_weights(session):
-        _save_model(prepared.model, folder, card)
+        _save_model(prepared.model, folder, build_card(prepared.plan, facts))
+    weights = {"file": folder.model.name, "sha256": file_digest(folder.model)}
+    card = build_card(prepared.plan, dataclasses.replace(facts, weights=weights))
     metrics.write(folder.metrics)
     folder.write_json(folder.card, card)
     folder.write_text(folder.card.with_suffix(".md"), to_markdown(card))
@@ -70,7 +74,7 @@ def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
         releases=session.steps_done,
         ledger={"file": "ledger.jsonl", "releases": session.ledger.count, "head": session.ledger.head},
         assumed_public=_assumed_public(prepared),
-        chosen_by=config.chosen_by,
+        chosen_by=how_chosen(config),
         not_private=_unprotected(prepared),
         results={
             f"{task.score} on the {config.eval_on} set": judged.accuracy,
@@ -121,7 +125,7 @@ def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
     recipe, plan = prepared.recipe, prepared.plan
     return {
         "data set": (f"{recipe.title}, {prepared.data.source}", "which data a model was trained on is stated"),
-        "number of examples N": (plan.dataset_size, "sampling rate and divisor follow from it"),
+        **dataset_size(plan),
         "number of classes": (recipe.num_classes, "the shape of the model's output"),
         "input shape": (list(recipe.input_shape), "the shape of the model's input and of the probe"),
         **recipe.constants,

@@ -56,6 +56,7 @@ class Result:
         stamp: empty where ε is certified.
         score: what the task calls `accuracy`.
         loss: mean loss on the same set, None where it was not finite.
+        head: of the ledger at the end, for whoever will check it later.
     """
 
     folder: Path
@@ -69,3 +70,4 @@ class Result:
     stamp: str = ""
     score: str = "accuracy"
     loss: float | None = None
+    head: str = ""

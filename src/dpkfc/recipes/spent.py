@@ -2,101 +2,114 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import dp_accounting
 
-from dpkfc.checkpoint import remembered_ledger
 from dpkfc.privacy.events import epsilon, event_from_dict
-from dpkfc.privacy.ledger import Verified, verify
+from dpkfc.privacy.ledger import Verified
+from dpkfc.recipes.beside import check_copy, check_promise, check_weights, history, read_card
 from dpkfc.recipes.config import ConfigError
 
 __all__ = ["spent"]
 
+# What the first line of a ledger may say of its run, and how it is called here.
+_STATED = {"unit": "privacy unit", "dataset_size": "number of units", "steps": "planned releases", "delta": "planned δ"}
+_STATED |= {"dpkfc": "version of dpkfc", "created": "begun"}
 
-def spent(path: Path, delta: float | None = None) -> dict[str, Any]:
+
+def spent(path: Path, delta: float | None = None, *, copy: tuple[str, int] | None = None) -> dict[str, Any]:
     """Check a ledger and account for its releases.
 
     A privacy card and a checkpoint beside the ledger must agree with it: lines that were cut off at the end leave a valid chain,
-    and only something that remembers a later head can tell.
+    and only something that remembers a later head can tell. The chain has no key; what it proves is in docs/accounting.md.
 
     Args:
         path: the ledger.
-        delta: δ of the ε that is reported; None takes that of the card beside the ledger, or 1e-5 where there is none.
+        delta: δ of the ε that is reported; None takes that of the card beside the ledger, else that of its first line, else 1e-5.
+        copy: a head and the number of releases after which it was taken, as somebody else has kept them.
 
     Returns:
-        What there is to say, by name.
+        What there is to say, by name; what speaks against the guarantee comes first.
 
     Raises:
         LedgerError: the chain does not hold.
-        ConfigError: the card beside it is damaged, it or the checkpoint remembers another head, or no accountant can treat what
-            was released.
+        ConfigError: the card beside it is damaged or states something else; it, the checkpoint or the copy remembers another
+            head; the weights beside it are not those of the card; or no accountant can treat what was released.
         CheckpointError: the checkpoint beside it is damaged.
     """
-    found = verify(path)
-    card = path.parent / "privacy_card.json"
-    if card.is_file():
-        remembered, stated = _remembered(card)
-        delta = stated if delta is None else delta
-        _check_kept(path, found, remembered["releases"], remembered["head"], "privacy card")
-    if kept := remembered_ledger(path.parent / "checkpoint"):
-        _check_kept(path, found, *kept, "checkpoint")
-    facts = {
-        "chain": "holds",
-        "releases": len(found.releases),
-        "head": found.heads[-1],
-        "plan": found.header.get("plan_hash", "not stated"),
-        "certified": found.header.get("certified"),
-        "noise generator": found.header.get("rng"),
+    found, card = history(path), read_card(path)
+    if copy is not None:
+        check_copy(path, found, *copy)
+    doubt = _doubt(found)
+    facts: dict[str, Any] = {"guarantee": doubt} if doubt else {}
+    facts |= {"chain": "holds", "releases": len(found.releases), "head": found.heads[-1]}
+    facts |= {"plan": found.header["plan_hash"], "certified": found.header.get("certified")}
+    facts |= {"noise generator": found.header.get("rng")}
+    facts |= {name: str(found.header[key]) for key, name in _STATED.items() if key in found.header}
+    if card is not None:
+        check_promise(card, found, functools.partial(_epsilon_of, path))
+        facts |= {"privacy card": "states what the ledger shows", "weights": check_weights(card)}
+    if delta is None:
+        delta = card.delta if card is not None else _stated_delta(found)
+    relation, accountants = _relation(found.releases)
+    facts |= {"neighbouring relation": found.header.get("neighbouring_relation", relation)}
+    if not found.releases:
+        return facts | {"ε": 0.0}
+    named = "ε if it were certified," if doubt else "ε"
+    return facts | {
+        f"{named} by {name.upper()} at δ = {delta:g}": _epsilon_of(path, found.releases, delta, name) for name in accountants
     }
-    try:
-        return facts | _cost(found.releases, 1e-5 if delta is None else delta)
-    except (ValueError, ArithmeticError, MemoryError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"the chain of the ledger {path} holds, but its ε cannot be computed: {reason}") from error
 
 
-def _check_kept(path: Path, found: Verified, releases: int, head: str, what: str) -> None:
-    """Raise unless a ledger still begins with the history that something beside it remembers."""
-    if releases >= len(found.heads) or found.heads[releases] != head:
-        raise ConfigError(
-            f"the ledger {path} has {len(found.releases)} releases, the {what} beside it was written after {releases} with "
-            "another head: lines were removed or replaced"
-        )
+def _doubt(found: Verified) -> str:
+    """What the first line says against the guarantee; empty where it says nothing."""
+    header = found.header
+    if header.get("rng") not in ("secure", None):
+        return "NOT PRIVATE: the noise repeats from a seed"
+    if header.get("certified") is True:
+        return "" if header.get("rng") == "secure" else "UNCERTIFIED: the ledger does not say where its noise came from"
+    if any(release["noise_multiplier"] == 0 for release in found.releases):
+        return "NOT PRIVATE: releases without noise"
+    return "UNCERTIFIED: the run that wrote this ledger had no certified guarantee"
 
 
-def _remembered(card: Path) -> tuple[dict[str, Any], float]:
-    """What a privacy card says of its ledger, and its δ."""
-    try:
-        content = json.loads(card.read_text("utf-8"))
-        remembered, delta = content["ledger"], float(content["guarantee"]["delta"])
-        releases = int(remembered["releases"])
-        if releases < 0 or not 0 < delta < 1:
-            raise ValueError(f"{releases} releases at δ = {delta}")
-        return {"releases": releases, "head": str(remembered["head"])}, delta
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ConfigError(
-            f"the privacy card {card} is damaged ({type(error).__name__}: {error}): what the ledger held when it was written "
-            "cannot be compared; move it away to look at the ledger alone"
-        ) from None
+def _stated_delta(found: Verified) -> float:
+    """δ of the first line, 1e-5 where it states none that could be one."""
+    stated = found.header.get("delta")
+    return stated if isinstance(stated, float) and 0 < stated < 1 else 1e-5
 
 
-def _cost(releases: list[dict[str, Any]], delta: float) -> dict[str, Any]:
+def _relation(releases: Sequence[dict[str, Any]]) -> tuple[str, tuple[str, ...]]:
+    """Neighbouring relation of the events, and the accountants that can treat them."""
+    replaced = bool(releases) and releases[0]["event"].get("type") == dp_accounting.SampledWithoutReplacementDpEvent.__name__
+    return ("replace_one", ("rdp",)) if replaced else ("add_or_remove_one", ("pld", "rdp"))
+
+
+def _epsilon_of(path: Path, releases: Sequence[dict[str, Any]], delta: float, accountant: str) -> float:
+    """ε of these releases together.
+
+    Raises:
+        ConfigError: the accountant cannot treat them.
+    """
     if not releases:
-        return {"ε": 0.0}
+        return 0.0
     kinds: dict[str, int] = {}
     for release in releases:
         text = json.dumps(release["event"], sort_keys=True)
         kinds[text] = kinds.get(text, 0) + 1
-    events = [(event_from_dict(json.loads(text)), count) for text, count in kinds.items()]
-    replaced = isinstance(events[0][0], dp_accounting.SampledWithoutReplacementDpEvent)
-    relation, accountants = ("replace_one", ("rdp",)) if replaced else ("add_or_remove_one", ("pld", "rdp"))
-    if len(events) == 1:
-        event, count = events[0]
-    else:
-        event = dp_accounting.ComposedDpEvent([dp_accounting.SelfComposedDpEvent(e, c) for e, c in events])
-        count = 1
-    by = {f"ε by {name.upper()} at δ = {delta:g}": epsilon(event, count, delta, name, relation) for name in accountants}
-    return {"neighbouring relation": relation, **by}
+    try:
+        events = [(event_from_dict(json.loads(text)), count) for text, count in kinds.items()]
+        if len(events) == 1:
+            event, count = events[0]
+        else:
+            event = dp_accounting.ComposedDpEvent([dp_accounting.SelfComposedDpEvent(e, c) for e, c in events])
+            count = 1
+        return epsilon(event, count, delta, accountant, _relation(releases)[0])
+    except (ValueError, ArithmeticError, MemoryError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"the chain of the ledger {path} holds, but its ε cannot be computed: {reason}") from error

@@ -303,6 +303,7 @@ def _result(prepared: Prepared, folder: RunFolder, session: Session, metrics: Me
         score=prepared.recipe.task.score,
         loss=judged[-1].loss,
         stamp=stamp(prepared.plan),
+        head=session.ledger.head,
     )
 
 

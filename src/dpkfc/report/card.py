@@ -11,9 +11,10 @@ from typing import Any
 
 from dpkfc.plan import Plan
 from dpkfc.privacy.events import cross_check
+from dpkfc.report.audited import audit_rows, audited, failed_checks
 from dpkfc.report.numbers import rounded_up
 
-__all__ = ["CardFacts", "build_card", "software", "stamp", "to_markdown"]
+__all__ = ["CardFacts", "build_card", "dataset_size", "software", "stamp", "to_markdown"]
 
 FORMAT = 1
 _RELATIONS = {"add_or_remove_one": "one {} added or removed", "replace_one": "one {} replaced by another"}
@@ -27,7 +28,7 @@ class CardFacts:
     Attributes:
         title: of the model or run.
         releases: noisy sums that were released.
-        ledger: file name, head and count of the ledger.
+        ledger: "file", "head" and "releases" of the ledger.
         assumed_public: setting to (value, why it is public).
         chosen_by: how hyper-parameters were chosen.
         not_private: figure to the reason why ε does not protect it.
@@ -36,6 +37,8 @@ class CardFacts:
         refreshes: step, digest and scale of every preconditioner that was used.
         settings: hyper-parameters of training that the plan does not hold.
         device: where the noise was drawn.
+        limited: whether the plan's steps end the run; an engine may go on for as long as its script does.
+        weights: "file" and "sha256" of the weights, where they lie in a file.
     """
 
     title: str
@@ -44,11 +47,13 @@ class CardFacts:
     assumed_public: Mapping[str, tuple[Any, str]]
     chosen_by: str
     not_private: Mapping[str, str]
+    device: str
     results: Mapping[str, Any] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=dict)
     refreshes: Sequence[Mapping[str, Any]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "cpu"
+    limited: bool = True
+    weights: Mapping[str, str] = field(default_factory=dict)
 
 
 def stamp(plan: Plan) -> str:
@@ -66,7 +71,11 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
     Args:
         plan: of the run.
         facts: everything else.
+
+    Raises:
+        ValueError: another number of releases than in the ledger, or more than the plan allows.
     """
+    _check_releases(plan, facts)
     described = plan.describe()
     spent = plan.epsilon(facts.releases)
     return {
@@ -83,7 +92,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
             "neighbouring_relation": plan.neighbouring_relation,
             "neighbours_differ_in": _RELATIONS[plan.neighbouring_relation].format(plan.config.unit),
             "releases": facts.releases,
-            "planned_steps": plan.steps,
+            "planned_steps": plan.steps if facts.limited else None,
         },
         "mechanism": {
             "sampler": described["sampler"],
@@ -106,9 +115,32 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "results": dict(facts.results),
         "public_seeds": dict(facts.seeds),
         "ledger": dict(facts.ledger),
+        **({"weights": dict(facts.weights)} if facts.weights else {}),
         "plan_hash": plan.hash,
         "software": software(),
     }
+
+
+def _check_releases(plan: Plan, facts: CardFacts) -> None:
+    """ε is that of all releases in the ledger, not of those that somebody counted."""
+    held = facts.ledger.get("releases")
+    if held != facts.releases:
+        raise ValueError(
+            f"the card is to say {facts.releases} releases, and its ledger holds {held}; give both from the ledger: "
+            "releases=ledger.count, ledger={'file': …, 'releases': ledger.count, 'head': ledger.head}"
+        )
+    if facts.limited and facts.releases > plan.steps:
+        raise ValueError(
+            f"{facts.releases} releases are more than the plan's {plan.steps}: this is the plan of another run, or that of an "
+            "engine without a limit, whose card wants limited=False"
+        )
+
+
+def dataset_size(plan: Plan) -> dict[str, tuple[int, str]]:
+    """What a card says of N among what is taken as public: of examples, or of the units that are protected."""
+    unit = plan.config.unit if plan.config.max_records_per_unit is not None else ""
+    name = f"number of units N (each one {unit}, with all records)" if unit else "number of examples N"
+    return {name: (int(plan.dataset_size), "sampling rate and divisor follow from it")}
 
 
 # What may stand before the clip and behind the noise, and how the card calls it; shown where a run departs from the defaults.
@@ -180,6 +212,7 @@ def to_markdown(card: Mapping[str, Any]) -> str:
     parts.append(_table("Figures that ε does NOT protect", hidden, ("figure", "why")))
     rest = [("plan", f"`{card['plan_hash']}`")]
     rest += [(f"ledger, {name}", f"`{value}`") for name, value in card["ledger"].items()]
+    rest += [(f"weights, {name}", f"`{value}`") for name, value in card.get("weights", {}).items()]
     rest += [(f"public seed, {name}", str(value)) for name, value in card["public_seeds"].items()]
     rest += [(name, version) for name, version in card["software"].items()]
     parts.append(_table("Provenance", rest))
@@ -190,22 +223,21 @@ def _audit_text(audit: Mapping[str, Any] | None) -> str:
     """What `dpkfc audit` found; empty where none was made."""
     if not audit:
         return ""
-    findings = [*([audit["ledger"]] if "ledger" in audit else []), *audit.get("step", {}).get("findings", ())]
-    rows = [tuple(f[k] for k in ("check", "measured", "bound")) for f in findings]
-    failed = [f["check"] for f in findings if not f["passed"]]
-    for name in ("one_run", "membership"):
-        if name in audit:
-            found = audit[name]
-            claimed = _epsilon(found["claimed_epsilon"])
-            rows.append((name.replace("_", " "), f"ε ≥ {found['epsilon_lower']:.3g}", f"ε ≤ {claimed}"))
-            failed += [] if found["passed"] else [name.replace("_", " ")]
+    rows = [row[:3] + row[4:] for row in audit_rows(audit)]
+    failed = failed_checks(audit)
     held = "Every check held. An audit that holds proves nothing; one that fails disproves."
     said = f"**FAILED: {', '.join(failed)}.**" if failed else held
-    return f"{_table('Audit', rows, ('check', 'measured', 'allowed'))}\n\n{said}"
+    title, table = _table("Audit", rows, ("check", "measured", "allowed", "how")).split("\n", 1)
+    return f"{title}\n\n{audited(audit)}\n{table}\n\n{said}"
 
 
 def _statement(card: Mapping[str, Any]) -> str:
     promise = card["guarantee"]
+    if failed := failed_checks(card.get("audit")):
+        return (
+            f"> **AUDIT FAILED: {', '.join(failed)}**\n>\n> What this card states was disproved, or is not what lies beside it: "
+            "do not rely on any of it. See the section Audit."
+        )
     if card["stamp"]:
         reasons = "\n".join(f"> - {caveat}" for caveat in card["caveats"])
         return f"> **{card['stamp']}**\n>\n> There is no certified guarantee for this model:\n>\n{reasons}"
@@ -225,11 +257,16 @@ def _guarantee_rows(card: Mapping[str, Any]) -> list[tuple[str, ...]]:
         ("δ", f"{promise['delta']:g}"),
         ("privacy unit", promise["unit"]),
         ("neighbouring relation", f"{promise['neighbouring_relation']} ({promise['neighbours_differ_in']})"),
-        ("releases", f"{promise['releases']:,} of {promise['planned_steps']:,} planned"),
+        ("releases", _releases(promise)),
         ("accountant", f"{accounting['accountant'].upper()} of {accounting['library']}"),
         ("ε by each accountant", by),
         ("certified", "yes" if promise["certified"] else "NO"),
     ]
+
+
+def _releases(promise: Mapping[str, Any]) -> str:
+    planned = promise["planned_steps"]
+    return f"{promise['releases']:,}" + (", without a limit" if planned is None else f" of {planned:,} planned")
 
 
 def _mechanism_rows(mechanism: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -273,7 +310,7 @@ def _curvature_text(curvature: Mapping[str, Any] | None) -> str:
     if len(refreshes) > 12:
         rows[-1] = ("refreshes", f"{rows[-1][1]}, … {refreshes[-1]['step']}")
     if refreshes:
-        rows.append(("digest of the last", f"`{refreshes[-1]['digest']}`"))
+        rows.append(("digest of the last", f"`{refreshes[-1].get('digest', 'not known')}`"))
         rows += [("note", note) for note in dict.fromkeys(r["note"] for r in refreshes if r.get("note"))]
     return _table("Curvature", rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dpkfc.report.audited import audit_rows, audited, failed_checks
 from dpkfc.report.page_text import epsilon_text, escaped, show
 
 __all__ = ["card_html", "definition_table", "not_protected"]
@@ -19,7 +20,7 @@ _GUARANTEE |= {"planned_releases", "epsilon_by", "epsilon_for_others", "neighbou
 _ELSEWHERE = {"event", "certified", "caveats", "epsilon", "target_epsilon", "epsilon_for_others", "against", "delta", "releases"}
 _ELSEWHERE |= {"plan_hash"}
 _PARTS = {"format", "title", "stamp", "caveats", "guarantee", "mechanism", "accounting", "curvature", "assumed_public", "ledger"}
-_PARTS |= {"hyper_parameters", "not_private", "results", "public_seeds", "plan_hash", "software", "audit"}
+_PARTS |= {"hyper_parameters", "not_private", "results", "public_seeds", "plan_hash", "software", "audit", "weights"}
 
 
 def not_protected(text: str = "not protected by ε") -> str:
@@ -45,6 +46,7 @@ def card_html(card: Mapping[str, Any], *, level: int = 4) -> str:
     hidden = [(name, show(why)) for name, why in _mapping(card.get("not_private")).items()]
     parts.append(_section("Figures that ε does NOT protect", hidden, level, ("figure", "why"), mark=not_protected("not private")))
     rest = [("plan", show(card.get("plan_hash")))] + [(f"ledger, {k}", v) for k, v in _rows(card.get("ledger"))]
+    rest += [(f"weights, {k}", v) for k, v in _rows(card.get("weights"))]
     rest += [(f"public seed, {k}", v) for k, v in _rows(card.get("public_seeds"))] + _rows(card.get("software"))
     rest = [*_rows(card, _PARTS), *rest]
     parts.append(_section("Provenance", rest, level))
@@ -63,6 +65,9 @@ def _public(found: Any) -> list[tuple[str, str, str]]:
 def _statement(card: Mapping[str, Any]) -> str:
     promise = _mapping(card.get("guarantee"))
     caveats = [show(text) for text in card.get("caveats") or () if text] if isinstance(card.get("caveats"), list) else []
+    if failed := failed_checks(card.get("audit")):
+        said = f"<strong>AUDIT FAILED: {escaped(', '.join(failed), 300)}</strong> Do not rely on what this card states."
+        return f'<div class="alarm" role="note">{said}</div>'
     if card.get("stamp") or promise.get("certified") is not True or caveats:
         items = "".join(f"<li>{escaped(text)}</li>" for text in caveats)
         stamp = escaped(card.get("stamp") or "UNCERTIFIED", 80)
@@ -91,7 +96,7 @@ def _guarantee(card: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("neighbouring relation", show(promise.get("neighbouring_relation")).replace("_", " ")),
         *((f"ε for {show(who)}", epsilon_text(value, 4)) for who, value in others.items()),
         *_rows(promise, _GUARANTEE),
-        ("releases", f"{show(promise.get('releases'))} of {show(planned)} planned"),
+        ("releases", show(promise.get("releases")) + (f" of {show(planned)} planned" if planned else ", without a limit")),
         ("accountant", f"{show(accounting.get('accountant')).upper()} of {show(accounting.get('library'))}"),
         ("ε by each accountant", ", ".join(by) or "–"),
         ("certified", "yes" if promise.get("certified") is True else "NO"),
@@ -113,23 +118,8 @@ def _curvature(card: Mapping[str, Any], level: int) -> str:
 
 def _audit(audit: Any, level: int) -> str:
     """What `dpkfc audit` found, where it was asked."""
-    if not isinstance(audit, Mapping):
-        return ""
-    step = _mapping(audit.get("step")).get("findings")
-    findings = [*([audit["ledger"]] if "ledger" in audit else []), *(step if isinstance(step, list) else [])]
-    rows = [
-        (show(_mapping(f).get("check")), show(_mapping(f).get("measured")), show(_mapping(f).get("bound")), _held(_mapping(f)))
-        for f in findings
-    ]
-    for name in ("one_run", "membership"):
-        if isinstance(found := audit.get(name), Mapping):
-            lower, claimed = show(found.get("epsilon_lower")), epsilon_text(found.get("claimed_epsilon"), 4)
-            rows.append((name.replace("_", " "), f"ε ≥ {lower}", f"ε ≤ {claimed}", _held(found)))
-    return _section("Audit", rows, level, ("check", "measured", "allowed", "verdict"))
-
-
-def _held(finding: Mapping[str, Any]) -> str:
-    return "held" if finding.get("passed") is True else "FAILED"
+    section = _section("Audit", audit_rows(audit), level, ("check", "measured", "allowed", "verdict", "how"))
+    return section.replace('<div class="scroll"', f'<p>{escaped(audited(audit))}</p><div class="scroll"', 1)
 
 
 def _rows(found: Any, leave_out: Iterable[str] = ()) -> list[tuple[str, str]]:

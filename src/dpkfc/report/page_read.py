@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.report import figures
+from dpkfc.report.audited import failed_checks
 from dpkfc.report.figures import Figures
 from dpkfc.report.metrics import Metrics
 from dpkfc.report.page_text import command_of, number, plain
@@ -223,7 +224,7 @@ def _run_folder(path: Path) -> Shown:
         seconds=sum(seconds) if seconds else None,
         seed=None if (seed := number(settings.get("seed"))) is None else int(seed),
         settings={name: value for name, value in settings.items() if name not in _ASIDE},
-        marks=marks_of(card.get("stamp"), card.get("caveats")) or ([] if promise.get("certified") is True else ["UNCERTIFIED"]),
+        marks=_marks(card),
         against=plain(promise.get("against") or "", 300),
         curve=[(float(row.step), row.accuracy) for row in judged if row.accuracy is not None],
         spending=_thin(spending),
@@ -294,6 +295,13 @@ def _pictures(folder: Path) -> dict[str, str]:
             if content.startswith(b"\x89PNG\r\n\x1a\n"):
                 found[title] = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     return found
+
+
+def _marks(card: Mapping[str, Any]) -> list[str]:
+    """What is said against the guarantee of a card, a failed audit first."""
+    failed, certified = failed_checks(card.get("audit")), _mapping(card.get("guarantee")).get("certified") is True
+    said = marks_of(card.get("stamp"), card.get("caveats")) or ([] if certified else ["UNCERTIFIED"])
+    return [f"AUDIT FAILED: {', '.join(failed)}"[:300], *said] if failed else said
 
 
 def marks_of(stamp: Any, caveats: Any) -> list[str]:

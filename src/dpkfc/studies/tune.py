@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -304,7 +305,9 @@ def _arm_result(search: Search, settings: TuneSettings) -> ArmResult:
     params = best[0] if best else {}
     flags = {**settings.settings, **search.arm.settings, **params}
     command = f"dpkfc train --recipe {settings.recipe} --method {search.arm.method}"
-    command += "".join(f" --{name.replace('_', '-')} {value}" for name, value in flags.items())
+    command += "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in flags.items())
+    found = f"{sum(counts.values())} trials of dpkfc tune on a validation split; not in ε"
+    command += f" --chosen-by {shlex.quote(found)}"
     return ArmResult(
         name=search.arm.name, label=search.arm.label, control=search.arm.control, trials=sum(counts.values()),
         pruned=counts["pruned"], failed=counts["failed"], accuracy=best[1] if best else None, params=params, command=command,

@@ -1,0 +1,177 @@
+"""What lies beside a ledger, and whether it agrees with it: the privacy card, the checkpoint and the weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpkfc.checkpoint import file_digest, remembered_ledger
+from dpkfc.privacy.ledger import Verified, verify
+from dpkfc.recipes.config import ConfigError
+
+__all__ = ["CARD", "Card", "agrees", "check_copy", "check_promise", "check_weights", "history", "read_card"]
+
+CARD = "privacy_card.json"
+_TINY = 1e-6  # what two machines may differ by in an ε; a card that was edited differs by more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a privacy card says, as far as it can be compared.
+
+    Attributes:
+        path: the file.
+        content: all of it.
+        releases, head: of the ledger, when the card was written.
+        delta: δ.
+    """
+
+    path: Path
+    content: Mapping[str, Any]
+    releases: int
+    head: str
+    delta: float
+
+    @property
+    def promise(self) -> Mapping[str, Any]:
+        """Its section of the guarantee."""
+        found: Mapping[str, Any] = self.content["guarantee"]
+        return found
+
+
+def read_card(path: Path) -> Card | None:
+    """The card beside a ledger, None where there is none.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    card = path.parent / CARD
+    if not card.is_file():
+        return None
+    try:
+        content = json.loads(card.read_text("utf-8"))
+        kept, delta = content["ledger"], float(content["guarantee"]["delta"])
+        releases = int(kept["releases"] if "releases" in kept else kept["count"])  # a federated card counts
+        if releases < 0 or not 0 < delta < 1:
+            raise ValueError(f"{releases} releases at δ = {delta}")
+        return Card(path=card, content=content, releases=releases, head=str(kept["head"]), delta=delta)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ConfigError(
+            f"the privacy card {card} is damaged ({type(error).__name__}: {error}): what the ledger held when it was written "
+            "cannot be compared; move it away to look at the ledger alone"
+        ) from None
+
+
+def history(path: Path) -> Verified:
+    """A ledger whose chain holds, and that begins with all that card and checkpoint beside it remember.
+
+    Raises:
+        LedgerError: the chain does not hold.
+        ConfigError: the card is damaged, or it or the checkpoint remembers another head.
+        CheckpointError: the checkpoint is damaged.
+    """
+    found = verify(path)
+    if card := read_card(path):
+        _check_kept(path, found, card.releases, card.head, "privacy card")
+    if kept := remembered_ledger(path.parent / "checkpoint"):
+        _check_kept(path, found, *kept, "checkpoint")
+    return found
+
+
+def _check_kept(path: Path, found: Verified, releases: int, head: str, what: str) -> None:
+    """Raise unless a ledger still begins with the history that something beside it remembers."""
+    if releases >= len(found.heads) or found.heads[releases] != head:
+        raise ConfigError(
+            f"the ledger {path} has {len(found.releases)} releases, the {what} beside it was written after {releases} with "
+            "another head: lines were removed or replaced"
+        )
+
+
+def check_copy(path: Path, found: Verified, head: str, releases: int) -> None:
+    """Raise unless a ledger passed through a head that somebody else has kept.
+
+    Raises:
+        ConfigError: it did not.
+    """
+    if not 0 <= releases < len(found.heads) or found.heads[releases] != head.strip().lower():
+        raise ConfigError(
+            f"the ledger {path} does not contain the head {head[:12]}… after {releases} releases: it holds "
+            f"{len(found.releases)}, and is not the one that this head was taken from"
+        )
+
+
+def check_promise(card: Card, found: Verified, cost: Callable[[Sequence[dict[str, Any]], float, str], float]) -> None:
+    """Raise unless a card promises what its ledger shows.
+
+    Args:
+        card: of `read_card`, whose head the ledger has.
+        found: the ledger.
+        cost: releases, δ and accountant to ε.
+
+    Raises:
+        ConfigError: naming the first statement that differs.
+    """
+    promise, header = card.promise, found.header
+    pairs = [("plan", card.content.get("plan_hash"), header["plan_hash"])]
+    pairs.append(("number of releases", promise.get("releases"), card.releases))
+    pairs.append(("certified", promise.get("certified"), header.get("certified")))
+    for name in ("unit", "neighbouring_relation", "delta"):
+        if name in header and name in promise:
+            pairs.append((name.replace("_", " "), promise[name], header[name]))
+    accounting = card.content.get("accounting")
+    accountant = accounting.get("accountant") if isinstance(accounting, Mapping) else "pld"  # as a federated card
+    if accountant not in ("pld", "rdp"):
+        raise ConfigError(f"the privacy card {card.path} names an accountant that there is none of: it was changed")
+    pairs.append(("ε", promise.get("epsilon"), plain(cost(found.releases[: card.releases], card.delta, accountant))))
+    for name, stated, held in pairs:
+        if not agrees(stated, held):
+            raise ConfigError(
+                f"the privacy card {card.path} states another {name} than its ledger ({_told(stated)} instead of {_told(held)}): "
+                "it was changed, or belongs to another run"
+            )
+
+
+def plain(value: float) -> float | str:
+    """A number as a card holds it."""
+    return value if math.isfinite(value) else "inf"
+
+
+def agrees(stated: Any, held: Any) -> bool:
+    """Whether two plain values are equal; numbers that are not whole may differ in their last digits."""
+    if isinstance(held, Mapping):
+        return isinstance(stated, Mapping) and {*stated} == {*held} and all(agrees(stated[k], held[k]) for k in held)
+    if isinstance(held, list):
+        return isinstance(stated, list) and len(stated) == len(held) and all(map(agrees, stated, held))
+    if isinstance(held, float) and isinstance(stated, (int, float)) and not isinstance(stated, bool):
+        return abs(stated) <= sys.float_info.max and math.isclose(stated, held, rel_tol=_TINY, abs_tol=1e-12)
+    return type(stated) is type(held) and bool(stated == held)
+
+
+def _told(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
+
+
+def check_weights(card: Card) -> str:
+    """What is known of the weights that a card names.
+
+    Returns:
+        "those of the card", or why nothing could be compared.
+
+    Raises:
+        ConfigError: the file beside the card holds other weights.
+    """
+    named = card.content.get("weights")
+    if not isinstance(named, Mapping) or not isinstance(named.get("sha256"), str):
+        return "not compared: the card names no digest of them"
+    name = Path(str(named.get("file", ""))).name or "model.safetensors"
+    path = card.path.parent / name
+    if not path.is_file():
+        return f"not compared: {name} is not beside the card"
+    if file_digest(path) != named["sha256"]:
+        raise ConfigError(f"{path} does not hold the weights that the card beside it was written for: one of them was changed")
+    return "those of the card (SHA-256)"
