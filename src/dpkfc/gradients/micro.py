@@ -240,7 +240,7 @@ def check_examples(
             if count > 2:
                 check_whole_batch(model, layers, loss, moved(*range(count)), count)
             if drawn:
-                check_draws(model, layers, loss, moved, count)
+                check_draws(model, device, loss, moved, count)
         except Exception as error:
             if not is_out_of_memory(error):  # the pair was found right, and more do not fit
                 raise
