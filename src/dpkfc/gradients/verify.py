@@ -155,7 +155,7 @@ def check_draws(
     """In the model's own mode, the loss of an example may not depend on the examples beside it, whatever numbers are drawn.
 
     What mixes examples at random (mixup with a permutation) leaves an example alone at times: in every second batch of two.
-    So several random states are tried, each with more than two rows, and each for another of them. Losses alone are compared: what
+    So several random states are tried, each with more than two rows and each for another of them. Only losses are compared: what
     is mixed in a forward pass shows in them, at a fraction of the cost.
 
     Args:
