@@ -32,6 +32,7 @@ from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.memory import MicroBatchSize
 from dpkfc.gradients.micro import At, LossFn, check_examples, clipped_sum
 from dpkfc.gradients.update import check_moved, check_optimizer, check_unchanged, traces
+from dpkfc.gradients.watch import Watch
 from dpkfc.plan import Plan
 from dpkfc.postprocess.chain import Chain, check_with_optimizer
 from dpkfc.postprocess.ema import WeightAverage
@@ -42,7 +43,7 @@ from dpkfc.steps import Batch, StepRecord, step_record, warn_of_others
 
 __all__ = ["Batch", "Session", "StepRecord"]
 
-_CHECKED = 6  # examples of the first batch whose gradients are compared with plain autograd
+_CHECKED = 6  # examples of a batch whose gradients are compared with plain autograd
 
 
 class Session:
@@ -112,7 +113,7 @@ class Session:
         self._chain = Chain(plan.config.postprocess, plan.config.readout)
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None
-        self._verify = verify
+        self._verify, self._watch = verify, Watch()
         self._first, self._others = True, self._ledger.count
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -222,22 +223,20 @@ class Session:
         return [At(self._chain.displaced(self._parameters, x.ahead), x.weight) for x in self._chain.evaluations(all_of_them)]
 
     def _check_once(self, batch: Batch, loss_fn: LossFn) -> None:
-        """Before the first release: does the tape agree with plain autograd on the first examples of this batch?"""
-        if not self._verify:
-            return
-        most = max(2, min(_CHECKED, self.plan.config.micro_batch[0] or _CHECKED))
-        few = batch.drawn[:most] if batch.drawn.ndim == 1 else batch.drawn[:most, 0]
-        if not len(few):
-            return
-        rows = Rows(self._dataset)
-        held = {k: rows[int(i)] for k, i in enumerate(few)}  # fetched once: augmentation may be random
+        """Before the first release of a loss in a mode: does the tape agree with plain autograd on examples of this batch?"""
+        drawn, rows, held = batch.drawn if batch.drawn.ndim == 1 else batch.drawn[:, 0], Rows(self._dataset), dict[int, Any]()
 
         def batch_of(*chosen: int) -> Any:
+            held.update({k: rows[int(drawn[k])] for k in chosen if k not in held})  # once: augmentation may be random
             return collate(held, np.array(chosen), self._collate_fn)
 
-        self._verify = not check_examples(
-            self.model, self.layers, loss_fn, batch_of, len(few), augment=self._augment
-        )  # where these could not show a fault (one example alone, or no gradient), the next batch is looked at too
+        def check(chosen: Any, count: int, beside: Any) -> bool:
+            return check_examples(self.model, self.layers, loss_fn, chosen, count, beside=beside, augment=self._augment)
+
+        if self._verify:
+            most = max(2, min(_CHECKED, self.plan.config.micro_batch[0] or _CHECKED))
+            agreed = {"agreed": self._ranks.from_first} if self._divided else {}  # alike passes on all processes
+            self._watch.look(self.model, loss_fn, batch_of, len(drawn), most=most, check=check, **agreed)
 
     @property
     def preconditioner(self) -> Preconditioner | None:

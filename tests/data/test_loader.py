@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset
 
 from dpkfc.data.loader import MicroBatches, collate, split
@@ -101,3 +104,27 @@ def test_bad_input():
         MicroBatches((X, Y))([-1])
     with pytest.raises(ValueError, match=r"must be a vector, got an array of shape \(1, 2\)"):
         MicroBatches((X, Y))([[1, 2]])
+
+
+class Encoding(UserDict):
+    """As a tokenizer's BatchEncoding: a mapping that is no dict, and that torch does not look into."""
+
+
+def encoded(rows):
+    return Encoding(ids=torch.stack([x for x, _ in rows]), more=(Encoding(labels=torch.tensor([y for _, y in rows])), "text"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_mappings_of_another_kind_become_dicts(workers):
+    rows = [(torch.full((2,), i), i) for i in range(4)]
+    with MicroBatches(rows, 2, encoded, num_workers=workers) as batches:
+        for batch in [*batches([0, 1, 2, 3]), collate(rows, np.arange(2), encoded)]:
+            assert type(batch) is dict and type(batch["more"][0]) is dict and batch["more"][1] == "text"
+            assert [x.shape[0] for x in tree_leaves(batch)[:2]] == [2, 2]
+
+
+def test_batches_that_torch_knows_stay_as_they_are():
+    def ordered(rows):
+        return OrderedDict(x=torch.tensor(rows))
+
+    assert type(collate([1.0, 2.0], np.arange(2), ordered)) is OrderedDict

@@ -40,7 +40,7 @@ def looped(model: nn.Module, loss: Loss, singles: Sequence[Any]) -> list[dict[st
     for single in singles:
         grads = torch.autograd.grad(loss(model, single).sum(), list(parameters.values()), allow_unused=True)
         rows.append(
-            {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), grads, strict=True)}
+            {n: torch.zeros_like(p) if g is None else g.to_dense() for (n, p), g in zip(parameters.items(), grads, strict=True)}
         )
     return rows
 

@@ -268,8 +268,9 @@ class Pairwise(nn.Module):
         (lambda: nn.ConvTranspose1d(3, 2, 3, stride=2), (N, 3, 5)),
         (lambda: nn.EmbeddingBag(6, 3, mode="mean"), None),
         (lambda: nn.EmbeddingBag(6, 3, mode="max"), None),
+        (lambda: nn.EmbeddingBag(6, 3, mode="sum", sparse=True), None),
     ],
-    ids=["bilinear", "prelu", "prelu by channel", "transposed convolution", "bag mean", "bag maximum"],
+    ids=["bilinear", "prelu", "prelu by channel", "transposed convolution", "bag mean", "bag maximum", "bag sparse"],
 )
 def test_modules_of_torch_without_a_rule(module, shape: tuple[int, ...] | None) -> None:
     x = torch.randint(0, 6, (N, 5)) if shape is None else randn(*shape)

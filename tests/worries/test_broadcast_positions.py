@@ -216,6 +216,18 @@ def test_an_axis_that_the_model_adds_itself_is_explained() -> None:
     assert "use ids of shape [1, T]" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions carry notes from Python 3.11 on")
+@pytest.mark.parametrize("way", ["repeat", "repeat_interleave"])
+def test_an_output_that_the_model_repeats_itself_is_explained(way: str) -> None:
+    def repeated(m: Text, h: Tensor) -> Tensor:
+        p = m.positions(count(h)[None])
+        return p.repeat(len(h), 1, 1) if way == "repeat" else p.repeat_interleave(len(h), 0)
+
+    with pytest.raises(RuntimeError) as caught:
+        clipped(model := Text(repeated).double(), find_layers(model), batch(3, 5), loss_fn, 1.0)
+    assert [note for note in caught.value.__notes__ if "'positions'" in note and "use expand(N, ...)" in note]
+
+
 def test_time_first_layouts_are_not_taken_for_shared_inputs() -> None:
     model = nn.LSTM(D, D)
     tape = Tape(model, find_layers(model), batch_size=3)

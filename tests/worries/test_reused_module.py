@@ -107,3 +107,44 @@ def test_a_module_under_two_names_is_one_layer() -> None:
     assert [layer.name for layer in find_layers(model)] == ["0"]
     with Tape(model, find_layers(model)):
         assert len(shared._forward_hooks) == 1
+
+
+class Normed(nn.Module):
+    """Two factors that are called once more on an identity matrix, for a norm through which no gradient goes (as DoRA does)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.a, self.b = nn.Embedding(7, 4), nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        norm = self.b(self.a(torch.eye(4, dtype=x.dtype))).detach().norm(dim=0)
+        return self.head((self.b(self.a(x)) / norm).mean(1))
+
+
+@pytest.mark.parametrize("kind", [None, "dense"])
+@pytest.mark.parametrize("n", [2, 4, 5])
+def test_calls_on_which_no_loss_depends_need_no_batch(n: int, kind: str | None) -> None:
+    torch.manual_seed(0)
+    check(Normed().double(), (torch.randint(0, 7, (n, 5)), torch.randint(0, 3, (n,))), loss_fn, kind)
+
+
+def test_so_in_a_callers_own_backward_pass() -> None:
+    model, batch = Normed().double(), (torch.randint(0, 7, (5, 3)), torch.randint(0, 3, (5,)))
+    layers = find_layers(model)
+    tape = Tape(model, layers, lambda tape: None, 5.0, 5)
+    with tape:
+        loss = loss_fn(model, batch).mean()
+    loss.backward()
+    assert {name: len(calls) for name, calls in tape.collect().items()} == {"table": 1, "a": 1, "b": 1, "head": 1}
+
+
+def test_a_layer_without_any_other_call_contributes_zeros() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(4, 3), "seen": nn.Linear(4, 3)}).double()
+    layers, x = find_layers(model), torch.randn(5, 4, dtype=torch.float64)
+    tape = Tape(model, layers, batch_size=5)
+    with tape:
+        model["seen"](x)
+        losses = model["used"](x).square().sum(1)
+    assert not bool(tape.backward(losses)["seen"][0].outputs[0].any())

@@ -73,3 +73,18 @@ def test_an_embedding_with_sparse_gradients_trains() -> None:
         assert step(model, (ids, data()[1])).steps_done == 1
         weights[sparse] = model.table.weight.detach()
     assert torch.equal(weights[True], weights[False])
+
+
+def test_a_bag_with_sparse_gradients_trains() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(9, 4, mode="sum", sparse=True), nn.Linear(4, 3)).double()
+    assert step(model, (torch.randint(0, 9, (N, 5)), data()[1])).steps_done == 1
+
+
+def test_a_lazy_layer_wants_one_forward_pass_first() -> None:
+    x, y = data()
+    model = nn.Sequential(nn.LazyLinear(8, dtype=torch.float64), nn.Linear(8, 3, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"'0.weight' has no shape yet.*Run one forward pass first"):
+        step(model, (x, y))
+    model(torch.zeros(2, x.shape[1], dtype=torch.float64))
+    assert step(model, (x, y)).steps_done == 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 __all__ = ["MicroBatches", "Rows", "collate", "split", "tensors_of"]
@@ -45,14 +47,35 @@ def collate(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None 
             last two are indexed at once unless a `collate_fn` is given.
         indices: `[n]`, n >= 1.
         collate_fn: list of examples to a batch; by default torch's own.
+
+    Returns:
+        The batch, with a dict in the place of any mapping of another kind (a tokenizer's `BatchEncoding`).
     """
     tensors = tensors_of(source)
     if tensors is not None:
         chosen = torch.from_numpy(np.ascontiguousarray(indices))
         if collate_fn is None:
             return tuple(x[chosen.to(x.device)] for x in tensors)
-        return collate_fn([tuple(x[i] for x in tensors) for i in indices.tolist()])
-    return (collate_fn or default_collate)([source[i] for i in indices.tolist()])
+        return _Plain(collate_fn)([tuple(x[i] for x in tensors) for i in indices.tolist()])
+    return _Plain(collate_fn or default_collate)([source[i] for i in indices.tolist()])
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A collate function whose batches are made of containers that torch looks into.
+
+    What torch takes for one value is moved to no device, and no shape in it is seen.
+    """
+
+    function: Collate
+
+    def __call__(self, examples: list[Any]) -> Any:
+        return _plain(self.function(examples))
+
+
+def _plain(batch: Any) -> Any:
+    """The batch with mappings that pytree does not know as dicts, whatever they lie in."""
+    return tree_map(lambda x: {k: _plain(v) for k, v in x.items()} if isinstance(x, Mapping) else x, batch)
 
 
 class MicroBatches:
@@ -88,7 +111,7 @@ class MicroBatches:
                 Rows(dataset),
                 batch_sampler=self._planned,
                 num_workers=num_workers,
-                collate_fn=collate_fn or default_collate,
+                collate_fn=_Plain(collate_fn or default_collate),
                 persistent_workers=True,
             )
 

@@ -9,7 +9,7 @@ the gradients themselves, once a layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,11 +36,14 @@ class LeadingAxis:
         shared: ids of another length than the batch were seen.
         own: ids were seen to be one an example.
         settled: the rows of a spread output were seen to belong to the examples.
+        shared_arguments: arguments of a module without a rule (structure of the call, place in it) that were seen with
+            another length than the batch.
     """
 
     shared: bool = False
     own: bool = False
     settled: bool = False
+    shared_arguments: set[tuple[str, int]] = field(default_factory=set)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, combinations, islice
 from typing import Any
 from weakref import WeakSet
 
@@ -21,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
+from dpkfc.gradients.division import Division, divided
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
 from dpkfc.gradients.random_state import device_of, random_states, same_states
@@ -32,50 +30,8 @@ __all__ = ["fallback_gradients"]
 _log = logging.getLogger(__name__)
 
 _CHUNK_ELEMENTS = 1 << 24  # per-example gradient elements held at once
-_MAX_ALTERNATIVES = 64
-_ATTENTION = (
-    "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal",
-)  # fmt: skip
-_Rebuild = Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+_ROUNDING = 16  # units in the last place by which contributions that cancel in a sum may be off
 _looped: WeakSet[nn.Module] = WeakSet()  # modules that were found not to be vectorisable
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """How one tensor is cut into examples: the batch axis, and whether it stays, with length 1."""
-
-    axis: int = 0
-    keep: bool = True
-
-
-@dataclass(frozen=True)
-class _Division:
-    """One call, and how it is divided into examples.
-
-    Attributes:
-        leaves: its arguments, flattened.
-        rebuild: from leaves to positional and keyword arguments.
-        cuts: how each leaf is cut, None where all examples share it.
-        used: which of its floating-point outputs the losses depend on.
-        gradients: at those.
-        axes: the batch axis of each.
-        known: whether the cuts are known rather than guessed from lengths.
-    """
-
-    leaves: list[Any]
-    rebuild: _Rebuild
-    cuts: list[_Cut | None]
-    used: list[int]
-    gradients: list[Tensor]
-    axes: list[int]
-    known: bool = False
-
-    def alternatives(self) -> Iterator[_Division]:
-        """The division itself, and others in which arguments as long as the batch are shared by all examples."""
-        guessed = [] if self.known else [i for i, cut in enumerate(self.cuts) if cut is not None][1:]
-        choices = chain.from_iterable(combinations(guessed, size) for size in range(len(guessed) + 1))
-        for shared in islice(choices, _MAX_ALTERNATIVES):
-            yield replace(self, cuts=[None if i in shared else cut for i, cut in enumerate(self.cuts)])
 
 
 def fallback_gradients(
@@ -105,20 +61,21 @@ def fallback_gradients(
             examples do not add up to that of the batch.
     """
     _refuse_dropout(layer, module)
-    division = _divided(layer, module, (args, kwargs), [g for g in outputs if g is not None], batch_size)
+    division = divided(layer, module, (args, kwargs), [g for g in outputs if g is not None], batch_size)
     reason: Exception | None = None
     with torch.enable_grad(), _attributes_kept(module):
-        weights = 0.5 + torch.frac(0.618 * torch.arange(1, batch_size + 1, dtype=torch.float64))
-        whole = _whole(layer, module, division, weights)
         for attempt in division.alternatives():
             try:
                 result = _one_by_one(layer, module, attempt, batch_size)
+                added = _adds_up(layer, module, attempt, result)
+            except _DrawsNumbersError:
+                raise
             except Exception as error:  # noqa: BLE001 - whatever a module raises on arguments of another shape
                 if is_out_of_memory(error):
                     raise
                 reason = error
                 continue
-            if all(_adds_up(result[role], whole[role], weights) for role in whole):
+            if added:
                 return {r: g if g.dtype in (torch.float32, torch.float64) else g.float() for r, g in result.items()}
     raise ValueError(
         f"parameters of '{layer.display_name}' ({type(module).__name__}): per-example gradients do not add up to its gradient"
@@ -127,92 +84,21 @@ def fallback_gradients(
     ) from reason
 
 
-def _divided(
-    layer: Layer,
-    module: nn.Module,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
-    gradients: list[Tensor],
-    batch_size: int,
-) -> _Division:
-    dtypes = [p.dtype for role in layer.parameters if (p := module.get_parameter(role)).is_floating_point()]
-    widest = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)  # inputs may come from an autocast region
-    if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
-        leaves, rebuild, cuts, first = _divided_attention(layer, module, inputs, batch_size)
-    else:
-        leaves, spec = tree_flatten(inputs)
-        rebuild, first = partial(tree_unflatten, treespec=spec), None
-        cuts = [_Cut() if isinstance(x, Tensor) and x.dim() and x.shape[0] == batch_size else None for x in leaves]
-    used, axes = list[int](), list[int]()
-    for i, g in enumerate(gradients):
-        axis = 0 if i or first is None else first
-        if g.dim() > axis and g.shape[axis] == batch_size:
-            used, axes = [*used, i], [*axes, axis]
-        elif bool(g.any()):
-            raise ValueError(
-                f"module '{layer.display_name}' ({type(module).__name__}) owns parameters but its output {tuple(g.shape)} "
-                f"does not lead with the batch of {batch_size}; move those parameters into a module whose output does"
-            )
-    leaves, gradients = [_at_least(x, widest) for x in leaves], [_at_least(gradients[i], widest) for i in used]
-    return _Division(leaves, rebuild, cuts, used, gradients, axes, known=first is not None)
+class _DrawsNumbersError(ValueError):
+    """A call that cannot be repeated, however it is divided."""
 
 
-def _at_least(x: Any, dtype: torch.dtype) -> Any:
-    narrow = isinstance(x, Tensor) and x.is_floating_point() and torch.finfo(x.dtype).bits < torch.finfo(dtype).bits
-    return x.to(dtype) if narrow else x
-
-
-def _divided_attention(
-    layer: Layer, module: nn.MultiheadAttention, inputs: tuple[tuple[Any, ...], dict[str, Any]], batch_size: int
-) -> tuple[list[Any], _Rebuild, list[_Cut | None], int]:
-    """Attention says itself what its arguments are: a mask `[T, T]` is shared also where T is the number of examples."""
-    given = dict(zip(_ATTENTION, inputs[0], strict=False)) | inputs[1]
-    axis = 0 if module.batch_first else 1
-    if given["query"].dim() != 3 or given["query"].shape[axis] != batch_size:
-        raise ValueError(
-            f"module '{layer.display_name}' (MultiheadAttention, batch_first={module.batch_first}) was given a query of shape "
-            f"{tuple(given['query'].shape)}, but axis {axis} must be the batch of {batch_size} examples; build it with "
-            "batch_first=True and pass [batch, time, features]"
-        )
-    cuts: dict[str, _Cut | None] = {"query": _Cut(axis), "key": _Cut(axis), "value": _Cut(axis)}
-    if given.get("key_padding_mask") is not None:
-        cuts["key_padding_mask"] = _Cut()
-    mask = given.get("attn_mask")
-    if mask is not None and mask.dim() == 3:  # [batch * heads, T, S]
-        given["attn_mask"] = mask.unflatten(0, (batch_size, module.num_heads))
-        cuts["attn_mask"] = _Cut(keep=False)
-
-    def rebuild(full: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        call = dict(zip(given, full, strict=True))
-        if call.get("attn_mask") is not None and call["attn_mask"].dim() == 4:
-            call["attn_mask"] = call["attn_mask"].flatten(0, 1)
-        return (), call
-
-    return list(given.values()), rebuild, [cuts.get(name) for name in given], axis
-
-
-def _whole(layer: Layer, module: nn.Module, division: _Division, weights: Tensor) -> dict[str, Tensor]:
-    """The gradient of the weighted losses through the whole call, by plain autograd on the module's own parameters.
-
-    Raises:
-        ValueError: the module draws random numbers, so that the call cannot be repeated.
-    """
-    states = random_states(device_of([layer]))
-    scaled = [
-        g * weights.to(g).view([-1 if i == axis else 1 for i in range(g.dim())])
-        for g, axis in zip(division.gradients, division.axes, strict=True)
-    ]
-    result = _differentiated(layer, module, division, division.leaves, scaled)
+def _check_drawn(layer: Layer, module: nn.Module, states: Sequence[Tensor]) -> None:
     if not same_states(states, random_states(device_of([layer]))):
-        raise ValueError(
+        raise _DrawsNumbersError(
             f"module '{layer.display_name}' ({type(module).__name__}) owns parameters directly and draws random numbers, so "
             "its forward pass cannot be repeated for single examples; move the parameters, or the randomness, into a module "
             "of their own"
         )
-    return result
 
 
 def _differentiated(
-    layer: Layer, module: nn.Module, division: _Division, leaves: list[Any], gradients: list[Tensor]
+    layer: Layer, module: nn.Module, division: Division, leaves: list[Any], gradients: list[Tensor]
 ) -> dict[str, Tensor]:
     """One backward pass through the module as it is."""
     parameters = {role: module.get_parameter(role) for role in layer.parameters}
@@ -223,9 +109,14 @@ def _differentiated(
     if pairs:
         ys, gs = zip(*pairs, strict=True)
         found = torch.autograd.grad(ys, list(parameters.values()), gs, allow_unused=True)
-    return {
-        role: torch.zeros_like(p) if g is None else g for (role, p), g in zip(parameters.items(), found, strict=True)
-    }
+    return {role: _dense(p, g) for (role, p), g in zip(parameters.items(), found, strict=True)}
+
+
+def _dense(parameter: Tensor, gradient: Tensor | None) -> Tensor:
+    """A gradient as a tensor of all values, also of `nn.EmbeddingBag(sparse=True)`."""
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _floating(output: Any, used: list[int]) -> list[Tensor]:
@@ -240,7 +131,7 @@ def _fitting(gradient: Tensor, output: Tensor) -> Tensor:
     return gradient.to(output.dtype)
 
 
-def _one_by_one(layer: Layer, module: nn.Module, division: _Division, batch_size: int) -> dict[str, Tensor]:
+def _one_by_one(layer: Layer, module: nn.Module, division: Division, batch_size: int) -> dict[str, Tensor]:
     """Role to gradients of every example alone, vectorised where that is possible."""
     if module not in _looped:
         try:
@@ -249,7 +140,7 @@ def _one_by_one(layer: Layer, module: nn.Module, division: _Division, batch_size
             if is_out_of_memory(error):
                 raise
             reason = type(error).__name__  # its text may hold values of private examples
-    rows = []
+    rows, states = list[dict[str, Tensor]](), random_states(device_of([layer]))
     for i in range(batch_size):
         full = [
             x if cut is None else x.narrow(cut.axis, i, 1) if cut.keep else x.select(cut.axis, i)
@@ -257,6 +148,7 @@ def _one_by_one(layer: Layer, module: nn.Module, division: _Division, batch_size
         ]
         gradients = [g.narrow(axis, i, 1) for g, axis in zip(division.gradients, division.axes, strict=True)]
         rows.append(_differentiated(layer, module, division, full, gradients))
+    _check_drawn(layer, module, states)
     if module not in _looped:
         _looped.add(module)
         _log.warning(
@@ -266,7 +158,7 @@ def _one_by_one(layer: Layer, module: nn.Module, division: _Division, batch_size
     return {role: torch.stack([row[role] for row in rows]) for role in layer.parameters}
 
 
-def _vectorised(layer: Layer, module: nn.Module, division: _Division) -> dict[str, Tensor]:
+def _vectorised(layer: Layer, module: nn.Module, division: Division) -> dict[str, Tensor]:
     parameters = {role: module.get_parameter(role).detach() for role in layer.parameters}
 
     def one(split: list[Tensor], gradients: list[Tensor]) -> dict[str, Tensor]:
@@ -292,13 +184,32 @@ def _vectorised(layer: Layer, module: nn.Module, division: _Division) -> dict[st
     return {role: g.detach() for role, g in result.items()}
 
 
-def _adds_up(found: Tensor, whole: Tensor, weights: Tensor) -> bool:
-    """Whether Σ w_n g_n is the gradient of the whole call; the weights differ, so that examples cannot stand in for others."""
-    weighted = found.double().reshape(len(found), -1) * weights.to(found.device).unsqueeze(1)
-    scale = float(weighted.norm(dim=1).sum())
-    tolerance = 1e-3 if whole.dtype in (torch.float32, torch.float64) else 0.05
-    error = float((weighted.sum(0) - whole.double().flatten()).norm())
-    return not math.isfinite(scale) or error <= tolerance * scale + 1e-12
+def _adds_up(layer: Layer, module: nn.Module, division: Division, found: dict[str, Tensor]) -> bool:
+    """Whether Σ_n w_n g_n is the gradient of the whole call; the weights differ, so that examples cannot stand in for others.
+
+    No example decides for all: each is scaled to about one length, and one that is not finite is left out, with the row of
+    another in its place.
+    """
+    precise = all(g.dtype in (torch.float32, torch.float64) for g in found.values())
+    relative, rounding = 1e-3 if precise else 0.05, _ROUNDING * max(torch.finfo(g.dtype).eps for g in found.values())
+    own = torch.stack([torch.linalg.vector_norm(g.double().reshape(len(g), -1), dim=1) for g in found.values()]).norm(dim=0)
+    given = division.sizes().to(own)
+    fine = own.isfinite() & given.isfinite()
+    if not bool(fine.any()):
+        return True  # examples without a gradient: they contribute zero, however they are divided
+    length = torch.where(fine, torch.maximum(own, given * rounding / relative), 1.0).clamp(min=2.0**-100, max=2.0**100)
+    weights = 0.5 + torch.frac(0.618 * torch.arange(1, len(fine) + 1, dtype=torch.float64, device=fine.device))
+    weights = torch.where(fine, weights * torch.exp2(-torch.log2(length).round()), 0.0)
+    states = random_states(device_of([layer]))
+    whole = _differentiated(layer, module, division, division.without(~fine), division.scaled(weights))
+    _check_drawn(layer, module, states)
+    allowed = rounding * float((weights * torch.where(fine, given, 0.0)).sum())
+    for role, gradients in found.items():
+        rows = torch.where(fine.unsqueeze(1), gradients.double().reshape(len(fine), -1), 0.0) * weights.unsqueeze(1)
+        error = float((rows.sum(0) - whole[role].double().flatten()).norm())
+        if not error <= relative * float(rows.norm(dim=1).sum()) + allowed + 1e-12:
+            return False
+    return True
 
 
 @contextmanager

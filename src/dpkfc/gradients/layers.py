@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dpkfc.gradients.broadcast import LeadingAxis
 from dpkfc.gradients.computed import has_computed_weight
@@ -77,9 +78,10 @@ def find_layers(model: nn.Module) -> list[Layer]:
     Raises:
         ValueError: nothing is trainable; a BatchNorm in training mode; a module whose forward pass mixes examples or
             writes private statistics into a buffer; a parameter shared by modules of different kinds; a compiled module
-            with trainable parameters.
+            with trainable parameters; a lazy layer that has not seen an input yet.
     """
     _refuse_compiled(model)
+    _refuse_unshaped(model)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     owners = list(_owners(model))
     users: dict[Tensor, list[tuple[_Owner, str]]] = {}
@@ -260,6 +262,16 @@ def _refuse_compiled(model: nn.Module) -> None:
                 "of its layers, from which per-example gradients are made. Leave it uncompiled (of torch.compile(m) pass m), "
                 "and compile only parts without trainable parameters: attention and activation modules, frozen blocks, the "
                 "function that makes losses of outputs"
+            )
+
+
+def _refuse_unshaped(model: nn.Module) -> None:
+    """Refuse lazy layers (`nn.LazyLinear`) before their first input: their parameters have no shape yet."""
+    for name, p in model.named_parameters():
+        if is_lazy(p):
+            raise ValueError(
+                f"parameter '{name}' has no shape yet: its layer is lazy and takes it from the first input. Run one forward "
+                "pass first, on an input without private data (zeros of the right shape: model(torch.zeros(2, ...)))"
             )
 
 

@@ -25,13 +25,14 @@ from dpkfc.gradients.ids import unknown_row
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
 from dpkfc.gradients.model_state import check_memory, checked_state, kept_attributes, restored_state
-from dpkfc.gradients.random_state import device_of, restarter, unknown_numbers
+from dpkfc.gradients.random_state import device_of, kept_numbers, restarter, unknown_numbers
 from dpkfc.gradients.rules import Call, Calls, settled
 from dpkfc.gradients.sharded import local
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.gradients.update import check_finite
-from dpkfc.gradients.verify import as_long_as, check_mode, check_whole_batch
+from dpkfc.gradients.verify import as_long_as, check_draws, check_mode, check_whole_batch
 from dpkfc.gradients.views import augmented, check_augment
+from dpkfc.gradients.watch import differences, partners
 from dpkfc.metric import Metric
 
 __all__ = ["HERE", "At", "LossFn", "Rows", "check_examples", "clipped_sum"]
@@ -188,6 +189,7 @@ def check_examples(
     batch_of: Callable[..., Any],
     count: int,
     *,
+    beside: Sequence[int] | None = None,
     augment: Callable[[Any], Any] | None = None,
 ) -> bool:
     """Does the tape agree with plain autograd, does a row not depend on those beside it, and do all rows add up?
@@ -197,8 +199,10 @@ def check_examples(
         layers: its layers.
         loss_fn: maps model and batch to one loss a row.
         batch_of: numbers of rows to the batch of them.
-        count: rows there are. The first two are compared one by one; three or more also together, which finds what a pair
-            cannot show (triplets, groups of four).
+        count: rows there are. Two at a time are compared one by one; three or more are also looked at together, which finds
+            what a pair cannot show (triplets, groups of four), and several times where random numbers are drawn (mixup).
+        beside: which rows are compared beside the first, two at a time, so that there may be more than `count`; by default the
+            second, and those that differ from the first in more than it does (another length, another label).
         augment: which must not mix rows; the gradients are compared without it.
 
     Returns:
@@ -217,13 +221,12 @@ def check_examples(
     def loss(model: nn.Module, batch: Any) -> Tensor:
         return _losses(loss_fn, model, batch)
 
-    pair = tuple(range(min(count, 2)))
-    with torch.enable_grad(), checked_state(model) as before, torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), kept_numbers(device), checked_state(model) as before:
         check_augment(augment, moved, count)
         try:
-            shown = check_alone(model, layers, loss, moved(*pair), [moved(i) for i in pair])
-            if len(pair) == 2:
-                check_mode(model, layers, loss, moved(0, 1), moved(0, 0))
+            chosen = _beside_the_first(moved, count) if beside is None else beside
+            shown, drawn = _check_pairs(model, layers, loss, moved, chosen)
+            if count > 1:
                 twins = (as_long_as(moved(0, 1), moved(i, i)) for i in range(count))
                 check_memory(model, before, lambda x: loss(model, x), chain([moved(0, 1)], twins), device)
         except Exception as error:
@@ -236,12 +239,32 @@ def check_examples(
         try:
             if count > 2:
                 check_whole_batch(model, layers, loss, moved(*range(count)), count)
+            if drawn:
+                check_draws(model, device, loss, moved, count)
         except Exception as error:
             if not is_out_of_memory(error):  # the pair was found right, and more do not fit
                 raise
         if not shown and count >= _FEW:
             _check_some_loss(loss, model, moved(*range(count)))
-    return shown and len(pair) == 2
+    return shown and count > 1
+
+
+def _check_pairs(
+    model: nn.Module, layers: Sequence[Layer], loss: LossFn, batch_of: Callable[..., Any], beside: Sequence[int]
+) -> tuple[bool, bool]:
+    """Whether the first row and the one beside it could show a fault, and whether a pass draws random numbers."""
+    if not beside:
+        return check_alone(model, layers, loss, batch_of(0), [batch_of(0)]), False
+    shown, drawn = list[bool](), False
+    for other in beside:
+        shown.append(check_alone(model, layers, loss, batch_of(0, other), [batch_of(0), batch_of(other)]))
+        drawn |= check_mode(model, layers, loss, batch_of(0, other), batch_of(0, 0))
+    return shown[0], drawn
+
+
+def _beside_the_first(batch_of: Callable[..., Any], count: int) -> list[int]:
+    found = [differences(batch_of(0), batch_of(i)) for i in range(1, count)]
+    return [1, *(1 + i for i in partners(found, count, found[0].union(*found) - found[0]))] if found else []
 
 
 def _check_some_loss(loss_fn: LossFn, model: nn.Module, batch: Any) -> None:

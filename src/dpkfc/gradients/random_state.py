@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer
 
 __all__ = [
-    "all_states", "device_of", "put_back", "random_states", "renew", "restarter", "same_states", "unknown_numbers",
+    "all_states", "device_of", "drawn_since_now", "kept_numbers", "put_back", "random_states", "renew", "restarter",
+    "same_states", "unknown_numbers",
 ]  # fmt: skip
 
 
@@ -41,15 +42,43 @@ def same_states(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 
 def restarter(device: torch.device) -> Callable[[], None]:
-    """A function that puts the generators back to where they are now."""
-    states = random_states(device)
+    """A function that puts the generators of torch, numpy and Python back to where they are now."""
+    states = _everything(device)
 
     def restart() -> None:
-        torch.set_rng_state(states[0])
-        if len(states) > 1:
-            torch.cuda.set_rng_state(states[1], device)
+        torch.set_rng_state(states[0][0])
+        if len(states[0]) > 1:
+            torch.cuda.set_rng_state(states[0][1], device)
+        np.random.set_state(states[1])
+        random.setstate(states[2])
 
     return restart
+
+
+def drawn_since_now(device: torch.device) -> Callable[[], bool]:
+    """A function that says whether torch, numpy or Python have drawn global random numbers since now."""
+    before = _everything(device)
+
+    def drawn() -> bool:
+        now = _everything(device)
+        alike = same_states(before[0], now[0]) and before[2] == now[2]
+        return not (alike and all(np.array_equal(a, b) for a, b in zip(before[1], now[1], strict=True)))
+
+    return drawn
+
+
+@contextmanager
+def kept_numbers(device: torch.device) -> Iterator[None]:
+    """Whatever is drawn inside, the global generators go on where they were."""
+    restart = restarter(device)
+    try:
+        yield
+    finally:
+        restart()
+
+
+def _everything(device: torch.device) -> tuple[list[Tensor], Any, Any]:
+    return random_states(device), np.random.get_state(), random.getstate()
 
 
 def all_states() -> tuple[Any, ...]:

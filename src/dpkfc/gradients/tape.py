@@ -42,7 +42,10 @@ class _Anchor(torch.autograd.Function):
 
 @dataclass
 class _Record:
-    """One call of one module, before its output gradients are known (or, listening, with those that have arrived)."""
+    """One call of one module, before its output gradients are known (or, listening, with those that have arrived).
+
+    `spread`: an output that all examples share was handed on with one row an example.
+    """
 
     layers: tuple[Layer, ...]
     module: nn.Module
@@ -52,12 +55,16 @@ class _Record:
     outputs: list[tuple[torch.Size, torch.dtype, torch.device]]
     versions: list[tuple[Tensor, int]]
     doubts: list[Doubt | None]
+    spread: bool = False
     arrived: dict[int, list[Tensor]] = field(default_factory=dict)
 
-    def add_to(self, calls: dict[str, list[Call]], outputs: list[Tensor | None]) -> None:
-        """Append this call, with its output gradients, to those of every layer of the module."""
-        for layer in self.layers:
-            calls.setdefault(layer.name, []).append(Call(self.module, self.args, self.kwargs, outputs))
+    def call(self, gradients: Sequence[Tensor | None]) -> Call:
+        """The call with its output gradients, zeros where none has come."""
+        outputs = [
+            (torch.zeros(shape, dtype=dtype, device=device) if g is None else g) if dtype.is_floating_point else None
+            for g, (shape, dtype, device) in zip(gradients, self.outputs, strict=True)
+        ]
+        return Call(self.module, self.args, self.kwargs, outputs)
 
     @property
     def added_an_axis(self) -> bool:
@@ -122,12 +129,9 @@ class Tape:
         self._remove_hooks()
         if error is None:
             return
-        flat = [r.layers[0] for r in self._records if r.added_an_axis]
-        if flat and hasattr(error, "add_note"):
-            error.add_note(
-                f"dpkfc: layer '{flat[0].display_name}' was called with ids of shape [T] that all examples share, and its "
-                "output was handed on with the batch in front; where the model adds an axis itself, use ids of shape [1, T]"
-            )
+        if hasattr(error, "add_note"):
+            for note in dict.fromkeys(map(_note_of, filter(lambda r: r.spread, self._records))):
+                error.add_note(note)
         self._records = []
 
     def close(self) -> None:
@@ -192,11 +196,13 @@ class Tape:
         if sum(isinstance(x, Tensor) and x.is_floating_point() for x in leaves) > 1:
             leaves = [_apart(x) for x in leaves]
         doubts: list[Doubt | None] = []
+        was_spread = False
         for i, x in enumerate(leaves):
             if isinstance(x, Tensor):
                 known = x.is_floating_point()
                 leaves[i], doubt = spread(layers[0], module, inputs, x, self._size) if known else (x, None)
                 doubts.append(doubt)
+                was_spread = was_spread or leaves[i] is not x
         if not keep:
             return tree_unflatten(leaves, structure)
         tensors = [x for x in leaves if isinstance(x, Tensor)]
@@ -210,6 +216,7 @@ class Tape:
             outputs=[(x.shape, x.dtype, x.device) for x in tensors],
             versions=[(x.detach(), x._version) for x in inputs],
             doubts=doubts,
+            spread=was_spread,
         )
         for i, x in enumerate(tensors):
             if listening and x.is_floating_point():
@@ -262,14 +269,7 @@ class Tape:
         found = dict(zip(edges, gradients, strict=False))
         for (edge, doubt), other in zip(doubtful, marked, strict=True):
             settle(doubt, found[edge], other, losses)
-        calls: dict[str, list[Call]] = {}
-        for record in records:
-            outputs = [
-                None if edge is None else _or_zeros(found[edge], *spec)
-                for edge, spec in zip(record.edges, record.outputs, strict=True)
-            ]
-            record.add_to(calls, outputs)
-        return calls
+        return _calls([(r, [None if edge is None else found[edge] for edge in r.edges]) for r in records])
 
     def _take(self) -> list[_Record]:
         """The records, which are used up; raise if an input is not what the layer has read."""
@@ -301,8 +301,8 @@ class Tape:
         Raises:
             ValueError: an output was differentiated twice; an input overwritten in place.
         """
-        calls: dict[str, list[Call]] = {}
-        for record in self._take():
+        records = self._take()
+        for record in records:
             if any(len(gradients) > 1 for gradients in record.arrived.values()):
                 raise ValueError(
                     "one forward pass was differentiated twice; add the losses and call backward() once (a penalty on "
@@ -311,12 +311,21 @@ class Tape:
             for doubt, spec in zip(record.doubts, record.outputs, strict=True):
                 if doubt is not None and doubt.ids:
                     raise ValueError(ambiguous(doubt.layer, spec[0][0]))
-            outputs = [
-                _or_zeros(record.arrived.get(i, [None])[0], *spec) if spec[1].is_floating_point else None
-                for i, spec in enumerate(record.outputs)
-            ]
-            record.add_to(calls, outputs)
-        return calls
+        return _calls([(r, [r.arrived.get(i, [None])[0] for i in range(len(r.outputs))]) for r in records])
+
+
+def _note_of(record: _Record) -> str:
+    """What to add to an error of a model in which the output of this call has the batch in front."""
+    name = record.layers[0].display_name
+    if record.added_an_axis:
+        return (
+            f"dpkfc: layer '{name}' was called with ids of shape [T] that all examples share, and its "
+            "output was handed on with the batch in front; where the model adds an axis itself, use ids of shape [1, T]"
+        )
+    return (
+        f"dpkfc: layer '{name}' has an input that all examples share; its output was handed on with one row an example. Where "
+        "the model repeats it for the batch itself, use expand(N, ...) instead of repeat or repeat_interleave"
+    )
 
 
 def _apart(x: Any) -> Any:  # noqa: ANN401
@@ -328,8 +337,19 @@ def _detached(x: Any) -> Any:  # noqa: ANN401
     return x.detach() if isinstance(x, Tensor) else x
 
 
-def _or_zeros(gradient: Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device) if gradient is None else gradient
+def _calls(records: Sequence[tuple[_Record, list[Tensor | None]]]) -> dict[str, list[Call]]:
+    """For each layer its calls; those on which no loss depends are left out where the layer has another.
+
+    What is computed without an example for a norm or a look (DoRA calls its factors on an identity matrix) need not lead with the
+    batch.
+    """
+    used = {layer.name for r, gradients in records for layer in r.layers if any(g is not None for g in gradients)}
+    calls: dict[str, list[Call]] = {}
+    for record, gradients in records:
+        names = [x.name for x in record.layers if x.name not in used or any(g is not None for g in gradients)]
+        for name in names:
+            calls.setdefault(name, []).append(record.call(gradients))
+    return calls
 
 
 def check_losses(losses: Tensor, batch_size: int | None = None) -> None:

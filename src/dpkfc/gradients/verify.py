@@ -18,17 +18,20 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from dpkfc.gradients.accumulate import full_precision, split_sum
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.random_state import device_of, restarter
+from dpkfc.gradients.random_state import device_of, drawn_since_now, restarter
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.sharded import in_graph
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape, check_losses
 
-__all__ = ["as_long_as", "check_mode", "check_per_example_gradients", "check_whole_batch", "evaluation_mode"]
+__all__ = [
+    "as_long_as", "check_draws", "check_mode", "check_per_example_gradients", "check_whole_batch", "evaluation_mode",
+]  # fmt: skip
 
 _RELATIVE = {torch.float64: 1e-8, torch.float32: 2e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 # A gradient that cancels to nothing (the bias of attention keys) is rounding of so many times the whole gradient.
 _CANCELLED = 4
+_DRAWS = 16  # random states of a check: mixup of every second batch is seen in a third of them
 
 
 @contextmanager
@@ -83,7 +86,7 @@ def check_per_example_gradients(
         check_losses(losses, len(singles))
         calls = tape.backward(losses)
         precision = _precision(calls)
-        found = _per_example(layers, calls, len(singles))
+        found = _per_example(layers, calls, len(singles), range(len(singles)))
         for i, single in enumerate(singles):
             expected = _autograd(model, loss_fn, single)
             tolerance = _Tolerance.of(expected, precision, slack)
@@ -96,9 +99,16 @@ def check_per_example_gradients(
 
 
 def check_mode(
-    model: nn.Module, layers: Sequence[Layer], loss_fn: Callable[[nn.Module, Any], Tensor], pair: Any, twins: Any
-) -> None:
-    """In the model's own mode, an example's gradient may not depend on the example beside it.
+    model: nn.Module,
+    layers: Sequence[Layer],
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    pair: Any,
+    twins: Any,
+    *,
+    batch_size: int = 2,
+    row: int = 0,
+) -> bool:
+    """In the model's own mode, an example's gradient may not depend on the examples beside it.
 
     Both batches run under one random state, so dropout draws the same numbers.
 
@@ -106,25 +116,74 @@ def check_mode(
         model: in the mode it is trained in.
         layers: its layers.
         loss_fn: maps model and batch to per-example losses.
-        pair: a batch of two examples.
-        twins: a batch of the first of them twice; where it was padded to another length than the pair, dropout would
+        pair: a batch of two examples, or of more.
+        twins: a batch of one of them as many times; where it was padded to another length than the pair, dropout would
             draw other numbers, and rows of the pair are taken instead.
+        batch_size: examples N in either.
+        row: of the example that is looked at.
+
+    Returns:
+        Whether random numbers were drawn: under others another dependence may show.
 
     Raises:
         ValueError: naming the parameter whose gradient differs.
     """
-    found, precision = [], torch.float64
-    restart = restarter(device_of(layers))
-    for batch in (pair, as_long_as(pair, twins)):
+    found, precision = list[dict[str, Tensor]](), torch.float64
+    device = device_of(layers)
+    restart, drawn = restarter(device), drawn_since_now(device)
+    for batch in (pair, as_long_as(pair, twins, batch_size, row)):
         restart()
-        tape = Tape(model, layers, batch_size=2)
+        tape = Tape(model, layers, batch_size=batch_size)
         with tape:
             losses = loss_fn(model, batch)
+        check_losses(losses, batch_size)
         calls = tape.backward(losses)
         precision = _coarser(precision, _precision(calls))
-        found.append(_per_example(layers, calls, 2)[0])
+        found += _per_example(layers, calls, batch_size, [row])
     for name, expected in found[1].items():
-        _compare(name, expected, found[0].get(name), 2, _Tolerance.of(found[1], precision))
+        _compare(name, expected, found[0].get(name), batch_size, _Tolerance.of(found[1], precision))
+    return drawn()
+
+
+def check_draws(
+    model: nn.Module,
+    device: torch.device,
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    batch_of: Callable[..., Any],
+    count: int,
+) -> None:
+    """In the model's own mode, the loss of an example may not depend on the examples beside it, whatever numbers are drawn.
+
+    What mixes examples at random (mixup with a permutation) leaves an example alone at times: in every second batch of two.
+    So several random states are tried, each with more than two rows and each for another of them. Only losses are compared: what
+    is mixed in a forward pass shows in them, at a fraction of the cost.
+
+    Args:
+        model: in the mode it is trained in.
+        device: of the model.
+        loss_fn: maps model and batch to per-example losses, with random numbers.
+        batch_of: numbers of rows to the batch of them.
+        count: rows there are, two or more.
+
+    Raises:
+        ValueError: the loss of an example beside others is another than beside copies of itself.
+    """
+    rows = tuple(range(count)) if count > 2 else (0, 1, 1)
+    beside = batch_of(*rows)
+    alone = [as_long_as(beside, batch_of(*(row,) * len(rows)), len(rows), row) for row in range(count)]
+    for i in range(_DRAWS):
+        row, restart = i % count, restarter(device)
+        with torch.no_grad():
+            one = loss_fn(model, beside)[row]
+            restart()
+            other = loss_fn(model, alone[row])[row]
+        allowed = _RELATIVE.get(one.dtype, 0.1) * max(abs(float(one)), abs(float(other))) + 1e-6
+        if abs(float(one) - float(other)) > allowed:
+            raise ValueError(
+                "the loss of an example changed when only the examples beside it did, under the same random numbers. Either the "
+                "model or loss_fn mixes examples at random (mixup, CutMix, a permutation of the batch): one example would then "
+                "move the gradients of others, and ε would not hold. Leave it out, or mix with public examples"
+            )
 
 
 def check_whole_batch(
@@ -171,25 +230,28 @@ def check_whole_batch(
         _compare(name, gradient, found.get(name), batch_size, wide, what=what)
 
 
-def as_long_as(pair: Any, twins: Any) -> Any:
-    """The twins, or the first row of the pair twice where the two were padded to different lengths."""
+def as_long_as(pair: Any, twins: Any, batch_size: int = 2, row: int = 0) -> Any:
+    """The twins, or a row of the pair as many times where the two were padded to different lengths."""
     shapes = [[x.shape for x in tree_flatten(batch)[0] if isinstance(x, Tensor)] for batch in (pair, twins)]
     if shapes[0] == shapes[1]:
         return twins
-    return tree_map(lambda x: x[[0, 0]] if isinstance(x, Tensor) and x.dim() and x.shape[0] == 2 else x, pair)
+    same = [row] * batch_size
+    return tree_map(lambda x: x[same] if isinstance(x, Tensor) and x.dim() and x.shape[0] == batch_size else x, pair)
 
 
-def _per_example(layers: Sequence[Layer], calls: dict[str, list[Any]], n: int) -> list[dict[str, Tensor]]:
-    rows: list[dict[str, Tensor]] = [{} for _ in range(n)]
+def _per_example(
+    layers: Sequence[Layer], calls: dict[str, list[Any]], n: int, wanted: Sequence[int]
+) -> list[dict[str, Tensor]]:
+    rows: list[dict[str, Tensor]] = [{} for _ in wanted]
     with full_precision():
         for layer in layers:
             if layer.name not in calls:
                 continue
             block = blocks_of(layer, calls[layer.name], n)
-            for i in range(n):
+            for held, i in zip(rows, wanted, strict=True):
                 weights = torch.zeros(n, device=layer.tensor(next(iter(layer.parameters))).device)
                 weights[i] = 1.0
-                rows[i].update(split_sum(layer, weighted_sum(block, weights)))
+                held.update(split_sum(layer, weighted_sum(block, weights)))
     return rows
 
 
