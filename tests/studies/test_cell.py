@@ -78,6 +78,7 @@ def test_a_cell_is_trained_charged_and_leaves_its_ledger_alone(tmp_path):
     assert len(verify(folder / "ledger.jsonl").releases) == 3 == row["steps"]
     assert 0 <= row["accuracy"] <= 1 and 0 < row["epsilon"] <= row["target_epsilon"] == 3.0
     assert row["measured_on"] == "test" and row["accountant"] == "rdp" and row["hardware"]["threads_a_run"] == 1
+    assert row["code"]["dpkfc"] and len(row["code"]["sources"]) == 12  # which sources made it
     assert Run.of(**{**row["run"]}).hash == run.hash == row["hash"]
 
 
