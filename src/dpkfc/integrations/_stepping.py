@@ -198,19 +198,19 @@ class PrivateStep:
             return
         recording, self._recording, size = self._recording, None, self._size
         recording.close()
-        if self._scale.settled or size is None:
+        if size is None:
             return
-        for x in tree_flatten(output)[0]:  # the loss may be taken of any of them, or be one of them
-            if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad and x.dim() > 1:
-                x.register_hook(partial(self._check_scale, x.detach(), size))
+        for i, x in enumerate(tree_flatten(output)[0]):  # the loss may be taken of any of them, or be one of them
+            if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad and x.dim():
+                x.register_hook(partial(self._check_scale, x.detach(), size, i))
 
     def _hear(self, drawn: Drawn | None, size: int | None, tape: Tape) -> None:
         """A pass that was recorded when `drawn` was the newest batch is being differentiated."""
         if all(tape is not heard for heard, *_ in self._heard):
             self._heard.append((tape, drawn, size))
 
-    def _check_scale(self, output: Tensor, size: int, gradient: Tensor) -> None:
-        self._scale.check(output, gradient, size)
+    def _check_scale(self, output: Tensor, size: int, place: int, gradient: Tensor) -> None:
+        self._scale.check(output, gradient, size, place)
 
     # -- the optimizer -------------------------------------------------------------------------------------------------
 
@@ -225,6 +225,8 @@ class PrivateStep:
                     "optimizer.step(closure) is not supported; call loss.backward() before optimizer.step()"
                 )
             self._check_unchanged()
+            if hasattr(optimizer, "grad_scale"):  # a GradScaler leaves it to a fused optimizer to divide by the scale
+                raise RuntimeError("a GradScaler steps this optimizer; leave it out and train in bfloat16, which needs none")
             if self.ledger.remaining == 0:
                 raise BudgetExhausted(
                     f"all {self.ledger.max_releases} releases of the plan are spent; nothing was released. Train for no more "
