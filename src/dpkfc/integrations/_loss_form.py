@@ -20,8 +20,8 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 2e-2, tor
 _CLEAR = {torch.float32: 2e-3, torch.float64: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.05}
 _CHUNK = 2**22  # numbers looked at together, so that a check needs little memory beside the logits
 _NONE = float("nan")
-_VARIED = 1.2  # ratio of 1 - p at which a loss of another form would show, and the 1 - p from which all forms are alike
-_ALIKE = 0.9
+_VARIED = 20.0  # tolerances by which 1 - p must vary, so that a loss of another form would show
+_ALIKE = 0.9  # the 1 - p from which all forms are nearly alike
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Factors:
         group, misses = torch.zeros_like(at) if equal else at, miss[clear]
         most = zeros.scatter_reduce(0, group, misses, "amax", include_self=False)
         least = zeros.scatter_reduce(0, group, misses, "amin", include_self=False)
-        varied = bool((most > _VARIED * least).any())
+        varied = bool((most > (1 + _VARIED * tolerance) * least).any())
         early = classes > 2 and bool((misses > _ALIKE).all())
         return cls(filled, labels, by_label, by_rule, equal, max(0, evidence), varied, early)
 

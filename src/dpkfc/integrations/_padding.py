@@ -95,7 +95,7 @@ def warn_of_changed_rows(inputs: Inputs, batch: Any, size: int) -> None:
 
 
 def _sorted_rows(x: Tensor) -> Tensor:
-    return x.detach().reshape(len(x), -1).sort(1).values
+    return x.detach().reshape(len(x), -1).nan_to_num(0.0).sort(1).values  # a NaN would be no row of its own batch
 
 
 def _plain(tree: Any) -> Any:
