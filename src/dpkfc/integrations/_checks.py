@@ -25,10 +25,19 @@ class Hook:
 
     def __init__(self, function: Callable[..., None] | None = None) -> None:
         self._function = function
+        self.__name__ = "dpkfc_hook"
 
     def __call__(self, *arguments: Any) -> None:
         if self._function is not None:
             self._function(*arguments)
+
+    @property
+    def __globals__(self) -> dict[str, Any]:
+        """Asked for by torch.jit.script alone, which compiles the hooks of a module with it."""
+        raise RuntimeError(
+            "torch.jit.script would compile the hooks of the privacy engine with the model; call engine.close() first and script "
+            "the model itself"
+        )
 
     @property
     def alive(self) -> bool:

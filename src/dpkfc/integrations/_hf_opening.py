@@ -6,6 +6,8 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from transformers import TrainerState
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
@@ -19,7 +21,25 @@ from dpkfc.session import Session
 if TYPE_CHECKING:
     from dpkfc.integrations.huggingface import PrivateTrainer
 
-__all__ = ["open_session"]
+__all__ = ["frozen_statistics", "open_session", "to_training"]
+
+
+def frozen_statistics(model: nn.Module) -> list[nn.Module]:
+    """Modules in eval mode whose training mode would make or move statistics: batch and instance norms, spectral norms."""
+
+    def moves(module: nn.Module) -> bool:
+        hooks = module._forward_pre_hooks.values()
+        spectral = type(module).__name__ == "_SpectralNorm" or any(type(x).__name__ == "SpectralNorm" for x in hooks)
+        return isinstance(module, _NormBase) or spectral
+
+    return [x for x in model.modules() if not x.training and moves(x)]
+
+
+def to_training(trainer: PrivateTrainer) -> None:
+    """Put the model into training mode, but for what had frozen statistics when the trainer was made."""
+    trainer.model.train()
+    for module in trainer.frozen:
+        module.eval()
 
 
 def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
@@ -74,7 +94,7 @@ def _check_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict, random: 
         model.eval()
         few = range(min(8, len(dataset)))
         trainer.default_loss.settle(model, (trainer._prepare_inputs(collate([dataset[i]])) for i in few))
-    model.train()
+    to_training(trainer)
     if random:  # the session would collate an example a second time, and get another one
         pair = collate([dataset[0], dataset[1 % len(dataset)]])
         check_examples(model, find_layers(model), trainer.per_example_loss, lambda *rows: rows_of(pair, *rows), 2)

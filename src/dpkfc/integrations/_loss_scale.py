@@ -3,23 +3,37 @@
 `loss.backward()` shows nothing of the loss but its gradient at the model's output. Were the reduction not the declared
 one, the gradient of one example would depend on the number, the labels or the lengths of the others, and the sensitivity
 would not be the one that the noise is made for. For classification losses, of whole examples or of the positions of a
-sequence, the gradient itself gives the reduction away.
+sequence, the gradient itself gives the reduction away: what stands before the loss of a position, times the number of
+examples, is a weight of the user's own and stays what it is from batch to batch; a divisor of the batch moves it.
+
+One batch proves nothing for the next, which may be the first with a rare label. So every batch is looked at.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from dpkfc.integrations._loss_form import TOLERANCE, Factors, measured
+
 __all__ = ["LossScale"]
 
-_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+# Relative differences that rounding explains: of the weight of a label in two batches, and of the sum of all factors.
+_OF_LABELS = {torch.float32: 2e-4, torch.float64: 1e-5, torch.bfloat16: 1e-2, torch.float16: 4e-3}
+_OF_SUMS = {torch.float32: 3e-5, torch.float64: 1e-8, torch.bfloat16: 2e-3, torch.float16: 1e-3}
+_EARLY = 2e-2  # of labels where no label is predicted yet
+_SMALLEST_SCALE = 2.0**8  # of a GradScaler; a weight of one's own is hardly a power of two as large
+_LARGE = 8  # examples whose weights hardly add up to one number twice by chance
+_PATIENCE = 16  # batches that may be too small, or too alike, for a verdict before the user is told
+
 _WAYS_OUT = (
-    "use reduction='sum' with make_private(loss_reduction='sum'), or a Session with a loss for each example that averages "
-    "over the example's own positions"
+    "divide by the number of examples alone, with class weights w: F.cross_entropy(..., weight=w, reduction='none').mean() "
+    "(of sequences: averaged over each example's own positions first). Or use reduction='sum' with "
+    "make_private(loss_reduction='sum') and a learning rate divided by the batch size, or a Session with a loss for each example"
 )
 
 
@@ -38,8 +52,31 @@ class _Even:
     counted: int | None
 
 
+@dataclass
+class _Seen:
+    """What the batches so far have shown of one output of the model; for an honest loss constants of its own, no more.
+
+    Attributes:
+        table: weight of each label `[classes]`, NaN where it was not seen; None before a verdict.
+        varied: whether its newest entries are exact for losses of any form.
+        example: weight of an example, where examples were averaged over their own positions.
+        even: the last batch of sequences that told neither.
+        sums: of the factors of the first batches whose examples had weights of their own; None once two have differed.
+        judged: whether any batch was.
+        confirmed: whether the last verdict was that weights are constants.
+    """
+
+    table: Tensor | None = None
+    varied: bool = False
+    example: float | None = None
+    even: _Even | None = None
+    sums: list[float] | None = field(default_factory=list)
+    judged: bool = False
+    confirmed: bool = False
+
+
 class LossScale:
-    """Compares the reduction of a classification loss with the declared one, until there is a verdict.
+    """Compares the reduction of a classification loss with the declared one, in every batch.
 
     Args:
         reduction: the declared one, "mean" or "sum".
@@ -47,11 +84,11 @@ class LossScale:
 
     def __init__(self, reduction: str) -> None:
         self._reduction = reduction
-        self._even: _Even | None = None
+        self._seen: dict[int, _Seen] = {}
         self._warned = False
-        self.settled = False
+        self._recognised, self._thin = False, 0  # in this batch a loss of a known form; how often it was not enough
 
-    def check(self, output: Tensor, gradient: Tensor, size: int) -> None:
+    def check(self, output: Tensor, gradient: Tensor, size: int, place: int = 0) -> None:
         """Look at one backward pass.
 
         Nothing follows from a loss that is no cross-entropy or negative log-likelihood, nor from fewer than two examples
@@ -59,40 +96,62 @@ class LossScale:
 
         Args:
             output: logits or log-probabilities `[N, classes]`, `[N, ..., classes]`, `[N, classes, ...]` or
-                `[N * positions, classes]`.
+                `[N * positions, classes]`; of a binary cross-entropy `[N]` or `[N, k]`.
             gradient: of the user's loss with respect to the output.
             size: examples N in the batch.
+            place: which of the model's outputs it is; each may have a weight of its own.
 
         Raises:
-            ValueError: a sum declared as a mean or the reverse; a mean whose divisor depends on the labels or lengths.
+            ValueError: a sum declared as a mean or the reverse; a mean whose divisor depends on the labels or lengths; a loss
+                that a GradScaler has multiplied.
         """
-        if self.settled or size < 2 or self._as_before(output, gradient, size):
+        seen = self._seen.setdefault(place, _Seen())
+        if size < 2 or _as_before(seen, output, gradient, size):
             return
-        factors = _factors(output, gradient, size)
-        if factors is not None:
-            self._judge(factors, _TOLERANCE[output.dtype])
+        form = measured(output, gradient, size)
+        if form is None:
+            return
+        self._judge(seen, form, output.dtype)
 
-    def _as_before(self, output: Tensor, gradient: Tensor, size: int) -> bool:
-        """Whether an even batch is like the even batch before it, seen without looking at all classes."""
-        if self._even is None or self._even.counted is None or output.dim() < 3 or gradient.shape[0] != size:
-            return False
-        counts = (gradient != 0).any(-1).reshape(size, -1).sum(1)
-        return gradient[0, ..., 0].numel() == self._even.positions and bool((counts == self._even.counted).all())
-
-    def _judge(self, factors: Tensor, tolerance: float) -> None:
+    def _judge(self, seen: _Seen, form: Factors, dtype: torch.dtype) -> None:
+        factors, tolerance = form.factors, TOLERANCE[dtype]
         n, positions = factors.shape
-        counts, own = (factors > 0).sum(1), factors.sum(1)
-        active = factors[factors > 0]
-        equal = bool(active.max() - active.min() < tolerance * active.max())
-        summed = equal and bool((active - 1).abs().max() < tolerance)
-        normalised = bool((own.sum() - 1).abs() < tolerance)
-        averaged = normalised and bool((own * n - 1).abs().max() < tolerance)
-        if normalised and not averaged and not summed:
-            raise ValueError(
-                "the loss divides by a number that depends on the labels or lengths of the whole batch (class weights, "
-                "ignore_index or padding with reduction='mean'), so one example changes the gradients of the others and "
-                f"clipping does not bound it; {_WAYS_OUT}"
-            )
+        counts, own = (factors != 0).sum(1), factors.sum(1)
+        if not bool((counts > 0).any()):
+            return
+        scale = float(n) if self._reduction == "mean" else 1.0
+        self._recognised |= form.by_rule
+        if form.equal and form.evidence > 0:
+            _check_loss_scale(_weight(form) * (n if self._reduction == "mean" else 1), tolerance)
+        if not seen.judged:
+            self._check_declared(form, own, tolerance)
+            _check_normalised(form, own, dtype)
+        seen.judged = True
+        active = own[counts > 0]
+        level = bool(active.max() - active.min() <= tolerance * active.max())  # false where one of them is unknown
+        alike = bool((counts == counts[0]).all())
+        scale = float(n) if self._reduction == "mean" else 1.0
+        averaged = positions > 1 and level and not alike and not form.by_rule
+        if averaged or (positions > 1 and level and form.rule and seen.example is not None):
+            seen.example = _unchanged(seen.example, _rounded(active.mean() * scale), dtype)
+        elif positions > 1 and level and form.rule and seen.table is None:
+            even = _Even(_weight(form) * scale, positions, int(counts[0]) if alike else None)
+            seen.even = _compared(seen.even, even, tolerance)
+        elif form.rule:
+            exact = form.varied and seen.varied
+            seen.table = _merged(seen.table, _rounded(form.by_label * scale), _OF_LABELS[dtype] if exact else _EARLY)
+            seen.varied = form.varied
+        elif not level:
+            _check_sums(seen, own, _OF_SUMS[dtype])
+        seen.confirmed = averaged or form.rule or (seen.confirmed and (form.by_rule or level))
+        if not seen.confirmed:
+            seen.table = None
+
+    def _check_declared(self, form: Factors, own: Tensor, tolerance: float) -> None:
+        """Raise where the first batch shows the other reduction; in a later one a weight of one's own may be its size."""
+        both = int((~form.by_label.isnan()).sum()) > 1
+        summed = form.equal and form.evidence > 0 and both and abs(_weight(form) - 1) < tolerance
+        averaged = not summed and _averaged(own, tolerance)
         if (self._reduction == "mean" and summed) or (self._reduction == "sum" and averaged):
             actual = "sum" if summed else "mean"
             raise ValueError(
@@ -100,29 +159,19 @@ class LossScale:
                 f"the batch would leak into every gradient. Use make_private(loss_reduction='{actual}') or a loss with "
                 f"reduction='{self._reduction}'"
             )
-        alike = bool((counts == counts[0]).all())
-        if positions == 1 or summed or not equal or (averaged and not alike):
-            self.settled = True
-        else:
-            self._compare(_Even(float(active.mean()) * n, positions, int(counts[0]) if alike else None), tolerance)
 
-    def _compare(self, even: _Even, tolerance: float) -> None:
-        """Raise if the weight of a position went with the length of the batch."""
-        before, self._even = self._even, even
-        if before is None or abs(even.weight - before.weight) < tolerance * before.weight:
-            return
-        by_positions = even.weight * even.positions - before.weight * before.positions
-        by_count = even.weight * (even.counted or 0) - before.weight * (before.counted or 0)
-        counted = even.counted is not None and before.counted is not None
-        if abs(by_positions) < tolerance or (counted and abs(by_count) < tolerance):
-            raise ValueError(
-                "the loss divides by the number of positions of a batch, which depends on its longest example: one example "
-                f"changes the gradients of the others. Pad to one fixed length, or {_WAYS_OUT}"
-            )
+    @property
+    def confirmed(self) -> bool:
+        """Whether a loss was seen whose weights are constants, as far as batches have shown."""
+        return any(seen.confirmed for seen in self._seen.values())
 
     def warn_without_verdict(self) -> None:
         """Say, once, that a mean was taken on trust: nothing was learnt of its divisor from the gradients so far."""
-        if self.settled or self._even is not None or self._warned or self._reduction == "sum":
+        recognised, self._recognised = self._recognised, False
+        if self.confirmed or self._warned or self._reduction == "sum":
+            return
+        self._thin += recognised
+        if recognised and self._thin < _PATIENCE:
             return
         self._warned = True
         warnings.warn(
@@ -134,48 +183,108 @@ class LossScale:
         )
 
 
-def _factors(output: Tensor, gradient: Tensor, size: int) -> Tensor | None:
-    """Factor of each position's own loss in the whole `[N, positions]`; None where the gradient is of no form known here."""
-    if output.dtype not in _TOLERANCE or output.shape != gradient.shape or not bool(torch.isfinite(gradient).all()):
-        return None
-    for axis in (-1, 1) if output.dim() > 2 else (-1,):
-        rows = [x.detach().movedim(axis, -1) for x in (output, gradient)]
-        classes = rows[0].shape[-1]
-        if classes < 2 or rows[0].numel() % (size * classes) or (output.dim() > 2 and output.shape[0] != size):
-            continue
-        logits, slopes = (x.reshape(size, -1, classes) for x in rows)
-        factors = _of_positions(logits, slopes, _TOLERANCE[output.dtype])
-        if factors is not None:
-            return factors
-    return None
+def _as_before(seen: _Seen, output: Tensor, gradient: Tensor, size: int) -> bool:
+    """Whether an even batch of sequences is like the even batch before it, seen without looking at all classes."""
+    if seen.even is None or seen.even.counted is None or output.dim() < 3 or gradient.shape[0] != size:
+        return False
+    counts = (gradient != 0).any(-1).reshape(size, -1).sum(1)
+    return gradient[0, ..., 0].numel() == seen.even.positions and bool((counts == seen.even.counted).all())
 
 
-def _of_positions(output: Tensor, gradient: Tensor, tolerance: float) -> Tensor | None:
-    """As `_factors`, of outputs and gradients `[N, positions, classes]`.
+def _averaged(own: Tensor, tolerance: float) -> bool:
+    return bool((own * len(own) - 1).abs().max() < tolerance)
 
-    With probabilities p and label y the gradient of a cross-entropy at the logits is p - e_y, that of a negative
-    log-likelihood at the log-probabilities is -e_y. An ignored position has the factor 0. A position that is predicted
-    with confidence leaves too little to measure: it is taken to weigh as much as the others of its example, and an example
-    of such positions alone as much as all others, where those agree.
+
+def _check_loss_scale(weight: float, tolerance: float) -> None:
+    """Raise if the weight of every position is a large power of two."""
+    power = 2.0 ** round(math.log2(weight))
+    if power >= _SMALLEST_SCALE and abs(weight - power) < tolerance * power:
+        raise ValueError(
+            f"the loss is multiplied by {power:.0f}, as a GradScaler does: its scale, and which steps it skips, follow overflows "
+            "of private gradients, which ε does not cover. Leave the GradScaler out and train in bfloat16, which needs none"
+        )
+
+
+def _check_normalised(form: Factors, own: Tensor, dtype: torch.dtype) -> None:
+    """Raise if the first batch shows factors that differ between examples and yet add up to one.
+
+    Weights that balance the labels, in an honest mean, do so in a batch that happens to have the labels in their very
+    proportions. It looks the same under both means, and the next batch tells.
     """
-    wide = torch.float64 if output.dtype == torch.float64 else torch.float32
-    output, gradient = output.to(wide), gradient.to(wide)
-    label = torch.nn.functional.one_hot(gradient.argmin(-1), output.shape[-1]).to(gradient)
-    likelihood = bool((gradient * (1 - label) == 0).all() and (output.logsumexp(-1).abs() < 10 * tolerance).all())
-    pattern = -label if likelihood else output.softmax(-1) - label
-    ignored = (gradient == 0).all(-1)
-    clear = ~ignored & (pattern.abs().amax(-1) > 0.05)
-    factors = (gradient * pattern).sum(-1) / pattern.square().sum(-1).clamp_min(1e-30)
-    off = (gradient - factors.unsqueeze(-1) * pattern).abs().amax(-1)
-    fits = (off <= tolerance * gradient.abs().amax(-1)) | ~clear
-    if not bool(fits.all()):
-        return None
-    if int(clear.any(1).sum()) < 2:
-        return None
-    hidden = ~clear.any(1) & ~ignored.all(1)
-    measured = factors[clear]
-    if bool(hidden.any()) and bool(measured.max() - measured.min() > tolerance * measured.max()):
-        return None
-    own = (factors * clear).sum(1) / clear.sum(1).clamp_min(1)
-    own = torch.where(hidden, measured.mean(), own)
-    return torch.where(clear, factors, own.unsqueeze(1) * ~ignored)
+    tolerance = TOLERANCE[dtype]
+    if not form.equal and len(own) < _LARGE:
+        return
+    normalised = bool((own.sum() - 1).abs() < (tolerance if form.equal else _OF_SUMS[dtype]))
+    by_chance = normalised and not form.equal and form.by_rule and form.balanced(tolerance)
+    if normalised and not by_chance and not _averaged(own, tolerance):
+        raise ValueError(_of_the_batch("divides by a number that depends on the labels or lengths of the whole batch"))
+
+
+def _check_sums(seen: _Seen, own: Tensor, tolerance: float) -> None:
+    """Raise if the factors of the first four batches, all uneven, add up to one number."""
+    total = float(own.sum())
+    if seen.sums is None or math.isnan(total) or len(own) < _LARGE:
+        return
+    if any(abs(total - x) >= tolerance * abs(total) for x in seen.sums):
+        seen.sums = None
+        return
+    seen.sums.append(total)
+    if len(seen.sums) == 4:
+        raise ValueError(_of_the_batch("divides by the sum of the weights that are in the batch"))
+
+
+def _weight(form: Factors) -> float:
+    return float(form.factors[form.factors > 0].nanmean())
+
+
+def _of_the_batch(what: str) -> str:
+    return (
+        f"the loss {what} (class weights, ignore_index or padding with reduction='mean'), so one example changes the gradients "
+        f"of the others and clipping does not bound it; {_WAYS_OUT}"
+    )
+
+
+def _changed() -> ValueError:
+    return ValueError(
+        "examples of one label had one weight in an earlier batch and have another in this one: "
+        + _of_the_batch("divides by a number that depends on the labels or lengths of the whole batch")
+        + ". A factor of your own that changes from step to step belongs into the learning rate. What was released before this "
+        "batch had no such bound either: begin anew"
+    )
+
+
+def _unchanged(before: float | None, now: Tensor, dtype: torch.dtype) -> float:
+    """The weight of an example, the same as before."""
+    if before is not None and abs(float(now) - before) > _OF_LABELS[dtype] * before:
+        raise _changed()
+    return float(now) if before is None else before
+
+
+def _merged(table: Tensor | None, now: Tensor, tolerance: float) -> Tensor:
+    """The weights of all labels seen, each the same as before."""
+    if table is None or table.shape != now.shape:
+        return now
+    if bool(((now - table).abs() > tolerance * table).any()):  # NaN, of an unseen label, compares false
+        raise _changed()
+    return torch.where(table.isnan() | (tolerance == _EARLY), torch.where(now.isnan(), table, now), table)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """To about six digits: what is kept of an honest loss is its constants, not the rounding of private numbers."""
+    mantissa, exponent = torch.frexp(x.double())
+    return torch.ldexp((mantissa * 2**20).round() / 2**20, exponent)
+
+
+def _compared(before: _Even | None, even: _Even, tolerance: float) -> _Even:
+    """Raise if the weight of a position went with the length of the batch; otherwise the newer one."""
+    if before is None or abs(even.weight - before.weight) < tolerance * before.weight:
+        return even
+    by_positions = even.weight * even.positions - before.weight * before.positions
+    by_count = even.weight * (even.counted or 0) - before.weight * (before.counted or 0)
+    counted = even.counted is not None and before.counted is not None
+    if abs(by_positions) < tolerance or (counted and abs(by_count) < tolerance):
+        raise ValueError(
+            "the loss divides by the number of positions of a batch, which depends on its longest example: one example "
+            f"changes the gradients of the others. Pad to one fixed length, or {_WAYS_OUT}"
+        )
+    return even

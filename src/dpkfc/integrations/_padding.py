@@ -1,4 +1,4 @@
-"""Does padding to the longest example of a batch change what the model makes of the others?
+"""Does padding to the longest example of a batch change what the model makes of the others? Was a batch changed on its way?
 
 Inside a batch every example has its padding already, so a comparison of its rows cannot tell. Two examples are collated
 together and each alone, and the model must give an example the same output in both.
@@ -6,18 +6,21 @@ together and each alone, and the model must give an example the same output in b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import DataLoader
 
 from dpkfc.gradients.verify import evaluation_mode
 
-__all__ = ["check_padding"]
+__all__ = ["check_padding", "warn_of_changed_rows"]
 
-_LOOKED_AT = 16
+_LOOKED_AT = 1024
 _RELATIVE = {torch.float64: 1e-8, torch.float32: 2e-3}
 
 _MESSAGE = (
@@ -30,25 +33,27 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def check_padding(
-    model: nn.Module, inputs: Inputs, batch: Any, dataset: Any, collate: Callable[[list[Any]], Any]
+    model: nn.Module, inputs: Inputs, batch: Any, loader: DataLoader[Any], drawn: Iterable[int] = ()
 ) -> None:
     """Compare the model's outputs for an example padded to another's length with those for the example alone.
 
-    Nothing can be said where the inputs are no parts of the batch, where all of the first examples have one length, or
+    Nothing can be said where the inputs are no parts of the batch, where all of the examples looked at have one length, or
     where collating draws random numbers.
 
     Args:
         model: in any mode, which is kept.
         inputs: (args, kwargs) of the call of the model on `batch`.
         batch: as the loader handed it out.
-        dataset: of that loader.
-        collate: of that loader.
+        loader: of the script; its dataset and collate function.
+        drawn: indices of examples that are looked at first, those of the batch. PRIVATE.
 
     Raises:
         ValueError: an output differs; padding carries something of one example to another.
     """
+    dataset: Any = loader.dataset
+    collate: Callable[[list[Any]], Any] = loader.collate_fn
     places = _places(inputs, batch)
-    pair = None if places is None else _of_two_lengths(dataset, collate)
+    pair = None if places is None else _of_two_lengths(dataset, collate, chain(drawn, range(len(dataset))))
     if places is None or pair is None:
         return
     together = collate(pair)
@@ -64,8 +69,42 @@ def check_padding(
                     raise ValueError(_MESSAGE)
 
 
+def warn_of_changed_rows(inputs: Inputs, batch: Any, size: int) -> None:
+    """Warn of floating-point inputs of the model whose rows are none of the batch's, whatever their type, device and order.
+
+    Args:
+        inputs: (args, kwargs) of the call of the model on `batch`.
+        batch: as the loader handed it out.
+        size: examples in it.
+    """
+    known = [_sorted_rows(x) for x in _tensors(batch) if len(x) == size]
+    for x in _tensors(inputs):
+        if not x.is_floating_point() or len(x) != size or x.requires_grad:
+            continue
+        rows = _sorted_rows(x)
+        if not any(y.shape == rows.shape and torch.equal(y.to(rows), rows) for y in known):
+            warnings.warn(
+                f"rows changed after the loader: an input of the model, of shape {tuple(x.shape)}, is no part of the batch that "
+                "the private loader handed out. A change of each row by itself is fine; mixing two examples (Mixup, CutMix, "
+                "statistics of the batch) voids ε, since one example then enters the clipped gradients of several. Change single "
+                "examples in the dataset or its collate function",
+                UserWarning,
+                stacklevel=2,
+            )
+            return
+
+
+def _sorted_rows(x: Tensor) -> Tensor:
+    return x.detach().reshape(len(x), -1).nan_to_num(0.0).sort(1).values  # a NaN would be no row of its own batch
+
+
+def _plain(tree: Any) -> Any:
+    """The same with a dict in the place of every mapping that pytree does not know (BatchEncoding)."""
+    return tree_map(lambda x: _plain(dict(x)) if isinstance(x, Mapping) else x, tree)
+
+
 def _tensors(tree: Any) -> list[Tensor]:
-    return [x for x in tree_flatten(tree)[0] if isinstance(x, Tensor) and x.dim()]
+    return [x for x in tree_flatten(_plain(tree))[0] if isinstance(x, Tensor) and x.dim()]
 
 
 def _places(inputs: Inputs, batch: Any) -> list[int] | None:
@@ -79,11 +118,11 @@ def _places(inputs: Inputs, batch: Any) -> list[int] | None:
     return places or None
 
 
-def _of_two_lengths(dataset: Any, collate: Callable[[list[Any]], Any]) -> list[Any] | None:
-    """Two examples that collate alone to different shapes."""
+def _of_two_lengths(dataset: Any, collate: Callable[[list[Any]], Any], order: Iterable[int]) -> list[Any] | None:
+    """Two examples that collate alone to different shapes; the first such, in that order."""
     first, shapes = None, None
-    for i in range(min(_LOOKED_AT, len(dataset))):
-        example = dataset[i]
+    for i in islice(order, _LOOKED_AT):
+        example = dataset[int(i)]
         own = [x.shape for x in _tensors(collate([example]))]
         if shapes is not None and own != shapes:
             return [first, example]

@@ -58,6 +58,10 @@ class Listener(Protocol):
         """A batch of that pass is about to be handed out."""
         ...
 
+    def ends(self, handed: int) -> bool:
+        """Whether the pass ends before its next batch, after so many."""
+        ...
+
     def finish(self, token: object) -> None:
         """That pass has come to its end."""
         ...
@@ -156,7 +160,9 @@ class PrivateLoader(DataLoader[Any]):
         """The batches of one pass, an empty one where no example was drawn; first the one that the last pass has left."""
         token = self.listener.begin()
         self.draws.missing = self.listener.missing
-        for batch in self._fetched(super().__iter__()):
+        for handed, batch in enumerate(self._fetched(super().__iter__())):
+            if self.listener.ends(handed):
+                break
             self.listener.draw(self.physical.announced.popleft(), token, batch)
             yield batch
         self.listener.finish(token)

@@ -8,6 +8,7 @@ pass left on the tape into a clipped sum, charges the ledger and puts the releas
 
 from __future__ import annotations
 
+import warnings
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from dpkfc.integrations._checks import SHOWN, Hook, check_model, check_optimizer
 from dpkfc.integrations._guard import refuse_gradient_hooks
 from dpkfc.integrations._loss_scale import LossScale
 from dpkfc.integrations._owed import Owed
-from dpkfc.integrations._padding import check_padding
+from dpkfc.integrations._padding import check_padding, warn_of_changed_rows
 from dpkfc.integrations._poisson_loader import Drawn
 from dpkfc.plan import Plan
 from dpkfc.postprocess.chain import Chain
@@ -76,7 +77,7 @@ class PrivateStep:
         self.layers = find_layers(model)
         self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
         self._chain = Chain((), plan.config.readout)  # make_private takes no filters
-        self.step = ledger.count
+        self.step = self._before = ledger.count
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
         check_untouched(model, optimizer)
@@ -86,6 +87,7 @@ class PrivateStep:
         self._noise = plan.noise_stream()
         self._reduction, self._scale, self._verify = loss_reduction, LossScale(loss_reduction), verify
         self._token: object = None
+        self._ended = False
         self._owed = Owed()
         self._source = source
         self._recording: ExitStack | None = None
@@ -157,6 +159,24 @@ class PrivateStep:
         self._batch = batch if self._verify else None
         self._clear()
 
+    def ends(self, handed: int) -> bool:
+        """Whether a pass that has handed out so many batches has to end: a resumed run has no release left for the next.
+
+        The releases that a crash has lost are spent, so such a run has fewer than its script asks for. It ends where they do,
+        and with what it has: the script saves its weights. Where nothing was cut short, another pass is an error as ever.
+        """
+        if not (self._before and self.ledger.remaining == 0 and (handed or self._ended)):
+            return False
+        if not self._ended:
+            warnings.warn(
+                f"all {self.ledger.max_releases} releases of the plan are spent, {self._before} of them before this run went on: "
+                "the loader ends here, and further passes over it are empty",
+                UserWarning,
+                stacklevel=3,
+            )
+        self._ended = True
+        return True
+
     def finish(self, token: object) -> None:
         """A pass over the loader has come to its end."""
         if token is self._token:
@@ -187,7 +207,10 @@ class PrivateStep:
         try:
             check_model(self.model, self.layers, inputs, size)
             if self._source is not None and self._batch is not None:
-                check_padding(self.model, inputs, self._batch, self._source.dataset, self._source.collate_fn)
+                drawn = () if self._drawn is None else self._drawn.logical
+                check_padding(self.model, inputs, self._batch, self._source, drawn)
+                if size > 1:  # the last look of this run: it warns once
+                    warn_of_changed_rows(inputs, self._batch, size)
         finally:
             self._busy = False
         self._verify = size < 2
@@ -198,19 +221,19 @@ class PrivateStep:
             return
         recording, self._recording, size = self._recording, None, self._size
         recording.close()
-        if self._scale.settled or size is None:
+        if size is None:
             return
-        for x in tree_flatten(output)[0]:  # the loss may be taken of any of them, or be one of them
-            if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad and x.dim() > 1:
-                x.register_hook(partial(self._check_scale, x.detach(), size))
+        for i, x in enumerate(tree_flatten(output)[0]):  # the loss may be taken of any of them, or be one of them
+            if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad and x.dim():
+                x.register_hook(partial(self._check_scale, x.detach(), size, i))
 
     def _hear(self, drawn: Drawn | None, size: int | None, tape: Tape) -> None:
         """A pass that was recorded when `drawn` was the newest batch is being differentiated."""
         if all(tape is not heard for heard, *_ in self._heard):
             self._heard.append((tape, drawn, size))
 
-    def _check_scale(self, output: Tensor, size: int, gradient: Tensor) -> None:
-        self._scale.check(output, gradient, size)
+    def _check_scale(self, output: Tensor, size: int, place: int, gradient: Tensor) -> None:
+        self._scale.check(output, gradient, size, place)
 
     # -- the optimizer -------------------------------------------------------------------------------------------------
 
@@ -225,10 +248,13 @@ class PrivateStep:
                     "optimizer.step(closure) is not supported; call loss.backward() before optimizer.step()"
                 )
             self._check_unchanged()
+            if hasattr(optimizer, "grad_scale"):  # a GradScaler leaves it to a fused optimizer to divide by the scale
+                raise RuntimeError("a GradScaler steps this optimizer; leave it out and train in bfloat16, which needs none")
             if self.ledger.remaining == 0:
                 raise BudgetExhausted(
-                    f"all {self.ledger.max_releases} releases of the plan are spent; nothing was released. Train for no more "
-                    "epochs than make_private_with_epsilon was given"
+                    f"all {self.ledger.max_releases} releases of the plan are spent, {self._before} of them in the ledger before "
+                    "this run; nothing was released. Train for no more epochs than make_private_with_epsilon was given, and end "
+                    "the loop where engine.ledger.remaining is 0"
                 )
             self._contribute(strays)
         except BaseException:

@@ -29,7 +29,7 @@ from dpkfc.integrations._guard import refuse_gradient_hooks, refuse_unreleased_s
 from dpkfc.integrations._hf_arguments import check_arguments, check_overrides, check_settings, steps_per_epoch
 from dpkfc.integrations._hf_closed import PRIVATE_LOSS, ClosedTrainer
 from dpkfc.integrations._hf_losses import LossFn, ModelLoss, per_example_cross_entropy
-from dpkfc.integrations._hf_opening import open_session
+from dpkfc.integrations._hf_opening import frozen_statistics, open_session, to_training
 from dpkfc.plan import Plan
 from dpkfc.session import Session
 
@@ -40,7 +40,8 @@ class PrivateTrainer(ClosedTrainer):
     """Trains a model under a plan; one trainer, one run.
 
     Args:
-        model: a transformers model or any module that takes keywords, with adapters of peft or without.
+        model: a transformers model or any module that takes keywords, with adapters of peft or without. Batch, instance and
+            spectral norms that are in eval mode stay in it: their statistics are frozen.
         args: training arguments; one that contradicts the plan, or would let private data out, is an error.
         plan: from `PrivacyConfig.calibrate`, for the examples (or units) of `train_dataset`.
         per_example_loss: maps (model, inputs) to one loss per example `[N]`; default: the cross-entropy of logits and
@@ -74,6 +75,7 @@ class PrivateTrainer(ClosedTrainer):
         check_overrides(type(self), ClosedTrainer, per_example_loss is not None)
         if hasattr(model, "_orig_mod"):
             raise ValueError("the model is compiled, and shows no calls of its layers; pass the plain module")
+        self.frozen = frozen_statistics(model)  # stay so, while the rest is trained
         super().__init__(model, args, **settings)
         self.plan = plan
         self.units = self.train_dataset[units] if isinstance(units, str) else units
@@ -134,7 +136,7 @@ class PrivateTrainer(ClosedTrainer):
             if self.state.global_step % length == 0:
                 self._event("on_epoch_begin")
             self._event("on_step_begin")
-            self.model.train()
+            to_training(self)
             refuse_gradient_hooks(self.model)
             record = session.step(batch, self.per_example_loss)
             if self._losses and record.batch_size:  # those before are of the check of the first step

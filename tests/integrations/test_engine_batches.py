@@ -1,0 +1,121 @@
+"""What an engine makes of a batch on its way to the model, of a run that was resumed, and of a model that is taken away."""
+
+from __future__ import annotations
+
+import warnings
+from collections import UserDict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+from dpkfc.integrations.opacus import BatchMemoryManager
+from dpkfc.privacy.ledger import BudgetExhausted
+from tests.integrations.opacus_cases import B, N, backward, loader, mlp, private, train, with_epsilon
+
+
+class Unmasked(nn.Module):
+    """Averages over padding too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.fc = nn.Embedding(30, 8), nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.emb(ids).mean(1))
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+@pytest.mark.parametrize("alike", [0, 60])
+def test_padding_is_looked_for_in_any_mapping_and_behind_many_records_of_one_length(kind: type, alike: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    lengths = [5] * alike + [3, 9] * 4
+    rows = [(torch.randint(1, 30, (n,), generator=g), torch.tensor(i % 3)) for i, n in enumerate(lengths)]
+
+    def collate(batch):
+        return kind({"ids": pad_sequence([x for x, _ in batch], batch_first=True), "y": torch.stack([y for _, y in batch])})
+
+    engine, model, optimizer, batches = private(Unmasked(), data_loader=DataLoader(rows, batch_size=8, collate_fn=collate))
+    with pytest.raises(ValueError, match="how far it is padded"):
+        model(next(iter(batches))["ids"])
+    assert engine.ledger.count == 0
+
+
+# -- rows that change on their way -------------------------------------------------------------------------------------
+
+
+def told(change) -> list[str]:
+    _, model, optimizer, batches = private(data_loader=loader(batch_size=20))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for x, y in batches:
+            F.cross_entropy(model(change(x)), y).backward()
+            optimizer.step()
+    return [str(x.message) for x in caught]
+
+
+def test_mixed_rows_are_warned_of_once() -> None:
+    messages = told(lambda x: 0.7 * x + 0.3 * x.flip(0))
+    assert len(messages) == 1 and "rows changed after the loader" in messages[0] and "voids ε" in messages[0]
+
+
+@pytest.mark.parametrize("change", [lambda x: x, lambda x: x.clone(), lambda x: x.flip(1)])
+def test_rows_that_stay_what_they_are_are_not(change) -> None:
+    assert told(change) == []
+
+
+# -- a run that goes on ------------------------------------------------------------------------------------------------
+
+
+def one_pass(model, optimizer, batches, physical: int | None) -> int:
+    if physical is None:
+        return train(model, optimizer, batches)
+    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=physical, optimizer=optimizer) as parts:
+        return train(model, optimizer, parts)
+
+
+@pytest.mark.parametrize("physical", [None, 3])
+def test_a_resumed_run_ends_with_its_releases(tmp_path, physical: int | None) -> None:
+    """Lost steps are spent: the last pass is shorter, and the script comes to its last checkpoint."""
+    path = tmp_path / "ledger.jsonl"
+    engine, model, optimizer, batches = with_epsilon(ledger_path=path)
+    train(model, optimizer, batches, 3)
+    engine.close()
+    engine, model, optimizer, batches = with_epsilon(ledger_path=path)
+    one_pass(model, optimizer, batches, physical)
+    assert engine.ledger.remaining == 2
+    with pytest.warns(UserWarning, match="all 10 releases of the plan are spent, 3 of them before"):
+        one_pass(model, optimizer, batches, physical)
+    assert engine.ledger.remaining == 0 and engine.ledger.count == 2 * N // B
+    assert one_pass(model, optimizer, batches, physical) == 0
+    assert all(p.grad is None for p in model.parameters())
+    engine.close()
+
+
+def test_a_run_of_too_many_passes_is_told_what_was_spent_before(tmp_path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    for spent in (0, 5):
+        engine, model, optimizer, batches = with_epsilon(ledger_path=path)
+        train(model, optimizer, batches)
+        if spent:
+            with pytest.raises(BudgetExhausted, match=r"all 10 releases.*5 of them .* before.*engine.ledger.remaining"):
+                train(model, optimizer, batches)
+        engine.close()
+
+
+# -- the model, taken away ---------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_scripted_once_its_engine_is_closed() -> None:
+    engine, model, optimizer, batches = private(mlp())
+    backward(model, next(iter(batches)))
+    optimizer.step()
+    model.eval()
+    with pytest.raises(RuntimeError, match=r"call engine.close\(\) first"):
+        torch.jit.script(model)
+    engine.close()
+    x = torch.randn(2, 6, dtype=torch.float64)
+    assert torch.equal(torch.jit.script(model)(x), model(x))
