@@ -205,8 +205,8 @@ DAMAGE = {
     "a bit flipped": (_flipped, r"line \d of the ledger"),
     "another plan": (_of_another_plan, "belongs to the plan f"),
     "cut off before the checkpoint": (_lines(lambda x: x[:2]), "does not contain the 2 releases"),
-    "deleted": (Path.unlink, "does not contain the 2 releases"),
-    "empty": (_lines(lambda _: []), "does not contain the 2 releases"),
+    "deleted": (Path.unlink, "holds a checkpoint and no ledger"),
+    "empty": (_lines(lambda _: []), "holds a checkpoint and no ledger"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be written"),
     "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no ordinary file"),
 }
@@ -218,11 +218,11 @@ def test_a_damaged_ledger_stops_a_resume_before_a_release(folder: Path, damage: 
     spoil, message = DAMAGE[damage]
     spoil(ledger)
     before = ledger.read_bytes() if ledger.is_file() else b""
-    with pytest.raises((LedgerError, CheckpointError), match=message) as raised:
+    with pytest.raises((LedgerError, CheckpointError, ConfigError), match=message) as raised:
         resume(folder)
     assert str(folder) in str(raised.value) and "\n" not in str(raised.value)
     after = ledger.read_bytes() if ledger.is_file() else b""
-    assert before == after or (not before and len(after.splitlines()) == 1), "at most a new header was written"
+    assert before == after
 
 
 def test_a_torn_last_line_costs_nothing_but_its_own_release(folder: Path, expected: list[dict]) -> None:

@@ -149,7 +149,7 @@ def _continued(path: str | Path, console: Console | None, ranks: Ranks, any_worl
 
 def _begun(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
     folder = RunFolder.open(path)
-    if not folder.ledger.is_file() or not folder.ledger.stat().st_size:
+    if not folder.ledger.exists() or (folder.ledger.is_file() and not folder.ledger.stat().st_size):
         raise ConfigError(
             f"{path} holds a checkpoint and no ledger, without which nobody can say what was spent: put {folder.ledger.name} back"
         )
