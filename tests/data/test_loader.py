@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, UserDict
 
 import numpy as np
@@ -119,8 +120,12 @@ def test_mappings_of_another_kind_become_dicts(workers):
     rows = [(torch.full((2,), i), i) for i in range(4)]
     with MicroBatches(rows, 2, encoded, num_workers=workers) as batches:
         for batch in [*batches([0, 1, 2, 3]), collate(rows, np.arange(2), encoded)]:
-            assert type(batch) is dict and type(batch["more"][0]) is dict and batch["more"][1] == "text"
+            assert isinstance(batch, dict) and isinstance(batch["more"][0], dict) and batch["more"][1] == "text"
             assert [x.shape[0] for x in tree_leaves(batch)[:2]] == [2, 2]
+            assert batch.ids is batch["ids"] and batch.more[0].labels.shape == (2,) and {**batch}.keys() == {"ids", "more"}
+            assert torch.equal(copy.deepcopy(batch).to("cpu").ids, batch.ids)
+            with pytest.raises(AttributeError, match="a dict without 'mask'; it has ids, more"):
+                batch.mask  # noqa: B018
 
 
 def test_batches_that_torch_knows_stay_as_they_are():

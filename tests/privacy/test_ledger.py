@@ -218,6 +218,18 @@ def test_another_plan_or_mode_is_refused(path):
         Ledger.open(path, PLAN, HEADER | {"certified": False})
 
 
+def test_a_ledger_from_before_a_vacuous_delta_was_no_certificate_goes_on(path):
+    """Its first line has no δ; the plan is no longer certified under the same hash."""
+    with Ledger.open(path, PLAN, HEADER):
+        pass
+    now = HEADER | {"certified": False, "delta": 0.01, "dataset_size": 100}
+    with Ledger.open(path, PLAN, now) as ledger:
+        assert ledger.header["certified"] is True
+    for other in ({"delta": 0.001}, {"rng": "repeatable"}, {"certified": True, "rng": "repeatable"}):
+        with pytest.raises(LedgerError, match="was begun with"):
+            Ledger.open(path, PLAN, now | other)
+
+
 def test_a_header_may_say_more_but_not_lie(tmp_path):
     with Ledger.open(tmp_path / "l", PLAN, {"plan": {"sigma": 1.0, "shape": (1, 2)}}) as ledger:
         assert ledger.header["plan"]["sigma"] == 1.0

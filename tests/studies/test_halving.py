@@ -72,6 +72,16 @@ def test_a_trial_that_was_stopped_early_and_stands_at_the_end_is_run_once_more(t
     assert search.best()[1] == 0.95 and own != stopped
 
 
+def test_a_repetition_that_runs_keeps_its_place_among_the_others(tmp_path):
+    search = opened(tmp_path, trials=10)
+    values = (0.5, 0.1, 0.2, 0.3, 0.9, 0.8, 0.7, 0.6, 0.4, 0.05)
+    keys = [told(search, value, *([value] if stands(value, values[:i]) else [])) for i, value in enumerate(values)]
+    late = [trial.user_attrs["hash"] for trial in search._stopped_too_early()]
+    assert keys[6] in late and keys[7] not in late  # 0.7 is the third of ten
+    asked = {search.ask_again()[0] for _ in late}
+    assert asked == set(late) and search.ask_again() is None
+
+
 def test_a_repetition_that_was_killed_is_asked_for_again_and_a_finished_one_is_not(tmp_path):
     store = Store(tmp_path / "results.json")
     source = Trials([opened(tmp_path, rows=list(store))], store)

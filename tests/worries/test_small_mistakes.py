@@ -88,3 +88,19 @@ def test_a_lazy_layer_wants_one_forward_pass_first() -> None:
         step(model, (x, y))
     model(torch.zeros(2, x.shape[1], dtype=torch.float64))
     assert step(model, (x, y)).steps_done == 1
+
+
+def test_a_batch_with_sparse_tensors_is_left_to_the_loss() -> None:
+    x, y = data()
+
+    def sparse(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return torch.stack([a for a, _ in rows]).to_sparse(), torch.stack([b for _, b in rows])
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0].to_dense()), batch[1], reduction="none")
+
+    model = net()
+    with Session(plan(1.0), model, torch.optim.SGD(model.parameters(), 0.1), (x, y), collate_fn=sparse) as session:
+        for batch in session.batches():
+            session.step(batch, loss)
+    assert session.steps_done == 6

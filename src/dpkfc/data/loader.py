@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import register_pytree_node, tree_map
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 __all__ = ["MicroBatches", "Rows", "collate", "split", "tensors_of"]
@@ -73,9 +73,27 @@ class _Plain:
         return _plain(self.function(examples))
 
 
+class Fields(dict[str, Any]):
+    """A dict whose items are attributes too, as those of a tokenizer's `BatchEncoding`, in whose place it stands."""
+
+    def __getattr__(self, name: str) -> Any:
+        """The item of this name."""
+        if name in self:
+            return self[name]
+        raise AttributeError(f"the batch is a dict without {name!r}; it has {', '.join(map(str, self))}")
+
+    def to(self, device: Any) -> Fields:
+        """The batch with its tensors on a device; a session has moved them already."""
+        moved: Fields = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, self)
+        return moved
+
+
+register_pytree_node(Fields, lambda x: (list(x.values()), list(x)), lambda held, names: Fields(zip(names, held, strict=True)))
+
+
 def _plain(batch: Any) -> Any:
     """The batch with mappings that pytree does not know as dicts, whatever they lie in."""
-    return tree_map(lambda x: {k: _plain(v) for k, v in x.items()} if isinstance(x, Mapping) else x, batch)
+    return tree_map(lambda x: Fields((k, _plain(v)) for k, v in x.items()) if isinstance(x, Mapping) else x, batch)
 
 
 class MicroBatches:

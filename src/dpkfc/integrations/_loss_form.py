@@ -35,6 +35,7 @@ class Factors:
         by_rule: whether the factor is a function of the label: no two clear positions of one label differ.
         equal: whether all clear positions have one factor.
         evidence: how many more positions than necessary agree on that.
+        spread: how far the clear positions of one label are apart, relative: rounding of a cross-entropy, more of other losses.
         varied: whether they agree at different predictions; at one, every loss would look like this.
         early: whether they agree because no label is predicted yet, out of three or more; other losses nearly look like this.
     """
@@ -45,6 +46,7 @@ class Factors:
     by_rule: bool
     equal: bool
     evidence: int
+    spread: float
     varied: bool
     early: bool
 
@@ -73,7 +75,8 @@ class Factors:
         at, values, weights = labels[clear], factors[clear], weight[clear]
         total = zeros.scatter_add(0, at, weights)
         by_label = zeros.scatter_add(0, at, values * weights) / total.where(total > 0, torch.full_like(total, _NONE))
-        by_rule = bool(((values - by_label[at]).abs() <= tolerance * by_label[at]).all())
+        apart = (values - by_label[at]).abs() / by_label[at]
+        by_rule = bool((apart <= tolerance).all())
         equal = bool(values.numel() and values.max() - values.min() <= tolerance * values.max())
         own = by_label[labels]
         if equal:
@@ -86,7 +89,8 @@ class Factors:
         least = zeros.scatter_reduce(0, group, misses, "amin", include_self=False)
         varied = bool((most > (1 + _VARIED * tolerance) * least).any())
         early = classes > 2 and bool((misses > _ALIKE).all())
-        return cls(filled, labels, by_label, by_rule, equal, max(0, evidence), varied, early)
+        spread = float(apart.max()) if apart.numel() else 0.0
+        return cls(filled, labels, by_label, by_rule, equal, max(0, evidence), spread, varied, early)
 
     def balanced(self, tolerance: float) -> bool:
         """Whether labels of one factor make up about their part of all factors, as labels balanced by weights do.

@@ -28,6 +28,8 @@ _OF_SUMS = {torch.float32: 3e-5, torch.float64: 1e-8, torch.bfloat16: 2e-3, torc
 _EARLY = 2e-2  # of labels where no label is predicted yet
 _SMALLEST_SCALE = 2.0**8  # of a GradScaler; a weight of one's own is hardly a power of two as large
 _LARGE = 8  # examples whose weights hardly add up to one number twice by chance
+_SPREADS = 10  # times as far as positions of one label are apart, a label may move between two batches
+_CHANCE = 20  # a sum of factors that varies by so many times less than this by chance says nothing where it stays
 _PATIENCE = 16  # batches that may be too small, or too alike, for a verdict before the user is told
 
 _WAYS_OUT = (
@@ -59,6 +61,7 @@ class _Seen:
     Attributes:
         table: weight of each label `[classes]`, NaN where it was not seen; None before a verdict.
         varied: whether its newest entries are exact for losses of any form.
+        spread: how far positions of one label were apart in the batch of these entries.
         example: weight of an example, where examples were averaged over their own positions.
         even: the last batch of sequences that told neither.
         sums: of the factors of the first batches whose examples had weights of their own; None once two have differed.
@@ -68,6 +71,7 @@ class _Seen:
 
     table: Tensor | None = None
     varied: bool = False
+    spread: float = 0.0
     example: float | None = None
     even: _Even | None = None
     sums: list[float] | None = field(default_factory=list)
@@ -138,10 +142,11 @@ class LossScale:
             even = _Even(_weight(form) * scale, positions, int(counts[0]) if alike else None)
             seen.even = _compared(seen.even, even, tolerance)
         elif form.rule:
-            exact = form.varied and seen.varied
-            seen.table = _merged(seen.table, _rounded(form.by_label * scale), _OF_LABELS[dtype] if exact else _EARLY)
-            seen.varied = form.varied
-        elif not level:
+            exact = _OF_LABELS[dtype] if form.varied and seen.varied else _EARLY
+            loose = max(exact, _SPREADS * max(form.spread, seen.spread))  # another loss that looks like one of these
+            seen.table = _merged(seen.table, _rounded(form.by_label * scale), loose, renew=loose > _OF_LABELS[dtype])
+            seen.varied, seen.spread = form.varied, form.spread
+        elif not level and dtype in (torch.float32, torch.float64):
             _check_sums(seen, own, _OF_SUMS[dtype])
         seen.confirmed = averaged or form.rule or (seen.confirmed and (form.by_rule or level))
         if not seen.confirmed:
@@ -225,6 +230,8 @@ def _check_sums(seen: _Seen, own: Tensor, tolerance: float) -> None:
     total = float(own.sum())
     if seen.sums is None or math.isnan(total) or len(own) < _LARGE:
         return
+    if float(own.std()) * math.sqrt(len(own)) < _CHANCE * tolerance * abs(total):
+        return  # smoothed labels and the like: of a batch as large they add up to nearly one number whatever the divisor is
     if any(abs(total - x) >= tolerance * abs(total) for x in seen.sums):
         seen.sums = None
         return
@@ -260,13 +267,13 @@ def _unchanged(before: float | None, now: Tensor, dtype: torch.dtype) -> float:
     return float(now) if before is None else before
 
 
-def _merged(table: Tensor | None, now: Tensor, tolerance: float) -> Tensor:
-    """The weights of all labels seen, each the same as before."""
+def _merged(table: Tensor | None, now: Tensor, tolerance: float, *, renew: bool) -> Tensor:
+    """The weights of all labels seen, each the same as before; the newer ones where they are no exact constants."""
     if table is None or table.shape != now.shape:
         return now
     if bool(((now - table).abs() > tolerance * table).any()):  # NaN, of an unseen label, compares false
         raise _changed()
-    return torch.where(table.isnan() | (tolerance == _EARLY), torch.where(now.isnan(), table, now), table)
+    return torch.where(table.isnan() | renew, torch.where(now.isnan(), table, now), table)
 
 
 def _rounded(x: Tensor) -> Tensor:

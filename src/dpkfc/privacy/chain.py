@@ -18,7 +18,10 @@ from typing import Any
 
 from dpkfc.privacy.events import event_from_dict
 
-__all__ = ["LedgerError", "Verified", "begins_a_ledger", "check_header", "header", "is_complete", "line", "parse", "record"]
+__all__ = [
+    "LedgerError", "Verified", "begins_a_ledger", "certified_before", "check_header", "header", "is_complete", "line", "parse",
+    "record",
+]  # fmt: skip
 
 FORMAT = 1
 _START = b'{"format":'
@@ -124,11 +127,17 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
             "use another folder, or the settings the run was begun with"
         )
     for key in ("certified", "rng"):
-        if found.get(key) != wanted[key]:
+        if found.get(key) != wanted[key] and not (key == "certified" and certified_before(found, wanted)):
             raise LedgerError(
                 f"the ledger {name} was begun with {key}={found.get(key)!r}, this run has {wanted[key]!r}; "
                 "use another folder"
             )
+
+
+def certified_before(found: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a ledger was begun as certified when a δ of 1 / N or more was only warned of; its first line held no δ then."""
+    vacuous = "delta" in now and now["delta"] * now["dataset_size"] >= 1
+    return vacuous and found.get("certified") is True and "delta" not in found
 
 
 def begins_a_ledger(content: bytes) -> bool:

@@ -23,6 +23,7 @@ from dpkfc.assurance.two_worlds import RUNS
 from dpkfc.assurance.verdict import Finding, to_rows
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.plan import Plan
+from dpkfc.privacy.chain import certified_before
 from dpkfc.privacy.events import event_to_dict
 from dpkfc.privacy.ledger import LedgerError, Verified
 from dpkfc.recipes.assemble import make_augment, make_optimizer
@@ -214,7 +215,7 @@ def _unlike(found: Verified, plan: Plan) -> str:
     """What a ledger says that its plan does not; empty where they agree."""
     if found.header["plan_hash"] != plan.hash:
         return "it belongs to another plan than the settings in the folder"
-    if found.header.get("certified") is not plan.certified:
+    if found.header.get("certified") is not plan.certified and not certified_before(found.header, plan.ledger_header):
         return f"it says certified: {found.header.get('certified')}, the plan {plan.certified}"
     if len(found.releases) > plan.steps:
         return f"it has more releases than the plan's {plan.steps:,}"

@@ -145,14 +145,22 @@ class Search:
     def _stopped_too_early(self) -> list[Any]:
         """Of the trials that were stopped, those that stand where others went on by now, and the recipe's own."""
         trials = self._own() if self.kind == "tpe" else []
-        pruned = self._optuna.trial.TrialState.PRUNED
+        pruned, evaluations = self._optuna.trial.TrialState.PRUNED, self._evaluations()
         found = []
         for trial in trials:
             if trial.state == pruned and _HASH in trial.user_attrs and trial.intermediate_values:
-                last = max(trial.intermediate_values)
-                others = [t.intermediate_values[last] for t in trials if t is not trial and last in t.intermediate_values]
-                if trial.user_attrs[_HASH] == self._first or stands(trial.intermediate_values[last], others):
+                key, last = trial.user_attrs[_HASH], max(trial.intermediate_values)
+                others = [seen[last] for other, seen in evaluations.items() if other != key and last in seen]
+                if key == self._first or stands(trial.intermediate_values[last], others):
                     found.append(trial)
+        return found
+
+    def _evaluations(self) -> dict[str, dict[int, float]]:
+        """What each trial that counts came to on the way; of one that runs once more also what its first run had."""
+        found: dict[str, dict[int, float]] = {}
+        for trial in self._all():
+            if not trial.user_attrs.get("lost"):
+                found.setdefault(trial.user_attrs.get(_HASH, str(trial.number)), {}).update(trial.intermediate_values)
         return found
 
     def run(self, params: Mapping[str, Plain], *, seed: int, evaluate_on: str, **changed: Plain) -> Run:
@@ -168,7 +176,7 @@ class Search:
         trial.report(accuracy, number)
         if self.kind != "tpe" or key in self._again or key == self._first or not is_rung(number):
             return True
-        others = (t.intermediate_values for t in self._own() if t.user_attrs.get(_HASH) != key)
+        others = (seen for other, seen in self._evaluations().items() if other != key)
         return stands(accuracy, [seen[number] for seen in others if number in seen])
 
     def tell(self, key: str, accuracy: float | None, ended: bool = False) -> None:
