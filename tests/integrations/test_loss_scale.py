@@ -227,3 +227,39 @@ def test_a_grad_scaler_is_refused() -> None:
         trained(F.cross_entropy, torch.arange(200) % 2, scaler=scaler)
     with pytest.raises(ValueError, match="GradScaler"):
         trained(lambda o, t: bce(o[:, 0], t), (torch.arange(200) % 2).float(), out=1, scaler=scaler)
+
+
+def smoothed(amount: float) -> Loss:
+    return lambda o, y: F.cross_entropy(o, y, label_smoothing=amount)
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "mean", "spread", "drift"),
+    [
+        (smoothed(0.1), 2, 2048, 0.003, 0.0), (smoothed(0.1), 2, 256, 0.003, 0.0), (smoothed(0.02), 2, 2048, 0.03, 0.0003),
+        (smoothed(0.02), 10, 256, 0.1, 0.0005), (smoothed(0.02), 100, 128, 0.5, 0.0005), (smoothed(0.02), 10, 256, 0.1, 0.05),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+def test_losses_that_look_like_others_while_little_is_learned_pass(
+    loss: Loss, labels: int, mean: int, spread: float, drift: float, kind: torch.dtype
+) -> None:
+    """Smoothed labels at hardly any confidence: factors nearly of one label, and sums nearly of one size, by chance alone."""
+    for seed in range(6):
+        g, scale = torch.Generator().manual_seed(seed), LossScale("mean")
+        for batch in range(8):
+            n = int(torch.poisson(torch.tensor(float(mean)), generator=g))
+            y = torch.randint(labels, (n,), generator=g)
+            o = torch.randn(n, labels, generator=g) * spread * (1 + drift * batch) + F.one_hot(y, labels) * drift * batch
+            o = o.to(kind).requires_grad_()
+            scale.check(o.detach(), torch.autograd.grad(loss(o, y), o)[0], n)
+
+
+def test_a_cross_entropy_in_half_precision_passes() -> None:
+    for seed in range(10):
+        g, scale = torch.Generator().manual_seed(seed), LossScale("mean")
+        for _ in range(20):
+            n = int(torch.poisson(torch.tensor(256.0), generator=g))
+            y = torch.randint(10, (n,), generator=g)
+            o = torch.randn(n, 10, generator=g).to(torch.bfloat16).requires_grad_()
+            scale.check(o.detach(), torch.autograd.grad(F.cross_entropy(o, y), o)[0], n)

@@ -25,6 +25,7 @@ __all__ = ["LossScale"]
 # Relative differences that rounding explains: of the weight of a label in two batches, and of the sum of all factors.
 _OF_LABELS = {torch.float32: 2e-4, torch.float64: 1e-5, torch.bfloat16: 1e-2, torch.float16: 4e-3}
 _OF_SUMS = {torch.float32: 3e-5, torch.float64: 1e-8, torch.bfloat16: 2e-3, torch.float16: 1e-3}
+_EXACT = (torch.float32, torch.float64)
 _EARLY = 2e-2  # of labels where no label is predicted yet
 _SMALLEST_SCALE = 2.0**8  # of a GradScaler; a weight of one's own is hardly a power of two as large
 _LARGE = 8  # examples whose weights hardly add up to one number twice by chance
@@ -146,7 +147,7 @@ class LossScale:
             loose = max(exact, _SPREADS * max(form.spread, seen.spread))  # another loss that looks like one of these
             seen.table = _merged(seen.table, _rounded(form.by_label * scale), loose, renew=loose > _OF_LABELS[dtype])
             seen.varied, seen.spread = form.varied, form.spread
-        elif not level and dtype in (torch.float32, torch.float64):
+        elif not level and dtype in _EXACT:
             _check_sums(seen, own, _OF_SUMS[dtype])
         seen.confirmed = averaged or form.rule or (seen.confirmed and (form.by_rule or level))
         if not seen.confirmed:
@@ -217,11 +218,13 @@ def _check_normalised(form: Factors, own: Tensor, dtype: torch.dtype) -> None:
     proportions. It looks the same under both means, and the next batch tells.
     """
     tolerance = TOLERANCE[dtype]
-    if not form.equal and len(own) < _LARGE:
+    rough = dtype not in _EXACT and not form.by_rule  # by the rounding of the loss alone
+    if not form.equal and (rough or len(own) < _LARGE or _steady(own, _OF_SUMS[dtype])):
         return
     normalised = bool((own.sum() - 1).abs() < (tolerance if form.equal else _OF_SUMS[dtype]))
     by_chance = normalised and not form.equal and form.by_rule and form.balanced(tolerance)
-    if normalised and not by_chance and not _averaged(own, tolerance):
+    alike = bool(own.max() - own.min() <= 2 * tolerance * own.max())
+    if normalised and not by_chance and not alike:
         raise ValueError(_of_the_batch("divides by a number that depends on the labels or lengths of the whole batch"))
 
 
@@ -230,14 +233,19 @@ def _check_sums(seen: _Seen, own: Tensor, tolerance: float) -> None:
     total = float(own.sum())
     if seen.sums is None or math.isnan(total) or len(own) < _LARGE:
         return
-    if float(own.std()) * math.sqrt(len(own)) < _CHANCE * tolerance * abs(total):
-        return  # smoothed labels and the like: of a batch as large they add up to nearly one number whatever the divisor is
+    if _steady(own, tolerance):
+        return
     if any(abs(total - x) >= tolerance * abs(total) for x in seen.sums):
         seen.sums = None
         return
     seen.sums.append(total)
     if len(seen.sums) == 4:
         raise ValueError(_of_the_batch("divides by the sum of the weights that are in the batch"))
+
+
+def _steady(own: Tensor, tolerance: float) -> bool:
+    """Whether the factors of any batch as large add up to nearly one number, as those of smoothed labels do."""
+    return float(own.std()) * math.sqrt(len(own)) < _CHANCE * tolerance * abs(float(own.sum()))
 
 
 def _weight(form: Factors) -> float:
