@@ -114,9 +114,10 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
 
 
 def _enough(found: Cells) -> dict[str, dict[float, Sequence[float]]]:
-    """The cells with several seeds, of arms that have some."""
+    """The cells with several seeds, of arms that have as many of them as any: the others are not tested yet."""
     kept = {arm: {e: values for e, values in of.items() if len(values) >= FEWEST} for arm, of in found.items()}
-    return {arm: of for arm, of in kept.items() if of}
+    most = max((len(of) for of in kept.values()), default=0)
+    return {arm: of for arm, of in kept.items() if of and len(of) == most}
 
 
 def _apart(heights: Sequence[float], least: float) -> list[float]:
