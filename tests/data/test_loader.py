@@ -125,7 +125,7 @@ def test_mappings_of_another_kind_become_dicts(workers):
             assert batch.ids is batch["ids"] and batch.more[0].labels.shape == (2,) and {**batch}.keys() == {"ids", "more"}
             assert torch.equal(copy.deepcopy(batch).to("cpu").ids, batch.ids)
             with pytest.raises(AttributeError, match="a dict without 'mask'; it has ids, more"):
-                batch.mask  # noqa: B018
+                _ = batch.mask
 
 
 def test_batches_that_torch_knows_stay_as_they_are():

@@ -3,46 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
 from dpkfc.checkpoint import file_digest
-from dpkfc.cli import app
 from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.ledger import Ledger, verify
-from dpkfc.recipes.base import run_config
 from dpkfc.recipes.beside import agrees
 from dpkfc.recipes.spent import spent
-from dpkfc.recipes.train import run
-from tests.recipes.accounting import remembered
-
-SETTINGS = {"recipe": "digits", "method": "dp-sgd", "steps": 3, "expected_batch_size": 48, "accountant": "rdp"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _remembered_accounting():
-    with remembered():
-        yield
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory, _remembered_accounting) -> Path:
-    return run(run_config({**SETTINGS, "out": str(tmp_path_factory.mktemp("runs") / "run")})).folder
-
-
-@pytest.fixture
-def folder(done: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(done, tmp_path / "run"))
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(x) for x in arguments])
+from tests.recipes.finished import SETTINGS, call
 
 
 def refused(*arguments: object) -> str:

@@ -86,7 +86,7 @@ def check_finite(layers: Sequence[Layer]) -> None:
         ValueError: naming the parameter.
     """
     held = {full: local(layer.tensor(role)) for layer in layers for role, full in layer.parameters.items()}
-    held = {name: x for name, x in held.items() if x.numel()}
+    held = {name: x for name, x in held.items() if x.numel() and x.is_floating_point()}
     finite = {name: torch.isfinite(torch.stack(torch.aminmax(x))).all() for name, x in held.items()}
     if finite and not bool(torch.stack([x.to(next(iter(finite.values())).device) for x in finite.values()]).all()):
         name = next(name for name, x in finite.items() if not bool(x))

@@ -20,7 +20,7 @@ from dpkfc.privacy.events import event_from_dict
 
 __all__ = [
     "LedgerError", "Verified", "begins_a_ledger", "certified_before", "check_header", "header", "is_complete", "line", "parse",
-    "record",
+    "record", "version",
 ]  # fmt: skip
 
 FORMAT = 1
@@ -60,7 +60,7 @@ def header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
     if taken := _RESERVED & set(extra):
         raise ValueError(f"a header of a ledger may not set {sorted(taken)}: the ledger writes these itself")
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    own = {"format": FORMAT, "plan_hash": plan_hash, "created": created, "dpkfc": _version()}
+    own = {"format": FORMAT, "plan_hash": plan_hash, "created": created, "dpkfc": version()}
     return {**own, "certified": None, "rng": None, **extra}
 
 
@@ -157,7 +157,8 @@ def is_complete(torn: bytes) -> bool:
 
 
 @functools.cache
-def _version() -> str:
+def version() -> str:
+    """The version of this package, as it is installed."""
     try:
         return metadata.version("dpkfc")
     except metadata.PackageNotFoundError:

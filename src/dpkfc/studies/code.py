@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from importlib import metadata
 from pathlib import Path
+
+from dpkfc.privacy.chain import version
 
 __all__ = ["code"]
 
@@ -20,4 +21,4 @@ def code() -> dict[str, str]:
         place = path.relative_to(root)
         if place.parts[0] not in _LEFT_OUT:
             digest.update(place.as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return {"dpkfc": metadata.version("dpkfc"), "sources": digest.hexdigest()[:12]}
+    return {"dpkfc": version(), "sources": digest.hexdigest()[:12]}
