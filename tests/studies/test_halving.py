@@ -82,6 +82,14 @@ def test_a_repetition_that_runs_keeps_its_place_among_the_others(tmp_path):
     assert asked == set(late) and search.ask_again() is None
 
 
+def test_a_trial_is_counted_once_among_those_it_is_held_against(tmp_path):
+    search = opened(tmp_path, trials=8)
+    for i, values in enumerate(order := (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)):
+        told(search, values, *([values] if stands(values, order[:i]) else []))
+    late = [max(trial.intermediate_values.values()) for trial in search._stopped_too_early()]
+    assert late == [0.8]  # the second of eight; the third is not in their third
+
+
 def test_a_repetition_that_was_killed_is_asked_for_again_and_a_finished_one_is_not(tmp_path):
     store = Store(tmp_path / "results.json")
     source = Trials([opened(tmp_path, rows=list(store))], store)
