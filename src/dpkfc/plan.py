@@ -19,6 +19,7 @@ from dpkfc.data.sampling import Sampler
 from dpkfc.gradients.clipping import contribution_bound
 from dpkfc.privacy import events
 from dpkfc.privacy.calibration import check_target, vacuous
+from dpkfc.privacy.event_values import NEGLIGIBLE_NOISE
 from dpkfc.privacy.events import EpsilonCurve
 from dpkfc.privacy.grid import ROUNDED, widened
 from dpkfc.privacy.ledger import Ledger
@@ -152,6 +153,7 @@ class Plan:
             text
             for applies, text in (
                 (self.noise_multiplier == 0, "NOT PRIVATE: no noise is added, epsilon is infinite"),
+                (0 < self.noise_multiplier < NEGLIGIBLE_NOISE, "NOT PRIVATE: the noise is below a thousandth of the sensitivity"),
                 (self.test_mode, "NOT PRIVATE: test mode, the noise can be repeated from a seed"),
                 (self._curvature_is_private, "NOT PRIVATE: curvature is measured on the private data themselves"),
                 (

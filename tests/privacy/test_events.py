@@ -17,6 +17,7 @@ from scipy import optimize, stats
 from dpkfc.data.sampling import FixedSize
 from dpkfc.privacy import events
 from dpkfc.privacy.events import EpsilonCurve, cross_check, delta_of_epsilon, epsilon, event_from_dict, event_to_dict
+from dpkfc.privacy.integration import integrated_epsilon
 
 DELTA = 1e-5
 ADD, REPLACE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -124,6 +125,22 @@ def test_nothing_released_costs_nothing_and_no_noise_costs_everything(monkeypatc
 def test_pairs_that_cannot_be_accounted_for_are_refused(event, accountant, relation, message):
     with pytest.raises(ValueError, match=message):
         epsilon(event, 1, DELTA, accountant, relation)
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.1, 0.02])
+def test_little_noise_is_accounted_for_on_a_wider_grid_and_bounds_an_integration(noise):
+    event, count = poisson(0.004, noise), 300
+    found, true = epsilon(event, count, DELTA), integrated_epsilon(event, count, DELTA)
+    assert true * (1 - 1e-5) <= found <= true * 1.001 + 0.01
+    assert events._sampled_pld(0.004, noise, "add_or_remove_one")._pmf_remove.size < 2_000_000
+    cross_check(event, count, DELTA)
+
+
+@pytest.mark.parametrize("noise", [9.9e-4, 1e-300])
+def test_noise_that_hides_nothing_is_none(noise):
+    for accountant in ("pld", "rdp"):
+        assert epsilon(poisson(0.004, noise), 10, DELTA, accountant) == math.inf
+    assert delta_of_epsilon(poisson(0.004, noise), 10, 5.0) == 1.0
 
 
 def test_bad_numbers_are_refused():

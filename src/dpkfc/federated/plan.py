@@ -27,6 +27,7 @@ from dpkfc.data.sampling import ADD_OR_REMOVE_ONE
 from dpkfc.federated.local import FedNewStep, LocalSteps
 from dpkfc.privacy import events
 from dpkfc.privacy.calibration import check_target, vacuous
+from dpkfc.privacy.event_values import NEGLIGIBLE_NOISE
 from dpkfc.privacy.events import EpsilonCurve
 from dpkfc.privacy.grid import grid_of
 
@@ -111,6 +112,7 @@ class FederatedPlan:
         told = vacuous(self.delta, self.config.units)
         texts = (
             (self.noise_multiplier == 0, "NOT PRIVATE: no noise is added, epsilon is infinite"),
+            (0 < self.noise_multiplier < NEGLIGIBLE_NOISE, "NOT PRIVATE: the noise is below a thousandth of the sensitivity"),
             (self.test_mode, "NOT PRIVATE: test mode, the noise can be repeated from a seed"),
             (told, f"UNCERTIFIED: {told}"),
         )

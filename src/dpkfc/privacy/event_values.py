@@ -7,7 +7,18 @@ from typing import Any
 
 import dp_accounting
 
-__all__ = ["convolutions", "event_from_dict", "event_to_dict", "fields", "has_no_noise", "is_gaussian", "parts"]
+__all__ = [
+    "NEGLIGIBLE_NOISE",
+    "convolutions",
+    "event_from_dict",
+    "event_to_dict",
+    "fields",
+    "has_no_noise",
+    "is_gaussian",
+    "parts",
+]
+
+NEGLIGIBLE_NOISE = 1e-3  # over the sensitivity
 
 
 def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
@@ -59,11 +70,14 @@ def parts(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
 
 
 def has_no_noise(event: dp_accounting.DpEvent) -> bool:
-    """Whether a part of the event releases something without noise: then ε is infinite."""
+    """Whether a part of the event releases something without noise, or with too little to hide anything: ε is infinite.
+
+    A release at a thousandth of the sensitivity may lose 5·10⁵; to say so exactly helps nobody, and overflows further on.
+    """
     gaussian = (dp_accounting.GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent)
     return any(
         isinstance(part, dp_accounting.NonPrivateDpEvent)
-        or (isinstance(part, gaussian) and part.noise_multiplier == 0)
+        or (isinstance(part, gaussian) and part.noise_multiplier < NEGLIGIBLE_NOISE)
         for part in parts(event)
     )
 

@@ -41,7 +41,7 @@ ACCOUNTANTS = ("pld", "rdp")
 PLD_RDP_TOLERANCE = 1e-3
 INTEGRAL_TOLERANCE = 0.01  # absolute and relative
 VOID = 1000.0  # an ε that promises nothing
-PLD_INTERVAL = 1e-4  # of the grid on which dp-accounting holds privacy losses
+PLD_INTERVAL = 1e-4  # of the grid on which privacy losses are held; wider where a release loses much, see `_interval`
 _RELATIONS = {
     "add_or_remove_one": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
     "replace_one": dp_accounting.NeighboringRelation.REPLACE_ONE,
@@ -133,7 +133,7 @@ def cross_check(
 
 
 def _compare(event: dp_accounting.DpEvent, count: int, delta: float, by_pld: float | None, by_rdp: float) -> None:
-    grid = PLD_INTERVAL / 2 * math.sqrt(2 * count * math.log(1 / delta))
+    grid = _interval(event) / 2 * math.sqrt(2 * count * math.log(1 / delta))
     wrong = ""
     if by_pld is not None and by_pld > by_rdp + PLD_RDP_TOLERANCE + grid:
         wrong = f"PLD gives epsilon {by_pld}, above the {by_rdp} of RDP, which is a looser bound of the same loss"
@@ -339,8 +339,21 @@ def _pld_of_one(event: dp_accounting.DpEvent, relation: str) -> privacy_loss_dis
 @functools.lru_cache(maxsize=8)
 def _sampled_pld(rate: float, noise: float, relation: str) -> privacy_loss_distribution.PrivacyLossDistribution:
     return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=noise, sampling_prob=rate, neighboring_relation=_RELATIONS[relation]
+        standard_deviation=noise,
+        sampling_prob=rate,
+        neighboring_relation=_RELATIONS[relation],
+        value_discretization_interval=_interval_at(noise),
     )
+
+
+def _interval(event: dp_accounting.DpEvent) -> float:
+    """Of the coarsest grid that a part of the event is held on."""
+    return max((_interval_at(part.noise_multiplier) for part in parts(event) if hasattr(part, "noise_multiplier")), default=0.0)
+
+
+def _interval_at(noise: float) -> float:
+    """A release loses up to about 1/(2·noise²): the grid grows with it below 0.5, so that its size and the time stay the same."""
+    return PLD_INTERVAL * max(1.0, (0.5 / noise) ** 2)
 
 
 def _rdp_of_one(event: dp_accounting.DpEvent, relation: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
