@@ -42,6 +42,10 @@ def _refused(*arguments: str) -> str:
     return lines[0]
 
 
+def test_help_says_what_an_argument_is():
+    assert "A ledger.jsonl, or a run folder." in _call("ledger", "verify", "--help").output
+
+
 def test_help_names_every_command():
     text = _call("--help").output
     for command in ("train", "demo", "calibrate", "epsilon", "doctor", "ledger"):
