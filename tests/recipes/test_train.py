@@ -209,6 +209,27 @@ def test_a_resumed_run_goes_on_from_the_saved_weights(tmp_path: Path, monkeypatc
     assert all(torch.allclose(saved[name], released[name], atol=1e-3) for name in saved)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "fits"), [("lr", "0.5", False), ("epsilon", "8.0", False), ("threads", "1", True)]
+)
+def test_a_run_goes_on_with_the_settings_it_was_begun_with(
+    name: str, value: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patched:
+        _stop_after(patched, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+        run(_config(tmp_path / "run", lr=1e-6))
+    path = tmp_path / "run" / "config.toml"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(f"{name} = {value}" if line.startswith(f"{name} =") else line for line in lines))
+    if fits:
+        assert not resume(tmp_path / "run").interrupted
+        return
+    spent = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=f"{name} is .*, and the run was begun with"):
+        resume(tmp_path / "run")
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == spent
+
+
 def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patched:
         _stop_after(patched, 2, lambda: os.kill(os.getpid(), signal.SIGINT))

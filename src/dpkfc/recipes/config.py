@@ -23,8 +23,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["METHODS", "SECTIONS", "ConfigError", "RunConfig", "chosen", "flatten", "layered", "nearest", "read_toml", "to_toml"]
+__all__ = [
+    "METHODS", "SECTIONS", "ConfigError", "RunConfig", "check_unchanged", "chosen", "flatten", "layered", "nearest", "of_the_run",
+    "read_toml", "to_toml",
+]  # fmt: skip
 
+_PLACES = ("out", "data_dir", "pretrained", "public_data")
 _FIELDS = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
 
 
@@ -130,6 +134,34 @@ def layered(defaults: Mapping[str, Any], chosen: Mapping[str, Any], where: str =
             elif adam and optimizer == "adam-bc" and optimizer not in tables:
                 found["lr"] = rates.of_adam(adam, found)
     return RunConfig(**found)
+
+
+def of_the_run(config: RunConfig) -> dict[str, Any]:
+    """The settings that decide what a run is; the others say where it runs and where its files lie."""
+    return {
+        name: getattr(config, name)
+        for name, setting in _FIELDS.items()
+        if setting.metadata["section"] != "machine" and name not in _PLACES
+    }
+
+
+def check_unchanged(config: RunConfig, begun: Mapping[str, Any], where: str) -> None:
+    """A run that goes on has the settings that it was begun with.
+
+    Args:
+        config: settings now.
+        begun: what `of_the_run` gave when it was begun; settings it does not name are not compared.
+        where: name of the file with the settings, for the error.
+
+    Raises:
+        ConfigError: naming the first setting that has changed.
+    """
+    for name, value in of_the_run(config).items():
+        if name in begun and begun[name] != value:
+            raise ConfigError(
+                f"{where}: {name} is {value!r}, and the run was begun with {begun[name]!r}; put that back to continue it, or "
+                f"begin another run, with a budget of its own: dpkfc train --config {where} --out ANOTHER"
+            )
 
 
 def to_toml(config: RunConfig) -> str:

@@ -6,14 +6,14 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.launched import is_launched
-from dpkfc.recipes.config import to_toml
+from dpkfc.recipes.config import of_the_run, to_toml
 from dpkfc.recipes.prepared import Prepared
 from dpkfc.recipes.settings import ConfigError, RunConfig
 from dpkfc.report.run_folder import RunFolder, RunFolderError
@@ -58,8 +58,7 @@ def check_alike(config: RunConfig, ranks: Ranks) -> None:
     Raises:
         RuntimeError: naming a process and the first setting that differs.
     """
-    names = [f.name for f in fields(config) if f.metadata["section"] != "machine" and f.name not in ("data_dir", "pretrained")]
-    ranks.agree(lambda: {f"setting {name}": (repr(getattr(config, name)), None) for name in names})
+    ranks.agree(lambda: {f"setting {name}": (repr(value), None) for name, value in of_the_run(config).items()})
 
 
 def is_begun(config: RunConfig, ranks: Ranks) -> bool:

@@ -14,7 +14,7 @@ from dpkfc.gradients.update import check_finite
 from dpkfc.plan import Plan
 from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
 from dpkfc.recipes.base import find_recipe
-from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml, to_toml
+from dpkfc.recipes.config import ConfigError, RunConfig, check_unchanged, flatten, of_the_run, read_toml, to_toml
 from dpkfc.recipes.datasets import ExampleSet
 from dpkfc.recipes.finish import curve_of, judged_weights, write_results
 from dpkfc.recipes.prepared import LABELS, Prepared, Result
@@ -90,7 +90,7 @@ def run(config: RunConfig, console: Console | None = None, *, any_world_size: bo
             raise
         ranks.from_first(lambda: folder.begin(to_toml(config)), "settings")
         check_seen(folder, ranks)
-        return _train(prepared, folder, Metrics(config.eval_on), console, ranks)
+        return _train(prepared, folder, Metrics(config.eval_on, settings=of_the_run(config)), console, ranks)
 
 
 def _new_folder(config: RunConfig) -> RunFolder:
@@ -111,7 +111,7 @@ def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -
         What came of it; `interrupted` where it was ended early.
     """
     folder.begin(to_toml(prepared.config))
-    metrics = Metrics(prepared.config.eval_on)
+    metrics = Metrics(prepared.config.eval_on, settings=of_the_run(prepared.config))
     return _train(prepared, folder, metrics, None, Ranks.current(), watch=watch, figures_only=True)
 
 
@@ -126,7 +126,7 @@ def resume(path: str | Path, console: Console | None = None, *, any_world_size: 
     Raises:
         RunFolderError: no run folder, or one without a checkpoint.
         CheckpointError: a damaged checkpoint, one of other settings or of another number of processes.
-        ConfigError: the run is complete, or its ledger is gone.
+        ConfigError: the run is complete, its ledger is gone, or its settings have changed.
     """
     with processes() as ranks:
         return _continued(path, console, ranks, any_world_size)
@@ -154,7 +154,8 @@ def _begun(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
             f"{path} holds a checkpoint and no ledger, without which nobody can say what was spent: put {folder.ledger.name} back"
         )
     config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
-    metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else Metrics(config.eval_on)
+    metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else Metrics(config.eval_on, settings=of_the_run(config))
+    check_unchanged(config, metrics.settings, str(folder.config))
     return folder, replace(config, out=str(path)), metrics
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -71,11 +71,13 @@ class Metrics:
         measured_on: what accuracy and loss are computed on, test or validation.
         rows: one a step.
         refreshes: step, digest and scale of every preconditioner.
+        settings: what the run was begun with, by which one that goes on is held against; empty where nobody said.
     """
 
     measured_on: str = "test"
     rows: list[Row] = field(default_factory=list)
     refreshes: list[dict[str, Any]] = field(default_factory=list)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
         """Append a row, or replace the last one of the same step; a figure that is not finite becomes "not known"."""
@@ -91,7 +93,7 @@ class Metrics:
     def without_private(self) -> Metrics:
         """The same run without what private examples told before noise was added: batch sizes, clipped shares, norms."""
         hidden: dict[str, Any] = {"seconds": None, "batch_size": None, "clipped_fraction": None, "median_norm": None}
-        return Metrics(self.measured_on, [replace(row, **hidden) for row in self.rows], list(self.refreshes))
+        return Metrics(self.measured_on, [replace(row, **hidden) for row in self.rows], list(self.refreshes), self.settings)
 
     def write(self, path: Path) -> None:
         """Write the Parquet file; the schema marks each column `private` or not and says why.
@@ -109,7 +111,8 @@ class Metrics:
             private = f.name in _NOTES or (f.name in notes and self.measured_on == "validation")
             metadata = {"private": str(private).lower(), "note": notes.get(f.name, "")}
             columns.append(pa.field(f.name, _type(f.name), metadata=metadata))
-        return pa.schema(columns, metadata={"measured_on": self.measured_on, "refreshes": json.dumps(self.refreshes)})
+        stored = {"refreshes": json.dumps(self.refreshes), "settings": json.dumps(dict(self.settings))}
+        return pa.schema(columns, metadata={"measured_on": self.measured_on, **stored})
 
     @classmethod
     def read(cls, path: Path) -> Metrics:
@@ -125,12 +128,14 @@ class Metrics:
                 rows = file.read().to_pylist()
             stored = schema.metadata or {}
             measured_on, refreshes = stored[b"measured_on"].decode(), json.loads(stored[b"refreshes"])
-            if any(row["step"] is None or row["epsilon"] is None for row in rows) or not _are_refreshes(refreshes):
+            settings = json.loads(stored.get(b"settings", b"{}"))  # an older version wrote none
+            missing = any(row["step"] is None or row["epsilon"] is None for row in rows)
+            if missing or not _are_refreshes(refreshes) or not isinstance(settings, dict):
                 raise ValueError("figures are missing")
         except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(f"{path}: is no readable Parquet file of metrics ({reason}); delete it to go on") from None
-        return cls(measured_on, [Row(**row) for row in rows], refreshes)
+        return cls(measured_on, [Row(**row) for row in rows], refreshes, settings)
 
 
 def _type(column: str) -> pa.DataType:
