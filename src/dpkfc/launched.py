@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-__all__ = ["check_single", "is_first", "is_launched", "processes_started"]
+__all__ = ["check_single", "is_first", "is_launched", "processes_on_this_host", "processes_started"]
 
 
 def is_launched() -> bool:
@@ -16,6 +16,11 @@ def is_launched() -> bool:
 def processes_started() -> int:
     """Processes that torchrun has started, on all hosts; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1")) if is_launched() else 1
+
+
+def processes_on_this_host() -> int:
+    """Processes that torchrun has started here, which share the memory of this host; 1 without it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_launched() else 1
 
 
 def is_first() -> bool:

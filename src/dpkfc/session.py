@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,15 +23,16 @@ from dpkfc import checkpoint
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.data.layout import layout
-from dpkfc.data.loader import MicroBatches, Rows, collate
+from dpkfc.data.loader import MicroBatches, Rows, readings
 from dpkfc.data.public import check_probes
 from dpkfc.data.units import units_of
 from dpkfc.gradients import sharded
 from dpkfc.gradients.agreement import check_alike, check_in_step
-from dpkfc.gradients.distributed import Ranks
+from dpkfc.gradients.distributed import RankLost, Ranks
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.memory import MicroBatchSize
 from dpkfc.gradients.micro import At, LossFn, check_examples, clipped_sum
+from dpkfc.gradients.random_state import fresh_seed
 from dpkfc.gradients.update import check_moved, check_optimizer, check_unchanged, traces
 from dpkfc.gradients.watch import Watch
 from dpkfc.plan import Plan
@@ -86,29 +88,26 @@ class Session:
         augment: Callable[[Any], Any] | None = None,
         verify: bool = True,
     ) -> None:
-        self.plan = plan
-        self.model = model
-        self.optimizer = optimizer
+        self.plan, self.model, self.optimizer = plan, model, optimizer
         self._ranks, self._step = Ranks.current(), 0
         self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
-        check_alike(self._ranks, plan.hash, model, optimizer, records=len(self._loader), record=Rows(dataset).__getitem__)
+        passes = {n: getattr(plan.config, n) for n in ("max_physical_batch_size", "pad_to_multiple")} | {"verify": verify}
+        read = Rows(dataset).__getitem__
+        check_alike(self._ranks, plan.hash, model, optimizer, records=len(self._loader), record=read, passes=passes)
         self._divided = sharded.prepare(model, self._ranks.world_size, automatic=plan.config.micro_batch[1])
         self.layers: list[Layer] = find_layers(model)
         sharded.refuse_layers(self.layers)
         self._parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
-        self._dataset, self._collate_fn = dataset, collate_fn
+        self._dataset, self._collate_fn, self._augment = dataset, collate_fn, augment
         self._units = units_of(plan.config, dataset, units, len(self._loader), plan.dataset_size)
         check_probes(plan.config.preconditioner, dataset)
         check_with_optimizer(plan.config.postprocess, optimizer)
         self._size = MicroBatchSize(*plan.config.micro_batch)
         self._clip = plan.config.clip(layer.name for layer in self.layers)
-        self._noise = plan.noise_stream()
-        self._sampling = plan.sampling_stream()
+        self._noise, self._sampling = plan.noise_stream(), plan.sampling_stream()
         self._ledger = open_shared(plan, ledger_path, self._ranks)
-        for _ in range(self._ranks.from_first(lambda: self._ledger.count) - self._ledger.count):
-            self._charge()  # the other ranks count along
-        self._augment = augment
+        self._count_along(self._ranks.from_first(lambda: self._ledger.count))
         self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, self._ranks)
         self._chain = Chain(plan.config.postprocess, plan.config.readout)
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
@@ -160,7 +159,7 @@ class Session:
             raise BudgetExhausted(f"all {self.plan.steps} releases of the plan are spent (ε = {self.epsilon:.3g})")
         if batch is not self._pending:
             raise RuntimeError("pass each batch of session.batches() to session.step() once, in the order drawn")
-        check_unchanged(self.model, self.layers, self._parameters)
+        self._ranks.together(lambda: check_unchanged(self.model, self.layers, self._parameters, finite=self._divided))
         warn_of_others(self._others if self._first and self._ranks.first else 0, self._ledger.remaining)
         self._average.before_step()
         self._coordinates.refresh(self._step)
@@ -179,19 +178,26 @@ class Session:
 
     def _release(self, clipped: ClippedSum) -> Released:
         """Charge and release on the first rank; the others receive the release and count it."""
-        plan, step = self.plan, self._step
-        released = self._ranks.released(lambda: release(clipped, plan, self._noise, self._ledger, step), self._device)
-        if not self._ranks.first:
-            self._charge()
+        make = partial(release, clipped, self.plan, self._noise, self._ledger, self._step)
+        try:
+            released = self._ranks.released(make, self._device)
+        except Exception as error:
+            if not isinstance(error, RankLost):  # it may have been charged
+                self._count_along(self._ranks.from_first(lambda: self._ledger.count))
+            raise
+        self._count_along(self._ledger.count + (not self._ranks.first))
         return released
 
-    def _charge(self) -> None:
+    def _count_along(self, releases: int) -> None:
+        """Bring the count of a rank that writes no ledger to that of the first."""
         plan = self.plan
-        self._ledger.charge(self._step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
+        for _ in range(releases - self._ledger.count):
+            self._ledger.charge(self._step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
 
     def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[dict[str, Tensor], Tensor]:
         """The clipped sum of this rank's units and their private norms; nothing outlives an exception in here."""
-        self._check_once(batch, loss_fn)
+        if self._verify:
+            self._check_once(batch, loss_fn)
         drawn = np.asarray(self._ranks.share(batch.drawn))
         config, points = self.plan.config, self._points()
         records, views = drawn[drawn >= 0], config.augmentations
@@ -224,19 +230,13 @@ class Session:
 
     def _check_once(self, batch: Batch, loss_fn: LossFn) -> None:
         """Before the first release of a loss in a mode: does the tape agree with plain autograd on examples of this batch?"""
-        drawn, rows, held = batch.drawn if batch.drawn.ndim == 1 else batch.drawn[:, 0], Rows(self._dataset), dict[int, Any]()
-
-        def batch_of(*chosen: int) -> Any:
-            held.update({k: rows[int(drawn[k])] for k in chosen if k not in held})  # once: augmentation may be random
-            return collate(held, np.array(chosen), self._collate_fn)
-
-        def check(chosen: Any, count: int, beside: Any) -> bool:
-            return check_examples(self.model, self.layers, loss_fn, chosen, count, beside=beside, augment=self._augment)
-
-        if self._verify:
-            most = max(2, min(_CHECKED, self.plan.config.micro_batch[0] or _CHECKED))
-            agreed = {"agreed": self._ranks.from_first} if self._divided else {}  # alike passes on all processes
-            self._watch.look(self.model, loss_fn, batch_of, len(drawn), most=most, check=check, **agreed)
+        drawn = batch.drawn if batch.drawn.ndim == 1 else batch.drawn[:, 0]
+        most = max(2, min(_CHECKED, self.plan.config.micro_batch[0] or _CHECKED))
+        check = partial(check_examples, self.model, self.layers, loss_fn, augment=self._augment, all_rows=self._divided)
+        reader = partial(readings, self._dataset, drawn, self._collate_fn)
+        seed = partial(int, self._step) if self.plan.test_mode else fresh_seed
+        agreed = {"agreed": self._ranks.from_first} if self._divided else {}  # alike passes on all processes
+        self._watch.look(self.model, loss_fn, reader, len(drawn), most=most, check=check, seed=seed, **agreed)
 
     @property
     def preconditioner(self) -> Preconditioner | None:

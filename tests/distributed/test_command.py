@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -93,6 +94,19 @@ def test_a_signal_to_one_process_stops_all_and_a_restart_goes_on(tmp_path: Path,
     found = _run(tmp_path, *SETTINGS, "--out", "run")
     assert [one["code"] for one in found] == [0, 0], found
     _same(tmp_path / "run", alone)
+
+
+def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_anew(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+    assert [one["code"] for one in _run(tmp_path, *SETTINGS, "--out", "run", interrupted=1)] == [130, 130]
+    held = tmp_path / "run"
+    shutil.rmtree(held / "checkpoint")
+    for one in _run(tmp_path, *SETTINGS, "--out", "run"):
+        assert one["code"] == 2 and "holds no checkpoint to resume" in one["err"]  # three releases are spent
+    header = (held / "ledger.jsonl").read_text().splitlines(keepends=True)[0]
+    (held / "ledger.jsonl").write_text(header)
+    found = _run(tmp_path, *SETTINGS, "--out", "run")
+    assert [one["code"] for one in found] == [0, 0], found
+    _same(held, alone)
 
 
 def test_a_restart_must_find_its_run(tmp_path: Path) -> None:

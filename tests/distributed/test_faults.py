@@ -58,6 +58,42 @@ def test_a_process_that_dies_stops_all_others_and_spends_nothing_more(tmp_path: 
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 1
 
 
+def _seen_by_one(rank: int, folder: Path) -> list[Any]:
+    """What both processes say of a hook on the first one's gradients, and of a release there that fails after its charge."""
+    start(rank, 2, folder / "store")
+    found, model = list[Any](), net()
+    with session(Case().plan(), model, ledger_path=folder / "hook.jsonl", verify=False) as s:
+        handle = model[0].weight.register_hook(lambda g: g) if rank == 0 else None
+        try:
+            s.step(next(s.batches()), loss_fn)
+        except (ValueError, RuntimeError) as error:
+            found += [str(error), s.ledger.count]
+        if handle is not None:
+            handle.remove()
+
+    def fails(*_: Any) -> Any:
+        raise MemoryError("no room for noise")
+
+    with session(Case().plan(), net(), ledger_path=folder / "failed.jsonl", verify=False) as s:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("dpkfc.privacy.mechanism.gaussian_release", fails)
+            try:
+                s.step(next(s.batches()), loss_fn)
+            except MemoryError as error:
+                found += [str(error), s.ledger.count]
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+        return [*found, s.ledger.count]
+
+
+def test_what_one_process_sees_before_or_behind_an_exchange_is_told_to_all(tmp_path: Path) -> None:
+    steps = Case().plan().steps
+    for hook, before, failed, behind, last in run(_seen_by_one, 2, folder=tmp_path):
+        assert "parameter '0.weight' has a hook on its gradient" in hook
+        assert ("no room for noise" in failed, before, behind, last) == (True, 0, 1, steps)
+    assert len(verify(tmp_path / "failed.jsonl").releases) == steps
+
+
 def _train(rank: int, folder: Path, fault: str, store: str) -> bool:
     start(rank, 2, folder / store)
     try:

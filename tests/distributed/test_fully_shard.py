@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from dpkfc.gradients.distributed import RankLost
 from dpkfc.gradients.micro import LossFn
@@ -19,7 +20,7 @@ from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.privacy.ledger import verify
 from tests.distributed.fsdp import RUNS, Run, Scale, adam, ids, shard, transformer, weights
 from tests.distributed.group import run, start
-from tests.test_session import kfac, loss_fn, net
+from tests.test_session import data, kfac, loss_fn, net
 
 # Parameters, moments of Adam, the point before, an average and a metric: all that a checkpoint holds.
 SAVED = Run(
@@ -66,7 +67,13 @@ def _used_elsewhere(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]) * model.words.weight.sum(), batch[1], reduction="none")
 
 
+def _mixed_at_random(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    part, partner = torch.rand(()), torch.randperm(len(batch[0]))
+    return loss_fn(model, (part * batch[0] + (1 - part) * batch[0][partner], batch[1]))
+
+
 FAULTS = {
+    "mixed at random": (RUNS["SGD with momentum"], _mixed_at_random, "differs from that of the example alone"),
     "mixed": (RUNS["SGD with momentum"], _mixed, "do not add up to the gradient of their losses"),
     "used elsewhere": (RUNS["tied"], _used_elsewhere, "the per-example gradient of 'words.weight' differs"),
 }
@@ -78,6 +85,58 @@ def _fault(case: Run, loss: LossFn) -> str:
             s.step(next(s.batches()), loss)
         except ValueError as error:
             return f"{error} ({s.steps_done} steps)"
+    return "taken"
+
+
+class _Masked(Dataset[Any]):
+    """Entries that are left out at random whenever a record is read."""
+
+    def __init__(self) -> None:
+        self.x, self.y = data()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        kept = torch.rand(()) < 0.2
+        return self.x[i], self.y[i], kept
+
+
+def _masked_loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Most examples have no gradient, so that most looks show nothing."""
+    return loss_fn(model, batch[:2]) * batch[2]
+
+
+def _at_random(rank: int) -> list[int]:
+    """Steps that are done, where every process draws other numbers as it reads."""
+    found = []
+    for seed in range(4):
+        with Run(dataset=_Masked, settings={"test_mode_seed": seed}).open(divided=True) as s:
+            torch.manual_seed(10 * seed + rank)
+            for batch in s.batches():
+                s.step(batch, _masked_loss)
+            found.append(s.steps_done)
+    return found
+
+
+def _not_finite(rank: int) -> str:
+    """What is said of a NaN in rows that the second process holds."""
+    with RUNS["SGD with momentum"].open(divided=True) as s:
+        if rank == 1:
+            with torch.no_grad():
+                local(s.model[0].weight)[0] = torch.nan
+        try:
+            s.step(next(s.batches()), loss_fn)
+        except (ValueError, RuntimeError) as error:
+            return str(error)
+    return "taken"
+
+
+def _unequal_passes(rank: int) -> str:
+    try:
+        Run({"max_physical_batch_size": 2 + rank}).open(divided=True)
+    except RuntimeError as error:
+        return str(error)
     return "taken"
 
 
@@ -195,6 +254,9 @@ def _worker(rank: int, folder: Path) -> dict[str, Any]:
         "runs": {name: case.train(divided=True) for name, case in RUNS.items()},
         "checkpoints": _checkpoints(rank, folder),
         "held": _held(),
+        "at random": _at_random(rank),
+        "not finite": _not_finite(rank),
+        "unequal passes": _unequal_passes(rank),
         "faults": {name: _fault(case, loss) for name, (case, loss, _) in FAULTS.items()},
         "refused": {name: _refusal(case, folder, name) for name, (case, _) in REFUSED.items()},
     }
@@ -254,6 +316,19 @@ def test_a_checkpoint_passes_between_divided_and_undivided_runs(folder: Path, re
 def test_the_check_before_the_first_release_catches_a_fault_everywhere(name: str, results: list[dict[str, Any]]) -> None:
     for of in results:
         assert FAULTS[name][2] in of["faults"][name] and "(0 steps)" in of["faults"][name]
+
+
+def test_what_is_drawn_on_reading_is_checked_alike_on_all_processes(results: list[dict[str, Any]]) -> None:
+    assert [of["at random"] for of in results] == [[3] * 4] * 2
+
+
+def test_a_nan_that_one_process_holds_is_told_to_all(results: list[dict[str, Any]]) -> None:
+    assert all("parameter '0.weight' holds NaN" in of["not finite"] for of in results)
+
+
+def test_settings_that_decide_the_number_of_passes_are_compared(results: list[dict[str, Any]]) -> None:
+    for of in results:
+        assert "rank 1 has another max_physical_batch_size than rank 0 (3, not 2)" in of["unequal passes"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

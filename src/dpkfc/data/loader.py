@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node, tree_map
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-__all__ = ["MicroBatches", "Rows", "collate", "split", "tensors_of"]
+__all__ = ["MicroBatches", "Rows", "collate", "readings", "split", "tensors_of"]
 
 Collate = Callable[[list[Any]], Any]
 
@@ -37,6 +37,23 @@ def split(indices: ArrayLike, max_physical_batch_size: int | None) -> list[NDArr
         return []
     array = array.astype(np.int64, casting="same_kind")
     return np.array_split(array, -(-array.size // (max_physical_batch_size or array.size)))
+
+
+def readings(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None = None) -> Callable[..., Any]:
+    """A function of places in `indices` to the batch of the examples there, which reads each once: augmentation may be random.
+
+    Args:
+        source: as of `collate`.
+        indices: `[n]`.
+        collate_fn: as of `collate`.
+    """
+    rows, held = Rows(source), dict[int, Any]()
+
+    def batch_of(*places: int) -> Any:
+        held.update({k: rows[int(indices[k])] for k in places if k not in held})
+        return collate(held, np.array(places), collate_fn)
+
+    return batch_of
 
 
 def collate(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None = None) -> Any:

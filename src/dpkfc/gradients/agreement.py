@@ -45,7 +45,14 @@ def advice(name: str) -> str:
 
 
 def check_alike(
-    ranks: Ranks, plan: str, model: nn.Module, optimizer: Any, *, records: int, record: Callable[[int], Any]
+    ranks: Ranks,
+    plan: str,
+    model: nn.Module,
+    optimizer: Any,
+    *,
+    records: int,
+    record: Callable[[int], Any],
+    passes: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise on every process, before anything is spent, where they are not about to train the same model in the same way.
 
@@ -56,6 +63,7 @@ def check_alike(
         optimizer: its kind and the settings of its groups.
         records: length of the dataset.
         record: reads one of it. Some are compared, but for what is another each time they are read (augmented at random).
+        passes: settings, by name, that decide how many passes a process makes: compared where a pass is an exchange.
 
     Raises:
         ValueError: the model is wrapped by torch's data parallelism.
@@ -68,7 +76,9 @@ def check_alike(
     seen = ranks.everyone(ranks.together(lambda: _some_records(record, records)))
     drawn = {name for of in seen for name, digest in of.items() if not digest}
     some = {name: digest for name, digest in seen[ranks.rank].items() if name not in drawn}
-    ranks.agree(lambda: {**_description(plan, model, optimizer, records), "some records": ("", some)}, advice)
+    divided = any(is_divided(p) for p in model.parameters())
+    counts = {name: (repr(value), None) for name, value in (passes or {}).items() if divided}
+    ranks.agree(lambda: {**_description(plan, model, optimizer, records), **counts, "some records": ("", some)}, advice)
 
 
 def check_in_step(ranks: Ranks, parameters: Mapping[str, Tensor], what: str) -> None:

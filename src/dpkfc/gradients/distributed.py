@@ -2,8 +2,8 @@
 
 Every rank clips its share of the sampled batch and the clipped sums are added up on the first rank, which alone draws the
 batch, writes the ledger and adds the noise; what it releases goes back to all. Reduction and return are the two halves of
-one all-reduce, with the noise between them: no other process ever holds the sum of all without it. Without a process group
-all of this is the identity.
+one all-reduce, with the noise between them: of the sum of all without it another process sees what its part of the reduction
+passes on (gloo leaves it a segment), and keeps nothing. Without a process group all of this is the identity.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Ranks:
     # -- tensors -------------------------------------------------------------------------------------------------------
 
     def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors added over all ranks, in one reduction to the first; what the others get is a part of it, to be dropped."""
+        """Tensors added over all ranks, in one reduction to the first; zeros on the others."""
         if self.world_size == 1:
             return dict(tensors)
         wide = torch.tensor(float(_widest(tensors) == torch.float64), device=_device())
@@ -96,7 +96,7 @@ class Ranks:
         flat = _flat(tensors, torch.float64 if wide.item() else torch.float32)
         with _answered():
             dist.reduce(flat, dst=0)
-        return _unflat(flat, tensors)
+        return _unflat(flat if self.first else flat.zero_(), tensors)  # which holds a part of the sum there
 
     def spread(self, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         """The first rank's tensors on every rank, in one broadcast.

@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from dpkfc.launched import processes_on_this_host
+
 __all__ = ["MicroBatchSize", "available_bytes", "is_out_of_memory", "peak_bytes"]
 
 logger = logging.getLogger(__name__)
@@ -70,7 +72,7 @@ class MicroBatchSize:
         if not self.automatic or self._measured or device.type != "cpu" or rows < 2:
             return
         self._measured = True
-        budget, n = int(_SHARE * available_bytes()), min(_FEW, rows)
+        budget, n = int(_SHARE * available_bytes() / processes_on_this_host()), min(_FEW, rows)
         for _ in range(_ROUNDS):
             try:
                 with torch.random.fork_rng(devices=[]):

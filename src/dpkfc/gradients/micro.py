@@ -191,6 +191,7 @@ def check_examples(
     *,
     beside: Sequence[int] | None = None,
     augment: Callable[[Any], Any] | None = None,
+    all_rows: bool = False,
 ) -> bool:
     """Does the tape agree with plain autograd, does a row not depend on those beside it, and do all rows add up?
 
@@ -204,6 +205,8 @@ def check_examples(
         beside: which rows are compared beside the first, two at a time, so that there may be more than `count`; by default the
             second, and those that differ from the first in more than it does (another length, another label).
         augment: which must not mix rows; the gradients are compared without it.
+        all_rows: running out of memory on more than two rows is an error: other processes make the same passes. Otherwise what
+            does not fit is left out, as the pair was found right.
 
     Returns:
         Whether these rows could show a fault: two or more, and not all of their gradients zero.
@@ -221,7 +224,7 @@ def check_examples(
     def loss(model: nn.Module, batch: Any) -> Tensor:
         return _losses(loss_fn, model, batch)
 
-    with torch.enable_grad(), kept_numbers(device), checked_state(model) as before:
+    with torch.enable_grad(), kept_numbers(), checked_state(model) as before:
         check_augment(augment, moved, count)
         try:
             chosen = _beside_the_first(moved, count) if beside is None else beside
@@ -242,7 +245,7 @@ def check_examples(
             if drawn:
                 check_draws(model, device, loss, moved, count)
         except Exception as error:
-            if not is_out_of_memory(error):  # the pair was found right, and more do not fit
+            if all_rows or not is_out_of_memory(error):
                 raise
         if not shown and count >= _FEW:
             _check_some_loss(loss, model, moved(*range(count)))

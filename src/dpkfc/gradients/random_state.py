@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer
 
 __all__ = [
-    "all_states", "device_of", "drawn_since_now", "kept_numbers", "put_back", "random_states", "renew", "restarter",
-    "same_states", "unknown_numbers",
+    "all_states", "begin_at", "device_of", "drawn_since_now", "fresh_seed", "kept_numbers", "put_back", "random_states",
+    "renew", "restarter", "same_states", "unknown_numbers",
 ]  # fmt: skip
 
 
@@ -68,13 +68,13 @@ def drawn_since_now(device: torch.device) -> Callable[[], bool]:
 
 
 @contextmanager
-def kept_numbers(device: torch.device) -> Iterator[None]:
-    """Whatever is drawn inside, the global generators go on where they were."""
-    restart = restarter(device)
+def kept_numbers() -> Iterator[None]:
+    """Whatever is drawn inside, the global generators, those of all devices too, go on where they were."""
+    states = all_states()
     try:
         yield
     finally:
-        restart()
+        put_back(states)
 
 
 def _everything(device: torch.device) -> tuple[list[Tensor], Any, Any]:
@@ -98,9 +98,21 @@ def put_back(states: tuple[Any, ...]) -> None:
 
 def renew() -> None:
     """Let the global generators go on from numbers of the operating system."""
-    torch.manual_seed(secrets.randbits(63))  # of its devices too
+    torch.manual_seed(fresh_seed())  # of its devices too
     np.random.seed([secrets.randbits(32) for _ in range(8)])
     random.seed(secrets.randbits(256))
+
+
+def fresh_seed() -> int:
+    """A seed from the operating system."""
+    return secrets.randbits(63)
+
+
+def begin_at(seed: int) -> None:
+    """Let the global generators go on from a seed below 2⁶⁴, the same on every process that has it."""
+    torch.manual_seed(seed)
+    np.random.seed([seed >> 32, seed & 0xFFFFFFFF])
+    random.seed(seed)
 
 
 @contextmanager
@@ -113,9 +125,6 @@ def unknown_numbers(repeatable: bool = False) -> Iterator[None]:
     if repeatable:
         yield
         return
-    states = all_states()
-    try:
+    with kept_numbers():
         renew()
         yield
-    finally:
-        put_back(states)

@@ -53,17 +53,20 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
         )
 
 
-def check_unchanged(model: nn.Module, layers: Sequence[Layer], parameters: Mapping[str, Tensor]) -> None:
+def check_unchanged(
+    model: nn.Module, layers: Sequence[Layer], parameters: Mapping[str, Tensor], *, finite: bool = False
+) -> None:
     """Raise if the model trains other parameters than when its layers were found.
 
     Args:
         model: as it is now.
         layers: found before.
         parameters: trainable ones, by name, at that time.
+        finite: look at their values too, as `check_finite` does.
 
     Raises:
         RuntimeError: a parameter that was replaced, frozen, unfrozen or added, by name.
-        ValueError: a parameter with a hook on its gradient, by name.
+        ValueError: a parameter with a hook on its gradient, or of values that are not finite, by name.
     """
     reshard(model)  # an evaluation may have left it gathered
     check_covered(model, layers)
@@ -75,6 +78,8 @@ def check_unchanged(model: nn.Module, layers: Sequence[Layer], parameters: Mappi
                 f"parameter '{name}' was replaced after the session was built; move, cast or adapt the model before "
                 "creating the optimizer and the session"
             )
+    if finite:
+        check_finite(layers)
 
 
 def check_finite(layers: Sequence[Layer]) -> None:

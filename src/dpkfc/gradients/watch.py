@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from inspect import unwrap
 from types import CodeType, FunctionType, MethodType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from dpkfc.gradients.random_state import kept_numbers
+from dpkfc.gradients.random_state import begin_at, fresh_seed, kept_numbers
 
 __all__ = ["Watch", "code_of", "differences", "partners"]
 
@@ -115,24 +115,26 @@ class Watch:
         self,
         model: nn.Module,
         loss_fn: Any,
-        batch_of: Callable[..., Any],
+        reader: Callable[[], Callable[..., Any]],
         count: int,
         *,
         most: int,
-        check: Callable[[Callable[..., Any], int, Sequence[int]], bool],
-        agreed: Callable[[Callable[[], _Choice]], _Choice] = lambda decide: decide(),
+        check: Callable[..., bool],
+        seed: Callable[[], int] = fresh_seed,
+        agreed: Callable[[Callable[[], _Look]], _Look] = lambda decide: decide(),
     ) -> None:
         """Check some examples of a batch, where that is due.
 
         Args:
             model: in the mode it is trained in.
             loss_fn: the loss.
-            batch_of: numbers of rows to the batch of them.
+            reader: makes a function of numbers of rows to the batch of them, which reads every row once.
             count: rows of the batch.
             most: rows that are checked together, at least 2.
             check: `check_examples` on chosen rows, how many of them together and which beside the first: whether they could
                 show a fault.
-            agreed: makes one process decide for all, where all must make the same passes.
+            seed: of the random numbers of a look, drawn for each: what one look has not shown, the next may show.
+            agreed: makes one process decide for all, where all must make the same passes: with the same rows and numbers.
 
         Raises:
             ValueError: what `check` raises.
@@ -141,12 +143,19 @@ class Watch:
         case = self._cases.setdefault(key, _Case())
         if not count or not case.due:
             return
-        with kept_numbers(torch.device("cpu")):  # what datasets draw
-            chosen = agreed(lambda: _chosen(case, batch_of, count, most))
-            rows = chosen.rows
+        with kept_numbers():
+
+            def decide() -> _Look:
+                begun = seed()
+                begin_at(begun)  # of what datasets draw
+                return begun, _chosen(case, reader(), count, most)
+
+            begun, chosen = agreed(decide)
+            begin_at(begun)
+            rows, batch_of = chosen.rows, reader()
             worth = chosen.shown or not case.passed
             together = min(most, len(rows))
-            passed = worth and check(lambda *some: batch_of(*(rows[i] for i in some)), together, chosen.beside)
+            passed = worth and check(lambda *some: batch_of(*(rows[i] for i in some)), together, beside=chosen.beside)
         if passed:
             case.passed, case.missing = True, chosen.missing
         elif case.passed:
@@ -161,6 +170,9 @@ class _Choice:
     beside: list[int]
     shown: frozenset[Feature]
     missing: frozenset[Feature]
+
+
+_Look: TypeAlias = tuple[int, _Choice]  # the seed of a look, and what is looked at
 
 
 def _chosen(case: _Case, batch_of: Callable[..., Any], count: int, most: int) -> _Choice:

@@ -11,8 +11,10 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from dpkfc import checkpoint
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.launched import is_launched
+from dpkfc.privacy.ledger import verify
 from dpkfc.recipes.config import of_the_run, to_toml
 from dpkfc.recipes.prepared import Prepared
 from dpkfc.recipes.settings import ConfigError, RunConfig
@@ -64,25 +66,35 @@ def check_alike(config: RunConfig, ranks: Ranks) -> None:
 def is_begun(config: RunConfig, ranks: Ranks) -> bool:
     """Whether torchrun has started this command before: its folder holds a run of the same settings.
 
+    What was cut off before its first checkpoint, which comes before the first release, is taken away and begun anew.
+
     Raises:
         RunFolderError: the run there has other settings, or some processes alone see it.
     """
+    folder = RunFolder.at(config.out)
 
-    def begun() -> bool:
-        path = RunFolder.at(config.out).config
-        if not (is_launched() and path.is_file()):
-            return False
-        if path.read_text("utf-8") != to_toml(config):
+    def begun() -> tuple[bool, bool]:
+        if not (is_launched() and folder.config.is_file()):
+            return False, False
+        if folder.config.read_text("utf-8") != to_toml(config):
             raise RunFolderError(
                 f"run folder {config.out} holds a run of other settings: give those of its config.toml to continue it; another "
                 "--out begins a second run, with a budget of its own"
             )
-        return True
+        return True, not checkpoint.is_there(folder.checkpoint) and not _spent(folder)
 
     seen = ranks.everyone(ranks.together(begun))
     if len(set(seen)) > 1:
         raise _apart(config.out)
-    return seen[0]
+    found, cut_off = seen[0]
+    if cut_off:
+        ranks.from_first(folder.take_away, "cut off")
+    return found and not cut_off
+
+
+def _spent(folder: RunFolder) -> bool:
+    """Whether the ledger of a run holds a release."""
+    return folder.ledger.is_file() and folder.ledger.stat().st_size > 0 and bool(verify(folder.ledger).releases)
 
 
 def check_seen(folder: RunFolder, ranks: Ranks) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +159,20 @@ class RunFolder:
             self.config.unlink(missing_ok=True)
             raise _unwritable(self.config, error, "file") from None
         return self.config
+
+    def take_away(self) -> None:
+        """Remove what a run has written that was cut off before its first checkpoint, which nothing can go on from.
+
+        Raises:
+            RunFolderError: the files cannot be removed.
+        """
+        fresh = self.checkpoint.with_name(self.checkpoint.name + ".new")
+        try:
+            shutil.rmtree(fresh, ignore_errors=True)
+            for path in (self.ledger, self.metrics, self.metrics.with_name(self.metrics.name + ".part"), self.config):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
 
     def remove_if_empty(self) -> None:
         """Take the folder away again if nothing was written into it."""
