@@ -149,6 +149,19 @@ def test_other_errors_are_not_taken_for_memory() -> None:
             train(s)
 
 
+def test_processes_of_one_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
+    bounds = []
+    for processes in ("1", "4"):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        size = MicroBatchSize(automatic=True)
+        size.measure(lambda n: torch.zeros(n, 1024), 10_000, torch.device("cpu"))
+        assert size.bound is not None
+        bounds.append(size.bound)
+    assert bounds[0] == pytest.approx(4 * bounds[1], rel=0.1)
+
+
 def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of this model makes a few thousand bytes; the rest is arithmetic."""
     shapes: list[int] = []

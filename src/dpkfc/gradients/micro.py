@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -215,14 +216,11 @@ def check_examples(
         ValueError: naming the parameter whose gradient differs; no loss of three rows or more is finite.
         RuntimeError: not even two rows fit into memory.
     """
-    device = device_of(layers)
     check_finite(layers)
+    device, loss = device_of(layers), partial(_losses, loss_fn)
 
     def moved(*chosen: int) -> Any:
         return _to(batch_of(*chosen), device)
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        return _losses(loss_fn, model, batch)
 
     with torch.enable_grad(), kept_numbers(), checked_state(model) as before:
         check_augment(augment, moved, count)
