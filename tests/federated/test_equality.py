@@ -23,8 +23,8 @@ from dpkfc.federated import (
     TrustedServer,
     federate,
 )
-from dpkfc.federated.client import Mechanism, stream_seed
 from dpkfc.federated.partition import dirichlet, parts
+from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.runner import one_round
 from dpkfc.federated.work import LocalModel, Records
 from dpkfc.postprocess import EMA, AdamBC, LowPass

@@ -21,9 +21,9 @@ from dpkfc.federated import (
     TrustedServer,
 )
 from dpkfc.federated.audit import Finding, kept_messages, noise_law, record_bound, round_message
-from dpkfc.federated.client import stream_seed
 from dpkfc.federated.messages import flat, group
 from dpkfc.federated.partition import dirichlet, iid, parts
+from dpkfc.federated.party import stream_seed
 from dpkfc.federated.runner import one_round
 from dpkfc.federated.work import clipped_whole
 from dpkfc.privacy.rng import NoiseStream

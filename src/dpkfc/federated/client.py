@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import dp_accounting
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,72 +19,19 @@ from dpkfc.federated import messages
 from dpkfc.federated.config import SEED
 from dpkfc.federated.local import FedNewStep, LocalSteps, ScaffoldSteps
 from dpkfc.federated.messages import Message, flat, group
+from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secagg import FEWEST_STEPS, Pairs, encoded, masked, missing_masks
 from dpkfc.federated.work import LocalModel, Records, Tensors, clipped_whole
-from dpkfc.privacy.grid import GAUSSIAN
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
-__all__ = ["Client", "Mechanism", "stream_seed"]
+__all__ = ["Client"]
 
 
 class _Refused(Exception):
     """A round that is not answered, for one of the reasons on the list."""
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """A plan as `privacy.mechanism.release` reads it, with the noise of one party and its divisor."""
-
-    plan: FederatedPlan
-    stddev: float
-    expected_batch_size: int = 1
-    clipping = "flat"
-
-    @property
-    def max_grad_norm(self) -> float:
-        """C."""
-        return self.plan.config.max_grad_norm
-
-    @property
-    def noise(self) -> str:
-        """Kind of the noise; a sum without noise of its own is rounded by whoever adds the noise."""
-        return self.plan.config.noise if self.stddev > 0 or self.plan.config.privacy.masked else GAUSSIAN
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Of the guarantee."""
-        return self.plan.noise_multiplier
-
-    @property
-    def sensitivity(self) -> float:
-        """Of the sum."""
-        return self.plan.config.sensitivity
-
-    @property
-    def event(self) -> dp_accounting.DpEvent:
-        """Of one release."""
-        return self.plan.event
-
-    @property
-    def test_mode(self) -> bool:
-        """Whether noise is repeatable."""
-        return self.plan.test_mode
-
-    @property
-    def hash(self) -> str:
-        """Of the plan."""
-        return self.plan.hash
-
-
-def stream_seed(plan: FederatedPlan, party: int) -> int | None:
-    """The test-mode seed of one party's streams, different for every client; None outside test mode."""
-    seed = plan.config.test_mode_seed
-    if seed is None:
-        return None
-    return int(np.random.SeedSequence(entropy=seed, spawn_key=(party,)).generate_state(1, np.uint64)[0])
 
 
 class Client:

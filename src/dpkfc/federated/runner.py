@@ -16,8 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from dpkfc.federated.client import Client, stream_seed
+from dpkfc.federated.client import Client
 from dpkfc.federated.messages import CLIENT_FAILED, Message
+from dpkfc.federated.party import stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.secagg import Pairs

@@ -26,7 +26,6 @@ from dpkfc import checkpoint
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.shares import moved_to
-from dpkfc.federated.client import Mechanism, stream_seed
 from dpkfc.federated.config import FACTORS
 from dpkfc.federated.messages import (
     METRIC_DIFFERS,
@@ -38,6 +37,7 @@ from dpkfc.federated.messages import (
     problem,
     shapes_of,
 )
+from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import Charged, OpenRound, RoundRecord
 from dpkfc.federated.secagg import decoded, total
