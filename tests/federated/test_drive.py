@@ -164,27 +164,35 @@ def test_what_a_client_keeps_is_for_its_operator_alone(tmp_path):
     assert all(folder.stat().st_mode & 0o077 == 0 for folder in folders)
 
 
-def test_a_survivor_set_is_answered_once_by_any_process(tmp_path):
-    chosen = settings_of(tmp_path, case="masked")
-    wires = Wires(tmp_path, chosen)
+def _round_of(wires):
+    """The first round of the masked app, as its server sends it, and its request for three survivors' masks."""
     contract = wires.node(100).answer({"kind": "hello"})["contract"]
-    ask = {"kind": "unmask", "round": 0, "contract": contract, "cohort": torch.arange(4)}
-    one = wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 2])})
+    common = {"round": 0, "contract": contract, "cohort": torch.arange(4)}
+    theta = {f"theta/{name}": p.detach() for name, p in head().named_parameters()}
+    return {"kind": "round", **common, **theta}, {"kind": "unmask", **common, "survivors": torch.tensor([0, 1, 2])}
+
+
+def test_a_survivor_set_is_answered_once_by_any_process(tmp_path):
+    wires = Wires(tmp_path, settings_of(tmp_path, case="masked"))
+    sent, ask = _round_of(wires)
+    assert wires.node(100).answer(ask)["reason"] == "client-failed"  # no message of it is there to be unmasked
+    assert wires.node(100).answer(sent)["kind"] == "sum"
+    one = wires.node(100).answer(ask)
     assert one["kind"] == "masks"
     other = wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 3])})
     assert (other["kind"], other["reason"]) == ("error", "repeated-round")
-    again = wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 2])})
+    again = wires.node(100).answer({**ask, "survivors": torch.tensor([2, 1, 0])})
     assert torch.equal(again["mask/bias"], one["mask/bias"])
+    (own,) = (tmp_path / "clients" / "client-0").glob("*/state")
+    assert own.stat().st_mode & 0o077 == 0 or own.parent.stat().st_mode & 0o077 == 0  # its secret is for nobody else
 
 
 def test_masks_of_two_plans_under_one_secret_differ(tmp_path):
     masks = []
     for noise in (1.0, 2.0):
-        chosen = settings_of(tmp_path, case="masked", noise=noise)
-        wires = Wires(tmp_path, chosen)
-        contract = wires.node(100).answer({"kind": "hello"})["contract"]
-        ask = {"kind": "unmask", "round": 0, "contract": contract, "cohort": torch.arange(4)}
-        masks.append(wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 2])})["mask/bias"])
+        plan = APP.plan(settings_of(tmp_path, case="masked", noise=noise))
+        node = Node(APP, settings_of(tmp_path, case="masked", noise=noise), 0, tmp_path, Wires(tmp_path, {}).secret)
+        masks.append(node._pairs(plan).mask(0, 1, 0, {"w": (5,)})["w"])
     assert not torch.equal(*masks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from dpkfc.federated import (
     make_clients,
 )
 from dpkfc.federated.runner import one_round
-from dpkfc.federated.secagg import Pairs, decoded, encoded, masked, missing_masks, total
+from dpkfc.federated.secagg import OwnMask, Pairs, decoded, encoded, masked, owed, total
 from tests.federated.test_equality import plain_clipped_sum
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
 
@@ -154,11 +155,12 @@ def test_masked_sums_are_exact(dead):
     numbers = [{"w": torch.randn(7, 3, generator=generator).double().div(grid).round().mul(grid)} for _ in cohort]
     integers = [encoded(x, grid) for x in numbers]
     alive = [i for i in cohort if i not in dead]
-    sent = [masked(integers[i], i, cohort, 3, pairs) for i in alive]
+    own = [OwnMask.fresh(3, cohort) for _ in cohort]
+    sent = [masked(integers[i], i, own[i], pairs) for i in alive]
     for plain, hidden in zip((integers[i] for i in alive), sent, strict=True):
         assert not bool((plain["w"] == hidden["w"]).any())
-    owed = [missing_masks({"w": (7, 3)}, i, dead, 3, pairs) for i in alive]
-    found = total([*sent, *[{"w": -x["w"]} for x in owed]])
+    masks = [owed({"w": (7, 3)}, i, replace(own[i], survivors=tuple(alive)), pairs) for i in alive]
+    found = total([*sent, *[{"w": -x["w"]} for x in masks]])
     assert torch.equal(found["w"], total([integers[i] for i in alive])["w"])
     exact = torch.stack([numbers[i]["w"] for i in alive]).sum(0)
     assert torch.equal(decoded(found, grid, found)["w"], exact)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from dpkfc.federated.local import FedNewStep, LocalSteps, ScaffoldSteps
 from dpkfc.federated.messages import Message, flat, group
 from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.secagg import FEWEST_STEPS, Pairs, encoded, masked, missing_masks
+from dpkfc.federated.secagg import FEWEST_STEPS, OwnMask, Pairs, encoded, masked, owed
 from dpkfc.federated.work import LocalModel, Records, Tensors, clipped_whole
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
@@ -90,7 +91,7 @@ class Client:
         self._verify = verify
         self._control: Tensors = {}  # c_i of SCAFFOLD, λ_i of FedNew: never sent
         self._last: Tensors = {}  # ŷ_i of FedNew's last round
-        self._unmasked: dict[int, tuple[int, ...]] = {}
+        self._own: OwnMask | None = None  # of the round answered last, under secure aggregation
         self.last_error: BaseException | None = None  # for this client's own operator
 
     # -- messages ------------------------------------------------------------------------------------------------------
@@ -130,8 +131,8 @@ class Client:
         noisy = {name: x.cpu() for name, x in self._noisy(number, group(message, "extra")).items()}
         plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
         if self._pairs is not None and self.plan.config.privacy.masked:
-            noisy = encoded(noisy, self.plan.grid(self.local.numbers))
-            noisy = masked(noisy, self.number, cohort, number, self._pairs)
+            self._own = OwnMask.fresh(number, cohort)
+            noisy = masked(encoded(noisy, self.plan.grid(self.local.numbers)), self.number, self._own, self._pairs)
         return {"kind": "sum", **plain, **flat("sum", noisy)}
 
     def _cohort(self, message: Mapping[str, Any]) -> list[int]:
@@ -145,13 +146,17 @@ class Client:
         return cohort
 
     def _masks(self, message: Mapping[str, Any]) -> Message:
-        number, survivors = int(message["round"]), tuple(message["survivors"].tolist())
-        if self._pairs is None or self.number not in survivors or len(survivors) < self.plan.config.survivors:
+        """For one survivor set of the round that was answered last; the client is in it, or its own mask stays with it."""
+        number, own, survivors = int(message["round"]), self._own, tuple(sorted(message["survivors"].tolist()))
+        if self._pairs is None or own is None or own.round != number or sorted(self._cohort(message)) != list(own.cohort):
             raise _Refused(messages.CLIENT_FAILED)
-        if self._unmasked.setdefault(number, survivors) != survivors:
-            raise _Refused(messages.REPEATED)  # two survivor sets of one round would open single messages
-        missing = [other for other in self._cohort(message) if other not in survivors]
-        masks = missing_masks(self.local.shapes, self.number, missing, number, self._pairs)
+        enough = len(set(survivors)) == len(survivors) >= self.plan.config.survivors
+        if self.number not in survivors or not enough or not set(survivors) <= set(own.cohort):
+            raise _Refused(messages.CLIENT_FAILED)
+        if own.survivors not in ((), survivors):
+            raise _Refused(messages.REPEATED)  # its masks are taken off for one set alone
+        self._own = replace(own, survivors=survivors)
+        masks = owed(self.local.shapes, self.number, self._own, self._pairs)
         plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
         return {"kind": "masks", **plain, **flat("mask", masks)}
 
@@ -259,13 +264,14 @@ class Client:
 
     def state_dict(self) -> dict[str, Any]:
         """PRIVATE: what outlives a process beside the ledger, for this client's own disk and nothing else."""
-        answered = {str(number): list(survivors) for number, survivors in self._unmasked.items()}
-        return {"control": dict(self._control), "last": dict(self._last), "answered": answered}
+        own = None if self._own is None else asdict(self._own)
+        return {"control": dict(self._control), "last": dict(self._last), "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state_dict` gave."""
         self._control, self._last = dict(state["control"]), dict(state["last"])
-        self._unmasked = {int(number): tuple(survivors) for number, survivors in state["answered"].items()}
+        own = state.get("own")
+        self._own = None if own is None else OwnMask(**own)
 
     def close(self) -> None:
         """Close the client's ledger."""

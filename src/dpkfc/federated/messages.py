@@ -7,7 +7,7 @@ Whatever is not on the list makes a message invalid, and invalid messages are co
                       unmask    round, contract, cohort, survivors
     client → server   hello     contract, client
                       sum       round, contract, client, sum/*
-                      masks     round, contract, client, mask/*
+                      masks     round, contract, client, mask/*                   of a survivor: one sum
                       error     round, contract, client, reason
 
 Rounds are numbered by the ledger: a round that was charged and lost has a number of its own, so none is ever asked for twice.

@@ -2,7 +2,7 @@
 
     ledger.jsonl    its own releases; the file is locked while a message is answered
     metric/         the preconditioner that the server sent, with its hash
-    state/          control variates of local methods, and the survivor sets that it answered for
+    state/          control variates of local methods; the secret of its own mask, and the survivor set that it answered for
     last_error.txt  what went wrong last, for the operator of this client; the server is told a constant
 
 Engines start a process for every message, or several for one client in turn, so a client is built from its folder each time.

@@ -1,7 +1,7 @@
 """Rounds inside one process, for tests and small studies: no sockets, no copies, with places where something can be killed.
 
-An engine does the same over a network: send what `open_round` made, hand answers to `receive`, ask for the masks that
-`fix_survivors` wants, `close_round`.
+An engine does the same over a network: send what `open_round` made, hand answers to `receive`, ask the survivors for the masks
+that `fix_survivors` wants, `close_round`.
 """
 
 from __future__ import annotations

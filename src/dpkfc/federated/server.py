@@ -2,7 +2,7 @@
 
     open_round      charge (on the disk), draw the cohort, build the metric, messages for the clients
     receive         one answer: accepted, or rejected and counted
-    fix_survivors   no answer counts from here on; requests for masks of missing clients, under secure aggregation
+    fix_survivors   no answer counts from here on; requests for the survivors' masks, under secure aggregation
     close_round     the sum of the survivors, noise where the server adds it, / public divisor, filters, rule
 
 Fewer than `min_survivors` answers end a round without a release; it stays charged. What single clients sent is dropped with the
@@ -173,7 +173,7 @@ class Server:
         return True
 
     def fix_survivors(self) -> dict[int, Message]:
-        """From here on no answer counts. Requests for the masks of missing clients, client to message; none where none is needed.
+        """From here on no answer counts. Requests for the survivors' masks, client to message; none where messages are in clear.
 
         Raises:
             RuntimeError: no round is open.
@@ -181,8 +181,7 @@ class Server:
         open_ = self._opened()
         if open_.survivors is None:
             open_.survivors = tuple(sorted(open_.sums))
-        complete = len(open_.survivors) == len(open_.cohort) or len(open_.survivors) < self.plan.config.survivors
-        if not self.plan.config.privacy.masked or complete:
+        if not self.plan.config.privacy.masked or len(open_.survivors) < self.plan.config.survivors:
             return {}
         request: Message = {
             "kind": "unmask",
