@@ -10,11 +10,14 @@ from scipy import special, stats
 
 from dpkfc.federated import (
     ClientLevel,
+    FedAvg,
     FederatedConfig,
     FedNew,
     FedNewStep,
     LocalSteps,
     PerUpload,
+    Scaffold,
+    ScaffoldSteps,
     SecureAggregation,
     TrustedServer,
 )
@@ -104,6 +107,15 @@ def test_steps_on_single_examples_are_releases_each():
     assert five.releases == 5 * T and five.epsilon() == pytest.approx(one.epsilon(), rel=1e-6)
     whole = config(privacy=ClientLevel(), local=LocalSteps(steps=5))
     assert whole.releases == T
+
+
+@pytest.mark.parametrize("work", [LocalSteps(1), LocalSteps(2), ScaffoldSteps(1), ScaffoldSteps(2)])
+def test_what_the_models_alone_are_worth_is_said_where_noise_of_a_step_moves_no_later_one(work):
+    rule = Scaffold(local=work) if isinstance(work, ScaffoldSteps) else FedAvg()
+    plan = config(privacy=PerUpload(), local=work, rule=rule).with_noise(50.0, DELTA)
+    assert ("the released models alone" in plan.views()) == (work == LocalSteps(1))
+    whole = config(privacy=ClientLevel(PerUpload()), local=work, rule=rule, min_survivors=16).with_noise(50.0, DELTA)
+    assert whole.views()["the released models alone"] < whole.epsilon()
 
 
 def test_a_contribution_clipped_as_one_costs_an_example_twice_its_norm():

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import dp_accounting
 
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE
-from dpkfc.federated.local import FedNewStep, LocalSteps
+from dpkfc.federated.local import FedNewStep, LocalSteps, ScaffoldSteps
 from dpkfc.privacy import events
 from dpkfc.privacy.calibration import check_target, vacuous
 from dpkfc.privacy.event_values import NEGLIGIBLE_NOISE
@@ -142,9 +142,16 @@ class FederatedPlan:
         return EpsilonCurve(event, self.delta, ADD_OR_REMOVE_ONE, "pld").at(self.releases)
 
     def views(self) -> dict[str, float]:
-        """ε for others than the one that the guarantee names: what the same noise is worth to them."""
-        t = self.config.survivors
-        found = {"the released models alone": self.sum_stddev(t), "a server that sees every message": self.share}
+        """ε for others than the one that the guarantee names: what the same noise is worth to them.
+
+        What the models alone are worth is left out where clients take several private steps: a later step follows the noise of an
+        earlier one, so that one record can move the sum by far more than its own clipped gradients.
+        """
+        t, local = self.config.survivors, self.config.local
+        walks = isinstance(local, ScaffoldSteps) or (isinstance(local, LocalSteps) and local.steps > 1)
+        found = {"a server that sees every message": self.share}
+        if not (walks and self.config.privacy.unit == "example"):
+            found = {"the released models alone": self.sum_stddev(t), **found}
         return {who: self.epsilon_at(stddev) for who, stddev in found.items() if stddev != self.stddev}
 
     def largest_message(self, numbers: int, control: float = 0.0) -> float:
