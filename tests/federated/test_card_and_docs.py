@@ -31,7 +31,7 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
     run = federate(plan, head(), loss_fn, datasets())
     card = json.loads(json.dumps(build_card(run.server, run.records, title="x", chosen_by="nobody"), allow_nan=False))
     text = to_markdown(card)
-    assert privacy.name in text and privacy.against in text and f"one {privacy.unit} added or removed" in text
+    assert privacy.name in text and config.against in text and f"one {privacy.unit} added or removed" in text
     assert 1.99 < card["guarantee"]["epsilon"] <= 2.0 and card["ledger"]["count"] == 2
     others = card["guarantee"]["epsilon_for_others"]
     if privacy.noise_by == "server":

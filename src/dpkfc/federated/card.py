@@ -48,7 +48,7 @@ def build_card(
             "delta": plan.delta,
             "target_epsilon": plan.target_epsilon,
             "privacy_model": config.privacy.name,
-            "against": config.privacy.against,
+            "against": config.against,
             "unit": f"one {config.privacy.unit}",
             "neighbours_differ_in": _NEIGHBOURS[config.adjacency].format(config.privacy.unit),
             "epsilon_for_others": {who: _number(e) for who, e in plan.views().items()},

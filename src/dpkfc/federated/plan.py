@@ -72,7 +72,7 @@ class FederatedPlan:
     @property
     def share(self) -> float:
         """Standard deviation of the noise that one client adds to its message."""
-        return self.config.privacy.share(self.stddev, self.config.survivors - self.config.colluding)
+        return self.config.privacy.share(self.stddev, self.config.survivors - self.config.known_shares)
 
     def sum_stddev(self, survivors: int) -> float:
         """Standard deviation of the noise in a sum of so many messages, the server's own included."""
@@ -81,7 +81,12 @@ class FederatedPlan:
         return self.share * math.sqrt(survivors)
 
     def hiding_stddev(self, survivors: int, colluding: int = 0) -> float:
-        """Standard deviation of the noise between a unit and the server: of its own message, or of the honest ones in the sum."""
+        """Standard deviation of the noise between a unit and others: in its own message, or what they do not know of the sum's.
+
+        Args:
+            survivors: messages in the sum.
+            colluding: of them, those whose noise is known to whoever looks; 1 for another client.
+        """
         if self.config.privacy.alone:
             return self.share
         return self.sum_stddev(max(0, survivors - colluding))
@@ -150,9 +155,13 @@ class FederatedPlan:
         t, local = self.config.survivors, self.config.local
         walks = isinstance(local, ScaffoldSteps) or (isinstance(local, LocalSteps) and local.steps > 1)
         found = {"a server that sees every message": self.share}
+        if self.config.shares_noise and self.config.clients > 1:
+            found["another client, which knows its own noise"] = self.hiding_stddev(t, 1)
         if not (walks and self.config.privacy.unit == "example"):
             found = {"the released models alone": self.sum_stddev(t), **found}
-        return {who: self.epsilon_at(stddev) for who, stddev in found.items() if stddev != self.stddev}
+        same = 1e-9  # of the noise that the guarantee names, which square roots meet but for rounding
+        others = {who: stddev for who, stddev in found.items() if not math.isclose(stddev, self.stddev, rel_tol=same)}
+        return {who: self.epsilon_at(stddev) for who, stddev in others.items()}
 
     def largest_message(self, numbers: int, control: float = 0.0) -> float:
         """A norm that no honest client's message exceeds, so that refusing larger ones depends on nobody's data.
@@ -222,7 +231,7 @@ class FederatedPlan:
             "target_epsilon": self.target_epsilon,
             "certified": self.certified,
             "caveats": list(self.caveats),
-            "against": self.config.privacy.against,
+            "against": self.config.against,
             "noise_multiplier": self.noise_multiplier,
             "sensitivity": self.config.sensitivity,
             "stddev": self.stddev,
