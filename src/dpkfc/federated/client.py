@@ -1,11 +1,13 @@
 """A client: its records, its noise, its own ledger, and one answer to a round. Nothing else leaves it.
 
 A client trusts nobody with its budget: it charges its own ledger before its noise exists, answers every round once, refuses
-rounds beyond the plan, and says no more about a failure than that there was one.
+rounds beyond the plan, and says no more about a refusal than that there was one. A failure that its records have caused is not
+said at all: the records that failed add nothing to its sum (`tried`), and the answer is a sum like any other.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -23,12 +25,15 @@ from dpkfc.federated.messages import Message, flat, group
 from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secagg import FEWEST_STEPS, OwnMask, Pairs, encoded, masked, owed
+from dpkfc.federated.tried import Tried
 from dpkfc.federated.work import LocalModel, Records, Tensors, clipped_whole
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 __all__ = ["Client"]
+
+logger = logging.getLogger(__name__)
 
 
 class _Refused(Exception):
@@ -89,10 +94,13 @@ class Client:
         opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
         self.ledger: Ledger = opened(plan.hash, header, plan.releases)
         self._verify = verify
+        self._tried = Tried(local, self.records, verify)
         self._control: Tensors = {}  # c_i of SCAFFOLD, λ_i of FedNew: never sent
         self._last: Tensors = {}  # ŷ_i of FedNew's last round
         self._own: OwnMask | None = None  # of the round answered last, under secure aggregation
-        self.last_error: BaseException | None = None  # for this client's own operator
+        # For this client's own operator, never sent: what went wrong last, and whether nothing of its records was in its answer.
+        self.last_error: BaseException | None = None
+        self.failed = False
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -101,16 +109,16 @@ class Client:
         return {"kind": "hello", "contract": self.local.contract, "client": self.number}
 
     def answer(self, message: Mapping[str, Any]) -> Message:
-        """The answer to a server's message; any failure becomes a message with a constant reason."""
-        self.last_error = None
+        """The answer to a server's message; a refusal, which no record has caused, becomes a message with a constant reason."""
         try:
             if message.get("contract") != self.local.contract:
                 raise _Refused(messages.CONTRACT_DIFFERS)
             if message.get("kind") == "unmask":
                 return self._masks(message)
+            self.last_error, self.failed = None, False
             return self._sum(message)
         except Exception as error:
-            self.last_error = error
+            self.last_error, self.failed = error, True
             known = str(error) if isinstance(error, _Refused) else messages.CLIENT_FAILED
             reason = messages.SPENT if isinstance(error, BudgetExhausted) else known
             found = message.get("round")
@@ -126,14 +134,21 @@ class Client:
         cohort = self._cohort(message)
         self.local.load(group(message, "theta"))
         self._take_metric(message, number)
-        if self._verify:
-            self.local.verify(self.records)
+        self._tried = Tried(self.local, self.records, self._verify)
         noisy = {name: x.cpu() for name, x in self._noisy(number, group(message, "extra")).items()}
+        self._note(number, self._tried)
         plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
         if self._pairs is not None and self.plan.config.privacy.masked:
             self._own = OwnMask.fresh(number, cohort)
             noisy = masked(encoded(noisy, self.plan.grid(self.local.numbers)), self.number, self._own, self._pairs)
         return {"kind": "sum", **plain, **flat("sum", noisy)}
+
+    def _note(self, number: int, tried: Tried) -> None:
+        """What its records did, for the client's own operator: the answer does not tell."""
+        self.last_error, self.failed = tried.error, tried.failed
+        if tried.error is not None:
+            what = "all of its records" if tried.failed else "some of its records"
+            logger.error("client %d, round %d: %s failed and add nothing: %r", self.number, number, what, tried.error)
 
     def _cohort(self, message: Mapping[str, Any]) -> list[int]:
         """Whom this message is masked with: fewer than the plan needs would be too few masks, and too little noise."""
@@ -196,8 +211,10 @@ class Client:
             return self._released(self._newton(work, extra), first)
         if isinstance(work, LocalSteps):
             return self._released(self._change(work, extra), first) if whole else self._steps(work, extra, first)
-        sums = self.local.clipped_sum(self.records, self._drawn(first), together=whole)
-        return self._released(sums, first)
+        drawn = self._drawn(first)
+        if not whole:
+            return self._released(self._tried.examples(drawn), first)
+        return self._released(self._tried.whole(lambda: self.local.clipped_sum(self.records, drawn, together=True)), first)
 
     def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """Control variates c − c_i; nothing without them."""
@@ -225,17 +242,18 @@ class Client:
 
     def _change(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """The change of a client that is protected as a whole, clipped as one."""
-        zeros = {name: torch.zeros_like(p) for name, p in self.local.parameters.items()}
-        if not len(self.records):
-            return zeros
-        change = self._walk(work, extra, lambda k: self.local.mean_gradient(self.records))
-        return clipped_whole(change, self.plan.config.max_grad_norm)
+
+        def change() -> Tensors:
+            walked = self._walk(work, extra, lambda k: self.local.mean_gradient(self.records))
+            return clipped_whole(walked, self.plan.config.max_grad_norm)
+
+        return self._tried.whole(change)
 
     def _steps(self, work: LocalSteps, extra: Tensors, first: int) -> Tensors:
         """The change by K private steps: every one a release of its own, so that the change is one."""
 
         def gradient(k: int) -> Tensors:
-            sums = self.local.clipped_sum(self.records, self._drawn(first + k))
+            sums = self._tried.examples(self._drawn(first + k))
             return {n: x / self.plan.config.local_divisor for n, x in self._released(sums, first + k).items()}
 
         return self._walk(work, extra, gradient)
@@ -249,9 +267,11 @@ class Client:
         if self._last:
             dual = {n: dual[n] + work.rho * (self._last[n].double() - y[n]) for n in names}
         self._control = dual
-        if not len(self.records):
-            self._last = {n: torch.zeros_like(p) for n, p in self.local.parameters.items()}
-            return self._last
+        self._last = self._tried.whole(lambda: self._direction(work, dual, y))
+        return self._last
+
+    def _direction(self, work: FedNewStep, dual: Tensors, y: Tensors) -> Tensors:
+        names = list(self.local.parameters)
         g = self.local.mean_gradient(self.records)
         right = torch.cat([(g[n].double() - dual[n] + work.rho * y[n]).flatten() for n in names])
         matrix = self.local.fisher(self.records)
@@ -259,8 +279,7 @@ class Client:
         solved = torch.linalg.solve(matrix, right).split([p.numel() for p in self.local.parameters.values()])
         pieces = zip(self.local.parameters.items(), solved, strict=True)
         direction = {n: x.view(p.shape).to(p.dtype) for (n, p), x in pieces}
-        self._last = clipped_whole(direction, self.plan.config.max_grad_norm)
-        return self._last
+        return clipped_whole(direction, self.plan.config.max_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
         """PRIVATE: what outlives a process beside the ledger, for this client's own disk and nothing else."""

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from dpkfc.federated.client import Client
-from dpkfc.federated.messages import CLIENT_FAILED, Message
+from dpkfc.federated.messages import Message
 from dpkfc.federated.party import stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import RoundRecord
@@ -142,9 +142,13 @@ def _begin(server: Server, checkpoint: str | os.PathLike[str] | None, resume: bo
 
 
 def _raise_where_all_failed(record: RoundRecord, clients: Mapping[int, Client]) -> None:
-    """A fault that all clients have, a wrong loss or records of another width, would fail in every other round too."""
-    errors = [client.last_error for client in clients.values()]
-    if record.dropped and record.rejected.get(CLIENT_FAILED, 0) >= len(clients) and all(errors):
+    """A fault that all clients have, a wrong loss or records of another width, would fail in every other round too.
+
+    Clients of this process are known to it; to a server far away such a round looks like any other, and is noise.
+    """
+    holding = [client for client in clients.values() if len(client.records)]
+    errors = [client.last_error for client in holding if client.failed]
+    if errors and len(errors) == len(holding):
         raise RuntimeError(
             f"every client failed in round {record.round}: {errors[0]}. The round stays charged; the run can go on once that is "
             "mended"
@@ -188,7 +192,8 @@ def federate(
         Killed: the server died of a fault.
         BudgetExhausted: no round is left; the checkpoint stays as it is.
         ValueError: settings that do not fit together.
-        RuntimeError: every client has failed in a round, with what the first of them met; that round stays charged.
+        RuntimeError: every client that holds records has failed in a round, with what the first of them met; that round stays
+            charged.
     """
     server = Server(plan, model, ledger_path=ledger_path)
     run, started = Run(server), time.perf_counter()

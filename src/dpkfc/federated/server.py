@@ -41,6 +41,7 @@ from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import Charged, OpenRound, RoundRecord
 from dpkfc.federated.secagg import decoded, total
+from dpkfc.federated.work import accumulated
 from dpkfc.gradients.layers import find_layers
 from dpkfc.postprocess.chain import Chain
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
@@ -287,14 +288,14 @@ class Server:
             return release(ClippedSum(added, plan.config.max_grad_norm), mechanism, self._noise, ticket, step)
         number = open_.ticket.charge(step, plan.event)
         variance = (plan.sum_stddev(len(survivors)) / divisor) ** 2
-        mean = {name: x.div_(divisor).to(_accumulation(self.parameters[name])) for name, x in added.items()}
+        mean = {name: x.div_(divisor).to(accumulated(self.parameters[name])) for name, x in added.items()}
         return Released(gradients=mean, noise_variance=variance, step=step, release=number)
 
     def _sum(self, sums: Sequence[Tensors]) -> Tensors:
         """In the order of the clients' numbers, so that equal messages give an equal sum; new tensors."""
         found: Tensors = {}
         for name, p in self.parameters.items():
-            found[name] = torch.zeros(p.shape, dtype=_accumulation(p), device=p.device)
+            found[name] = torch.zeros(p.shape, dtype=accumulated(p), device=p.device)
             for tensors in sums:
                 found[name].add_(tensors[name].to(found[name]))
         return found
@@ -391,8 +392,3 @@ class Server:
     def close(self) -> None:
         """Close the ledger."""
         self.ledger.close()
-
-
-def _accumulation(parameter: Tensor) -> torch.dtype:
-    """Sums and releases are float32, or float64 where the parameter is."""
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
