@@ -20,6 +20,7 @@ from dpkfc.federated import (
     ScaffoldSteps,
     SecureAggregation,
     federate,
+    make_clients,
 )
 from dpkfc.federated.secagg import OwnMask, Pairs, decoded, encoded, masked, owed, total
 from tests.federated.test_equality import plain_clipped_sum
@@ -95,6 +96,36 @@ def test_scaffold_against_its_algorithm():
         c = c + sum(new - old for new, old in zip(controls, own_c, strict=True)) / CLIENTS
         theta, own_c = theta - sum(changes) / CLIENTS, controls
     assert float((theta - vector(run.server.parameters)).abs().max()) < 1e-10
+
+
+def quadratic_run(options, rounds: int = 60):
+    """Eight clients whose losses |w − aᵢ|² / 2 have unlike optima: (distance of w to that of their sum, server's c, mean cᵢ)."""
+    generator = torch.Generator().manual_seed(0)
+    targets = 2 * torch.randn(8, 3, generator=generator).double() + torch.tensor([3.0, -1.0, 2.0]).double()
+    data = [(torch.ones(4, 1).double(), target.expand(4, 3).clone()) for target in targets]
+    model = nn.Linear(1, 3, bias=False).double()
+    nn.init.zeros_(model.weight)
+    plan = plan_of(0.0, clients=8, expected_records=32, rounds=rounds, **options)
+
+    def loss(m, b):
+        return 0.5 * ((m(b[0]) - b[1]) ** 2).sum(-1)
+
+    clients = make_clients(plan, model, loss, data)
+    server = federate(plan, model, loss, [], clients=clients).server
+    own = sum(client._control.get("weight", torch.zeros(3, 1).double()) for client in clients) / 8
+    distance = float((model.weight.detach().flatten() - targets.mean(0)).norm())
+    return distance, server._state["weight"].flatten(), own.flatten()
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.25])
+def test_the_servers_control_variate_is_the_mean_of_the_clients(rate: float):
+    """Over all of them, whoever was drawn: a mean over the drawn ones alone would be 1 / rate as large."""
+    work = ScaffoldSteps(5, 0.1)
+    common = {"local": work, "rule": Scaffold(local=work), "max_grad_norm": 1e6, "client_rate": rate}
+    distance, control, own = quadratic_run({**common, "privacy": PerUpload(), "min_survivors": 0})
+    assert float((control - own).norm()) < 1e-9 and distance < 1e-3
+    _, control, _ = quadratic_run({**common, "privacy": ClientLevel()})  # the rate stands for who was drawn in secret
+    assert float(control.norm()) < 1e-3
 
 
 def test_the_control_variate_of_a_private_client_is_made_of_its_releases():

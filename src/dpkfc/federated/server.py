@@ -40,6 +40,7 @@ from dpkfc.federated.messages import (
 from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import Charged, OpenRound, RoundRecord
+from dpkfc.federated.rules import Shares
 from dpkfc.federated.secagg import decoded, total
 from dpkfc.federated.work import accumulated
 from dpkfc.gradients.layers import find_layers
@@ -304,9 +305,10 @@ class Server:
         config = self.plan.config
         direction = self._chain.apply(released, self._coordinates.metric, self.layers, spare=True)
         hidden = config.privacy.unit == "client" and config.client_rate < 1
-        participation = config.client_rate if hidden else survivors / config.clients
+        took_part = config.client_rate if hidden else survivors / config.clients
+        shares = Shares(divided=config.divisor / config.clients, took_part=took_part)
         with torch.no_grad():
-            update, self._state = config.rule.step(direction.gradients, self._state, participation)
+            update, self._state = config.rule.step(direction.gradients, self._state, shares)
             for name, p in self.parameters.items():
                 p.sub_(update[name].to(p.dtype))
         return direction.notes
