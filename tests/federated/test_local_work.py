@@ -128,6 +128,14 @@ def test_the_servers_control_variate_is_the_mean_of_the_clients(rate: float):
     assert float(control.norm()) < 1e-3
 
 
+def test_scaffold_finds_the_optimum_where_changes_are_clipped():
+    """Control variates of changes before they were clipped drift away from what the server is sent: the run then stands still."""
+    work = ScaffoldSteps(5, 0.1)
+    common = {"privacy": ClientLevel(), "local": work, "rule": Scaffold(local=work), "max_grad_norm": 0.5}
+    distance, control, own = quadratic_run(common, rounds=60)
+    assert float((control - own).norm()) < 1e-9 and distance < 0.05
+
+
 def test_the_control_variate_of_a_private_client_is_made_of_its_releases():
     work = ScaffoldSteps(2, 0.2)
     plan = plan_of(1.0, privacy=PerUpload(), local=work, rule=Scaffold(local=work))

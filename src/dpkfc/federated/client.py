@@ -225,20 +225,23 @@ class Client:
         return {name: extra.get(name, zeros[name]).to(own[name]) - own[name] for name in zeros}
 
     def _walk(self, work: LocalSteps, extra: Tensors, gradient: Callable[[int], Tensors]) -> Tensors:
-        """θ₀ − θ_K of K steps along a gradient, and the next control variate."""
+        """θ₀ − θ_K of K steps along a gradient."""
         correction = self._correction(work, extra)
-        mean: Tensors = {}
         with self.local.moving() as start:
             for k in range(work.steps):
                 found = gradient(k)
                 with torch.no_grad():
                     for name, p in self.local.parameters.items():
-                        mean[name] = mean.get(name, 0) + found[name].to(p) / work.steps
                         p.sub_(work.learning_rate * (found[name].to(p) + correction.get(name, 0)))
-            change = {name: start[name] - p.detach() for name, p in self.local.parameters.items()}
+            return {name: start[name] - p.detach() for name, p in self.local.parameters.items()}
+
+    def _controlled(self, work: LocalSteps, extra: Tensors, sent: Tensors) -> Tensors:
+        """What is sent, after c_i ← c_i − c + sent / (K η): the server's c follows what it is sent, hence so must c_i."""
+        scale = 1 / (work.steps * work.learning_rate)
+        correction = self._correction(work, extra)
         if correction:
-            self._control = mean
-        return change
+            self._control = {name: sent[name].to(x) * scale - x for name, x in correction.items()}
+        return sent
 
     def _change(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """The change of a client that is protected as a whole, clipped as one."""
@@ -247,7 +250,7 @@ class Client:
             walked = self._walk(work, extra, lambda k: self.local.mean_gradient(self.records))
             return clipped_whole(walked, self.plan.config.max_grad_norm)
 
-        return self._tried.whole(change)
+        return self._controlled(work, extra, self._tried.whole(change))
 
     def _steps(self, work: LocalSteps, extra: Tensors, first: int) -> Tensors:
         """The change by K private steps: every one a release of its own, so that the change is one."""
@@ -256,7 +259,7 @@ class Client:
             sums = self._tried.examples(self._drawn(first + k))
             return {n: x / self.plan.config.local_divisor for n, x in self._released(sums, first + k).items()}
 
-        return self._walk(work, extra, gradient)
+        return self._controlled(work, extra, self._walk(work, extra, gradient))
 
     def _newton(self, work: FedNewStep, y: Tensors) -> Tensors:
         """FedNew's direction, clipped as one; the dual variable follows the clipped one and y, both known here."""
