@@ -49,6 +49,24 @@ def test_an_interrupted_run_goes_on_after_its_last_round(tmp_path: Path):
     assert torch.equal(torch.cat([p.detach().flatten() for p in again.parameters()]), held)
 
 
+def test_records_of_unlike_width_are_collated_in_this_process_as_on_a_node(tmp_path: Path):
+    def rows(number):
+        generator = torch.Generator().manual_seed(number)
+        return [(torch.randn(3 + k % 3, generator=generator).double(), k % 3) for k in range(6)]
+
+    def padded(chosen):
+        x = torch.stack([torch.nn.functional.pad(row, (0, 5 - len(row))) for row, _ in chosen])
+        return x, torch.tensor([label for _, label in chosen])
+
+    plan = plan_of(0.0, privacy=TrustedServer(), rounds=2)
+    common = {"plan": lambda s: plan, "model": lambda s: head(), "loss_fn": loss_fn}
+    one = App(**common, records=lambda number, s: rows(number), collate_fn=padded).here(folder=tmp_path / "one")
+    other = App(**common, records=lambda number, s: padded(rows(number))).here(folder=tmp_path / "other")
+    assert torch.allclose(vector(one.server.parameters), vector(other.server.parameters), atol=1e-12)
+    run = federate(plan, head(), loss_fn, [rows(number) for number in range(4)], collate_fn=padded)
+    assert torch.equal(vector(run.server.parameters), vector(one.server.parameters))
+
+
 def test_a_used_ledger_without_its_checkpoint_is_refused(tmp_path: Path):
     plan = plan_of(privacy=TrustedServer(), rounds=4)
     ledger = tmp_path / "ledger.jsonl"

@@ -170,6 +170,7 @@ def federate(
     on_round: Callable[[RoundRecord, Run], None] | None = None,
     fault: Fault | None = None,
     verify: bool = True,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> Run:
     """Run a plan in this process.
 
@@ -187,6 +188,7 @@ def federate(
         on_round: called after every round.
         fault: says who dies where, for tests.
         verify: compare per-example gradients with plain autograd once.
+        collate_fn: list of examples to a batch, of clients that are made from `datasets`.
 
     Raises:
         Killed: the server died of a fault.
@@ -199,7 +201,8 @@ def federate(
     run, started = Run(server), time.perf_counter()
     try:
         _begin(server, checkpoint, resume)
-        known = {c.number: c for c in (clients or make_clients(plan, model, loss_fn, datasets, verify=verify))}
+        made = clients or make_clients(plan, model, loss_fn, datasets, verify=verify, collate_fn=collate_fn)
+        known = {client.number: client for client in made}
         for client in known.values():
             server.enroll(client.hello())
         while server.rounds_left:
