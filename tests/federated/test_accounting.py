@@ -22,6 +22,7 @@ from dpkfc.federated import (
     TrustedServer,
 )
 from dpkfc.federated.config import default_survivors
+from dpkfc.postprocess import AdamBC
 from dpkfc.privacy.events import EpsilonCurve
 
 N, T, DELTA = 20, 70, 1e-5
@@ -198,6 +199,9 @@ def test_the_product_of_both_rates_is_no_bound():
     assert np.maximum(inside - math.exp(safe) * without, 0).sum() * step <= delta
 
 
+WALK = {"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -208,6 +212,7 @@ def test_the_product_of_both_rates_is_no_bound():
         ({"local": None}, "local must be a value"),
         ({"min_survivors": 21}, "more than the 20 clients"),
         ({"min_survivors": 3, "colluding": 3}, "must exceed colluding"),
+        ({**WALK, "postprocess": (AdamBC(),)}, "AdamBC needs the variance of the noise"),
         ({"local": LocalSteps()}, "no noise of other clients covers"),
         ({"rule": FedNew()}, "give local=FedNewStep"),
         ({"local": FedNewStep()}, "give rule=FedNew"),

@@ -76,6 +76,38 @@ def test_private_local_steps_of_single_examples():
     assert run.server.ledger.count == 6 == plan.releases
 
 
+class Listening:
+    """A filter that changes nothing and notes the mean square of what it is given, and the variance that it is told."""
+
+    smooths = adaptive = needs_variance = momentum_allowed = False
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[float, float | None]] = []
+
+    def describe(self):
+        return {"name": "listening"}
+
+    def apply(self, released, state):
+        self.heard.append((float(vector(released.gradients).square().mean()), released.noise_variance))
+        return released, dict(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "known"),
+    [
+        ({"privacy": PerUpload()}, True),
+        ({"privacy": ClientLevel(PerUpload()), "local": LocalSteps(3, 0.2), "rule": FedAvg()}, True),
+        ({"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}, False),
+    ],
+)
+def test_filters_are_told_the_variance_of_the_noise_where_it_is_known(options, known: bool):
+    """Clients without records, so that what is released is noise."""
+    filter_, empty = Listening(), [(x[:0], y[:0]) for x, y in datasets()]
+    federate(plan_of(1.0, rounds=60, postprocess=(filter_,), **options), head(), loss_fn, empty)
+    found, (told,) = sum(x for x, _ in filter_.heard) / 60, {variance for _, variance in filter_.heard}
+    assert (told is not None) == known and (told is None or 0.85 < found / told < 1.15)
+
+
 def test_scaffold_against_its_algorithm():
     work = ScaffoldSteps(3, 0.2)
     plan = plan_of(0.0, privacy=ClientLevel(), local=work, rule=Scaffold(local=work), max_grad_norm=10.0)

@@ -9,7 +9,7 @@ from typing import Any
 import dp_accounting
 
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
-from dpkfc.federated.local import LocalGradient, LocalWork
+from dpkfc.federated.local import LocalGradient, LocalSteps, LocalWork
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rules import FedGD, ServerRule
 from dpkfc.federated.trust import PrivacyModel, SecureAggregation
@@ -165,7 +165,15 @@ class FederatedConfig:
             )
         if made is not None and self.local.counts == "clients" and self.readout != "whitened":
             raise ValueError("local steps are taken in the coordinates of the preconditioner; use readout='whitened'")
-        if Chain((*self.postprocess, *self.rule.postprocess), self.readout).needs_points:
+        steps = (*self.postprocess, *self.rule.postprocess)
+        chain = Chain(steps, self.readout)
+        needing = [type(step).__name__ for step in steps if step.needs_variance]
+        if needing and self.walks_privately:
+            raise ValueError(
+                f"{needing[0]} needs the variance of the noise, which is not known of the change by private local steps; use "
+                "local=LocalGradient(), or another filter"
+            )
+        if chain.needs_points:
             raise ValueError("DiSK at two points needs a second sum; use EMA, or DiSK with gamma=(1 - kappa) / kappa")
 
     @property
@@ -183,6 +191,11 @@ class FederatedConfig:
     def shares_noise(self) -> bool:
         """Whether a unit is hidden by noise of several clients, each of which knows its own share."""
         return self.privacy.noise_by == "clients" and not self.privacy.alone
+
+    @property
+    def walks_privately(self) -> bool:
+        """Whether a client sends the change by steps that are noisy each, and not a noisy sum."""
+        return self.privacy.unit == "example" and isinstance(self.local, LocalSteps)
 
     @property
     def known_shares(self) -> int:

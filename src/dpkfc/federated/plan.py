@@ -80,6 +80,12 @@ class FederatedPlan:
             return self.stddev
         return self.share * math.sqrt(survivors)
 
+    def mean_variance(self, survivors: int) -> float | None:
+        """Variance of the noise in every entry of the released mean; None where it is not known, after private local steps."""
+        if self.config.walks_privately:
+            return None
+        return (self.sum_stddev(survivors) / self.config.divisor) ** 2
+
     def hiding_stddev(self, survivors: int, colluding: int = 0) -> float:
         """Standard deviation of the noise between a unit and others: in its own message, or what they do not know of the sum's.
 
@@ -153,11 +159,11 @@ class FederatedPlan:
         earlier one, so that one record can move the sum by far more than its own clipped gradients.
         """
         t, local = self.config.survivors, self.config.local
-        walks = isinstance(local, ScaffoldSteps) or (isinstance(local, LocalSteps) and local.steps > 1)
+        follow = self.config.walks_privately and (isinstance(local, ScaffoldSteps) or self.per_round > 1)
         found = {"a server that sees every message": self.share}
         if self.config.shares_noise and self.config.clients > 1:
             found["another client, which knows its own noise"] = self.hiding_stddev(t, 1)
-        if not (walks and self.config.privacy.unit == "example"):
+        if not follow:
             found = {"the released models alone": self.sum_stddev(t), **found}
         same = 1e-9  # of the noise that the guarantee names, which square roots meet but for rounding
         others = {who: stddev for who, stddev in found.items() if not math.isclose(stddev, self.stddev, rel_tol=same)}

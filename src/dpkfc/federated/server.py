@@ -288,9 +288,8 @@ class Server:
             ticket = cast(Ledger, open_.ticket)
             return release(ClippedSum(added, plan.config.max_grad_norm), mechanism, self._noise, ticket, step)
         number = open_.ticket.charge(step, plan.event)
-        variance = (plan.sum_stddev(len(survivors)) / divisor) ** 2
         mean = {name: x.div_(divisor).to(accumulated(self.parameters[name])) for name, x in added.items()}
-        return Released(gradients=mean, noise_variance=variance, step=step, release=number)
+        return Released(gradients=mean, noise_variance=plan.mean_variance(len(survivors)), step=step, release=number)
 
     def _sum(self, sums: Sequence[Tensors]) -> Tensors:
         """In the order of the clients' numbers, so that equal messages give an equal sum; new tensors."""
