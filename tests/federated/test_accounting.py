@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from dpkfc import KFAC, FeatureNoise
 from dpkfc.federated import (
     ClientLevel,
     FedAvg,
@@ -199,6 +200,7 @@ def test_the_product_of_both_rates_is_no_bound():
     assert np.maximum(inside - math.exp(safe) * without, 0).sum() * step <= delta
 
 
+NEWTON = {"local": FedNewStep(), "rule": FedNew(), "preconditioner": KFAC(probe=FeatureNoise(5), probe_size=16)}
 WALK = {"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}
 
 
@@ -212,6 +214,8 @@ WALK = {"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}
         ({"local": None}, "local must be a value"),
         ({"min_survivors": 21}, "more than the 20 clients"),
         ({"min_survivors": 3, "colluding": 3}, "must exceed colluding"),
+        *(({**NEWTON, "privacy": privacy}, "a preconditioner would do nothing") for privacy in (PerUpload(), ClientLevel())),
+        ({**NEWTON, "privacy": TrustedServer()}, "a preconditioner would do nothing"),
         ({**WALK, "postprocess": (AdamBC(),)}, "AdamBC needs the variance of the noise"),
         ({"local": LocalSteps()}, "no noise of other clients covers"),
         ({"rule": FedNew()}, "give local=FedNewStep"),

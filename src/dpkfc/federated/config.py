@@ -9,7 +9,7 @@ from typing import Any
 import dp_accounting
 
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
-from dpkfc.federated.local import LocalGradient, LocalSteps, LocalWork
+from dpkfc.federated.local import FedNewStep, LocalGradient, LocalSteps, LocalWork
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rules import FedGD, ServerRule
 from dpkfc.federated.trust import PrivacyModel, SecureAggregation
@@ -158,7 +158,8 @@ class FederatedConfig:
             raise ValueError("clients that rebuild the metric from its seed know no earlier refresh; use metric='factors'")
         if made is not None and made.describe().get("uses_private_data"):
             raise ValueError("curvature of private data would be a release of its own; use a synthetic or public probe")
-        if made is not None and self.local.counts == "clients" and self.privacy.unit == "client":
+        by_clients = self.local.counts == "clients" and self.privacy.unit == "client"
+        if made is not None and (by_clients or isinstance(self.local, FedNewStep)):
             raise ValueError(
                 f"local={type(self.local).__name__} under '{self.privacy.name}' is clipped in the coordinates of the parameters, "
                 "where a preconditioner would do nothing; use local=LocalGradient()"
