@@ -131,7 +131,7 @@ def test_dropout_without_a_top_up_is_found():
 class MeanFirst(Client):
     """Clips the mean gradient instead of every record's, then multiplies by the number of records."""
 
-    def _noisy(self, number, extra):
+    def _noisy(self, number, extra, made):
         n = len(self.records)
         g = clipped_whole(self.local.mean_gradient(self.records), self.plan.config.max_grad_norm)
         return self._released({name: n * x for name, x in g.items()}, number)
@@ -140,7 +140,7 @@ class MeanFirst(Client):
 class Unclipped(Client):
     """Sums gradients as they are."""
 
-    def _noisy(self, number, extra):
+    def _noisy(self, number, extra, made):
         n = len(self.records)
         return self._released({name: n * x for name, x in self.local.mean_gradient(self.records).items()}, number)
 

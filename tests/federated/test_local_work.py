@@ -22,6 +22,7 @@ from dpkfc.federated import (
     federate,
     make_clients,
 )
+from dpkfc.federated.runner import one_round
 from dpkfc.federated.secagg import OwnMask, Pairs, decoded, encoded, masked, owed, total
 from tests.federated.test_equality import plain_clipped_sum
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
@@ -202,6 +203,29 @@ def test_fednew_takes_a_newton_direction_off_the_parameters(privacy):
         y = sum(directions) / CLIENTS
         theta = theta - y
     assert float((theta - vector(run.server.parameters)).abs().max()) < (1e-6 if noise == 0 else 0.02)
+
+
+def test_a_dropped_round_moves_no_dual_variable_of_fednew(tmp_path):
+    """Clients answered it, and there is no y of it: they go on as if it had not been, and so does a server that is restored."""
+    work = FedNewStep(alpha=0.5, rho=0.2)
+    plan = plan_of(0.0, privacy=ClientLevel(), local=work, rule=FedNew(), max_grad_norm=0.8, rounds=6, min_survivors=4)
+
+    def lost(stage, number, client):
+        return (stage, number, client) == ("client", 2, 3)
+
+    whole, clients = world(plan)
+    for _ in range(4):
+        one_round(whole, clients)
+    server, others = world(plan)
+    dropped = [one_round(server, others, lost).dropped for _ in range(3)]
+    server.save(tmp_path / "checkpoint")
+    server.restore(tmp_path / "checkpoint")
+    dropped += [one_round(server, others).dropped for _ in range(2)]
+    assert dropped == [False, False, True, False, False]
+    assert torch.equal(vector(server.parameters), vector(whole.parameters))
+    for one, other in zip(clients.values(), others.values(), strict=True):
+        assert torch.equal(vector(one._control), vector(other._control))
+    assert float(sum(vector(client._control) for client in others.values()).norm()) < 1e-12
 
 
 @pytest.mark.parametrize("dead", [(), (1,), (0, 4)])

@@ -96,7 +96,8 @@ class Client:
         self._verify = verify
         self._tried = Tried(local, self.records, verify)
         self._control: Tensors = {}  # c_i of SCAFFOLD, λ_i of FedNew: never sent
-        self._last: Tensors = {}  # ŷ_i of FedNew's last round
+        self._last: Tensors = {}  # ŷ_i of FedNew, and the round it was made in
+        self._last_round = -1
         self._own: OwnMask | None = None  # of the round answered last, under secure aggregation
         # For this client's own operator, never sent: what went wrong last, and whether nothing of its records was in its answer.
         self.last_error: BaseException | None = None
@@ -135,7 +136,8 @@ class Client:
         self.local.load(group(message, "theta"))
         self._take_metric(message, number)
         self._tried = Tried(self.local, self.records, self._verify)
-        noisy = {name: x.cpu() for name, x in self._noisy(number, group(message, "extra")).items()}
+        extra, made = group(message, "extra"), int(message.get("extra_round", -1))
+        noisy = {name: x.cpu() for name, x in self._noisy(number, extra, made).items()}
         self._note(number, self._tried)
         plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
         if self._pairs is not None and self.plan.config.privacy.masked:
@@ -204,11 +206,12 @@ class Client:
             return self.records.all
         return Poisson(rate, size).indices(step, self._sampling.generator(step))
 
-    def _noisy(self, number: int, extra: Tensors) -> Tensors:
+    def _noisy(self, number: int, extra: Tensors, made: int) -> Tensors:
+        """The sum of a round with its noise; `extra` is what the rule shares, of the round `made`."""
         work, first = self.plan.config.local, number * self.plan.per_round
         whole = self.plan.config.privacy.unit == "client"
         if isinstance(work, FedNewStep):
-            return self._released(self._newton(work, extra), first)
+            return self._released(self._newton(work, number, extra, made), first)
         if isinstance(work, LocalSteps):
             return self._released(self._change(work, extra), first) if whole else self._steps(work, extra, first)
         drawn = self._drawn(first)
@@ -261,16 +264,19 @@ class Client:
 
         return self._controlled(work, extra, self._walk(work, extra, gradient))
 
-    def _newton(self, work: FedNewStep, y: Tensors) -> Tensors:
-        """FedNew's direction, clipped as one; the dual variable follows the clipped one and y, both known here."""
+    def _newton(self, work: FedNewStep, number: int, y: Tensors, made: int) -> Tensors:
+        """FedNew's direction, clipped as one; the dual variable follows the clipped one and y, where both are of one round.
+
+        A round that was dropped has no y, and one that the client missed has no direction of its own: λ_i stays.
+        """
         names = list(self.local.parameters)
         zeros = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self.local.parameters.items()}
         y = {name: y[name].double() if y else zeros[name] for name in names}
         dual = self._control or zeros
-        if self._last:
+        if self._last and self._last_round == made:
             dual = {n: dual[n] + work.rho * (self._last[n].double() - y[n]) for n in names}
         self._control = dual
-        self._last = self._tried.whole(lambda: self._direction(work, dual, y))
+        self._last, self._last_round = self._tried.whole(lambda: self._direction(work, dual, y)), number
         return self._last
 
     def _direction(self, work: FedNewStep, dual: Tensors, y: Tensors) -> Tensors:
@@ -287,12 +293,12 @@ class Client:
     def state_dict(self) -> dict[str, Any]:
         """PRIVATE: what outlives a process beside the ledger, for this client's own disk and nothing else."""
         own = None if self._own is None else asdict(self._own)
-        return {"control": dict(self._control), "last": dict(self._last), "own": own}
+        return {"control": dict(self._control), "last": dict(self._last), "last_round": self._last_round, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state_dict` gave."""
         self._control, self._last = dict(state["control"]), dict(state["last"])
-        own = state.get("own")
+        self._last_round, own = int(state.get("last_round", -1)), state.get("own")
         self._own = None if own is None else OwnMask(**own)
 
     def close(self) -> None:

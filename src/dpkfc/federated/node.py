@@ -133,7 +133,7 @@ class Node:
         if client.last_error is not None:
             self._note(client.last_error)
         state = client.state_dict()
-        if any(state.values()):  # on the disk before the answer leaves
+        if any(state[name] for name in ("control", "last", "own")):  # on the disk before the answer leaves
             checkpoint.write(place / "state", {}, {"state": state})
         if answer["kind"] == "sum":
             self._keep_metric(client.local, message, place / "metric")

@@ -88,6 +88,7 @@ class Server:
         self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
         self._chain = Chain((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout)
         self._state: Tensors = {}
+        self._stepped = -1  # number of the last round with a release
         self._holds: dict[int, str] = {}  # client to the digest of the metric that it has
         self._asked: set[int] = set()  # clients that could not build the metric from its seed
         self._digested: tuple[Preconditioner | None, str] = (None, "")
@@ -142,7 +143,7 @@ class Server:
         self._open = OpenRound(number, cohort, ticket, time.perf_counter(), control)
         theta = {name: p.detach().cpu().clone() for name, p in self.parameters.items()}
         common: Message = {"kind": "round", "round": number, "contract": self.contract}
-        common |= flat("theta", theta) | flat("extra", extra)
+        common |= flat("theta", theta) | flat("extra", extra) | ({"extra_round": self._stepped} if extra else {})
         if self.plan.config.privacy.masked:
             common["cohort"] = torch.tensor(cohort, dtype=torch.int64)
         return {client: {**common, **self._metric_for(client)} for client in cohort}
@@ -207,6 +208,7 @@ class Server:
         notes: Mapping[str, float] = {}
         if not dropped:
             notes = self._step(self._released(open_, survivors), len(survivors))
+            self._stepped = open_.number
         hidden = self.plan.config.privacy.unit == "client" and self.plan.config.client_rate < 1
         return RoundRecord(
             round=open_.number,
@@ -358,6 +360,7 @@ class Server:
             "contract": self.contract,
             "ledger_count": self.ledger.count,
             "ledger_head": self.ledger.head,
+            "stepped": self._stepped,
             "extra": extra,
         }
         checkpoint.write(folder, {name: held for name, held in groups.items() if held}, meta)
@@ -386,6 +389,7 @@ class Server:
             self._chain.load_state_dict(moved_to(tensors.get("filters", {}), device))
             self._state = moved_to(dict(tensors.get("rule", {})), device)
             self._coordinates.current = current
+            self._stepped = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)
         self._holds.clear()
         return meta["extra"]
