@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -176,7 +175,7 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
     server = Server(app.plan(settings), app.model(settings), ledger_path=folder / "ledger.jsonl")
     run, started = Run(server), time.perf_counter()
     try:
-        _resume(server, run, folder / "checkpoint")
+        _resume(run, folder / "checkpoint")
         if not server.rounds_left:
             raise BudgetExhausted(f"all rounds of this plan are spent by the ledger in {folder}; nothing was sent")
         _rounds(app, settings, carrier, run, place=folder / "checkpoint", on_round=on_round)
@@ -188,18 +187,12 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
     return run
 
 
-def _resume(server: Server, run: Run, place: Path) -> None:
+def _resume(run: Run, place: Path) -> None:
     """Continue from a checkpoint; a new run writes its first one before its first round."""
-    if not checkpoint.is_there(place):
-        server.save(place, _figures(run))
-        return
-    held = server.restore(place) or {}
-    run.records.extend(RoundRecord(**record) for record in held.get("records", []))
-    run.history.extend(tuple(point) for point in held.get("history", []))
-
-
-def _figures(run: Run) -> dict[str, Any]:
-    return {"records": [asdict(record) for record in run.records], "history": [list(point) for point in run.history]}
+    if checkpoint.is_there(place):
+        run.restore(place)
+    else:
+        run.save(place)
 
 
 def _rounds(
@@ -213,6 +206,6 @@ def _rounds(
         run.records.append(record)
         if evaluate is not None:
             run.history.append((record.round + 1, server.epsilon, evaluate(server.model)))
-        server.save(place, _figures(run))
+        run.save(place)
         if on_round is not None:
             on_round(record, run)

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
@@ -52,6 +52,27 @@ class Run:
     records: list[RoundRecord] = field(default_factory=list)
     history: list[tuple[int, float, Any]] = field(default_factory=list)
     seconds: float = 0.0
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the server's checkpoint, and with it what the run has come to.
+
+        Raises:
+            CheckpointError: the folder cannot be written, or `evaluate` gave more than plain values and tensors.
+        """
+        points = [list(point) for point in self.history]
+        self.server.save(folder, {"records": [asdict(record) for record in self.records], "history": points})
+
+    def restore(self, folder: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint: rounds, also those without a release, figures and rejected messages are those of before.
+
+        Raises:
+            CheckpointError: damaged, or of another plan, model or ledger.
+        """
+        held = self.server.restore(folder) or {}
+        self.records.extend(RoundRecord(**record) for record in held.get("records", []))
+        self.history.extend(tuple(point) for point in held.get("history", []))
+        for record in self.records:
+            self.server.rejected.update(record.rejected)
 
 
 def make_clients(
@@ -126,10 +147,11 @@ def one_round(server: Server, clients: Mapping[int, Client], fault: Fault | None
     return record
 
 
-def _begin(server: Server, checkpoint: str | os.PathLike[str] | None, resume: bool) -> None:
+def _begin(run: Run, checkpoint: str | os.PathLike[str] | None, resume: bool) -> None:
     """Go on from the checkpoint, or write the first one: a ledger that is in use has other weights behind it."""
+    server = run.server
     if resume and checkpoint is not None:
-        server.restore(checkpoint)
+        run.restore(checkpoint)
     elif server.ledger.count:
         raise ValueError(
             f"the ledger holds {server.ledger.count} releases of an earlier run, which began at other weights; go on with it "
@@ -138,7 +160,7 @@ def _begin(server: Server, checkpoint: str | os.PathLike[str] | None, resume: bo
     if not server.rounds_left:
         raise BudgetExhausted("all rounds of this plan are spent by its ledger; nothing was sent")
     if checkpoint is not None and not resume:
-        server.save(checkpoint)
+        run.save(checkpoint)
 
 
 def _raise_where_all_failed(record: RoundRecord, clients: Mapping[int, Client]) -> None:
@@ -181,9 +203,10 @@ def federate(
         datasets: records of each client.
         clients: made before, with state of their own; None makes them from `datasets`.
         ledger_path: of the server's ledger; None keeps it in memory.
-        checkpoint: folder that is written after every round.
+        checkpoint: folder that is written after every round, with the records of the rounds and the history.
         resume: begin from `checkpoint`; rounds that the ledger holds beyond it stay charged.
-        evaluate: maps the model to a figure for `history`, on data that are not the clients'.
+        evaluate: maps the model to a figure for `history`, on data that are not the clients'; plain values and tensors where a
+            checkpoint is written.
         every: rounds between evaluations; the last round is always evaluated.
         on_round: called after every round.
         fault: says who dies where, for tests.
@@ -200,7 +223,7 @@ def federate(
     server = Server(plan, model, ledger_path=ledger_path)
     run, started = Run(server), time.perf_counter()
     try:
-        _begin(server, checkpoint, resume)
+        _begin(run, checkpoint, resume)
         made = clients or make_clients(plan, model, loss_fn, datasets, verify=verify, collate_fn=collate_fn)
         known = {client.number: client for client in made}
         for client in known.values():
@@ -208,10 +231,10 @@ def federate(
         while server.rounds_left:
             record = one_round(server, known, fault)
             run.records.append(record)
-            if checkpoint is not None:
-                server.save(checkpoint)
             if evaluate is not None and (len(run.records) % every == 0 or not server.rounds_left):
                 run.history.append((record.round + 1, server.epsilon, evaluate(model)))
+            if checkpoint is not None:
+                run.save(checkpoint)
             if on_round is not None:
                 on_round(record, run)
             _raise_where_all_failed(record, known)
