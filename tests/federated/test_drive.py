@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -87,6 +89,23 @@ def test_a_server_that_dies_goes_on_after_its_last_round(tmp_path):
     assert run.server.epsilon == run.server.plan.curve.at(5) and not run.server.rejected
     with pytest.raises(BudgetExhausted, match=r"all rounds of this plan are spent .* nothing was sent"):
         serve(APP, chosen, Wires(tmp_path, chosen))
+
+
+def test_a_used_ledger_whose_checkpoint_is_lost_is_refused(tmp_path):
+    chosen = settings_of(tmp_path, rounds=5)
+
+    def stop(record, run):
+        if record.round == 1:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        serve(APP, chosen, Wires(tmp_path, chosen), on_round=stop)
+    shutil.rmtree(tmp_path / "server" / "checkpoint")
+    wires = Wires(tmp_path, chosen)
+    with pytest.raises(ValueError, match="2 releases of an earlier run, which began at other weights"):
+        serve(APP, chosen, wires)
+    assert not wires.sent and not (tmp_path / "server" / "checkpoint").exists()
+    assert len(verify(tmp_path / "server" / "ledger.jsonl").releases) == 2
 
 
 def test_too_few_clients_are_one_line_and_cost_nothing(tmp_path):

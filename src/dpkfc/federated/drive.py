@@ -17,7 +17,7 @@ from dpkfc.federated.app import App, Settings
 from dpkfc.federated.messages import CLIENT_FAILED, Message
 from dpkfc.federated.node import HELLO
 from dpkfc.federated.rounds import RoundRecord
-from dpkfc.federated.runner import Run
+from dpkfc.federated.runner import Run, check_unused
 from dpkfc.federated.server import Server
 from dpkfc.privacy.ledger import BudgetExhausted
 
@@ -163,7 +163,7 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
         on_round: called after every round.
 
     Raises:
-        ValueError: no absolute path of a folder.
+        ValueError: no absolute path of a folder; a ledger that is in use without its checkpoint.
         TooFewClients: fewer clients than a round needs; checkpoint and ledger are there to go on from.
         BudgetExhausted: every round of the plan is spent in this folder; nothing was sent.
         LedgerError, CheckpointError: those of another run lie in the folder.
@@ -188,10 +188,11 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
 
 
 def _resume(run: Run, place: Path) -> None:
-    """Continue from a checkpoint; a new run writes its first one before its first round."""
+    """Continue from a checkpoint; a new run, whose ledger is empty, writes its first one before its first round."""
     if checkpoint.is_there(place):
         run.restore(place)
     else:
+        check_unused(run.server)
         run.save(place)
 
 

@@ -27,7 +27,7 @@ from dpkfc.federated.work import LocalModel
 from dpkfc.gradients.micro import LossFn
 from dpkfc.privacy.ledger import BudgetExhausted
 
-__all__ = ["STAGES", "Killed", "Run", "federate", "make_clients", "one_round"]
+__all__ = ["STAGES", "Killed", "Run", "check_unused", "federate", "make_clients", "one_round"]
 
 # Where something can be killed: a client before or after it has computed, or before it answers for masks; the server anywhere.
 STAGES = ("opened", "client", "answered", "received", "fixed", "unmask", "closed")
@@ -147,16 +147,26 @@ def one_round(server: Server, clients: Mapping[int, Client], fault: Fault | None
     return record
 
 
+def check_unused(server: Server) -> None:
+    """Refuse to begin at new weights where rounds were spent on others.
+
+    Raises:
+        ValueError: the ledger holds releases.
+    """
+    if server.ledger.count:
+        raise ValueError(
+            f"the ledger holds {server.ledger.count} releases of an earlier run, which began at other weights; go on with it "
+            "from its checkpoint (resume=True), or choose another ledger: the two ε then add up"
+        )
+
+
 def _begin(run: Run, checkpoint: str | os.PathLike[str] | None, resume: bool) -> None:
     """Go on from the checkpoint, or write the first one: a ledger that is in use has other weights behind it."""
     server = run.server
     if resume and checkpoint is not None:
         run.restore(checkpoint)
-    elif server.ledger.count:
-        raise ValueError(
-            f"the ledger holds {server.ledger.count} releases of an earlier run, which began at other weights; go on with it "
-            "from its checkpoint (resume=True), or choose another ledger: the two ε then add up"
-        )
+    else:
+        check_unused(server)
     if not server.rounds_left:
         raise BudgetExhausted("all rounds of this plan are spent by its ledger; nothing was sent")
     if checkpoint is not None and not resume:
