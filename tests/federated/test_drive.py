@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
 import pytest
@@ -106,6 +107,13 @@ def test_a_used_ledger_whose_checkpoint_is_lost_is_refused(tmp_path):
         serve(APP, chosen, wires)
     assert not wires.sent and not (tmp_path / "server" / "checkpoint").exists()
     assert len(verify(tmp_path / "server" / "ledger.jsonl").releases) == 2
+
+
+def test_weights_that_no_engine_carries_are_refused_before_a_charge(tmp_path):
+    app, chosen = dataclasses.replace(APP, model=lambda settings: head().bfloat16()), settings_of(tmp_path)
+    with pytest.raises(ValueError, match=r"'weight' is torch.bfloat16; engines carry .* Nothing was charged"):
+        serve(app, chosen, Wires(tmp_path, chosen))
+    assert not (tmp_path / "server" / "ledger.jsonl").exists()
 
 
 def test_too_few_clients_are_one_line_and_cost_nothing(tmp_path):

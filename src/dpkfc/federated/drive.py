@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import nn
+
 from dpkfc import checkpoint
 from dpkfc.federated.app import App, Settings
-from dpkfc.federated.messages import CLIENT_FAILED, Message
+from dpkfc.federated.messages import CLIENT_FAILED, FLOATS, Message
 from dpkfc.federated.node import HELLO
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.runner import Run, check_unused
@@ -163,7 +165,8 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
         on_round: called after every round.
 
     Raises:
-        ValueError: no absolute path of a folder; a ledger that is in use without its checkpoint.
+        ValueError: no absolute path of a folder; trained parameters of a type that is not sent; a ledger that is in use and has
+            lost its checkpoint.
         TooFewClients: fewer clients than a round needs; checkpoint and ledger are there to go on from.
         BudgetExhausted: every round of the plan is spent in this folder; nothing was sent.
         LedgerError, CheckpointError: those of another run lie in the folder.
@@ -172,7 +175,9 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
     if not folder.is_absolute():
         raise ValueError(f"the server needs folder=, an absolute path for its ledger and checkpoint; got {str(folder)!r}")
     folder.mkdir(parents=True, exist_ok=True)
-    server = Server(app.plan(settings), app.model(settings), ledger_path=folder / "ledger.jsonl")
+    model = app.model(settings)
+    _check_types(model)
+    server = Server(app.plan(settings), model, ledger_path=folder / "ledger.jsonl")
     run, started = Run(server), time.perf_counter()
     try:
         _resume(run, folder / "checkpoint")
@@ -185,6 +190,16 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
     if app.finish is not None:
         app.finish(run, settings, folder)
     return run
+
+
+def _check_types(model: nn.Module) -> None:
+    """Refuse what an engine cannot carry before a ledger is there: the first round would be charged and then not be sent."""
+    for name, p in model.named_parameters():
+        if p.requires_grad and p.dtype not in FLOATS:
+            raise ValueError(
+                f"the parameter '{name}' is {p.dtype}; engines carry trained parameters of float32 and float64: give a model in "
+                "one of them, or run it inside one process. Nothing was charged"
+            )
 
 
 def _resume(run: Run, place: Path) -> None:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 __all__ = [
     "CLIENT_FAILED",
     "CONTRACT_DIFFERS",
+    "FLOATS",
     "METRIC_DIFFERS",
     "METRIC_MISSING",
     "REASONS",
@@ -57,7 +58,7 @@ _PLAIN: dict[str, dict[str, type]] = {
     "error": {"round": int, "contract": str, "client": int, "reason": str},
 }
 _TENSORS = {"sum": "sum", "masks": "mask"}
-_FLOATS = (torch.float32, torch.float64)
+FLOATS = (torch.float32, torch.float64)  # that are sent
 
 
 def shapes_of(model: nn.Module) -> Shapes:
@@ -125,7 +126,7 @@ def problem(
 
 
 def _problem_of_tensors(found: Mapping[str, Any], shapes: Shapes, most: float, integers: bool) -> str | None:
-    allowed = (torch.int64,) if integers else _FLOATS
+    allowed = (torch.int64,) if integers else FLOATS
     if any(not isinstance(x, Tensor) or x.dtype not in allowed for x in found.values()):
         return "wrong-type"
     if any(tuple(x.shape) != shapes[name] for name, x in found.items()):
