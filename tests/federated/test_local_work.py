@@ -24,6 +24,7 @@ from dpkfc.federated import (
 )
 from dpkfc.federated.runner import one_round
 from dpkfc.federated.secagg import OwnMask, Pairs, decoded, encoded, masked, owed, total
+from dpkfc.federated.work import LocalModel, Records
 from tests.federated.test_equality import plain_clipped_sum
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
 
@@ -226,6 +227,18 @@ def test_a_dropped_round_moves_no_dual_variable_of_fednew(tmp_path):
     for one, other in zip(clients.values(), others.values(), strict=True):
         assert torch.equal(vector(one._control), vector(other._control))
     assert float(sum(vector(client._control) for client in others.values()).norm()) < 1e-12
+
+
+def test_whole_batches_and_single_records_are_moved_to_the_models_device():
+    """A device without numbers stands for one that is not here."""
+    plan = plan_of(privacy=ClientLevel(), local=FedNewStep(), rule=FedNew())
+    local, held = LocalModel(plan, head().to("meta"), loss_fn), Records(datasets()[0])
+    assert {g.device.type for g in local.mean_gradient(held).values()} == {"meta"}
+    assert local.fisher(held).device.type == "meta"
+    clients = make_clients(plan, head().to("meta"), loss_fn, datasets())
+    state = {"w": torch.zeros(3)}
+    clients[0].load_state_dict({"control": state, "last": state})
+    assert clients[0]._control["w"].device.type == clients[0]._last["w"].device.type == "meta"
 
 
 @pytest.mark.parametrize("dead", [(), (1,), (0, 4)])

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpkfc.curvature.shares import moved_to
 from dpkfc.data.sampling import Poisson
 from dpkfc.federated import messages
 from dpkfc.federated.config import SEED
@@ -271,7 +272,7 @@ class Client:
         """
         names = list(self.local.parameters)
         zeros = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self.local.parameters.items()}
-        y = {name: y[name].double() if y else zeros[name] for name in names}
+        y = {name: y[name].to(zeros[name]) if y else zeros[name] for name in names}
         dual = self._control or zeros
         if self._last and self._last_round == made:
             dual = {n: dual[n] + work.rho * (self._last[n].double() - y[n]) for n in names}
@@ -297,7 +298,8 @@ class Client:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state_dict` gave."""
-        self._control, self._last = dict(state["control"]), dict(state["last"])
+        device = next(iter(self.local.parameters.values())).device
+        self._control, self._last = (moved_to(dict(state[name]), device) for name in ("control", "last"))
         self._last_round, own = int(state.get("last_round", -1)), state.get("own")
         self._own = None if own is None else OwnMask(**own)
 

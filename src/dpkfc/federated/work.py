@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
@@ -22,7 +23,7 @@ from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.clipping import clip_factors
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.micro import LossFn, check_examples, clipped_sum
-from dpkfc.gradients.random_state import unknown_numbers
+from dpkfc.gradients.random_state import device_of, unknown_numbers
 
 __all__ = ["LocalModel", "Records", "accumulated", "clipped_whole", "norm_of"]
 
@@ -169,7 +170,7 @@ class LocalModel:
             if len(found) == _CHECKED:
                 break
             with torch.no_grad(), unknown_numbers(self.plan.test_mode):
-                losses = self.loss_fn(self.model, records.batch(np.array([index])))
+                losses = self.loss_fn(self.model, self._batch(records, np.array([index])))
             found += [int(index)] if bool(torch.isfinite(losses).all()) else []
         return np.array(found, dtype=np.int64)
 
@@ -193,20 +194,25 @@ class LocalModel:
         )
         return sums
 
+    def _batch(self, records: Records, indices: NDArray[np.int64]) -> Any:
+        """The records at these indices, on the model's device."""
+        device = device_of(self.layers)
+        return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, records.batch(indices))
+
     def mean_gradient(self, records: Records) -> Tensors:
         """PRIVATE and unclipped: the gradient of the mean loss over all records of a client."""
         with torch.enable_grad(), unknown_numbers(self.plan.test_mode):
-            losses = self.loss_fn(self.model, records.batch(np.arange(len(records))))
+            losses = self.loss_fn(self.model, self._batch(records, np.arange(len(records))))
             found = torch.autograd.grad(losses.mean(), list(self.parameters.values()), allow_unused=True)
         pairs = zip(self.parameters.items(), found, strict=True)
         return {name: torch.zeros_like(p) if g is None else g.detach() for (name, p), g in pairs}
 
     def fisher(self, records: Records) -> Tensor:
         """PRIVATE: the empirical Fisher matrix of a client's records over all trained numbers `[d, d]`, float64."""
-        matrix = torch.zeros(self.numbers, self.numbers, dtype=torch.float64)
+        matrix = torch.zeros(self.numbers, self.numbers, dtype=torch.float64, device=device_of(self.layers))
         for index in range(len(records)):
             with torch.enable_grad(), unknown_numbers(self.plan.test_mode):
-                loss = self.loss_fn(self.model, records.batch(np.array([index]))).sum()
+                loss = self.loss_fn(self.model, self._batch(records, np.array([index]))).sum()
                 found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
             pairs = zip(self.parameters.values(), found, strict=True)
             g = torch.cat([(torch.zeros_like(p) if g is None else g).double().flatten() for p, g in pairs])
