@@ -38,7 +38,7 @@ def server_of(rule: Any, d: int, rounds: int) -> Any:
     width = 100
     model = torch.nn.Linear(width, d // width, bias=False)
     config = FederatedConfig(
-        clients=CLIENTS, rounds=rounds, expected_records=50_000, privacy=TrustedServer("clients"), rule=rule
+        clients=CLIENTS, rounds=rounds, expected_records=50_000, privacy=TrustedServer("clients"), rule=rule, colluding=0
     )
     server = Server(config.with_noise(10.0, DELTA), model)
     for client in range(CLIENTS):
@@ -152,9 +152,8 @@ def runs(clients: int, rounds: int) -> list[dict[str, Any]]:
     }
     rows = []
     for name, settings in cases.items():
-        plan = FederatedConfig(clients=clients, rounds=rounds, expected_records=records, **settings).calibrate(
-            3.0, DELTA
-        )
+        sizes = {"clients": clients, "rounds": rounds, "expected_records": records}
+        plan = FederatedConfig(**sizes, colluding=0, **settings).calibrate(3.0, DELTA)
         run = federate(plan, torch.nn.Linear(64, 10), loss, data)
         per = 1e3 * run.seconds / (clients * rounds)
         taken = {"s": round(run.seconds, 2), "ms_per_client": round(per, 3)}

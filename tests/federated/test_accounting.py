@@ -8,17 +8,22 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from dpkfc import KFAC, FeatureNoise
 from dpkfc.federated import (
     ClientLevel,
+    FedAvg,
     FederatedConfig,
     FedNew,
     FedNewStep,
     LocalSteps,
     PerUpload,
+    Scaffold,
+    ScaffoldSteps,
     SecureAggregation,
     TrustedServer,
 )
 from dpkfc.federated.config import default_survivors
+from dpkfc.postprocess import AdamBC
 from dpkfc.privacy.events import EpsilonCurve
 
 N, T, DELTA = 20, 70, 1e-5
@@ -46,7 +51,9 @@ def hockey_stick(epsilon: float, mu: float) -> float:
 
 
 def config(**options) -> FederatedConfig:
-    return FederatedConfig(**{"clients": N, "rounds": T, "expected_records": 50_000, "min_survivors": N, **options})
+    """All survive and nobody uses its own noise, as the papers count."""
+    sizes = {"clients": N, "rounds": T, "expected_records": 50_000, "min_survivors": N, "colluding": 0}
+    return FederatedConfig(**{**sizes, **options})
 
 
 @pytest.mark.parametrize("epsilon", REPLACE_ONE)
@@ -98,12 +105,56 @@ def test_colluding_clients_are_made_up_for():
     assert config(min_survivors=16).with_noise(3.0, DELTA).hiding_stddev(16, colluding=4) < plan.stddev
 
 
+SHARED = [SecureAggregation(), TrustedServer("clients"), ClientLevel(SecureAggregation()), ClientLevel(TrustedServer("clients"))]
+ANOTHER = "another client, which knows its own noise"
+
+
+@pytest.mark.parametrize("privacy", SHARED, ids=lambda p: p.name)
+@pytest.mark.parametrize("clients", [2, 3, 5, 20])
+def test_shared_noise_hides_from_any_other_client_too(privacy, clients: int):
+    common = {"clients": clients, "rounds": 30, "expected_records": 600, "privacy": privacy}
+    plan = FederatedConfig(**common).calibrate(3.0, 1e-4)
+    t = plan.config.survivors
+    assert plan.hiding_stddev(t, 1) == pytest.approx(plan.stddev, rel=1e-12)  # of t − 1 shares: the own one is known
+    assert plan.epsilon_at(plan.hiding_stddev(t, 1)) == pytest.approx(plan.epsilon(), rel=1e-6) and ANOTHER not in plan.views()
+    assert "any single other client" in plan.config.against and plan.describe()["colluding"] == 1
+    bare = FederatedConfig(**common, colluding=0).calibrate(3.0, 1e-4)
+    assert bare.stddev == plan.stddev and bare.share == pytest.approx(plan.share * math.sqrt((t - 1) / t))
+    assert 3.0 < bare.views()[ANOTHER] == pytest.approx(bare.epsilon_at(bare.share * math.sqrt(t - 1)))
+    assert "except for the other clients" in bare.config.against and "the released models alone" not in bare.views()
+
+
+@pytest.mark.parametrize("privacy", [TrustedServer(), PerUpload(), ClientLevel(), ClientLevel(PerUpload())], ids=lambda p: p.name)
+def test_noise_that_nobody_shares_is_as_it_was(privacy):
+    plan = FederatedConfig(clients=5, rounds=3, expected_records=600, privacy=privacy).with_noise(2.0, 1e-4)
+    bare = FederatedConfig(clients=5, rounds=3, expected_records=600, privacy=privacy, colluding=0).with_noise(2.0, 1e-4)
+    assert plan.hash == bare.hash and ANOTHER not in plan.views() and "other client" not in plan.config.against
+
+
+def test_noise_of_nobody_else_is_refused_with_its_fix():
+    common = {"clients": 2, "rounds": 3, "expected_records": 600, "min_survivors": 1}
+    with pytest.raises(ValueError, match=r"min_survivors=1 must exceed colluding=1: .* Raise min_survivors, or give colluding=0"):
+        FederatedConfig(**common)
+    bare = FederatedConfig(**common, colluding=0).with_noise(2.0, 1e-4)
+    assert bare.views()[ANOTHER] == math.inf
+    assert ANOTHER not in FederatedConfig(**{**common, "clients": 1}).with_noise(2.0, 1e-4).views()  # there is no other
+
+
 def test_steps_on_single_examples_are_releases_each():
     one = config(privacy=PerUpload()).with_noise(50.0, DELTA)
     five = config(privacy=PerUpload(), local=LocalSteps(steps=5)).with_noise(50.0 * math.sqrt(5), DELTA)
     assert five.releases == 5 * T and five.epsilon() == pytest.approx(one.epsilon(), rel=1e-6)
     whole = config(privacy=ClientLevel(), local=LocalSteps(steps=5))
     assert whole.releases == T
+
+
+@pytest.mark.parametrize("work", [LocalSteps(1), LocalSteps(2), ScaffoldSteps(1), ScaffoldSteps(2)])
+def test_what_the_models_alone_are_worth_is_said_where_noise_of_a_step_moves_no_later_one(work):
+    rule = Scaffold(local=work) if isinstance(work, ScaffoldSteps) else FedAvg()
+    plan = config(privacy=PerUpload(), local=work, rule=rule).with_noise(50.0, DELTA)
+    assert ("the released models alone" in plan.views()) == (work == LocalSteps(1))
+    whole = config(privacy=ClientLevel(PerUpload()), local=work, rule=rule, min_survivors=16).with_noise(50.0, DELTA)
+    assert whole.views()["the released models alone"] < whole.epsilon()
 
 
 def test_a_contribution_clipped_as_one_costs_an_example_twice_its_norm():
@@ -149,6 +200,10 @@ def test_the_product_of_both_rates_is_no_bound():
     assert np.maximum(inside - math.exp(safe) * without, 0).sum() * step <= delta
 
 
+NEWTON = {"local": FedNewStep(), "rule": FedNew(), "preconditioner": KFAC(probe=FeatureNoise(5), probe_size=16)}
+WALK = {"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -159,6 +214,9 @@ def test_the_product_of_both_rates_is_no_bound():
         ({"local": None}, "local must be a value"),
         ({"min_survivors": 21}, "more than the 20 clients"),
         ({"min_survivors": 3, "colluding": 3}, "must exceed colluding"),
+        *(({**NEWTON, "privacy": privacy}, "a preconditioner would do nothing") for privacy in (PerUpload(), ClientLevel())),
+        ({**NEWTON, "privacy": TrustedServer()}, "a preconditioner would do nothing"),
+        ({**WALK, "postprocess": (AdamBC(),)}, "AdamBC needs the variance of the noise"),
         ({"local": LocalSteps()}, "no noise of other clients covers"),
         ({"rule": FedNew()}, "give local=FedNewStep"),
         ({"local": FedNewStep()}, "give rule=FedNew"),

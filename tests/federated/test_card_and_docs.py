@@ -10,6 +10,7 @@ import pytest
 
 from dpkfc.federated import ClientLevel, FederatedConfig, PerUpload, SecureAggregation, TrustedServer, federate
 from dpkfc.federated.card import build_card, to_markdown
+from dpkfc.recipes.config import ConfigError
 from dpkfc.recipes.spent import spent
 from tests.documents import blocks
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of
@@ -31,7 +32,7 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
     run = federate(plan, head(), loss_fn, datasets())
     card = json.loads(json.dumps(build_card(run.server, run.records, title="x", chosen_by="nobody"), allow_nan=False))
     text = to_markdown(card)
-    assert privacy.name in text and privacy.against in text and f"one {privacy.unit} added or removed" in text
+    assert privacy.name in text and config.against in text and f"one {privacy.unit} added or removed" in text
     assert 1.99 < card["guarantee"]["epsilon"] <= 2.0 and card["ledger"]["count"] == 2
     others = card["guarantee"]["epsilon_for_others"]
     if privacy.noise_by == "server":
@@ -76,4 +77,11 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
         } <= names
         told = spent(tmp_path / "demo" / method / "ledger.jsonl")
         assert told["privacy card"] == "states what the ledger shows" and told["privacy unit"].startswith("one ")
+        assert told["weights"] == "those of the card (SHA-256)"
+    card = (tmp_path / "demo" / chosen[0] / "privacy_card.md").read_text("utf-8")
+    assert "| weights, file | `model.safetensors` |" in card and "| weights, sha256 | `" in card
+    one, other = (tmp_path / "demo" / name / "model.safetensors" for name in chosen)
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(ConfigError, match="does not hold the weights"):
+        spent(tmp_path / "demo" / chosen[0] / "ledger.jsonl")
     assert {"partition.png", "comparison.png"} <= {path.name for path in (tmp_path / "demo").iterdir()}

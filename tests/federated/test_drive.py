@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+
 import pytest
 import torch
 
@@ -89,6 +92,30 @@ def test_a_server_that_dies_goes_on_after_its_last_round(tmp_path):
         serve(APP, chosen, Wires(tmp_path, chosen))
 
 
+def test_a_used_ledger_whose_checkpoint_is_lost_is_refused(tmp_path):
+    chosen = settings_of(tmp_path, rounds=5)
+
+    def stop(record, run):
+        if record.round == 1:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        serve(APP, chosen, Wires(tmp_path, chosen), on_round=stop)
+    shutil.rmtree(tmp_path / "server" / "checkpoint")
+    wires = Wires(tmp_path, chosen)
+    with pytest.raises(ValueError, match="2 releases of an earlier run, which began at other weights"):
+        serve(APP, chosen, wires)
+    assert not wires.sent and not (tmp_path / "server" / "checkpoint").exists()
+    assert len(verify(tmp_path / "server" / "ledger.jsonl").releases) == 2
+
+
+def test_weights_that_no_engine_carries_are_refused_before_a_charge(tmp_path):
+    app, chosen = dataclasses.replace(APP, model=lambda settings: head().bfloat16()), settings_of(tmp_path)
+    with pytest.raises(ValueError, match=r"'weight' is torch.bfloat16; engines carry .* Nothing was charged"):
+        serve(app, chosen, Wires(tmp_path, chosen))
+    assert not (tmp_path / "server" / "ledger.jsonl").exists()
+
+
 def test_too_few_clients_are_one_line_and_cost_nothing(tmp_path):
     chosen = settings_of(tmp_path)
     with pytest.raises(TooFewClients, match=r"2 of 4 clients are there .* needs 3.* nothing was charged"):
@@ -164,27 +191,35 @@ def test_what_a_client_keeps_is_for_its_operator_alone(tmp_path):
     assert all(folder.stat().st_mode & 0o077 == 0 for folder in folders)
 
 
-def test_a_survivor_set_is_answered_once_by_any_process(tmp_path):
-    chosen = settings_of(tmp_path, case="masked")
-    wires = Wires(tmp_path, chosen)
+def _round_of(wires):
+    """The first round of the masked app, as its server sends it, and its request for three survivors' masks."""
     contract = wires.node(100).answer({"kind": "hello"})["contract"]
-    ask = {"kind": "unmask", "round": 0, "contract": contract, "cohort": torch.arange(4)}
-    one = wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 2])})
+    common = {"round": 0, "contract": contract, "cohort": torch.arange(4)}
+    theta = {f"theta/{name}": p.detach() for name, p in head().named_parameters()}
+    return {"kind": "round", **common, **theta}, {"kind": "unmask", **common, "survivors": torch.tensor([0, 1, 2])}
+
+
+def test_a_survivor_set_is_answered_once_by_any_process(tmp_path):
+    wires = Wires(tmp_path, settings_of(tmp_path, case="masked"))
+    sent, ask = _round_of(wires)
+    assert wires.node(100).answer(ask)["reason"] == "client-failed"  # no message of it is there to be unmasked
+    assert wires.node(100).answer(sent)["kind"] == "sum"
+    one = wires.node(100).answer(ask)
     assert one["kind"] == "masks"
     other = wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 3])})
     assert (other["kind"], other["reason"]) == ("error", "repeated-round")
-    again = wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 2])})
+    again = wires.node(100).answer({**ask, "survivors": torch.tensor([2, 1, 0])})
     assert torch.equal(again["mask/bias"], one["mask/bias"])
+    (own,) = (tmp_path / "clients" / "client-0").glob("*/state")
+    assert own.stat().st_mode & 0o077 == 0 or own.parent.stat().st_mode & 0o077 == 0  # its secret is for nobody else
 
 
 def test_masks_of_two_plans_under_one_secret_differ(tmp_path):
     masks = []
     for noise in (1.0, 2.0):
-        chosen = settings_of(tmp_path, case="masked", noise=noise)
-        wires = Wires(tmp_path, chosen)
-        contract = wires.node(100).answer({"kind": "hello"})["contract"]
-        ask = {"kind": "unmask", "round": 0, "contract": contract, "cohort": torch.arange(4)}
-        masks.append(wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 2])})["mask/bias"])
+        plan = APP.plan(settings_of(tmp_path, case="masked", noise=noise))
+        node = Node(APP, settings_of(tmp_path, case="masked", noise=noise), 0, tmp_path, Wires(tmp_path, {}).secret)
+        masks.append(node._pairs(plan).mask(0, 1, 0, {"w": (5,)})["w"])
     assert not torch.equal(*masks)
 
 

@@ -21,9 +21,9 @@ from dpkfc.federated import (
     TrustedServer,
 )
 from dpkfc.federated.audit import Finding, kept_messages, noise_law, record_bound, round_message
-from dpkfc.federated.client import stream_seed
 from dpkfc.federated.messages import flat, group
 from dpkfc.federated.partition import dirichlet, iid, parts
+from dpkfc.federated.party import stream_seed
 from dpkfc.federated.runner import one_round
 from dpkfc.federated.work import clipped_whole
 from dpkfc.privacy.rng import NoiseStream
@@ -131,7 +131,7 @@ def test_dropout_without_a_top_up_is_found():
 class MeanFirst(Client):
     """Clips the mean gradient instead of every record's, then multiplies by the number of records."""
 
-    def _noisy(self, number, extra):
+    def _noisy(self, number, extra, made):
         n = len(self.records)
         g = clipped_whole(self.local.mean_gradient(self.records), self.plan.config.max_grad_norm)
         return self._released({name: n * x for name, x in g.items()}, number)
@@ -140,7 +140,7 @@ class MeanFirst(Client):
 class Unclipped(Client):
     """Sums gradients as they are."""
 
-    def _noisy(self, number, extra):
+    def _noisy(self, number, extra, made):
         n = len(self.records)
         return self._released({name: n * x for name, x in self.local.mean_gradient(self.records).items()}, number)
 

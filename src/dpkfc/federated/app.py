@@ -101,6 +101,7 @@ class App:
             resume=checkpoint.is_there(place / "checkpoint"),
             evaluate=self.evaluated(chosen),
             on_round=on_round,
+            collate_fn=self.collate_fn,
         )
         if self.finish is not None:
             self.finish(run, chosen, place)

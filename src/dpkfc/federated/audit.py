@@ -112,7 +112,7 @@ def _enough(plan: FederatedPlan, variances: Sequence[float], numbers: int) -> Fi
     config = plan.config
     if config.privacy.noise_by == "server":
         return Finding("noise of the survivors", True, "the server adds it")
-    honest = 1 if config.privacy.alone else config.survivors - config.colluding
+    honest = 1 if config.privacy.alone else config.survivors - config.known_shares
     found = math.sqrt(sum(sorted(variances)[:honest]))
     slack = 1 - stats.norm.isf(_ALARM) * math.sqrt(0.5 / (numbers * honest)) * 2
     detail = f"{honest} clients that add least: stddev {found:.4g}, needed {plan.stddev:.4g}"

@@ -24,6 +24,7 @@ def build_card(
     chosen_by: str,
     results: Mapping[str, Any] | None = None,
     not_private: Mapping[str, str] | None = None,
+    weights: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The card as plain values that JSON can hold.
 
@@ -34,6 +35,7 @@ def build_card(
         chosen_by: how hyper-parameters were chosen.
         results: figures of the model, with what they were computed on.
         not_private: figure to the reason why ε does not protect it.
+        weights: "file" and "sha256" of the final weights, where they lie in a file beside the card.
     """
     plan, config = server.plan, server.plan.config
     releases = server.ledger.count
@@ -48,7 +50,7 @@ def build_card(
             "delta": plan.delta,
             "target_epsilon": plan.target_epsilon,
             "privacy_model": config.privacy.name,
-            "against": config.privacy.against,
+            "against": config.against,
             "unit": f"one {config.privacy.unit}",
             "neighbours_differ_in": _NEIGHBOURS[config.adjacency].format(config.privacy.unit),
             "epsilon_for_others": {who: _number(e) for who, e in plan.views().items()},
@@ -67,6 +69,7 @@ def build_card(
         "results": dict(results or {}),
         "not_private": dict(not_private or {}),
         "ledger": {"count": releases, "head": server.ledger.head},
+        **({"weights": dict(weights)} if weights else {}),
         "plan_hash": plan.hash,
     }
 
@@ -108,7 +111,9 @@ def to_markdown(card: Mapping[str, Any]) -> str:
     parts.append(_table("Results", [(name, _show(value)) for name, value in card["results"].items()]))
     parts.append(_table("Figures that ε does NOT protect", list(card["not_private"].items())))
     head = [("plan", f"`{card['plan_hash']}`"), ("ledger, count", str(card["ledger"]["count"]))]
-    parts.append(_table("Provenance", [*head, ("ledger, head", f"`{card['ledger']['head']}`")]))
+    head.append(("ledger, head", f"`{card['ledger']['head']}`"))
+    head += [(f"weights, {name}", f"`{value}`") for name, value in card.get("weights", {}).items()]
+    parts.append(_table("Provenance", head))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -1,92 +1,44 @@
 """A client: its records, its noise, its own ledger, and one answer to a round. Nothing else leaves it.
 
 A client trusts nobody with its budget: it charges its own ledger before its noise exists, answers every round once, refuses
-rounds beyond the plan, and says no more about a failure than that there was one.
+rounds beyond the plan, and says no more about a refusal than that there was one. A failure that its records have caused is not
+said at all: the records that failed add nothing to its sum (`tried`), and the answer is a sum like any other.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from typing import Any
 
-import dp_accounting
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpkfc.curvature.shares import moved_to
 from dpkfc.data.sampling import Poisson
 from dpkfc.federated import messages
 from dpkfc.federated.config import SEED
 from dpkfc.federated.local import FedNewStep, LocalSteps, ScaffoldSteps
 from dpkfc.federated.messages import Message, flat, group
+from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.secagg import FEWEST_STEPS, Pairs, encoded, masked, missing_masks
+from dpkfc.federated.secagg import FEWEST_STEPS, OwnMask, Pairs, encoded, masked, owed
+from dpkfc.federated.tried import Tried
 from dpkfc.federated.work import LocalModel, Records, Tensors, clipped_whole
-from dpkfc.privacy.grid import GAUSSIAN
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
-__all__ = ["Client", "Mechanism", "stream_seed"]
+__all__ = ["Client"]
+
+logger = logging.getLogger(__name__)
 
 
 class _Refused(Exception):
     """A round that is not answered, for one of the reasons on the list."""
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """A plan as `privacy.mechanism.release` reads it, with the noise of one party and its divisor."""
-
-    plan: FederatedPlan
-    stddev: float
-    expected_batch_size: int = 1
-    clipping = "flat"
-
-    @property
-    def max_grad_norm(self) -> float:
-        """C."""
-        return self.plan.config.max_grad_norm
-
-    @property
-    def noise(self) -> str:
-        """Kind of the noise; a sum without noise of its own is rounded by whoever adds the noise."""
-        return self.plan.config.noise if self.stddev > 0 or self.plan.config.privacy.masked else GAUSSIAN
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Of the guarantee."""
-        return self.plan.noise_multiplier
-
-    @property
-    def sensitivity(self) -> float:
-        """Of the sum."""
-        return self.plan.config.sensitivity
-
-    @property
-    def event(self) -> dp_accounting.DpEvent:
-        """Of one release."""
-        return self.plan.event
-
-    @property
-    def test_mode(self) -> bool:
-        """Whether noise is repeatable."""
-        return self.plan.test_mode
-
-    @property
-    def hash(self) -> str:
-        """Of the plan."""
-        return self.plan.hash
-
-
-def stream_seed(plan: FederatedPlan, party: int) -> int | None:
-    """The test-mode seed of one party's streams, different for every client; None outside test mode."""
-    seed = plan.config.test_mode_seed
-    if seed is None:
-        return None
-    return int(np.random.SeedSequence(entropy=seed, spawn_key=(party,)).generate_state(1, np.uint64)[0])
 
 
 class Client:
@@ -143,10 +95,14 @@ class Client:
         opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
         self.ledger: Ledger = opened(plan.hash, header, plan.releases)
         self._verify = verify
+        self._tried = Tried(local, self.records, verify)
         self._control: Tensors = {}  # c_i of SCAFFOLD, λ_i of FedNew: never sent
-        self._last: Tensors = {}  # ŷ_i of FedNew's last round
-        self._unmasked: dict[int, tuple[int, ...]] = {}
-        self.last_error: BaseException | None = None  # for this client's own operator
+        self._last: Tensors = {}  # ŷ_i of FedNew, and the round it was made in
+        self._last_round = -1
+        self._own: OwnMask | None = None  # of the round answered last, under secure aggregation
+        # For this client's own operator, never sent: what went wrong last, and whether nothing of its records was in its answer.
+        self.last_error: BaseException | None = None
+        self.failed = False
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -155,16 +111,16 @@ class Client:
         return {"kind": "hello", "contract": self.local.contract, "client": self.number}
 
     def answer(self, message: Mapping[str, Any]) -> Message:
-        """The answer to a server's message; any failure becomes a message with a constant reason."""
-        self.last_error = None
+        """The answer to a server's message; a refusal, which no record has caused, becomes a message with a constant reason."""
         try:
             if message.get("contract") != self.local.contract:
                 raise _Refused(messages.CONTRACT_DIFFERS)
             if message.get("kind") == "unmask":
                 return self._masks(message)
+            self.last_error, self.failed = None, False
             return self._sum(message)
         except Exception as error:
-            self.last_error = error
+            self.last_error, self.failed = error, True
             known = str(error) if isinstance(error, _Refused) else messages.CLIENT_FAILED
             reason = messages.SPENT if isinstance(error, BudgetExhausted) else known
             found = message.get("round")
@@ -180,14 +136,22 @@ class Client:
         cohort = self._cohort(message)
         self.local.load(group(message, "theta"))
         self._take_metric(message, number)
-        if self._verify:
-            self.local.verify(self.records)
-        noisy = {name: x.cpu() for name, x in self._noisy(number, group(message, "extra")).items()}
+        self._tried = Tried(self.local, self.records, self._verify)
+        extra, made = group(message, "extra"), int(message.get("extra_round", -1))
+        noisy = {name: x.cpu() for name, x in self._noisy(number, extra, made).items()}
+        self._note(number, self._tried)
         plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
         if self._pairs is not None and self.plan.config.privacy.masked:
-            noisy = encoded(noisy, self.plan.grid(self.local.numbers))
-            noisy = masked(noisy, self.number, cohort, number, self._pairs)
+            self._own = OwnMask.fresh(number, cohort)
+            noisy = masked(encoded(noisy, self.plan.grid(self.local.numbers)), self.number, self._own, self._pairs)
         return {"kind": "sum", **plain, **flat("sum", noisy)}
+
+    def _note(self, number: int, tried: Tried) -> None:
+        """What its records did, for the client's own operator: the answer does not tell."""
+        self.last_error, self.failed = tried.error, tried.failed
+        if tried.error is not None:
+            what = "all of its records" if tried.failed else "some of its records"
+            logger.error("client %d, round %d: %s failed and add nothing: %r", self.number, number, what, tried.error)
 
     def _cohort(self, message: Mapping[str, Any]) -> list[int]:
         """Whom this message is masked with: fewer than the plan needs would be too few masks, and too little noise."""
@@ -200,13 +164,17 @@ class Client:
         return cohort
 
     def _masks(self, message: Mapping[str, Any]) -> Message:
-        number, survivors = int(message["round"]), tuple(message["survivors"].tolist())
-        if self._pairs is None or self.number not in survivors or len(survivors) < self.plan.config.survivors:
+        """For one survivor set of the round that was answered last; the client is in it, or its own mask stays with it."""
+        number, own, survivors = int(message["round"]), self._own, tuple(sorted(message["survivors"].tolist()))
+        if self._pairs is None or own is None or own.round != number or sorted(self._cohort(message)) != list(own.cohort):
             raise _Refused(messages.CLIENT_FAILED)
-        if self._unmasked.setdefault(number, survivors) != survivors:
-            raise _Refused(messages.REPEATED)  # two survivor sets of one round would open single messages
-        missing = [other for other in self._cohort(message) if other not in survivors]
-        masks = missing_masks(self.local.shapes, self.number, missing, number, self._pairs)
+        enough = len(set(survivors)) == len(survivors) >= self.plan.config.survivors
+        if self.number not in survivors or not enough or not set(survivors) <= set(own.cohort):
+            raise _Refused(messages.CLIENT_FAILED)
+        if own.survivors not in ((), survivors):
+            raise _Refused(messages.REPEATED)  # its masks are taken off for one set alone
+        self._own = replace(own, survivors=survivors)
+        masks = owed(self.local.shapes, self.number, self._own, self._pairs)
         plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
         return {"kind": "masks", **plain, **flat("mask", masks)}
 
@@ -239,15 +207,18 @@ class Client:
             return self.records.all
         return Poisson(rate, size).indices(step, self._sampling.generator(step))
 
-    def _noisy(self, number: int, extra: Tensors) -> Tensors:
+    def _noisy(self, number: int, extra: Tensors, made: int) -> Tensors:
+        """The sum of a round with its noise; `extra` is what the rule shares, of the round `made`."""
         work, first = self.plan.config.local, number * self.plan.per_round
         whole = self.plan.config.privacy.unit == "client"
         if isinstance(work, FedNewStep):
-            return self._released(self._newton(work, extra), first)
+            return self._released(self._newton(work, number, extra, made), first)
         if isinstance(work, LocalSteps):
             return self._released(self._change(work, extra), first) if whole else self._steps(work, extra, first)
-        sums = self.local.clipped_sum(self.records, self._drawn(first), together=whole)
-        return self._released(sums, first)
+        drawn = self._drawn(first)
+        if not whole:
+            return self._released(self._tried.examples(drawn), first)
+        return self._released(self._tried.whole(lambda: self.local.clipped_sum(self.records, drawn, together=True)), first)
 
     def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """Control variates c − c_i; nothing without them."""
@@ -258,50 +229,59 @@ class Client:
         return {name: extra.get(name, zeros[name]).to(own[name]) - own[name] for name in zeros}
 
     def _walk(self, work: LocalSteps, extra: Tensors, gradient: Callable[[int], Tensors]) -> Tensors:
-        """θ₀ − θ_K of K steps along a gradient, and the next control variate."""
+        """θ₀ − θ_K of K steps along a gradient."""
         correction = self._correction(work, extra)
-        mean: Tensors = {}
         with self.local.moving() as start:
             for k in range(work.steps):
                 found = gradient(k)
                 with torch.no_grad():
                     for name, p in self.local.parameters.items():
-                        mean[name] = mean.get(name, 0) + found[name].to(p) / work.steps
                         p.sub_(work.learning_rate * (found[name].to(p) + correction.get(name, 0)))
-            change = {name: start[name] - p.detach() for name, p in self.local.parameters.items()}
+            return {name: start[name] - p.detach() for name, p in self.local.parameters.items()}
+
+    def _controlled(self, work: LocalSteps, extra: Tensors, sent: Tensors) -> Tensors:
+        """What is sent, after c_i ← c_i − c + sent / (K η): the server's c follows what it is sent, hence so must c_i."""
+        scale = 1 / (work.steps * work.learning_rate)
+        correction = self._correction(work, extra)
         if correction:
-            self._control = mean
-        return change
+            self._control = {name: sent[name].to(x) * scale - x for name, x in correction.items()}
+        return sent
 
     def _change(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """The change of a client that is protected as a whole, clipped as one."""
-        zeros = {name: torch.zeros_like(p) for name, p in self.local.parameters.items()}
-        if not len(self.records):
-            return zeros
-        change = self._walk(work, extra, lambda k: self.local.mean_gradient(self.records))
-        return clipped_whole(change, self.plan.config.max_grad_norm)
+
+        def change() -> Tensors:
+            walked = self._walk(work, extra, lambda k: self.local.mean_gradient(self.records))
+            return clipped_whole(walked, self.plan.config.max_grad_norm)
+
+        return self._controlled(work, extra, self._tried.whole(change))
 
     def _steps(self, work: LocalSteps, extra: Tensors, first: int) -> Tensors:
         """The change by K private steps: every one a release of its own, so that the change is one."""
 
         def gradient(k: int) -> Tensors:
-            sums = self.local.clipped_sum(self.records, self._drawn(first + k))
+            sums = self._tried.examples(self._drawn(first + k))
             return {n: x / self.plan.config.local_divisor for n, x in self._released(sums, first + k).items()}
 
-        return self._walk(work, extra, gradient)
+        return self._controlled(work, extra, self._walk(work, extra, gradient))
 
-    def _newton(self, work: FedNewStep, y: Tensors) -> Tensors:
-        """FedNew's direction, clipped as one; the dual variable follows the clipped one and y, both known here."""
+    def _newton(self, work: FedNewStep, number: int, y: Tensors, made: int) -> Tensors:
+        """FedNew's direction, clipped as one; the dual variable follows the clipped one and y, where both are of one round.
+
+        A round that was dropped has no y, and one that the client missed has no direction of its own: λ_i stays.
+        """
         names = list(self.local.parameters)
         zeros = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self.local.parameters.items()}
-        y = {name: y[name].double() if y else zeros[name] for name in names}
+        y = {name: y[name].to(zeros[name]) if y else zeros[name] for name in names}
         dual = self._control or zeros
-        if self._last:
+        if self._last and self._last_round == made:
             dual = {n: dual[n] + work.rho * (self._last[n].double() - y[n]) for n in names}
         self._control = dual
-        if not len(self.records):
-            self._last = {n: torch.zeros_like(p) for n, p in self.local.parameters.items()}
-            return self._last
+        self._last, self._last_round = self._tried.whole(lambda: self._direction(work, dual, y)), number
+        return self._last
+
+    def _direction(self, work: FedNewStep, dual: Tensors, y: Tensors) -> Tensors:
+        names = list(self.local.parameters)
         g = self.local.mean_gradient(self.records)
         right = torch.cat([(g[n].double() - dual[n] + work.rho * y[n]).flatten() for n in names])
         matrix = self.local.fisher(self.records)
@@ -309,18 +289,19 @@ class Client:
         solved = torch.linalg.solve(matrix, right).split([p.numel() for p in self.local.parameters.values()])
         pieces = zip(self.local.parameters.items(), solved, strict=True)
         direction = {n: x.view(p.shape).to(p.dtype) for (n, p), x in pieces}
-        self._last = clipped_whole(direction, self.plan.config.max_grad_norm)
-        return self._last
+        return clipped_whole(direction, self.plan.config.max_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
         """PRIVATE: what outlives a process beside the ledger, for this client's own disk and nothing else."""
-        answered = {str(number): list(survivors) for number, survivors in self._unmasked.items()}
-        return {"control": dict(self._control), "last": dict(self._last), "answered": answered}
+        own = None if self._own is None else asdict(self._own)
+        return {"control": dict(self._control), "last": dict(self._last), "last_round": self._last_round, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state_dict` gave."""
-        self._control, self._last = dict(state["control"]), dict(state["last"])
-        self._unmasked = {int(number): tuple(survivors) for number, survivors in state["answered"].items()}
+        device = next(iter(self.local.parameters.values())).device
+        self._control, self._last = (moved_to(dict(state[name]), device) for name in ("control", "last"))
+        self._last_round, own = int(state.get("last_round", -1)), state.get("own")
+        self._own = None if own is None else OwnMask(**own)
 
     def close(self) -> None:
         """Close the client's ledger."""

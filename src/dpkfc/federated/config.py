@@ -9,7 +9,7 @@ from typing import Any
 import dp_accounting
 
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
-from dpkfc.federated.local import LocalGradient, LocalWork
+from dpkfc.federated.local import FedNewStep, LocalGradient, LocalSteps, LocalWork
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rules import FedGD, ServerRule
 from dpkfc.federated.trust import PrivacyModel, SecureAggregation
@@ -44,7 +44,8 @@ class FederatedConfig:
         rule: what the server does with the release.
         max_grad_norm: C, in the coordinates of the preconditioner: of one example, or of all that a client sends.
         min_survivors: t, fewest messages in a sum; a round with fewer is dropped and stays charged. None: ⌈0.8 n⌉.
-        colluding: m, clients that may tell the server their own noise; the noise of t − m clients has to do.
+        colluding: m, clients that may use their own noise, or tell the server; that of t − m others has to do. None: 1 where
+            clients share the noise, so that ε holds against any single other client, which knows its share; 0 elsewhere.
         adjacency: "add_or_remove_one" (an example is there or not) or "replace_one" (twice the sensitivity).
         example_rate: q at which every client draws its examples, secretly and anew in every release.
         client_rate: q at which the server draws clients in every round.
@@ -67,7 +68,7 @@ class FederatedConfig:
     rule: ServerRule = field(default_factory=FedGD)
     max_grad_norm: float = 1.0
     min_survivors: int | None = None
-    colluding: int = 0
+    colluding: int | None = None
     adjacency: str = ADD_OR_REMOVE_ONE
     example_rate: float = 1.0
     client_rate: float = 1.0
@@ -86,10 +87,11 @@ class FederatedConfig:
                 raise ValueError(
                     f"{name} must be a value of dpkfc.federated such as {_EXAMPLES[name]}, got {getattr(self, name)!r}"
                 )
-        for name, least in (("clients", 1), ("rounds", 1), ("expected_records", 1), ("colluding", 0)):
+        for name, least in (("clients", 1), ("rounds", 1), ("expected_records", 1)):
             _check_integer(name, getattr(self, name), least)
-        if self.test_mode_seed is not None:
-            _check_integer("test_mode_seed", self.test_mode_seed, 0)
+        for name in ("colluding", "test_mode_seed"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 0)
         if not (self.max_grad_norm > 0 and math.isfinite(self.max_grad_norm)):
             raise ValueError(f"max_grad_norm must be positive and finite, got {self.max_grad_norm}")
         for name, found, known in (
@@ -140,10 +142,10 @@ class FederatedConfig:
                 "with secretly drawn clients a round that is dropped would tell how many were drawn; leave min_survivors at "
                 "None (0: an empty round is a release of noise alone)"
             )
-        if fewest <= self.colluding and (self.privacy.noise_by == "clients" and not self.privacy.alone):
+        if self.shares_noise and fewest <= self.known_shares:
             raise ValueError(
-                f"min_survivors={fewest} must exceed colluding={self.colluding}: the noise that hides a record is that of "
-                "honest clients"
+                f"min_survivors={fewest} must exceed colluding={self.known_shares}: a record is hidden by the noise of the other "
+                "survivors. Raise min_survivors, or give colluding=0, and ε does not hold against other clients"
             )
 
     def _check_steps(self) -> None:
@@ -156,14 +158,23 @@ class FederatedConfig:
             raise ValueError("clients that rebuild the metric from its seed know no earlier refresh; use metric='factors'")
         if made is not None and made.describe().get("uses_private_data"):
             raise ValueError("curvature of private data would be a release of its own; use a synthetic or public probe")
-        if made is not None and self.local.counts == "clients" and self.privacy.unit == "client":
+        by_clients = self.local.counts == "clients" and self.privacy.unit == "client"
+        if made is not None and (by_clients or isinstance(self.local, FedNewStep)):
             raise ValueError(
                 f"local={type(self.local).__name__} under '{self.privacy.name}' is clipped in the coordinates of the parameters, "
                 "where a preconditioner would do nothing; use local=LocalGradient()"
             )
         if made is not None and self.local.counts == "clients" and self.readout != "whitened":
             raise ValueError("local steps are taken in the coordinates of the preconditioner; use readout='whitened'")
-        if Chain((*self.postprocess, *self.rule.postprocess), self.readout).needs_points:
+        steps = (*self.postprocess, *self.rule.postprocess)
+        chain = Chain(steps, self.readout)
+        needing = [type(step).__name__ for step in steps if step.needs_variance]
+        if needing and self.walks_privately:
+            raise ValueError(
+                f"{needing[0]} needs the variance of the noise, which is not known of the change by private local steps; use "
+                "local=LocalGradient(), or another filter"
+            )
+        if chain.needs_points:
             raise ValueError("DiSK at two points needs a second sum; use EMA, or DiSK with gamma=(1 - kappa) / kappa")
 
     @property
@@ -176,6 +187,28 @@ class FederatedConfig:
         if self.min_survivors is not None:
             return self.min_survivors
         return 0 if self._secret_cohort else default_survivors(self.clients * self.client_rate)
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether a unit is hidden by noise of several clients, each of which knows its own share."""
+        return self.privacy.noise_by == "clients" and not self.privacy.alone
+
+    @property
+    def walks_privately(self) -> bool:
+        """Whether a client sends the change by steps that are noisy each, and not a noisy sum."""
+        return self.privacy.unit == "example" and isinstance(self.local, LocalSteps)
+
+    @property
+    def known_shares(self) -> int:
+        """m in force."""
+        if self.colluding is not None:
+            return self.colluding
+        return int(self.shares_noise and self.clients > 1)
+
+    @property
+    def against(self) -> str:
+        """From whom the unit is protected, for the card."""
+        return self.privacy.against(self.known_shares)
 
     @property
     def divisor(self) -> int:
@@ -249,7 +282,7 @@ class FederatedConfig:
             "rule": self.rule.describe(),
             "max_grad_norm": self.max_grad_norm,
             "min_survivors": self.survivors,
-            "colluding": self.colluding,
+            "colluding": self.known_shares,
             "adjacency": self.adjacency,
             "example_rate": self.example_rate,
             "client_rate": self.client_rate,

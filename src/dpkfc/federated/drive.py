@@ -9,16 +9,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import nn
+
 from dpkfc import checkpoint
 from dpkfc.federated.app import App, Settings
-from dpkfc.federated.messages import CLIENT_FAILED, Message
+from dpkfc.federated.messages import CLIENT_FAILED, FLOATS, Message
 from dpkfc.federated.node import HELLO
 from dpkfc.federated.rounds import RoundRecord
-from dpkfc.federated.runner import Run
+from dpkfc.federated.runner import Run, check_unused
 from dpkfc.federated.server import Server
 from dpkfc.privacy.ledger import BudgetExhausted
 
@@ -164,7 +165,8 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
         on_round: called after every round.
 
     Raises:
-        ValueError: no absolute path of a folder.
+        ValueError: no absolute path of a folder; trained parameters of a type that is not sent; a ledger that is in use and has
+            lost its checkpoint.
         TooFewClients: fewer clients than a round needs; checkpoint and ledger are there to go on from.
         BudgetExhausted: every round of the plan is spent in this folder; nothing was sent.
         LedgerError, CheckpointError: those of another run lie in the folder.
@@ -173,10 +175,12 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
     if not folder.is_absolute():
         raise ValueError(f"the server needs folder=, an absolute path for its ledger and checkpoint; got {str(folder)!r}")
     folder.mkdir(parents=True, exist_ok=True)
-    server = Server(app.plan(settings), app.model(settings), ledger_path=folder / "ledger.jsonl")
+    model = app.model(settings)
+    _check_types(model)
+    server = Server(app.plan(settings), model, ledger_path=folder / "ledger.jsonl")
     run, started = Run(server), time.perf_counter()
     try:
-        _resume(server, run, folder / "checkpoint")
+        _resume(run, folder / "checkpoint")
         if not server.rounds_left:
             raise BudgetExhausted(f"all rounds of this plan are spent by the ledger in {folder}; nothing was sent")
         _rounds(app, settings, carrier, run, place=folder / "checkpoint", on_round=on_round)
@@ -188,18 +192,23 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
     return run
 
 
-def _resume(server: Server, run: Run, place: Path) -> None:
-    """Continue from a checkpoint; a new run writes its first one before its first round."""
-    if not checkpoint.is_there(place):
-        server.save(place, _figures(run))
-        return
-    held = server.restore(place) or {}
-    run.records.extend(RoundRecord(**record) for record in held.get("records", []))
-    run.history.extend(tuple(point) for point in held.get("history", []))
+def _check_types(model: nn.Module) -> None:
+    """Refuse what an engine cannot carry before a ledger is there: the first round would be charged and then not be sent."""
+    for name, p in model.named_parameters():
+        if p.requires_grad and p.dtype not in FLOATS:
+            raise ValueError(
+                f"the parameter '{name}' is {p.dtype}; engines carry trained parameters of float32 and float64: give a model in "
+                "one of them, or run it inside one process. Nothing was charged"
+            )
 
 
-def _figures(run: Run) -> dict[str, Any]:
-    return {"records": [asdict(record) for record in run.records], "history": [list(point) for point in run.history]}
+def _resume(run: Run, place: Path) -> None:
+    """Continue from a checkpoint; a new run, whose ledger is empty, writes its first one before its first round."""
+    if checkpoint.is_there(place):
+        run.restore(place)
+    else:
+        check_unused(run.server)
+        run.save(place)
 
 
 def _rounds(
@@ -213,6 +222,6 @@ def _rounds(
         run.records.append(record)
         if evaluate is not None:
             run.history.append((record.round + 1, server.epsilon, evaluate(server.model)))
-        server.save(place, _figures(run))
+        run.save(place)
         if on_round is not None:
             on_round(record, run)

@@ -126,9 +126,10 @@ class LocalSteps:
 
 @dataclass(frozen=True)
 class ScaffoldSteps(LocalSteps):
-    """K local steps along g − c_i + c, c_i being the mean of the client's own last K gradients (SCAFFOLD, option II).
+    """K local steps along g − c_i + c, then c_i ← c_i − c + change / (K η), the change as it is sent (SCAFFOLD, option II).
 
-    Example-level steps take noisy gradients, so c_i is post-processing and the sensitivity stays C: nothing is counted twice.
+    Under a client-level model that is the clipped change. Example-level steps take noisy gradients, and c_i is the mean of the
+    last K of them: it is post-processing, and the sensitivity stays C.
     """
 
     def describe(self) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 Nothing but the sum and constants of the plan leaves a client: no number of examples, no loss, no accuracy, no text of an error.
 Whatever is not on the list makes a message invalid, and invalid messages are counted and dropped.
 
-    server → client   round     round, contract, theta/*, extra/*, cohort, metric_digest, metric_step, metric/*
+    server → client   round     round, contract, theta/*, extra/*, extra_round, cohort, metric_digest, metric_step, metric/*
                       unmask    round, contract, cohort, survivors
     client → server   hello     contract, client
                       sum       round, contract, client, sum/*
-                      masks     round, contract, client, mask/*
+                      masks     round, contract, client, mask/*                   of a survivor: one sum
                       error     round, contract, client, reason
 
+`extra` is what the rule shares, and `extra_round` the number of the round it was made in: the last one with a release.
 Rounds are numbered by the ledger: a round that was charged and lost has a number of its own, so none is ever asked for twice.
 `contract` is the hash of the plan and of the model that both sides were started with.
 """
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 __all__ = [
     "CLIENT_FAILED",
     "CONTRACT_DIFFERS",
+    "FLOATS",
     "METRIC_DIFFERS",
     "METRIC_MISSING",
     "REASONS",
@@ -56,7 +58,7 @@ _PLAIN: dict[str, dict[str, type]] = {
     "error": {"round": int, "contract": str, "client": int, "reason": str},
 }
 _TENSORS = {"sum": "sum", "masks": "mask"}
-_FLOATS = (torch.float32, torch.float64)
+FLOATS = (torch.float32, torch.float64)  # that are sent
 
 
 def shapes_of(model: nn.Module) -> Shapes:
@@ -124,7 +126,7 @@ def problem(
 
 
 def _problem_of_tensors(found: Mapping[str, Any], shapes: Shapes, most: float, integers: bool) -> str | None:
-    allowed = (torch.int64,) if integers else _FLOATS
+    allowed = (torch.int64,) if integers else FLOATS
     if any(not isinstance(x, Tensor) or x.dtype not in allowed for x in found.values()):
         return "wrong-type"
     if any(tuple(x.shape) != shapes[name] for name, x in found.items()):

@@ -2,7 +2,7 @@
 
     ledger.jsonl    its own releases; the file is locked while a message is answered
     metric/         the preconditioner that the server sent, with its hash
-    state/          control variates of local methods, and the survivor sets that it answered for
+    state/          control variates of local methods; the secret of its own mask, and the survivor set that it answered for
     last_error.txt  what went wrong last, for the operator of this client; the server is told a constant
 
 Engines start a process for every message, or several for one client in turn, so a client is built from its folder each time.
@@ -133,7 +133,7 @@ class Node:
         if client.last_error is not None:
             self._note(client.last_error)
         state = client.state_dict()
-        if any(state.values()):  # on the disk before the answer leaves
+        if any(state[name] for name in ("control", "last", "own")):  # on the disk before the answer leaves
             checkpoint.write(place / "state", {}, {"state": state})
         if answer["kind"] == "sum":
             self._keep_metric(client.local, message, place / "metric")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import dp_accounting
 
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE
-from dpkfc.federated.local import FedNewStep, LocalSteps
+from dpkfc.federated.local import FedNewStep, LocalSteps, ScaffoldSteps
 from dpkfc.privacy import events
 from dpkfc.privacy.calibration import check_target, vacuous
 from dpkfc.privacy.event_values import NEGLIGIBLE_NOISE
@@ -72,7 +72,7 @@ class FederatedPlan:
     @property
     def share(self) -> float:
         """Standard deviation of the noise that one client adds to its message."""
-        return self.config.privacy.share(self.stddev, self.config.survivors - self.config.colluding)
+        return self.config.privacy.share(self.stddev, self.config.survivors - self.config.known_shares)
 
     def sum_stddev(self, survivors: int) -> float:
         """Standard deviation of the noise in a sum of so many messages, the server's own included."""
@@ -80,8 +80,19 @@ class FederatedPlan:
             return self.stddev
         return self.share * math.sqrt(survivors)
 
+    def mean_variance(self, survivors: int) -> float | None:
+        """Variance of the noise in every entry of the released mean; None where it is not known, after private local steps."""
+        if self.config.walks_privately:
+            return None
+        return (self.sum_stddev(survivors) / self.config.divisor) ** 2
+
     def hiding_stddev(self, survivors: int, colluding: int = 0) -> float:
-        """Standard deviation of the noise between a unit and the server: of its own message, or of the honest ones in the sum."""
+        """Standard deviation of the noise between a unit and others: in its own message, or what they do not know of the sum's.
+
+        Args:
+            survivors: messages in the sum.
+            colluding: of them, those whose noise is known to whoever looks; 1 for another client.
+        """
         if self.config.privacy.alone:
             return self.share
         return self.sum_stddev(max(0, survivors - colluding))
@@ -142,10 +153,21 @@ class FederatedPlan:
         return EpsilonCurve(event, self.delta, ADD_OR_REMOVE_ONE, "pld").at(self.releases)
 
     def views(self) -> dict[str, float]:
-        """ε for others than the one that the guarantee names: what the same noise is worth to them."""
-        t = self.config.survivors
-        found = {"the released models alone": self.sum_stddev(t), "a server that sees every message": self.share}
-        return {who: self.epsilon_at(stddev) for who, stddev in found.items() if stddev != self.stddev}
+        """ε for others than the one that the guarantee names: what the same noise is worth to them.
+
+        What the models alone are worth is left out where clients take several private steps: a later step follows the noise of an
+        earlier one, so that one record can move the sum by far more than its own clipped gradients.
+        """
+        t, local = self.config.survivors, self.config.local
+        follow = self.config.walks_privately and (isinstance(local, ScaffoldSteps) or self.per_round > 1)
+        found = {"a server that sees every message": self.share}
+        if self.config.shares_noise and self.config.clients > 1:
+            found["another client, which knows its own noise"] = self.hiding_stddev(t, 1)
+        if not follow:
+            found = {"the released models alone": self.sum_stddev(t), **found}
+        same = 1e-9  # of the noise that the guarantee names, which square roots meet but for rounding
+        others = {who: stddev for who, stddev in found.items() if not math.isclose(stddev, self.stddev, rel_tol=same)}
+        return {who: self.epsilon_at(stddev) for who, stddev in others.items()}
 
     def largest_message(self, numbers: int, control: float = 0.0) -> float:
         """A norm that no honest client's message exceeds, so that refusing larger ones depends on nobody's data.
@@ -215,7 +237,7 @@ class FederatedPlan:
             "target_epsilon": self.target_epsilon,
             "certified": self.certified,
             "caveats": list(self.caveats),
-            "against": self.config.privacy.against,
+            "against": self.config.against,
             "noise_multiplier": self.noise_multiplier,
             "sensitivity": self.config.sensitivity,
             "stddev": self.stddev,

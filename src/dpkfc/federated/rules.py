@@ -21,10 +21,23 @@ from dpkfc.federated.local import FedNewStep, LocalWork, ScaffoldSteps
 from dpkfc.postprocess.base import PostProcess
 from dpkfc.postprocess.sofim import SOFIM
 
-__all__ = ["FedAvg", "FedAvgM", "FedGD", "FedNew", "FedSOFIM", "Scaffold", "ServerRule"]
+__all__ = ["FedAvg", "FedAvgM", "FedGD", "FedNew", "FedSOFIM", "Scaffold", "ServerRule", "Shares"]
 
 State = Mapping[str, Tensor]
 Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Two parts of the registered clients, both public.
+
+    Attributes:
+        divided: the divisor of a sum over clients, over n: the direction times it is the sum over n.
+        took_part: survivors over n; the rate where clients were drawn secretly.
+    """
+
+    divided: float
+    took_part: float
 
 
 @runtime_checkable
@@ -48,13 +61,13 @@ class ServerRule(Protocol):
         """
         ...
 
-    def step(self, direction: Mapping[str, Tensor], state: State, participation: float) -> tuple[Tensors, Tensors]:
+    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
         """What is taken off the parameters, and the next state.
 
         Args:
             direction: of the release, after filters; nobody reads it afterwards.
             state: of the rule; empty before the first round.
-            participation: survivors over registered clients, public.
+            shares: of the registered clients that the direction is over, and that took part.
         """
         ...
 
@@ -92,7 +105,7 @@ class FedGD:
         """Goes with every work but those that have a rule of their own."""
         _check_pair(type(self).__name__, local, None)
 
-    def step(self, direction: Mapping[str, Tensor], state: State, participation: float) -> tuple[Tensors, Tensors]:
+    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
         """η ḡ."""
         return {name: self.learning_rate * g for name, g in direction.items()}, {}
 
@@ -130,7 +143,7 @@ class FedAvgM(FedGD):
         """Plain values."""
         return {**super().describe(), "momentum": self.momentum}
 
-    def step(self, direction: Mapping[str, Tensor], state: State, participation: float) -> tuple[Tensors, Tensors]:
+    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
         """η m."""
         held = {n: self.momentum * state[n] + g if n in state else g.clone() for n, g in direction.items()}
         return {name: self.learning_rate * m for name, m in held.items()}, held
@@ -161,7 +174,7 @@ class FedSOFIM(FedGD):
         """The preconditioned step."""
         return (SOFIM(self.rho, self.beta, self.direction, self.bias_correction, self.warmup),)
 
-    def step(self, direction: Mapping[str, Tensor], state: State, participation: float) -> tuple[Tensors, Tensors]:
+    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
         """η times the preconditioned step, in its own memory: `SOFIM` gives tensors that nobody else holds."""
         return {name: g.mul_(self.learning_rate) for name, g in direction.items()}, {}
 
@@ -180,7 +193,7 @@ class FedNew:
         """Needs `FedNewStep`."""
         _check_pair("FedNew", local, FedNewStep)
 
-    def step(self, direction: Mapping[str, Tensor], state: State, participation: float) -> tuple[Tensors, Tensors]:
+    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
         """The mean direction y."""
         y = {name: g.clone() for name, g in direction.items()}
         return y, dict(y)
@@ -192,8 +205,9 @@ class FedNew:
 
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """SCAFFOLD's server: θ ← θ − η · mean change, c ← c + (share of clients) · (mean change / (K η_local) − c).
+    """SCAFFOLD's server: θ ← θ − η · mean change, c ← c + Σ (change_i / (K η_local) − c) / n over the clients that took part.
 
+    The sum is the release times its divisor, a public constant: where clients are drawn at a rate q, about n q of them are in it.
     The changes of the control variates follow from the released mean and the old c, so messages are FedAvg's.
 
     Attributes:
@@ -209,13 +223,13 @@ class Scaffold(FedAvg):
         if local != self.local:
             raise ValueError(f"Scaffold was made for {self.local}, the clients do {local}; give both the same value")
 
-    def step(self, direction: Mapping[str, Tensor], state: State, participation: float) -> tuple[Tensors, Tensors]:
+    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
         """The mean change; c moves by the part of the clients that took part."""
-        per_step = 1 / (self.local.steps * self.local.learning_rate)
+        per_step = shares.divided / (self.local.steps * self.local.learning_rate)
         c = {}
         for name, change in direction.items():
             old = state.get(name, torch.zeros_like(change))
-            c[name] = old + change * per_step - participation * old
+            c[name] = old + change * per_step - shares.took_part * old
         return {name: self.learning_rate * g for name, g in direction.items()}, c
 
     def broadcast(self, state: State) -> Tensors:

@@ -1,7 +1,7 @@
 """Rounds inside one process, for tests and small studies: no sockets, no copies, with places where something can be killed.
 
-An engine does the same over a network: send what `open_round` made, hand answers to `receive`, ask for the masks that
-`fix_survivors` wants, `close_round`.
+An engine does the same over a network: send what `open_round` made, hand answers to `receive`, ask the survivors for the masks
+that `fix_survivors` wants, `close_round`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
 
-from dpkfc.federated.client import Client, stream_seed
-from dpkfc.federated.messages import CLIENT_FAILED, Message
+from dpkfc.federated.client import Client
+from dpkfc.federated.messages import Message
+from dpkfc.federated.party import stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.secagg import Pairs
@@ -26,7 +27,7 @@ from dpkfc.federated.work import LocalModel
 from dpkfc.gradients.micro import LossFn
 from dpkfc.privacy.ledger import BudgetExhausted
 
-__all__ = ["STAGES", "Killed", "Run", "federate", "make_clients", "one_round"]
+__all__ = ["STAGES", "Killed", "Run", "check_unused", "federate", "make_clients", "one_round"]
 
 # Where something can be killed: a client before or after it has computed, or before it answers for masks; the server anywhere.
 STAGES = ("opened", "client", "answered", "received", "fixed", "unmask", "closed")
@@ -51,6 +52,27 @@ class Run:
     records: list[RoundRecord] = field(default_factory=list)
     history: list[tuple[int, float, Any]] = field(default_factory=list)
     seconds: float = 0.0
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the server's checkpoint, and with it what the run has come to.
+
+        Raises:
+            CheckpointError: the folder cannot be written, or `evaluate` gave more than plain values and tensors.
+        """
+        points = [list(point) for point in self.history]
+        self.server.save(folder, {"records": [asdict(record) for record in self.records], "history": points})
+
+    def restore(self, folder: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint: rounds, also those without a release, figures and rejected messages are those of before.
+
+        Raises:
+            CheckpointError: damaged, or of another plan, model or ledger.
+        """
+        held = self.server.restore(folder) or {}
+        self.records.extend(RoundRecord(**record) for record in held.get("records", []))
+        self.history.extend(tuple(point) for point in held.get("history", []))
+        for record in self.records:
+            self.server.rejected.update(record.rejected)
 
 
 def make_clients(
@@ -125,25 +147,40 @@ def one_round(server: Server, clients: Mapping[int, Client], fault: Fault | None
     return record
 
 
-def _begin(server: Server, checkpoint: str | os.PathLike[str] | None, resume: bool) -> None:
-    """Go on from the checkpoint, or write the first one: a ledger that is in use has other weights behind it."""
-    if resume and checkpoint is not None:
-        server.restore(checkpoint)
-    elif server.ledger.count:
+def check_unused(server: Server) -> None:
+    """Refuse to begin at new weights where rounds were spent on others.
+
+    Raises:
+        ValueError: the ledger holds releases.
+    """
+    if server.ledger.count:
         raise ValueError(
             f"the ledger holds {server.ledger.count} releases of an earlier run, which began at other weights; go on with it "
             "from its checkpoint (resume=True), or choose another ledger: the two ε then add up"
         )
+
+
+def _begin(run: Run, checkpoint: str | os.PathLike[str] | None, resume: bool) -> None:
+    """Go on from the checkpoint, or write the first one: a ledger that is in use has other weights behind it."""
+    server = run.server
+    if resume and checkpoint is not None:
+        run.restore(checkpoint)
+    else:
+        check_unused(server)
     if not server.rounds_left:
         raise BudgetExhausted("all rounds of this plan are spent by its ledger; nothing was sent")
     if checkpoint is not None and not resume:
-        server.save(checkpoint)
+        run.save(checkpoint)
 
 
 def _raise_where_all_failed(record: RoundRecord, clients: Mapping[int, Client]) -> None:
-    """A fault that all clients have, a wrong loss or records of another width, would fail in every other round too."""
-    errors = [client.last_error for client in clients.values()]
-    if record.dropped and record.rejected.get(CLIENT_FAILED, 0) >= len(clients) and all(errors):
+    """A fault that all clients have, a wrong loss or records of another width, would fail in every other round too.
+
+    Clients of this process are known to it; to a server far away such a round looks like any other, and is noise.
+    """
+    holding = [client for client in clients.values() if len(client.records)]
+    errors = [client.last_error for client in holding if client.failed]
+    if errors and len(errors) == len(holding):
         raise RuntimeError(
             f"every client failed in round {record.round}: {errors[0]}. The round stays charged; the run can go on once that is "
             "mended"
@@ -165,6 +202,7 @@ def federate(
     on_round: Callable[[RoundRecord, Run], None] | None = None,
     fault: Fault | None = None,
     verify: bool = True,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> Run:
     """Run a plan in this process.
 
@@ -175,34 +213,38 @@ def federate(
         datasets: records of each client.
         clients: made before, with state of their own; None makes them from `datasets`.
         ledger_path: of the server's ledger; None keeps it in memory.
-        checkpoint: folder that is written after every round.
+        checkpoint: folder that is written after every round, with the records of the rounds and the history.
         resume: begin from `checkpoint`; rounds that the ledger holds beyond it stay charged.
-        evaluate: maps the model to a figure for `history`, on data that are not the clients'.
+        evaluate: maps the model to a figure for `history`, on data that are not the clients'; plain values and tensors where a
+            checkpoint is written.
         every: rounds between evaluations; the last round is always evaluated.
         on_round: called after every round.
         fault: says who dies where, for tests.
         verify: compare per-example gradients with plain autograd once.
+        collate_fn: list of examples to a batch, of clients that are made from `datasets`.
 
     Raises:
         Killed: the server died of a fault.
         BudgetExhausted: no round is left; the checkpoint stays as it is.
         ValueError: settings that do not fit together.
-        RuntimeError: every client has failed in a round, with what the first of them met; that round stays charged.
+        RuntimeError: every client that holds records has failed in a round, with what the first of them met; that round stays
+            charged.
     """
     server = Server(plan, model, ledger_path=ledger_path)
     run, started = Run(server), time.perf_counter()
     try:
-        _begin(server, checkpoint, resume)
-        known = {c.number: c for c in (clients or make_clients(plan, model, loss_fn, datasets, verify=verify))}
+        _begin(run, checkpoint, resume)
+        made = clients or make_clients(plan, model, loss_fn, datasets, verify=verify, collate_fn=collate_fn)
+        known = {client.number: client for client in made}
         for client in known.values():
             server.enroll(client.hello())
         while server.rounds_left:
             record = one_round(server, known, fault)
             run.records.append(record)
-            if checkpoint is not None:
-                server.save(checkpoint)
             if evaluate is not None and (len(run.records) % every == 0 or not server.rounds_left):
                 run.history.append((record.round + 1, server.epsilon, evaluate(model)))
+            if checkpoint is not None:
+                run.save(checkpoint)
             if on_round is not None:
                 on_round(record, run)
             _raise_where_all_failed(record, known)

@@ -1,9 +1,15 @@
 """Secure aggregation inside one process, for tests and studies: exact sums of integers under masks modulo 2⁶⁴.
 
-Every pair of clients shares a seed for a round; the one with the smaller number adds the mask it gives, the other takes it off,
-so that masks cancel in the sum over all. Where clients are missing, the survivors hand over what their masks with the missing
-ones add up to. The survivor set is fixed before that, and a client answers for ONE set a round: two answers would open a
-message. (Bonawitz et al. 2017 without secret sharing: a client lost between its message and its answer ends the round.)
+A message is under masks of two kinds. Every pair of clients shares a seed for a round; the one with the smaller number adds the
+mask it gives, the other takes it off, so that these cancel in the sum over all. And every client adds a mask of its own, from a
+secret that is new in every round. Once the survivors are fixed, each of them, and nobody else, hands over ONE sum: its own mask
+and its masks with the missing clients. A message that comes late stays under the mask of its sender, who is no survivor.
+(Bonawitz et al. 2017 without secret sharing: a client lost between its message and its answer ends the round.)
+
+A client answers for the cohort that its message was masked with and for ONE survivor set a round, of t clients at least, itself
+among them. Its own mask is in its message and in that one answer, so that of both nothing shows but their difference, the message
+under its masks with its set. Masks of pairs cancel over whole sets alone: whatever sets a server names to whom, it comes to sums
+of t messages and more.
 
 Sum and noise are multiples of one grid before they are masked (`privacy.grid`), hence the sum of masked integers is the sum of
 the noisy numbers to the last bit. Every client rounds its own noise. For shares of 2⁹ grid steps and more the sum of t rounded
@@ -17,14 +23,16 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Pairs", "decoded", "encoded", "masked", "missing_masks", "total"]
+__all__ = ["OwnMask", "Pairs", "decoded", "encoded", "masked", "owed", "total"]
 
 FEWEST_STEPS = 512.0  # of the grid, in one standard deviation of a share
 Integers = dict[str, Tensor]
@@ -47,13 +55,41 @@ class Pairs:
 
     def mask(self, one: int, other: int, release: int, sizes: Mapping[str, tuple[int, ...]]) -> Integers:
         """What `one` adds for `other`: uniform integers of 64 bits, or their negatives."""
-        stream = np.random.Philox(key=self.seed(one, other, release))
         sign = 1 if one < other else -1
-        mask = {}
-        for name, shape in sizes.items():
-            words = stream.random_raw(math.prod(shape))
-            mask[name] = sign * torch.from_numpy(words.view(np.int64).reshape(shape))
-        return mask
+        return {name: sign * x for name, x in _uniform(self.seed(one, other, release), sizes).items()}
+
+
+def _uniform(seed: int, sizes: Mapping[str, tuple[int, ...]]) -> Integers:
+    """Integers of 64 bits from a seed of 128."""
+    stream = np.random.Philox(key=seed)
+    words = {name: stream.random_raw(math.prod(shape)) for name, shape in sizes.items()}
+    return {name: torch.from_numpy(x.view(np.int64).reshape(sizes[name])) for name, x in words.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnMask:
+    """PRIVATE: what a client keeps of the round that it answered last, to take its masks off the sum once and for one set.
+
+    Attributes:
+        round: its number.
+        secret: of the client's own mask, 32 hexadecimal digits.
+        cohort: whom the message was masked with.
+        survivors: the set that it was asked for; empty before.
+    """
+
+    round: int
+    secret: str
+    cohort: tuple[int, ...]
+    survivors: tuple[int, ...] = ()
+
+    @classmethod
+    def fresh(cls, number: int, cohort: Iterable[int]) -> OwnMask:
+        """With a new secret of the operating system, in test mode too: nothing of it is left in a sum."""
+        return cls(round=number, secret=secrets.token_hex(16), cohort=tuple(sorted(cohort)))
+
+    def mask(self, sizes: Mapping[str, tuple[int, ...]]) -> Integers:
+        """Uniform integers of 64 bits."""
+        return _uniform(int(self.secret, 16), sizes)
 
 
 def encoded(tensors: Mapping[str, Tensor], grid: float) -> Integers:
@@ -76,26 +112,17 @@ def decoded(integers: Mapping[str, Tensor], grid: float, like: Mapping[str, Tens
     return {name: (x.double() * grid).to(like[name].device) for name, x in integers.items()}
 
 
-def masked(integers: Mapping[str, Tensor], client: int, cohort: Iterable[int], release: int, pairs: Pairs) -> Integers:
-    """A client's integers under its masks with everyone else in the cohort."""
+def masked(integers: Mapping[str, Tensor], client: int, own: OwnMask, pairs: Pairs) -> Integers:
+    """A client's integers under its own mask and its masks with everyone else in the cohort."""
     shapes = {name: tuple(x.shape) for name, x in integers.items()}
-    found = {name: x.clone() for name, x in integers.items()}
-    for other in cohort:
-        if other != client:
-            for name, mask in pairs.mask(client, other, release, shapes).items():
-                found[name] += mask
-    return found
+    others = (pairs.mask(client, other, own.round, shapes) for other in own.cohort if other != client)
+    return total(chain([integers, own.mask(shapes)], others))
 
 
-def missing_masks(
-    shapes: Mapping[str, tuple[int, ...]], client: int, missing: Iterable[int], release: int, pairs: Pairs
-) -> Integers:
-    """What a survivor's masks with the missing clients add up to."""
-    found = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in shapes.items()}
-    for other in missing:
-        for name, mask in pairs.mask(client, other, release, shapes).items():
-            found[name] += mask
-    return found
+def owed(shapes: Mapping[str, tuple[int, ...]], client: int, own: OwnMask, pairs: Pairs) -> Integers:
+    """What a survivor hands over: the sum of its own mask and its masks with the missing clients."""
+    missing = (pairs.mask(client, other, own.round, shapes) for other in own.cohort if other not in own.survivors)
+    return total(chain([own.mask(shapes)], missing))
 
 
 def total(messages: Iterable[Mapping[str, Tensor]]) -> Integers:
@@ -103,5 +130,5 @@ def total(messages: Iterable[Mapping[str, Tensor]]) -> Integers:
     found: Integers = {}
     for tensors in messages:
         for name, x in tensors.items():
-            found[name] = found[name] + x if name in found else x.clone()
+            found[name] = found[name].add_(x) if name in found else x.clone()
     return found

@@ -2,7 +2,7 @@
 
     open_round      charge (on the disk), draw the cohort, build the metric, messages for the clients
     receive         one answer: accepted, or rejected and counted
-    fix_survivors   no answer counts from here on; requests for masks of missing clients, under secure aggregation
+    fix_survivors   no answer counts from here on; requests for the survivors' masks, under secure aggregation
     close_round     the sum of the survivors, noise where the server adds it, / public divisor, filters, rule
 
 Fewer than `min_survivors` answers end a round without a release; it stays charged. What single clients sent is dropped with the
@@ -26,7 +26,6 @@ from dpkfc import checkpoint
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.shares import moved_to
-from dpkfc.federated.client import Mechanism, stream_seed
 from dpkfc.federated.config import FACTORS
 from dpkfc.federated.messages import (
     METRIC_DIFFERS,
@@ -38,9 +37,12 @@ from dpkfc.federated.messages import (
     problem,
     shapes_of,
 )
+from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import Charged, OpenRound, RoundRecord
+from dpkfc.federated.rules import Shares
 from dpkfc.federated.secagg import decoded, total
+from dpkfc.federated.work import accumulated
 from dpkfc.gradients.layers import find_layers
 from dpkfc.postprocess.chain import Chain
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
@@ -86,6 +88,7 @@ class Server:
         self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
         self._chain = Chain((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout)
         self._state: Tensors = {}
+        self._stepped = -1  # number of the last round with a release
         self._holds: dict[int, str] = {}  # client to the digest of the metric that it has
         self._asked: set[int] = set()  # clients that could not build the metric from its seed
         self._digested: tuple[Preconditioner | None, str] = (None, "")
@@ -140,7 +143,7 @@ class Server:
         self._open = OpenRound(number, cohort, ticket, time.perf_counter(), control)
         theta = {name: p.detach().cpu().clone() for name, p in self.parameters.items()}
         common: Message = {"kind": "round", "round": number, "contract": self.contract}
-        common |= flat("theta", theta) | flat("extra", extra)
+        common |= flat("theta", theta) | flat("extra", extra) | ({"extra_round": self._stepped} if extra else {})
         if self.plan.config.privacy.masked:
             common["cohort"] = torch.tensor(cohort, dtype=torch.int64)
         return {client: {**common, **self._metric_for(client)} for client in cohort}
@@ -173,7 +176,7 @@ class Server:
         return True
 
     def fix_survivors(self) -> dict[int, Message]:
-        """From here on no answer counts. Requests for the masks of missing clients, client to message; none where none is needed.
+        """From here on no answer counts. Requests for the survivors' masks, client to message; none where messages are in clear.
 
         Raises:
             RuntimeError: no round is open.
@@ -181,8 +184,7 @@ class Server:
         open_ = self._opened()
         if open_.survivors is None:
             open_.survivors = tuple(sorted(open_.sums))
-        complete = len(open_.survivors) == len(open_.cohort) or len(open_.survivors) < self.plan.config.survivors
-        if not self.plan.config.privacy.masked or complete:
+        if not self.plan.config.privacy.masked or len(open_.survivors) < self.plan.config.survivors:
             return {}
         request: Message = {
             "kind": "unmask",
@@ -206,6 +208,7 @@ class Server:
         notes: Mapping[str, float] = {}
         if not dropped:
             notes = self._step(self._released(open_, survivors), len(survivors))
+            self._stepped = open_.number
         hidden = self.plan.config.privacy.unit == "client" and self.plan.config.client_rate < 1
         return RoundRecord(
             round=open_.number,
@@ -287,15 +290,14 @@ class Server:
             ticket = cast(Ledger, open_.ticket)
             return release(ClippedSum(added, plan.config.max_grad_norm), mechanism, self._noise, ticket, step)
         number = open_.ticket.charge(step, plan.event)
-        variance = (plan.sum_stddev(len(survivors)) / divisor) ** 2
-        mean = {name: x.div_(divisor).to(_accumulation(self.parameters[name])) for name, x in added.items()}
-        return Released(gradients=mean, noise_variance=variance, step=step, release=number)
+        mean = {name: x.div_(divisor).to(accumulated(self.parameters[name])) for name, x in added.items()}
+        return Released(gradients=mean, noise_variance=plan.mean_variance(len(survivors)), step=step, release=number)
 
     def _sum(self, sums: Sequence[Tensors]) -> Tensors:
         """In the order of the clients' numbers, so that equal messages give an equal sum; new tensors."""
         found: Tensors = {}
         for name, p in self.parameters.items():
-            found[name] = torch.zeros(p.shape, dtype=_accumulation(p), device=p.device)
+            found[name] = torch.zeros(p.shape, dtype=accumulated(p), device=p.device)
             for tensors in sums:
                 found[name].add_(tensors[name].to(found[name]))
         return found
@@ -304,9 +306,10 @@ class Server:
         config = self.plan.config
         direction = self._chain.apply(released, self._coordinates.metric, self.layers, spare=True)
         hidden = config.privacy.unit == "client" and config.client_rate < 1
-        participation = config.client_rate if hidden else survivors / config.clients
+        took_part = config.client_rate if hidden else survivors / config.clients
+        shares = Shares(divided=config.divisor / config.clients, took_part=took_part)
         with torch.no_grad():
-            update, self._state = config.rule.step(direction.gradients, self._state, participation)
+            update, self._state = config.rule.step(direction.gradients, self._state, shares)
             for name, p in self.parameters.items():
                 p.sub_(update[name].to(p.dtype))
         return direction.notes
@@ -357,6 +360,7 @@ class Server:
             "contract": self.contract,
             "ledger_count": self.ledger.count,
             "ledger_head": self.ledger.head,
+            "stepped": self._stepped,
             "extra": extra,
         }
         checkpoint.write(folder, {name: held for name, held in groups.items() if held}, meta)
@@ -385,6 +389,7 @@ class Server:
             self._chain.load_state_dict(moved_to(tensors.get("filters", {}), device))
             self._state = moved_to(dict(tensors.get("rule", {})), device)
             self._coordinates.current = current
+            self._stepped = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)
         self._holds.clear()
         return meta["extra"]
@@ -392,8 +397,3 @@ class Server:
     def close(self) -> None:
         """Close the ledger."""
         self.ledger.close()
-
-
-def _accumulation(parameter: Tensor) -> torch.dtype:
-    """Sums and releases are float32, or float64 where the parameter is."""
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32

@@ -5,8 +5,9 @@
     PerUpload           the server sees every message; each carries the whole noise, √n times more of it in the sum
     ClientLevel         the unit is a client: all that it sends in a round is clipped as one; any of the three above
 
-Shares are sized for the fewest honest clients whose messages may end in a sum: with t survivors, m of them colluding with the
-server, every client adds stddev² / (t − m). More survivors only add noise.
+Shares are sized for the fewest clients whose noise is unknown to whoever looks at a sum: with t survivors, m of them looking
+together (or telling the server), every client adds noise of variance stddev² / (t − m). A client knows its own share, so m = 1 is
+what it takes to be protected from any single other client. More survivors only add noise.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class PrivacyModel(Protocol):
     def masked(self) -> bool: ...  # noqa: D102
     @property
     def alone(self) -> bool: ...  # noqa: D102
-    @property
-    def against(self) -> str:
-        """From whom the unit is protected, for the card."""
+
+    def against(self, colluding: int) -> str:
+        """From whom the unit is protected, for the card: with noise for m clients that put what they know together."""
         ...
 
     def share(self, stddev: float, honest: int) -> float:
@@ -55,7 +56,7 @@ class TrustedServer:
     """One example is protected from whoever sees the models; the server sees single messages and keeps them to itself.
 
     Attributes:
-        noise_by: "server" adds all of it to the sum; "clients" add a share each.
+        noise_by: "server" adds all of it to the sum; "clients" add a share each, `colluding` of which may be known.
 
     Raises:
         ValueError: another value.
@@ -71,10 +72,12 @@ class TrustedServer:
         if self.noise_by not in ("server", "clients"):
             raise ValueError(f"noise_by of TrustedServer must be 'server' or 'clients', got {self.noise_by!r}")
 
-    @property
-    def against(self) -> str:
+    def against(self, colluding: int) -> str:
         """For the card."""
-        return "everyone who sees the models of all rounds; NOT the server, which sees what every client sends"
+        server = "NOT the server, which sees what every client sends"
+        if self.noise_by == "server":
+            return f"everyone who sees the models of all rounds; {server}"
+        return f"everyone who sees the models of all rounds{_others(colluding)}; {server}"
 
     def share(self, stddev: float, honest: int) -> float:
         """Nothing, or stddev / √honest."""
@@ -83,7 +86,10 @@ class TrustedServer:
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """One example is protected from everyone, the server included, which learns the sum over clients and no message."""
+    """One example is protected from everyone, the server included, which learns the sum over clients and no message.
+
+    From another client, which knows its own noise, with `colluding` of 1 and more, as it is by default.
+    """
 
     name = "example-level, secure aggregation"
     unit = "example"
@@ -91,10 +97,10 @@ class SecureAggregation:
     masked = True
     alone = False
 
-    @property
-    def against(self) -> str:
+    def against(self, colluding: int) -> str:
         """For the card."""
-        return "everyone, the server included, which sees the sum over clients only (secure aggregation, honest but curious)"
+        server = "the server included, which sees the sum over clients only (secure aggregation, honest but curious)"
+        return f"everyone, {server}{_others(colluding)}"
 
     def share(self, stddev: float, honest: int) -> float:
         """Standard deviation stddev / √honest."""
@@ -111,8 +117,7 @@ class PerUpload:
     masked = False
     alone = True
 
-    @property
-    def against(self) -> str:
+    def against(self, colluding: int) -> str:
         """For the card."""
         return "everyone, the server included, which sees the message of every client"
 
@@ -163,11 +168,19 @@ class ClientLevel:
         """That of the server's model."""
         return self.server.alone
 
-    @property
-    def against(self) -> str:
+    def against(self, colluding: int) -> str:
         """For the card."""
-        return self.server.against
+        return self.server.against(colluding)
 
     def share(self, stddev: float, honest: int) -> float:
         """That of the server's model."""
         return self.server.share(stddev, honest)
+
+
+def _others(colluding: int) -> str:
+    """What shared noise is to the other clients, each of which knows a share of it."""
+    if colluding == 0:
+        return ", except for the other clients, each of which knows its own noise (colluding=0)"
+    if colluding == 1:
+        return ", and any single other client, which knows its own noise"
+    return f", and any {colluding} other clients together, which know their own noise"

@@ -10,20 +10,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.data.layout import Part, layout
 from dpkfc.data.loader import MicroBatches, Rows, collate, tensors_of
+from dpkfc.federated.local import FedNewStep
 from dpkfc.federated.messages import contract_of, shapes_of
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.clipping import clip_factors
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.micro import LossFn, check_examples, clipped_sum
-from dpkfc.gradients.random_state import unknown_numbers
+from dpkfc.gradients.random_state import device_of, unknown_numbers
 
-__all__ = ["LocalModel", "Records", "clipped_whole", "norm_of"]
+__all__ = ["LocalModel", "Records", "accumulated", "clipped_whole", "norm_of"]
 
 Tensors = dict[str, Tensor]
 _CHECKED = 6
@@ -72,6 +74,9 @@ class LocalModel:
         plan: of the run.
         model: any module that a `Session` takes; its trained parameters are overwritten by every round.
         loss_fn: maps (model, batch) to one loss an example.
+
+    Raises:
+        ValueError: FedNew with a model too large for its matrix; a model that the gradient engine does not cover.
     """
 
     def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
@@ -84,6 +89,10 @@ class LocalModel:
         self.digest = ""
         self._clip = Clip(plan.config.max_grad_norm)
         self._verified = False
+        if isinstance(plan.config.local, FedNewStep) and self.numbers > _WIDEST:
+            raise ValueError(
+                f"FedNew forms a matrix of d² numbers and d = {self.numbers:,}; use a head of at most {_WIDEST:,}"
+            )
 
     @property
     def numbers(self) -> int:
@@ -124,22 +133,46 @@ class LocalModel:
         if self.coordinates.current is not current:
             raise ValueError("the metric of this round is older than its schedule says")
 
-    def verify(self, records: Records) -> None:
+    def zeros(self) -> Tensors:
+        """The sum over no records."""
+        return {name: torch.zeros(p.shape, dtype=accumulated(p), device=p.device) for name, p in self.parameters.items()}
+
+    def verify(self, records: Records, among: NDArray[np.int64]) -> None:
         """Compare per-example gradients with plain autograd, once for this model.
+
+        Args:
+            records: of a client.
+            among: indices `[n]`, of which the first few are looked at.
 
         Raises:
             ValueError: naming the parameter whose gradient differs.
         """
-        if self._verified or not len(records):
+        if self._verified or not among.size:
             return
-        few = min(_CHECKED, len(records), self.plan.config.max_physical_batch_size or _CHECKED)
+        few = among[: max(1, min(_CHECKED, self.plan.config.max_physical_batch_size or _CHECKED))]
         rows = Rows(records.dataset)
-        held = {i: rows[i] for i in range(max(1, few))}
+        held = {i: rows[int(index)] for i, index in enumerate(few)}
 
         def batch_of(*chosen: int) -> Any:
             return collate(held, np.array(chosen), records.collate_fn)
 
         self._verified = check_examples(self.model, self.layers, self.loss_fn, batch_of, len(held))
+
+    def sound(self, records: Records, among: NDArray[np.int64]) -> NDArray[np.int64]:
+        """PRIVATE: the first few of these records whose loss is a finite number; the others add nothing to a sum.
+
+        Args:
+            records: of a client.
+            among: indices `[n]` of records that do not fail.
+        """
+        found: list[int] = []
+        for index in among:
+            if len(found) == _CHECKED:
+                break
+            with torch.no_grad(), unknown_numbers(self.plan.test_mode):
+                losses = self.loss_fn(self.model, self._batch(records, np.array([index])))
+            found += [int(index)] if bool(torch.isfinite(losses).all()) else []
+        return np.array(found, dtype=np.int64)
 
     def clipped_sum(self, records: Records, drawn: NDArray[np.int64], *, together: bool = False) -> Tensors:
         """PRIVATE: the sum of clipped gradients of the records drawn, in the coordinates in force.
@@ -161,28 +194,25 @@ class LocalModel:
         )
         return sums
 
+    def _batch(self, records: Records, indices: NDArray[np.int64]) -> Any:
+        """The records at these indices, on the model's device."""
+        device = device_of(self.layers)
+        return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, records.batch(indices))
+
     def mean_gradient(self, records: Records) -> Tensors:
         """PRIVATE and unclipped: the gradient of the mean loss over all records of a client."""
         with torch.enable_grad(), unknown_numbers(self.plan.test_mode):
-            losses = self.loss_fn(self.model, records.batch(np.arange(len(records))))
+            losses = self.loss_fn(self.model, self._batch(records, np.arange(len(records))))
             found = torch.autograd.grad(losses.mean(), list(self.parameters.values()), allow_unused=True)
         pairs = zip(self.parameters.items(), found, strict=True)
         return {name: torch.zeros_like(p) if g is None else g.detach() for (name, p), g in pairs}
 
     def fisher(self, records: Records) -> Tensor:
-        """PRIVATE: the empirical Fisher matrix of a client's records over all trained numbers `[d, d]`, float64.
-
-        Raises:
-            ValueError: a model too large for it.
-        """
-        if self.numbers > _WIDEST:
-            raise ValueError(
-                f"FedNew forms a matrix of d² numbers and d = {self.numbers:,}; use a head of at most {_WIDEST:,}"
-            )
-        matrix = torch.zeros(self.numbers, self.numbers, dtype=torch.float64)
+        """PRIVATE: the empirical Fisher matrix of a client's records over all trained numbers `[d, d]`, float64."""
+        matrix = torch.zeros(self.numbers, self.numbers, dtype=torch.float64, device=device_of(self.layers))
         for index in range(len(records)):
             with torch.enable_grad(), unknown_numbers(self.plan.test_mode):
-                loss = self.loss_fn(self.model, records.batch(np.array([index]))).sum()
+                loss = self.loss_fn(self.model, self._batch(records, np.array([index]))).sum()
                 found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
             pairs = zip(self.parameters.values(), found, strict=True)
             g = torch.cat([(torch.zeros_like(p) if g is None else g).double().flatten() for p, g in pairs])
@@ -199,6 +229,11 @@ class LocalModel:
             with torch.no_grad():
                 for name, p in self.parameters.items():
                     p.copy_(before[name])
+
+
+def accumulated(parameter: Tensor) -> torch.dtype:
+    """Sums and releases are float32, or float64 where the parameter is."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
 def norm_of(tensors: Mapping[str, Tensor]) -> float:

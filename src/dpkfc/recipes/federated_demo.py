@@ -19,6 +19,7 @@ from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dpkfc.checkpoint import file_digest
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.federated import FederatedConfig, FederatedPlan, FedGD, FedSOFIM, RoundRecord, Run, SecureAggregation
@@ -195,7 +196,10 @@ def _finish(run: Run, settings: Settings, folder: Path) -> None:
     images = len(_digits(settings)[1][1])
     results = {"test accuracy": f"{100 * curve.accuracy[-1]:.1f} % of {images} images that no client holds"}
     title = f"{curve.label} on the digits"
-    card = build_card(run.server, run.records, title=title, chosen_by=_CHOSEN, results=results, not_private=_SIMULATED)
+    weights = {"file": place.model.name, "sha256": file_digest(place.model)}
+    card = build_card(
+        run.server, run.records, title=title, chosen_by=_CHOSEN, results=results, not_private=_SIMULATED, weights=weights
+    )
     place.write_json(place.card, card)
     place.write_text(place.card.with_suffix(".md"), to_markdown(card))
 

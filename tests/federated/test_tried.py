@@ -1,0 +1,186 @@
+"""Records on which a client's work fails: the round is answered, one record moves the answer by C, and nobody is told."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from dpkfc.federated import (
+    Client,
+    ClientLevel,
+    FedAvg,
+    FedNew,
+    FedNewStep,
+    LocalModel,
+    LocalSteps,
+    PerUpload,
+    Scaffold,
+    ScaffoldSteps,
+    SecureAggregation,
+    TrustedServer,
+    federate,
+)
+from dpkfc.federated.app import App
+from dpkfc.federated.audit import record_bound, round_message
+from dpkfc.federated.card import build_card
+from dpkfc.federated.messages import group
+from dpkfc.federated.node import Node
+from dpkfc.federated.runner import one_round
+from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of, records, vector, world
+
+STEPS = ScaffoldSteps(2, 0.3)
+SINGLE = [
+    {"privacy": TrustedServer("clients")},
+    {"privacy": TrustedServer("clients"), "max_physical_batch_size": 3},
+    {"privacy": PerUpload(), "local": LocalSteps(2, 0.3), "rule": FedAvg()},
+    {"privacy": PerUpload(), "local": STEPS, "rule": Scaffold(local=STEPS)},
+]
+WHOLE = [
+    {"privacy": ClientLevel(TrustedServer("clients"))},
+    {"privacy": ClientLevel(PerUpload()), "local": LocalSteps(2, 0.3), "rule": FedAvg()},
+    {"privacy": ClientLevel(PerUpload()), "local": STEPS, "rule": Scaffold(local=STEPS)},
+    {"privacy": ClientLevel(PerUpload()), "local": FedNewStep(), "rule": FedNew()},
+    {"privacy": PerUpload(), "local": FedNewStep(), "rule": FedNew()},
+]
+
+
+class Rows:
+    """Six records that can be read, and one that cannot where it is told."""
+
+    def __init__(self, broken: int | None = None) -> None:
+        self.pairs, self.broken = list(zip(*records(6, seed=4), strict=True)), broken
+        if broken is not None:
+            self.pairs.insert(broken, self.pairs[0])
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int):
+        if index == self.broken:
+            raise OSError(f"record {index} is damaged: bad label 7")
+        return self.pairs[index]
+
+
+def labelled(broken: int | None = None):
+    """Tensors, with a label that the model has no class for."""
+    x, y = records(6, seed=4)
+    if broken is None:
+        return x, y
+    return torch.cat([x[:broken], x[:1], x[broken:]]), torch.cat([y[:broken], torch.tensor([7]), y[broken:]])
+
+
+def wide(broken: int | None = None):
+    """One record of another width: the default collate function cannot put it beside the others."""
+    rows = list(zip(*records(6, seed=4), strict=True))
+    return rows if broken is None else [*rows[:broken], (torch.zeros(9).double(), rows[0][1]), *rows[broken:]]
+
+
+def nothing():
+    x, y = records(6)
+    return x[:0], y[:0]
+
+
+def answer(plan, data, loss=loss_fn, **options):
+    client = Client(0, plan, LocalModel(plan, head(), loss), data, **options)
+    found = client.answer(round_message(client.local.contract, 0, dict(head(3).named_parameters())))
+    assert found["kind"] == "sum" and client.ledger.count == plan.per_round
+    return client, found
+
+
+@pytest.mark.parametrize("broken", [0, 3, 6])
+@pytest.mark.parametrize("made", [Rows, labelled, wide], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("options", SINGLE, ids=lambda o: o["privacy"].name + str(len(o)))
+def test_a_record_that_fails_adds_nothing_and_takes_nothing_from_the_others(options, made, broken: int, caplog):
+    plan = plan_of(noise=0.1, **options)
+    client, found = answer(plan, made(broken))
+    sound, other = answer(plan, made())
+    assert client.last_error is not None and not client.failed and sound.last_error is None
+    moved = vector(group(found, "sum")) - vector(group(other, "sum"))
+    assert float(moved.abs().max()) < 1e-12 and record_bound(plan, found, other).passed
+    assert any(r.levelno == logging.ERROR and r.name == "dpkfc.federated.client" for r in caplog.records)
+
+
+@pytest.mark.parametrize("made", [Rows, labelled], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("options", WHOLE, ids=lambda o: o["privacy"].name + type(o.get("local")).__name__)
+def test_a_contribution_clipped_as_one_that_fails_is_that_of_a_client_without_records(options, made):
+    plan = plan_of(noise=0.1, **options)
+    client, found = answer(plan, made(3))
+    _, other = answer(plan, nothing())
+    assert client.last_error is not None and client.failed
+    assert torch.equal(vector(group(found, "sum")), vector(group(other, "sum")))
+
+
+def test_a_client_of_which_nothing_works_answers_with_its_noise():
+    def failing(model, batch):
+        raise RuntimeError(f"bad label {int(batch[1][0])} for record 812")
+
+    def mixed(model, batch):
+        losses = loss_fn(model, batch)
+        return losses - 0.9 * losses.mean()
+
+    plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
+    _, noise = answer(plan, nothing())
+    for loss in (failing, mixed):
+        client, found = answer(plan, datasets()[0], loss)
+        assert client.failed and torch.equal(vector(group(found, "sum")), vector(group(noise, "sum")))
+        assert "812" not in str(found)
+
+
+def test_many_records_of_no_finite_loss_take_nothing_from_the_others():
+    plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
+    x, y = labelled()
+    lost = torch.full((7, x.shape[1]), float("nan")).double()
+    client, found = answer(plan, (torch.cat([lost, x]), torch.cat([y[:1].repeat(7), y])))
+    _, other = answer(plan, (x, y))
+    assert not client.failed and float((vector(group(found, "sum")) - vector(group(other, "sum"))).abs().max()) < 1e-12
+    client, found = answer(plan, (lost, y[:1].repeat(7)))
+    assert client.failed and torch.equal(vector(group(found, "sum")), vector(group(answer(plan, nothing())[1], "sum")))
+
+
+def test_one_record_decides_nothing_that_is_public():
+    plan = plan_of(privacy=SecureAggregation(), min_survivors=3, rounds=2, expected_records=25)
+    cards = []
+    for label in (1, 7):
+        data = datasets()
+        data[2] = (torch.cat([data[2][0], data[2][0][:1]]), torch.cat([data[2][1], torch.tensor([label])]))
+        run = federate(plan, head(), loss_fn, data)
+        card = build_card(run.server, run.records, title="x", chosen_by="nobody")
+        cards.append((card["rounds"], [(r.cohort, r.survivors, r.dropped, r.rejected) for r in run.records]))
+        assert not run.server.rejected
+    assert cards[0] == cards[1]
+
+
+def test_what_went_wrong_is_known_to_the_client_after_it_was_asked_for_its_masks():
+    plan = plan_of(privacy=SecureAggregation(), expected_records=25)
+    server, clients = world(plan, [labelled(2), *[labelled()] * (CLIENTS - 1)])
+    assert one_round(server, clients).survivors == CLIENTS
+    assert isinstance(clients[0].last_error, ValueError) and not clients[0].failed and clients[1].last_error is None
+
+
+def test_clients_that_failed_on_one_record_each_go_on():
+    plan = plan_of(privacy=TrustedServer("clients"), rounds=2, expected_records=28)
+    run = federate(plan, head(), loss_fn, [labelled(1)] * CLIENTS)
+    assert [r.survivors for r in run.records] == [CLIENTS] * 2
+    with pytest.raises(RuntimeError, match="every client failed in round 0: .* outside the range"):
+        federate(plan, head(), loss_fn, [(x, y + 7) for x, y in [labelled()] * 3] + [nothing()])
+
+
+def test_a_client_in_a_folder_notes_it_there(tmp_path):
+    plan = plan_of(privacy=TrustedServer("clients"), expected_records=25)
+    app = App(
+        plan=lambda settings: plan, model=lambda settings: head(), loss_fn=loss_fn,
+        records=lambda number, settings: labelled(2),
+    )  # fmt: skip
+    node = Node(app, app.settings(), 0, tmp_path)
+    contract = node.answer({"kind": "hello"})["contract"]
+    found = node.answer(round_message(contract, 0, dict(head().named_parameters())))
+    assert found["kind"] == "sum" and "outside the range" in (tmp_path / "client-0" / "last_error.txt").read_text("utf-8")
+
+
+def test_newton_directions_of_large_models_are_refused_before_a_round():
+    plan = plan_of(clients=2, privacy=ClientLevel(), local=FedNewStep(), rule=FedNew())
+    with pytest.raises(ValueError, match="d = 6,003"):
+        LocalModel(plan, nn.Linear(2000, 3).double(), loss_fn)
