@@ -129,6 +129,18 @@ def test_a_client_of_which_nothing_works_answers_with_its_noise():
         assert "812" not in str(found)
 
 
+def test_examples_that_differ_are_looked_at():
+    """Weights of classes over the mean of the batch show on two labels alone, and the first records have one."""
+
+    def balanced(model, batch):
+        weight = 1.0 + 4.0 * (batch[1] == 0)
+        return loss_fn(model, batch) * weight / weight.mean()
+
+    x, y = records(20)
+    client, _ = answer(plan_of(privacy=TrustedServer("clients"), noise=0.1), (x, y.sort().values), balanced)
+    assert client.failed and "in a batch of 2 differs" in str(client.last_error)
+
+
 def test_many_records_of_no_finite_loss_take_nothing_from_the_others():
     plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
     x, y = labelled()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_map
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.data.layout import Part, layout
-from dpkfc.data.loader import MicroBatches, Rows, collate, tensors_of
+from dpkfc.data.loader import MicroBatches, collate, readings, tensors_of
 from dpkfc.federated.local import FedNewStep
 from dpkfc.federated.messages import contract_of, shapes_of
 from dpkfc.federated.plan import FederatedPlan
@@ -24,6 +25,7 @@ from dpkfc.gradients.clipping import clip_factors
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.micro import LossFn, check_examples, clipped_sum
 from dpkfc.gradients.random_state import device_of, unknown_numbers
+from dpkfc.gradients.watch import Watch
 
 __all__ = ["LocalModel", "Records", "accumulated", "clipped_whole", "norm_of"]
 
@@ -88,7 +90,7 @@ class LocalModel:
         self.coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
         self.digest = ""
         self._clip = Clip(plan.config.max_grad_norm)
-        self._verified = False
+        self._watch = Watch()
         if isinstance(plan.config.local, FedNewStep) and self.numbers > _WIDEST:
             raise ValueError(
                 f"FedNew forms a matrix of d² numbers and d = {self.numbers:,}; use a head of at most {_WIDEST:,}"
@@ -138,25 +140,19 @@ class LocalModel:
         return {name: torch.zeros(p.shape, dtype=accumulated(p), device=p.device) for name, p in self.parameters.items()}
 
     def verify(self, records: Records, among: NDArray[np.int64]) -> None:
-        """Compare per-example gradients with plain autograd, once for this model.
+        """Compare per-example gradients with plain autograd on examples that differ, until they have shown what they can.
 
         Args:
             records: of a client.
-            among: indices `[n]`, of which the first few are looked at.
+            among: indices `[n]`, of which some are looked at.
 
         Raises:
             ValueError: naming the parameter whose gradient differs.
         """
-        if self._verified or not among.size:
-            return
-        few = among[: max(1, min(_CHECKED, self.plan.config.max_physical_batch_size or _CHECKED))]
-        rows = Rows(records.dataset)
-        held = {i: rows[int(index)] for i, index in enumerate(few)}
-
-        def batch_of(*chosen: int) -> Any:
-            return collate(held, np.array(chosen), records.collate_fn)
-
-        self._verified = check_examples(self.model, self.layers, self.loss_fn, batch_of, len(held))
+        most = max(2, min(_CHECKED, self.plan.config.max_physical_batch_size or _CHECKED))
+        reader = partial(readings, records.dataset, among, records.collate_fn)
+        check = partial(check_examples, self.model, self.layers, self.loss_fn)
+        self._watch.look(self.model, self.loss_fn, reader, len(among), most=most, check=check)
 
     def sound(self, records: Records, among: NDArray[np.int64]) -> NDArray[np.int64]:
         """PRIVATE: the first few of these records whose loss is a finite number; the others add nothing to a sum.
