@@ -100,7 +100,7 @@ def uncovered(m: pytest.MonkeyPatch) -> None:
 
     swapped(m, session, "find_layers", finding)
     swapped(m, Session, "__init__", initialising)
-    m.setattr(session, "check_unchanged", lambda *_: None)
+    m.setattr(session, "check_unchanged", lambda *_, **__: None)
     m.setattr(Session, "_apply", apply)
 
 
@@ -242,7 +242,7 @@ def with_the_update(m: pytest.MonkeyPatch) -> None:
     def make(real: Any) -> Any:
         def apply(self: Session, released: Any) -> None:
             real(self, released)
-            self._charge()
+            self._count_along(self._ledger.count + 1)
 
         return apply
 
