@@ -132,8 +132,18 @@ def test_little_noise_is_accounted_for_on_a_wider_grid_and_bounds_an_integration
     event, count = poisson(0.004, noise), 300
     found, true = epsilon(event, count, DELTA), integrated_epsilon(event, count, DELTA)
     assert true * (1 - 1e-5) <= found <= true * 1.001 + 0.01
-    assert events._sampled_pld(0.004, noise, "add_or_remove_one")._pmf_remove.size < 2_000_000
+    assert events._pld_of_one(event, "add_or_remove_one")._pmf_remove.size < 2_000_000
     cross_check(event, count, DELTA)
+
+
+@pytest.mark.parametrize("noise", [0.97, 0.6, 0.3, 0.05])
+@pytest.mark.parametrize("most", [30, 40, 300])
+def test_truncated_batches_are_accounted_for_at_little_noise(noise, most):
+    event = dp_accounting.TruncatedSubsampledGaussianDpEvent(
+        dataset_size=1000, sampling_probability=0.03, truncated_batch_size=most, noise_multiplier=noise
+    )
+    found = cross_check(event, 50, DELTA)
+    assert found["pld"] >= epsilon(poisson(0.03, noise), 50, DELTA) * (1 - 1e-4)
 
 
 @pytest.mark.parametrize("noise", [9.9e-4, 1e-300])

@@ -327,27 +327,35 @@ def _composed(
     return _accountant(accountant, relation).compose(event, count)
 
 
-def _pld_of_one(event: dp_accounting.DpEvent, relation: str) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The distribution of the privacy loss of one sampled release, pessimistically rounded."""
+def _pld_of_one(
+    event: dp_accounting.DpEvent, relation: str, interval: float | None = None
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """The distribution of the privacy loss of one sampled release, pessimistically rounded to a grid, by default its own."""
     if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
         full, ordinary, replacing = two_parts(event)
-        found = _pld_of_one(ordinary, relation)
-        return _pld_of_one(replacing, relation).compute_mixture(found, full) if full > 0 else found
-    return _sampled_pld(event.sampling_probability, event.event.noise_multiplier, relation)
+        shared = _interval(event)  # a mixture is of parts on one grid
+        found = _pld_of_one(ordinary, relation, shared)
+        return _pld_of_one(replacing, relation, shared).compute_mixture(found, full) if full > 0 else found
+    noise = event.event.noise_multiplier
+    return _sampled_pld(event.sampling_probability, noise, relation, interval or _interval_at(noise))
 
 
 @functools.lru_cache(maxsize=8)
-def _sampled_pld(rate: float, noise: float, relation: str) -> privacy_loss_distribution.PrivacyLossDistribution:
+def _sampled_pld(
+    rate: float, noise: float, relation: str, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
     return privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=noise,
         sampling_prob=rate,
         neighboring_relation=_RELATIONS[relation],
-        value_discretization_interval=_interval_at(noise),
+        value_discretization_interval=interval,
     )
 
 
 def _interval(event: dp_accounting.DpEvent) -> float:
     """Of the coarsest grid that a part of the event is held on."""
+    if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+        return max(_interval(one) for one in two_parts(event)[1:])
     return max((_interval_at(part.noise_multiplier) for part in parts(event) if hasattr(part, "noise_multiplier")), default=0.0)
 
 
