@@ -73,11 +73,22 @@ def test_ids_of_any_kind(ids):
         (["a", None], "record 1 has no unit"),
         (np.array(["2020-01-01", "NaT"], dtype="datetime64[D]"), "record 1 has no unit"),
         (np.array(["a", 1], dtype=object), "mixed types"),
+        (["p1", "p2", float("nan")], r"record 2 has no unit \(1 records in all\)"),
+        (["p1", "p2", " "], "record 2 has no unit"),
+        (np.array(["p1", "p2", float("nan")]), "record 2 has no unit"),
+        (np.ma.masked_array([1, 2, 3], mask=[False, True, False]), "record 1 has no unit"),
+        ([7, "7", 8], "mixed types"),
+        ([2**53, 2**53 + 1, 0.5], "mixed types"),
     ],
 )
 def test_bad_ids(ids, message):
     with pytest.raises(ValueError, match=message):
         Units.of(ids, 2)
+
+
+@pytest.mark.parametrize("ids", [[2**63 + 1, 2**63 + 3, -1], ["a", "a\0", "b"], [np.str_("a"), "b", "c"]])
+def test_ids_that_numpy_would_change_stay_apart(ids):
+    assert len(Units.of(ids, 2)) == 3
 
 
 @pytest.mark.parametrize("kind", ["string", "Int64", "object"])

@@ -18,6 +18,7 @@ from dpkfc.data.sampling import FixedSize
 from dpkfc.privacy import events
 from dpkfc.privacy.events import EpsilonCurve, cross_check, delta_of_epsilon, epsilon, event_from_dict, event_to_dict
 from dpkfc.privacy.integration import integrated_epsilon
+from dpkfc.privacy.losses import pld_of_one
 
 DELTA = 1e-5
 ADD, REPLACE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -132,7 +133,7 @@ def test_little_noise_is_accounted_for_on_a_wider_grid_and_bounds_an_integration
     event, count = poisson(0.004, noise), 300
     found, true = epsilon(event, count, DELTA), integrated_epsilon(event, count, DELTA)
     assert true * (1 - 1e-5) <= found <= true * 1.001 + 0.01
-    assert events._pld_of_one(event, "add_or_remove_one")._pmf_remove.size < 2_000_000
+    assert pld_of_one(event, "add_or_remove_one")._pmf_remove.size < 2_000_000
     cross_check(event, count, DELTA)
 
 

@@ -15,7 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from dpkfc.data.repeats import check_once
+
 __all__ = ["Units", "unit_ids", "units_of"]
+
+_NO_TEXT = {"", "nan", "nat", "none", "<na>"}
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,8 @@ def unit_ids(dataset: Any, units: Any) -> Any:
         ) from error
 
 
-def _column(ids: ArrayLike) -> NDArray[Any]:
-    column = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
+def _column(ids: Any) -> NDArray[Any]:
+    column = _as_given(ids)
     if column.ndim != 1 or not column.size:
         raise ValueError(f"units must be a vector with one id a record, got an array of shape {column.shape}")
     missing = np.flatnonzero(_missing(column))
@@ -104,15 +108,32 @@ def _column(ids: ArrayLike) -> NDArray[Any]:
     return column
 
 
+def _as_given(ids: Any) -> NDArray[Any]:
+    """The ids as an array. Those of a list stay what they are: numpy would make texts of all beside a text, NaN too."""
+    if isinstance(ids, Tensor):
+        return ids.detach().cpu().numpy()
+    if hasattr(ids, "__array__") and not isinstance(ids, np.ma.MaskedArray):
+        return np.asarray(ids)
+    ids = ids.tolist() if isinstance(ids, np.ma.MaskedArray) else ids  # None where it is masked
+    held = [x.item() if isinstance(x, (Tensor, np.number, np.str_)) and x.ndim == 0 else x for x in ids]
+    if any(np.ndim(x) for x in held):
+        return np.asarray(held, dtype=object)
+    column = np.empty(len(held), dtype=object)
+    column[:] = held
+    return column
+
+
 def _missing(column: NDArray[Any]) -> Sequence[bool] | NDArray[np.bool_]:
-    """None, NaN, NaT and pandas' NA."""
-    if column.dtype == object:
+    """None, NaN, NaT and pandas' NA, and the texts that become of them."""
+    if column.dtype == object or column.dtype.kind in "US":
         return [x is None or _is_no_value(x) for x in column.tolist()]
     return column != column  # noqa: PLR0124
 
 
 def _is_no_value(x: Any) -> bool:
-    """Whether this compares unequal to itself, or (NA) does not say how it compares."""
+    """Whether this compares unequal to itself, (NA) does not say how it compares, or is a text that says nothing."""
+    if isinstance(x, (str, bytes)):
+        return (x.decode("utf-8", "replace") if isinstance(x, bytes) else x).strip().lower() in _NO_TEXT
     try:
         return bool(x != x)  # noqa: PLR0124
     except TypeError:
@@ -140,7 +161,9 @@ def units_of(config: Any, dataset: Any, column: Any, records: int, expected: int
             "PrivacyConfig(unit=..., max_records_per_unit=...) and calibrate with dataset_size = number of units"
         )
     units = None
-    if config.max_records_per_unit is not None:
+    if config.max_records_per_unit is None:
+        check_once(dataset)
+    else:
         ids = unit_ids(dataset, column)
         if len(ids) != records:
             raise ValueError(f"units has {len(ids)} ids for the {records} records of the dataset; give one a record")

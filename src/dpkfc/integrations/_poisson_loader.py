@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from dpkfc.data.loader import split
+from dpkfc.data.repeats import check_once
 from dpkfc.gradients.random_state import renew
 from dpkfc.plan import Plan
 from dpkfc.privacy.rng import SamplingStream
@@ -217,9 +218,10 @@ def check_loader(loader: Any) -> None:
     if not plain:
         raise ValueError(
             f"the {type(sampler).__name__} of data_loader would silently be replaced by uniform sampling, and no other "
-            "distribution is accounted for; pass shuffle=True, and choose or weight examples in the dataset itself (for "
-            "example torch.utils.data.Subset)"
+            "distribution is accounted for; pass shuffle=True, and choose examples in the dataset itself (for example "
+            "torch.utils.data.Subset, each at most once)"
         )
+    check_once(loader.dataset)
     if not getattr(loader, "in_order", True):
         raise ValueError("data_loader has in_order=False; batches must come in the order in which they were drawn")
 

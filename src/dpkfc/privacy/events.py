@@ -6,7 +6,6 @@ An event describes one release; a run composes it with itself. Every ε returned
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 from collections.abc import Iterator
@@ -15,12 +14,12 @@ from typing import Any
 import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
-from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from numpy.typing import NDArray
 
 from dpkfc.privacy.event_values import convolutions, event_from_dict, event_to_dict, has_no_noise, is_gaussian, parts
 from dpkfc.privacy.integration import gaussian_epsilon, integrated_epsilon
+from dpkfc.privacy.losses import RELATIONS, interval_of, pld_of_one
 from dpkfc.privacy.truncated import divergence_of_mixture, neighbouring_sizes, two_parts
 
 __all__ = [
@@ -41,11 +40,6 @@ ACCOUNTANTS = ("pld", "rdp")
 PLD_RDP_TOLERANCE = 1e-3
 INTEGRAL_TOLERANCE = 0.01  # absolute and relative
 VOID = 1000.0  # an ε that promises nothing
-PLD_INTERVAL = 1e-4  # of the grid on which privacy losses are held; wider where a release loses much, see `_interval`
-_RELATIONS = {
-    "add_or_remove_one": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace_one": dp_accounting.NeighboringRelation.REPLACE_ONE,
-}
 _GRID_RATIO = 1.2  # of the step counts at which upper_bound evaluates the accountant
 _RARE = 1e-3  # of δ: what full batches may take of it before their loss is looked at
 _REMEMBERED = 4096  # values of ε: calibration, the check before a run and the card ask for the same ones
@@ -103,7 +97,7 @@ def delta_of_epsilon(
             curves = [_rdp_of_one(one, neighbouring_relation) for one in neighbouring_sizes(event)]
             return max(float(compute_delta(orders, count * of_one, epsilon)[0]) for orders, of_one in curves)
         if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-            losses = [_pld_of_one(one, neighbouring_relation).self_compose(count) for one in neighbouring_sizes(event)]
+            losses = [pld_of_one(one, neighbouring_relation).self_compose(count) for one in neighbouring_sizes(event)]
             found = max(float(one.get_delta_for_epsilon(epsilon)) for one in losses)
         else:
             found = float(_composed(event, count, accountant, neighbouring_relation).get_delta(epsilon))
@@ -133,7 +127,7 @@ def cross_check(
 
 
 def _compare(event: dp_accounting.DpEvent, count: int, delta: float, by_pld: float | None, by_rdp: float) -> None:
-    grid = _interval(event) / 2 * math.sqrt(2 * count * math.log(1 / delta))
+    grid = interval_of(event) / 2 * math.sqrt(2 * count * math.log(1 / delta))
     wrong = ""
     if by_pld is not None and by_pld > by_rdp + PLD_RDP_TOLERANCE + grid:
         wrong = f"PLD gives epsilon {by_pld}, above the {by_rdp} of RDP, which is a looser bound of the same loss"
@@ -263,7 +257,7 @@ class EpsilonCurve:
                 composed = _composed(self.event, count, "pld", self.relation)
                 return float(composed.get_epsilon(self._resolved(count)))
             if self._one_step is None:  # one release costs most and does not depend on the count
-                of_one = _rdp_of_one if self.accountant == "rdp" else _pld_of_one
+                of_one = _rdp_of_one if self.accountant == "rdp" else pld_of_one
                 self._one_step = [of_one(event, self.relation) for event in neighbouring_sizes(self.event)]
             return max(self._repeated(one, count) for one in self._one_step)
 
@@ -301,8 +295,8 @@ def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) ->
     """Refuse what the accountant would not bound, or would bound on another scale of the noise multiplier."""
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}")
-    if relation not in _RELATIONS:
-        raise ValueError(f"unknown neighbouring relation {relation!r}; choose one of {', '.join(_RELATIONS)}")
+    if relation not in RELATIONS:
+        raise ValueError(f"unknown neighbouring relation {relation!r}; choose one of {', '.join(RELATIONS)}")
     without_replacement = any(isinstance(p, dp_accounting.SampledWithoutReplacementDpEvent) for p in parts(event))
     if without_replacement and accountant == "pld":
         raise ValueError("PLD cannot account for sampling without replacement; use accountant='rdp'")
@@ -318,50 +312,13 @@ def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) ->
 
 def _accountant(accountant: str, relation: str) -> dp_accounting.PrivacyAccountant:
     kind = pld.PLDAccountant if accountant == "pld" else rdp.RdpAccountant
-    return kind(neighboring_relation=_RELATIONS[relation])
+    return kind(neighboring_relation=RELATIONS[relation])
 
 
 def _composed(
     event: dp_accounting.DpEvent, count: int, accountant: str, relation: str
 ) -> dp_accounting.PrivacyAccountant:
     return _accountant(accountant, relation).compose(event, count)
-
-
-def _pld_of_one(
-    event: dp_accounting.DpEvent, relation: str, interval: float | None = None
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The distribution of the privacy loss of one sampled release, pessimistically rounded to a grid, by default its own."""
-    if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-        full, ordinary, replacing = two_parts(event)
-        shared = _interval(event)  # a mixture is of parts on one grid
-        found = _pld_of_one(ordinary, relation, shared)
-        return _pld_of_one(replacing, relation, shared).compute_mixture(found, full) if full > 0 else found
-    noise = event.event.noise_multiplier
-    return _sampled_pld(event.sampling_probability, noise, relation, interval or _interval_at(noise))
-
-
-@functools.lru_cache(maxsize=8)
-def _sampled_pld(
-    rate: float, noise: float, relation: str, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=noise,
-        sampling_prob=rate,
-        neighboring_relation=_RELATIONS[relation],
-        value_discretization_interval=interval,
-    )
-
-
-def _interval(event: dp_accounting.DpEvent) -> float:
-    """Of the coarsest grid that a part of the event is held on."""
-    if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-        return max(_interval(one) for one in two_parts(event)[1:])
-    return max((_interval_at(part.noise_multiplier) for part in parts(event) if hasattr(part, "noise_multiplier")), default=0.0)
-
-
-def _interval_at(noise: float) -> float:
-    """A release loses up to about 1/(2·noise²): the grid grows with it below 0.5, so that its size and the time stay the same."""
-    return PLD_INTERVAL * max(1.0, (0.5 / noise) ** 2)
 
 
 def _rdp_of_one(event: dp_accounting.DpEvent, relation: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
