@@ -272,6 +272,34 @@ def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, made_up, monke
         tune.tune(settings(search="random", trials=6), tmp_path)
 
 
+@pytest.mark.parametrize("kinds", [("tpe", "random"), ("random", "tpe")])
+@pytest.mark.parametrize("lost", ["results.json", "trials.sqlite3", "nothing"])
+def test_a_folder_is_of_one_kind_of_search(tmp_path, made_up, monkeypatch, kinds, lost):
+    monkeypatch.setattr(tune, "draw", lambda law: 3)
+    before, now = (settings(search=kind, trials=3) for kind in kinds)
+    tune.tune(before, tmp_path)
+    (tmp_path / lost).unlink(missing_ok=True)
+    with pytest.raises(StudyError, match=f"trials of --search {kinds[0]}, and this is --search {kinds[1]}; choose another --out"):
+        tune.tune(now, tmp_path)
+    assert tune.tune(before, tmp_path).arms[0].trials == 3
+
+
+def test_results_that_do_not_say_their_kind_are_of_the_default_one(tmp_path, made_up):
+    tune.tune(settings(), tmp_path)
+    assert all(row["tag"].keys() == {"search", "arm", "params", "pruned"} for row in Store(tmp_path / "results.json"))
+    with pytest.raises(StudyError, match="another --out"):
+        tune.tune(settings(search="random"), tmp_path)
+
+
+def test_a_random_search_that_is_not_over_states_no_epsilon_of_its_choice(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "draw", lambda law: 3)
+    monkeypatch.setattr(tune, "drive", lambda source, place, **more: answered(source, most=2))
+    tuned = tune.tune(settings(search="random", trials=5), tmp_path)
+    assert not tuned.complete and tuned.epsilon_with_tuning is None and "once all trials that were drawn" in tuned.statement
+    tuned = tune.tune(settings(search="random", trials=5), tmp_path)
+    assert tuned.complete and tuned.epsilon_with_tuning > tuned.epsilon
+
+
 def test_an_interrupted_study_leaves_its_report(tmp_path, monkeypatch):
     def stopped(source, place, **more):
         answered(source, most=2)

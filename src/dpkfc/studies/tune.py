@@ -14,7 +14,7 @@ from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.pool import Place, Task, drive
 from dpkfc.studies.progress import Console, StudyProgress
-from dpkfc.studies.search import SEARCHES, Search, load_optuna
+from dpkfc.studies.search import ADAPTIVE, SEARCHES, Search, load_optuna, other_kind
 from dpkfc.studies.store import Store
 from dpkfc.studies.tuned import ArmResult, Tuned, cost_of
 from dpkfc.studies.tuning_cost import TrialLaw, draw, trial_law
@@ -156,6 +156,7 @@ class Trials:
         """Keep a trial: on the disk first, then for the search."""
         search, key = task.tag
         tag = {"search": search.name, "arm": search.arm.name, "params": search.params_of(key), "pruned": ended}
+        tag |= {} if search.kind == ADAPTIVE else {"kind": search.kind}
         self._store.put(task.run, {**row, "tag": tag})
         search.tell(key, row["accuracy"], ended)
 
@@ -218,7 +219,7 @@ def tune(
             "select; take poisson, or --search tpe, which counts no choice"
         )
     with Store(folder / "results.json") as store:
-        _check_terms(store, settings.recipe, arms, common)
+        _check_terms(store, settings, arms, common)
         trials = settings.trials if law is None else _drawn(folder / "trials.json", arms, law)
         storage = folder / "trials.sqlite3"
         found = searches(arms, common, settings.recipe, store, storage, trials=trials, kind=settings.search)
@@ -237,16 +238,21 @@ def tune(
     return tuned
 
 
-def _check_terms(store: Store, recipe: str, arms: Sequence[Arm], common: Mapping[str, Plain]) -> None:
-    """Refuse results of the same search at another ε, or with other settings that all trials share: they cannot be compared.
+def _check_terms(store: Store, study: TuneSettings, arms: Sequence[Arm], common: Mapping[str, Plain]) -> None:
+    """Refuse results of another kind of search, at another ε, or with other settings that all trials share.
+
+    A random search is of trials that are independent and of a number drawn before them: one that another search chose
+    must not be among them. Results of other settings cannot be compared.
 
     Raises:
-        StudyError: naming the first setting that differs.
+        StudyError: naming the kind, or the first setting that differs.
     """
-    known = {f"{recipe}/{arm.name}": arm for arm in arms}
+    known = {arm.name: arm for arm in arms}
     for row in store:
         tag, settings = row.get("tag", {}), row["run"]["settings"]
-        arm = known.get(tag.get("search"))
+        if "params" in tag and tag.get("kind", ADAPTIVE) != study.search:
+            raise other_kind(store.path, study.search)
+        arm = known.get(tag.get("arm")) if row["run"]["recipe"] == study.recipe else None
         if arm is None or "params" not in tag:
             continue
         before = {name: value for name, value in settings.items() if name not in tag["params"] and name not in arm.settings}
@@ -290,7 +296,7 @@ def _tuned(
     plan = prepare(run.config(data_dir=place.data_dir)).plan
     runs = place.folder / "runs"
     begun = sum(1 for path in runs.iterdir() if (path / "ledger.jsonl").is_file()) if runs.is_dir() else 0
-    statement, chosen, total = cost_of(plan, begun, law, len(found))
+    statement, chosen, total = cost_of(plan, begun, law, len(found), source.over)
     results = sorted((_arm_result(search, settings) for search in found), key=lambda one: -(one.accuracy or 0.0))
     return Tuned(
         recipe=settings.recipe, search=settings.search, planned=settings.trials,

@@ -57,7 +57,7 @@ class Tuned:
         epsilon: of one trial.
         delta: of one trial.
         statement: what ε says about the tuning, in words.
-        epsilon_with_tuning: of one arm of a random search, its choice counted; None where there is no such figure.
+        epsilon_with_tuning: of one arm of a random search that is over, its choice counted; None where there is no such figure.
         epsilon_composed: of all runs begun, one after the other, by RDP.
         runs_begun: killed ones included, as each has spent its budget.
         arms: best first.
@@ -133,7 +133,9 @@ def settings_text(params: Mapping[str, Plain]) -> str:
     return ", ".join(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}" for name, value in params.items())
 
 
-def cost_of(plan: Any, begun: int, law: TrialLaw | None, arms: int) -> tuple[str, float | None, float | None]:
+def cost_of(
+    plan: Any, begun: int, law: TrialLaw | None, arms: int, over: bool = True
+) -> tuple[str, float | None, float | None]:
     """What ε says about a tuning study: (in words, ε of one arm with its tuning or None, ε of all runs composed or None).
 
     Args:
@@ -141,6 +143,7 @@ def cost_of(plan: Any, begun: int, law: TrialLaw | None, arms: int) -> tuple[str
         begun: runs that have begun.
         law: of the number of trials of a random search, None for a search whose trials depend on one another.
         arms: that were compared.
+        over: whether all trials have ended; a random search is accounted for as a whole.
     """
     spent = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant).at(plan.steps)
     given = f"(ε = {rounded_up(spent)}, δ = {plan.delta:g})"
@@ -157,6 +160,8 @@ def cost_of(plan: Any, begun: int, law: TrialLaw | None, arms: int) -> tuple[str
             "The trials of this search were chosen after those before them (TPE, pruning), so no tighter figure exists; a "
             "random search (--search random) has one."
         )
+    elif not over:
+        lines.append("ε of the choice is stated once all trials that were drawn for this search have run.")
     else:
         chosen = with_selection(plan.event, plan.steps, plan.delta, law, plan.neighbouring_relation)
         lines.append(
