@@ -17,6 +17,7 @@ from dpkfc import PrivacyConfig
 from dpkfc.studies import accuracy, tune
 from dpkfc.studies.accuracy import AccuracyStudy
 from dpkfc.studies.arms import CONTROLS, Choice, arm_of, arms_for
+from dpkfc.studies.begun import Begun
 from dpkfc.studies.cell import Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.search import Search
@@ -243,7 +244,7 @@ def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
 def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp_path, made_up):
     config = PrivacyConfig(expected_batch_size=20, steps=5, sampler="truncated_poisson", max_batch_size=40)
     plan = config.with_noise(1.0, 1e-5, 1000)
-    _, chosen, total = cost_of(plan, 3, None, 1)
+    _, chosen, total = cost_of(plan, Begun(3, ((plan.event, 3 * plan.steps),)), None, 1)
     assert chosen is None and total > plan.epsilon()
     with pytest.raises(StudyError, match="cannot be counted"):
         tune.tune(settings(search="random", settings={"steps": 4, "sampler": "truncated_poisson"}), tmp_path)

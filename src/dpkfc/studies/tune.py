@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.studies.arms import Arm, arms_for
+from dpkfc.studies.begun import Begun
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.pool import Place, Task, drive
@@ -294,14 +295,13 @@ def _tuned(
 
     run = found[0].run({}, seed=SEED, evaluate_on="validation")
     plan = prepare(run.config(data_dir=place.data_dir)).plan
-    runs = place.folder / "runs"
-    begun = sum(1 for path in runs.iterdir() if (path / "ledger.jsonl").is_file()) if runs.is_dir() else 0
+    begun = Begun.of(place.folder / "runs")
     statement, chosen, total = cost_of(plan, begun, law, len(found), source.over)
     results = sorted((_arm_result(search, settings) for search in found), key=lambda one: -(one.accuracy or 0.0))
     return Tuned(
         recipe=settings.recipe, search=settings.search, planned=settings.trials,
         validation=run.config().validation_size, epsilon=plan.target_epsilon or plan.epsilon(), delta=plan.delta,
-        statement=statement, epsilon_with_tuning=chosen, epsilon_composed=total, runs_begun=begun, arms=results,
+        statement=statement, epsilon_with_tuning=chosen, epsilon_composed=total, runs_begun=begun.runs, arms=results,
         complete=source.over, failures=source.failures,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,8 +13,9 @@ from typing import Any
 from dpkfc.privacy.events import EpsilonCurve
 from dpkfc.report.numbers import rounded_up
 from dpkfc.report.run_folder import placed
+from dpkfc.studies.begun import Begun
 from dpkfc.studies.cell import Plain
-from dpkfc.studies.tuning_cost import SCOPE, TrialLaw, composed, with_selection
+from dpkfc.studies.tuning_cost import SCOPE, TrialLaw, with_selection
 
 __all__ = ["ArmResult", "Tuned", "cost_of", "percent", "settings_text", "spread"]
 
@@ -58,7 +60,7 @@ class Tuned:
         delta: of one trial.
         statement: what ε says about the tuning, in words.
         epsilon_with_tuning: of one arm of a random search that is over, its choice counted; None where there is no such figure.
-        epsilon_composed: of all runs begun, one after the other, by RDP.
+        epsilon_composed: of all runs begun, one after the other, by RDP and their ledgers; None where it cannot be told.
         runs_begun: killed ones included, as each has spent its budget.
         arms: best first.
         complete: whether every arm has had its trials.
@@ -134,26 +136,29 @@ def settings_text(params: Mapping[str, Plain]) -> str:
 
 
 def cost_of(
-    plan: Any, begun: int, law: TrialLaw | None, arms: int, over: bool = True
+    plan: Any, begun: Begun, law: TrialLaw | None, arms: int, over: bool = True
 ) -> tuple[str, float | None, float | None]:
     """What ε says about a tuning study: (in words, ε of one arm with its tuning or None, ε of all runs composed or None).
 
     Args:
         plan: of one trial; every trial has its event and number of steps.
-        begun: runs that have begun.
+        begun: runs that have begun, in this study or before it in its folder.
         law: of the number of trials of a random search, None for a search whose trials depend on one another.
         arms: that were compared.
         over: whether all trials have ended; a random search is accounted for as a whole.
     """
     spent = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant).at(plan.steps)
     given = f"(ε = {rounded_up(spent)}, δ = {plan.delta:g})"
-    total = composed([(plan.event, plan.steps * begun)], plan.delta, plan.neighbouring_relation) if begun else None
+    total = begun.epsilon(plan.delta, plan.neighbouring_relation)
     lines = [
         f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been known beforehand; the search "
         "looked at private examples for every trial.",
     ]
     if total is not None:
-        lines.append(f"All {begun} runs begun compose to ε = {rounded_up(total)} by RDP, if all that they showed counts.")
+        lines.append(f"All {begun.runs} runs begun compose to ε = {rounded_up(total)} by RDP, if all that they showed counts.")
+    elif begun.runs:
+        why = begun.unread[0] if begun.unread else "RDP does not compose their events"
+        lines.append(f"What the {begun.runs} runs begun cost together cannot be told: {why}.")
     chosen = None
     if law is None:
         lines.append(
@@ -171,4 +176,4 @@ def cost_of(
         if arms > 1:
             lines.append(f"{arms} methods were searched: what is concluded from all of them composes over them.")
     lines.append("Validation examples are private examples that no ε here protects: their accuracies are for the operator only.")
-    return " ".join(lines), chosen, total
+    return " ".join(lines), chosen, total if total is None or math.isfinite(total) else None  # JSON holds no infinity
