@@ -39,8 +39,9 @@ def test_a_run_that_was_killed_at_another_epsilon_is_charged_with_its_own_event(
     run_of(tmp_path, "b", STRONG, 4)
     found = Begun.of(tmp_path)
     assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 5), (STRONG, 4))  # of the killed one what it planned
-    statement, _, total = cost_of(STRONG, found, None, 1)
-    assert total == found.epsilon(DELTA, OF_ALL) > 3 * STRONG.epsilon() and "All 2 runs begun compose" in statement
+    cost = cost_of(STRONG, found)
+    assert cost.composed == found.epsilon(DELTA, OF_ALL) > 3 * STRONG.epsilon()
+    assert "All 2 runs begun compose" in cost.statement and not cost.unpublished
 
 
 def test_a_ledger_that_states_no_plan_counts_with_its_releases(tmp_path):
@@ -65,9 +66,9 @@ def test_a_damaged_ledger_leaves_no_figure_and_is_named(tmp_path):
     run_of(tmp_path, "a", STRONG, 4)
     path = run_of(tmp_path, "b", WEAK, 2)
     path.write_text(path.read_text("utf-8").replace("0.8", "9.8", 1), "utf-8")
-    statement, _, total = cost_of(STRONG, Begun.of(tmp_path), None, 1)
-    assert total is None and "2 runs begun cost together cannot be told" in statement
-    assert "line 2 of the ledger b/ledger.jsonl" in statement
+    cost = cost_of(STRONG, Begun.of(tmp_path))
+    assert cost.composed is None and "2 runs begun cost together cannot be told" in cost.statement
+    assert "line 2 of the ledger b/ledger.jsonl" in cost.statement
 
 
 def test_runs_of_two_relations_have_no_common_figure(tmp_path):
@@ -83,5 +84,5 @@ def test_runs_of_two_relations_have_no_common_figure(tmp_path):
 def test_runs_without_noise_have_no_finite_figure_and_none_are_nothing(tmp_path):
     assert Begun.of(tmp_path / "missing") == Begun() and Begun().epsilon(DELTA, OF_ALL) is None
     run_of(tmp_path, "a", PrivacyConfig(expected_batch_size=100, steps=5).with_noise(0.0, DELTA, 1000), 1)
-    statement, _, total = cost_of(STRONG, Begun.of(tmp_path), None, 1)
-    assert total is None and "compose to ε = ∞" in statement
+    cost = cost_of(STRONG, Begun.of(tmp_path))
+    assert cost.composed is None and "compose to ε = ∞" in cost.statement

@@ -295,26 +295,35 @@ def _tuned(
 
     run = found[0].run({}, seed=SEED, evaluate_on="validation")
     plan = prepare(run.config(data_dir=place.data_dir)).plan
+    whole = found[0].run({}, seed=SEED, evaluate_on="test")
+    final = prepare(whole.config(data_dir=place.data_dir)).plan if law is not None else None
     begun = Begun.of(place.folder / "runs")
-    statement, chosen, total = cost_of(plan, begun, law, len(found), source.over)
-    results = sorted((_arm_result(search, settings) for search in found), key=lambda one: -(one.accuracy or 0.0))
+    cost = cost_of(plan, begun, law, len(found), final=final, over=source.over)
+    results = sorted((_arm_result(search, settings, law) for search in found), key=lambda one: -(one.accuracy or 0.0))
     return Tuned(
         recipe=settings.recipe, search=settings.search, planned=settings.trials,
         validation=run.config().validation_size, epsilon=plan.target_epsilon or plan.epsilon(), delta=plan.delta,
-        statement=statement, epsilon_with_tuning=chosen, epsilon_composed=total, runs_begun=begun.runs, arms=results,
+        statement=cost.statement, unpublished=cost.unpublished, epsilon_with_tuning=cost.with_tuning,
+        epsilon_with_training=cost.with_training, epsilon_composed=cost.composed, runs_begun=begun.runs, arms=results,
         complete=source.over, failures=source.failures,
     )  # fmt: skip
 
 
-def _arm_result(search: Search, settings: TuneSettings) -> ArmResult:
+def _arm_result(search: Search, settings: TuneSettings, law: TrialLaw | None) -> ArmResult:
     best, counts = search.best(), search.counts()
     params = best[0] if best else {}
     flags = {**settings.settings, **search.arm.settings, **params}
+    flags.pop("validation_size", None)  # the whole training set
     command = f"dpkfc train --recipe {settings.recipe} --method {search.arm.method}"
     command += "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in flags.items())
-    found = f"{sum(counts.values())} trials of dpkfc tune on a validation split; not in ε"
-    command += f" --chosen-by {shlex.quote(found)}"
+    found = f"{sum(counts.values())} trials of dpkfc tune" if law is None else _chosen_by(law, search.over)
+    command += f" --chosen-by {shlex.quote(found + ' on a validation split; not in ε')}"
     return ArmResult(
         name=search.arm.name, label=search.arm.label, control=search.arm.control, trials=sum(counts.values()),
         pruned=counts["pruned"], failed=counts["failed"], accuracy=best[1] if best else None, params=params, command=command,
     )  # fmt: skip
+
+
+def _chosen_by(law: TrialLaw, over: bool) -> str:
+    """A random search on a public card: the law of its number of trials, never the number."""
+    return f"{'a' if over else 'an unfinished'} random search of dpkfc tune ({law.name}, mean {law.mean:g})"
