@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import re
 import shlex
 import statistics
 import sys
@@ -14,9 +15,11 @@ import dp_accounting
 import pytest
 
 from dpkfc import PrivacyConfig
+from dpkfc.report.numbers import rounded_up
 from dpkfc.studies import accuracy, tune
 from dpkfc.studies.accuracy import AccuracyStudy
 from dpkfc.studies.arms import CONTROLS, Choice, arm_of, arms_for
+from dpkfc.studies.begun import Begun
 from dpkfc.studies.cell import Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.search import Search
@@ -243,8 +246,8 @@ def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
 def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp_path, made_up):
     config = PrivacyConfig(expected_batch_size=20, steps=5, sampler="truncated_poisson", max_batch_size=40)
     plan = config.with_noise(1.0, 1e-5, 1000)
-    _, chosen, total = cost_of(plan, 3, None, 1)
-    assert chosen is None and total > plan.epsilon()
+    cost = cost_of(plan, Begun(3, ((plan.event, 3 * plan.steps),)))
+    assert cost.with_tuning is None and cost.composed > plan.epsilon()
     with pytest.raises(StudyError, match="cannot be counted"):
         tune.tune(settings(search="random", settings={"steps": 4, "sampler": "truncated_poisson"}), tmp_path)
 
@@ -265,11 +268,40 @@ def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, made_up, monke
     monkeypatch.setattr(tune, "draw", lambda law: 3)
     tuned = tune.tune(settings(search="random", trials=5), tmp_path)
     assert tuned.arms[0].trials == 3 and tuned.epsilon < tuned.epsilon_with_tuning < 5 * tuned.epsilon
-    assert "Papernot and Steinke" in tuned.statement
+    assert tuned.epsilon_with_tuning < tuned.epsilon_with_training and "Papernot and Steinke" in tuned.statement
     monkeypatch.setattr(tune, "draw", lambda law: 99)  # drawn once, before any trial
     assert tune.tune(settings(search="random", trials=5), tmp_path).arms[0].trials == 3
     with pytest.raises(StudyError, match="another law"):
         tune.tune(settings(search="random", trials=6), tmp_path)
+
+
+@pytest.mark.parametrize("kinds", [("tpe", "random"), ("random", "tpe")])
+@pytest.mark.parametrize("lost", ["results.json", "trials.sqlite3", "nothing"])
+def test_a_folder_is_of_one_kind_of_search(tmp_path, made_up, monkeypatch, kinds, lost):
+    monkeypatch.setattr(tune, "draw", lambda law: 3)
+    before, now = (settings(search=kind, trials=3) for kind in kinds)
+    tune.tune(before, tmp_path)
+    (tmp_path / lost).unlink(missing_ok=True)
+    with pytest.raises(StudyError, match=f"trials of --search {kinds[0]}, and this is --search {kinds[1]}; choose another --out"):
+        tune.tune(now, tmp_path)
+    assert tune.tune(before, tmp_path).arms[0].trials == 3
+
+
+def test_results_that_do_not_say_their_kind_are_of_the_default_one(tmp_path, made_up):
+    tune.tune(settings(), tmp_path)
+    assert all(row["tag"].keys() == {"search", "arm", "params", "pruned"} for row in Store(tmp_path / "results.json"))
+    with pytest.raises(StudyError, match="another --out"):
+        tune.tune(settings(search="random"), tmp_path)
+
+
+def test_a_random_search_that_is_not_over_states_no_epsilon_of_its_choice(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "draw", lambda law: 3)
+    monkeypatch.setattr(tune, "drive", lambda source, place, **more: answered(source, most=2))
+    tuned = tune.tune(settings(search="random", trials=5), tmp_path)
+    assert not tuned.complete and tuned.epsilon_with_tuning is None and "once all trials that were drawn" in tuned.statement
+    assert "an unfinished random search of dpkfc tune" in tuned.arms[0].command
+    tuned = tune.tune(settings(search="random", trials=5), tmp_path)
+    assert tuned.complete and tuned.epsilon_with_tuning > tuned.epsilon
 
 
 def test_an_interrupted_study_leaves_its_report(tmp_path, monkeypatch):
@@ -328,6 +360,44 @@ def test_selection_costs_more_than_a_run_and_less_than_all_of_them():
     chosen = with_selection(EVENT, 100, 1e-5, law, "add_or_remove_one")
     assert one < chosen < epsilon(EVENT, 2000, 1e-5, "rdp") * 1.5
     assert chosen < with_selection(EVENT, 100, 1e-5, trial_law("geometric", 200), "add_or_remove_one")
+
+
+def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
+    from dp_accounting import dp_event, rdp
+
+    trial = PrivacyConfig(expected_batch_size=50, steps=20).with_noise(2.0, 1e-5, 900)
+    final = PrivacyConfig(expected_batch_size=50, steps=22).with_noise(2.1, 1e-5, 1000)
+    accountant = rdp.RdpAccountant()
+    accountant.compose(dp_event.RepeatAndSelectDpEvent(dp_accounting.SelfComposedDpEvent(trial.event, 20), 4, 1.0))
+    alone = accountant.get_epsilon(1e-5)
+    accountant.compose(final.event, 22)
+    cost = cost_of(trial, Begun(), trial_law("geometric", 4), final=final)
+    assert cost.with_tuning == pytest.approx(alone) and cost.with_training == pytest.approx(accountant.get_epsilon(1e-5))
+    for told in (alone, accountant.get_epsilon(1e-5)):
+        assert f"ε = {rounded_up(told)}" in cost.statement
+
+
+def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, monkeypatch):
+    from dpkfc.report.page_files import _tuning
+
+    monkeypatch.setattr(tune, "draw", lambda law: 13)
+    monkeypatch.setattr(tune, "drive", answered)
+    monkeypatch.setattr(tune.Begun, "of", lambda folder: Begun(13, ((EVENT, 13),)))
+    tuned = tune.tune(settings(search="random", trials=5), tmp_path)
+    assert tuned.arms[0].trials == 13 and "All 13 runs begun compose" in tuned.unpublished
+    words = shlex.split(tuned.arms[0].command)
+    chosen = "a random search of dpkfc tune (geometric, mean 5) on a validation split; not in ε"
+    assert words[words.index("--chosen-by") + 1] == chosen
+    text = (tmp_path / "tune.md").read_text("utf-8")
+    numbers = [line for line in text.splitlines() if re.search(r"\b13\b", line)]
+    assert numbers == [tuned.unpublished] and numbers[0].startswith("Not to be published")
+    sheet = _tuning(tmp_path / "tune.json", json.loads((tmp_path / "tune.json").read_text("utf-8")))
+    assert not re.search(r"\b13\b", repr((sheet.notes, sheet.rows, sheet.commands)))
+
+
+def test_what_won_is_trained_on_the_whole_training_set(tmp_path, made_up):
+    tuned = tune.tune(settings(settings={"steps": 4, "validation_size": 50}), tmp_path)
+    assert tuned.validation == 50 and "--validation-size" not in tuned.arms[0].command
 
 
 def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopped(tmp_path, monkeypatch):

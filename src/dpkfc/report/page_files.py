@@ -140,14 +140,18 @@ def _benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
 
 
 def _tuning(path: Path, content: Mapping[str, Any]) -> Sheet:
-    """`tune.json`: what came of a search. Its accuracies are of private examples."""
+    """`tune.json`: what came of a search. Its accuracies are of private examples.
+
+    A page may be handed on: it does not tell the number of trials of a random search, which has to stay secret.
+    """
+    secret = content.get("search") == "random"
     arms = [arm for arm in content["arms"] if isinstance(arm, dict)]
     rows = [
         (
             plain(arm.get("label", arm.get("name", "")), 80) + (" (control)" if arm.get("control") is True else ""),
             percent(number(arm.get("accuracy"))),
-            show(arm.get("trials")),
-            show(arm.get("pruned")),
+            "secret" if secret else show(arm.get("trials")),
+            "secret" if secret else show(arm.get("pruned")),
             show(arm.get("params")),
         )
         for arm in arms

@@ -73,7 +73,8 @@ def tune(
             console=None if quiet else console,
         )  # fmt: skip
     console.print(_tuned_table(tuned))
-    console.print(tuned.statement.replace("**", ""), soft_wrap=True, highlight=False)
+    for said in filter(None, (tuned.statement.replace("**", ""), tuned.unpublished)):
+        console.print(said, soft_wrap=True, highlight=False)
     console.print(f"report: {folder / 'tune.md'}", soft_wrap=True)
 
 

@@ -15,9 +15,11 @@ from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.halving import is_rung, stands
 
-__all__ = ["SEARCHES", "Search", "load_optuna"]
+__all__ = ["ADAPTIVE", "SEARCHES", "Search", "load_optuna", "other_kind"]
 
-SEARCHES = ("tpe", "random")
+ADAPTIVE = "tpe"  # also of rows and storages that do not say their kind
+SEARCHES = (ADAPTIVE, "random")
+_RANDOM = ", random"  # at the end of the name of a random search
 _DIGITS = 4
 _RANDOM_FIRST = 6  # trials of TPE that are random, so that the model of it has something to stand on
 _HASH, _SETTINGS = "hash", "settings"
@@ -36,6 +38,12 @@ def load_optuna() -> ModuleType:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("optuna").setLevel(logging.ERROR)
     return optuna
+
+
+def other_kind(place: Path, kind: str) -> StudyError:
+    """Trials of the other kind in a folder: one kind must not count those of the other, whose law it does not have."""
+    (before,) = (one for one in SEARCHES if one != kind)
+    return StudyError(f"{place} holds trials of --search {before}, and this is --search {kind}; choose another --out")
 
 
 class Search:
@@ -80,8 +88,8 @@ class Search:
 
     @property
     def name(self) -> str:
-        """Of the search within its storage and in the rows of a study."""
-        return f"{self.recipe}/{self.arm.name}"
+        """Of the search within its storage and in the rows of a study; it tells the kind."""
+        return f"{self.recipe}/{self.arm.name}{'' if self.kind == ADAPTIVE else _RANDOM}"
 
     @property
     def begun(self) -> int:
@@ -231,10 +239,14 @@ class Search:
         optuna = self._optuna
         try:
             storage.parent.mkdir(parents=True, exist_ok=True)
-            study = optuna.create_study(
-                storage=f"sqlite:///{storage}", study_name=self.name, direction="maximize", load_if_exists=True
-            )
+            url = f"sqlite:///{storage}"
+            names = optuna.get_all_study_names(url)
+            if any(name.endswith(_RANDOM) != self.name.endswith(_RANDOM) for name in names):
+                raise other_kind(storage, self.kind)
+            study = optuna.create_study(storage=url, study_name=self.name, direction="maximize", load_if_exists=True)
             count = len(study.get_trials(deepcopy=False))
+        except StudyError:
+            raise
         except Exception as error:  # of whatever the database is made of
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise StudyError(

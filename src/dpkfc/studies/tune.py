@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.studies.arms import Arm, arms_for
+from dpkfc.studies.begun import Begun
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.pool import Place, Task, drive
 from dpkfc.studies.progress import Console, StudyProgress
-from dpkfc.studies.search import SEARCHES, Search, load_optuna
+from dpkfc.studies.search import ADAPTIVE, SEARCHES, Search, load_optuna, other_kind
 from dpkfc.studies.store import Store
 from dpkfc.studies.tuned import ArmResult, Tuned, cost_of
 from dpkfc.studies.tuning_cost import TrialLaw, draw, trial_law
@@ -156,6 +157,7 @@ class Trials:
         """Keep a trial: on the disk first, then for the search."""
         search, key = task.tag
         tag = {"search": search.name, "arm": search.arm.name, "params": search.params_of(key), "pruned": ended}
+        tag |= {} if search.kind == ADAPTIVE else {"kind": search.kind}
         self._store.put(task.run, {**row, "tag": tag})
         search.tell(key, row["accuracy"], ended)
 
@@ -218,7 +220,7 @@ def tune(
             "select; take poisson, or --search tpe, which counts no choice"
         )
     with Store(folder / "results.json") as store:
-        _check_terms(store, settings.recipe, arms, common)
+        _check_terms(store, settings, arms, common)
         trials = settings.trials if law is None else _drawn(folder / "trials.json", arms, law)
         storage = folder / "trials.sqlite3"
         found = searches(arms, common, settings.recipe, store, storage, trials=trials, kind=settings.search)
@@ -237,16 +239,21 @@ def tune(
     return tuned
 
 
-def _check_terms(store: Store, recipe: str, arms: Sequence[Arm], common: Mapping[str, Plain]) -> None:
-    """Refuse results of the same search at another ε, or with other settings that all trials share: they cannot be compared.
+def _check_terms(store: Store, study: TuneSettings, arms: Sequence[Arm], common: Mapping[str, Plain]) -> None:
+    """Refuse results of another kind of search, at another ε, or with other settings that all trials share.
+
+    A random search is of trials that are independent and of a number drawn before them: one that another search chose
+    must not be among them. Results of other settings cannot be compared.
 
     Raises:
-        StudyError: naming the first setting that differs.
+        StudyError: naming the kind, or the first setting that differs.
     """
-    known = {f"{recipe}/{arm.name}": arm for arm in arms}
+    known = {arm.name: arm for arm in arms}
     for row in store:
         tag, settings = row.get("tag", {}), row["run"]["settings"]
-        arm = known.get(tag.get("search"))
+        if "params" in tag and tag.get("kind", ADAPTIVE) != study.search:
+            raise other_kind(store.path, study.search)
+        arm = known.get(tag.get("arm")) if row["run"]["recipe"] == study.recipe else None
         if arm is None or "params" not in tag:
             continue
         before = {name: value for name, value in settings.items() if name not in tag["params"] and name not in arm.settings}
@@ -288,27 +295,35 @@ def _tuned(
 
     run = found[0].run({}, seed=SEED, evaluate_on="validation")
     plan = prepare(run.config(data_dir=place.data_dir)).plan
-    runs = place.folder / "runs"
-    begun = sum(1 for path in runs.iterdir() if (path / "ledger.jsonl").is_file()) if runs.is_dir() else 0
-    statement, chosen, total = cost_of(plan, begun, law, len(found))
-    results = sorted((_arm_result(search, settings) for search in found), key=lambda one: -(one.accuracy or 0.0))
+    whole = found[0].run({}, seed=SEED, evaluate_on="test")
+    final = prepare(whole.config(data_dir=place.data_dir)).plan if law is not None else None
+    begun = Begun.of(place.folder / "runs")
+    cost = cost_of(plan, begun, law, len(found), final=final, over=source.over)
+    results = sorted((_arm_result(search, settings, law) for search in found), key=lambda one: -(one.accuracy or 0.0))
     return Tuned(
         recipe=settings.recipe, search=settings.search, planned=settings.trials,
         validation=run.config().validation_size, epsilon=plan.target_epsilon or plan.epsilon(), delta=plan.delta,
-        statement=statement, epsilon_with_tuning=chosen, epsilon_composed=total, runs_begun=begun, arms=results,
+        statement=cost.statement, unpublished=cost.unpublished, epsilon_with_tuning=cost.with_tuning,
+        epsilon_with_training=cost.with_training, epsilon_composed=cost.composed, runs_begun=begun.runs, arms=results,
         complete=source.over, failures=source.failures,
     )  # fmt: skip
 
 
-def _arm_result(search: Search, settings: TuneSettings) -> ArmResult:
+def _arm_result(search: Search, settings: TuneSettings, law: TrialLaw | None) -> ArmResult:
     best, counts = search.best(), search.counts()
     params = best[0] if best else {}
     flags = {**settings.settings, **search.arm.settings, **params}
+    flags.pop("validation_size", None)  # the whole training set
     command = f"dpkfc train --recipe {settings.recipe} --method {search.arm.method}"
     command += "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in flags.items())
-    found = f"{sum(counts.values())} trials of dpkfc tune on a validation split; not in ε"
-    command += f" --chosen-by {shlex.quote(found)}"
+    found = f"{sum(counts.values())} trials of dpkfc tune" if law is None else _chosen_by(law, search.over)
+    command += f" --chosen-by {shlex.quote(found + ' on a validation split; not in ε')}"
     return ArmResult(
         name=search.arm.name, label=search.arm.label, control=search.arm.control, trials=sum(counts.values()),
         pruned=counts["pruned"], failed=counts["failed"], accuracy=best[1] if best else None, params=params, command=command,
     )  # fmt: skip
+
+
+def _chosen_by(law: TrialLaw, over: bool) -> str:
+    """A random search on a public card: the law of its number of trials, never the number."""
+    return f"{'a' if over else 'an unfinished'} random search of dpkfc tune ({law.name}, mean {law.mean:g})"

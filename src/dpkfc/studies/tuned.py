@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,10 +13,12 @@ from typing import Any
 from dpkfc.privacy.events import EpsilonCurve
 from dpkfc.report.numbers import rounded_up
 from dpkfc.report.run_folder import placed
+from dpkfc.studies.begun import Begun
 from dpkfc.studies.cell import Plain
-from dpkfc.studies.tuning_cost import SCOPE, TrialLaw, composed, with_selection
+from dpkfc.studies.search import ADAPTIVE
+from dpkfc.studies.tuning_cost import SCOPE, TrialLaw, with_selection
 
-__all__ = ["ArmResult", "Tuned", "cost_of", "percent", "settings_text", "spread"]
+__all__ = ["ArmResult", "Cost", "Tuned", "cost_of", "percent", "settings_text", "spread"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,25 @@ class ArmResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What ε says about a tuning study.
+
+    Attributes:
+        statement: in words; of a random search without the number of its trials, which the figure asks to be secret.
+        unpublished: what else there is to say, to the operator only; empty where the statement says it all.
+        with_tuning: ε of one arm of a random search that is over, its choice counted; None where there is no such figure.
+        with_training: ε of that and of one training with what it chose.
+        composed: ε of all runs begun, one after the other, by RDP and their ledgers; None where it cannot be told.
+    """
+
+    statement: str
+    unpublished: str = ""
+    with_tuning: float | None = None
+    with_training: float | None = None
+    composed: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tuned:
     """A tuning study.
 
@@ -57,8 +79,10 @@ class Tuned:
         epsilon: of one trial.
         delta: of one trial.
         statement: what ε says about the tuning, in words.
-        epsilon_with_tuning: of one arm of a random search, its choice counted; None where there is no such figure.
-        epsilon_composed: of all runs begun, one after the other, by RDP.
+        unpublished: what is for the operator only.
+        epsilon_with_tuning: as of `Cost`.
+        epsilon_with_training: as of `Cost`.
+        epsilon_composed: as of `Cost`.
         runs_begun: killed ones included, as each has spent its budget.
         arms: best first.
         complete: whether every arm has had its trials.
@@ -72,7 +96,9 @@ class Tuned:
     epsilon: float
     delta: float
     statement: str
+    unpublished: str
     epsilon_with_tuning: float | None
+    epsilon_with_training: float | None
     epsilon_composed: float | None
     runs_begun: int
     arms: Sequence[ArmResult]
@@ -92,7 +118,8 @@ class Tuned:
         return data, text
 
     def markdown(self) -> str:
-        """The study for people."""
+        """The study for people; without the number of trials where that is secret, but for a line that says so."""
+        secret = self.search != ADAPTIVE
         lines = [
             f"# Tuning of {self.recipe}",
             "",
@@ -103,15 +130,17 @@ class Tuned:
         ]
         for arm in self.arms:
             name = f"{arm.label} (control)" if arm.control else arm.label
-            count = f"{arm.trials} ({arm.pruned} pruned, {arm.failed} failed)"
+            count = "secret" if secret else f"{arm.trials} ({arm.pruned} pruned, {arm.failed} failed)"
             lines.append(f"| {name} | {percent(arm.accuracy)} | {count} | {settings_text(arm.params)} |")
         if not self.complete:
             lines += ["", "Not finished: some methods have had fewer trials than others. The same command goes on."]
         if self.failures:
-            lines += ["", "Trials that could not be run:", ""]
+            lines += ["", "Trials that could not be run" + (" (not to be published):" if secret else ":"), ""]
             lines += [f"- {name}: {why}" for name, why in self.failures.items()]
         lines += ["", "Train with what won, on the whole training set:", ""]
         lines += [f"    {arm.command}" for arm in self.arms if arm.accuracy is not None]
+        if self.unpublished:
+            lines += ["", self.unpublished]
         return "\n".join(lines) + "\n"
 
 
@@ -133,37 +162,68 @@ def settings_text(params: Mapping[str, Plain]) -> str:
     return ", ".join(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}" for name, value in params.items())
 
 
-def cost_of(plan: Any, begun: int, law: TrialLaw | None, arms: int) -> tuple[str, float | None, float | None]:
-    """What ε says about a tuning study: (in words, ε of one arm with its tuning or None, ε of all runs composed or None).
+def cost_of(
+    plan: Any, begun: Begun, law: TrialLaw | None = None, arms: int = 1, *, final: Any = None, over: bool = True
+) -> Cost:
+    """What ε says about a tuning study.
 
     Args:
         plan: of one trial; every trial has its event and number of steps.
-        begun: runs that have begun.
+        begun: runs that have begun, in this study or before it in its folder.
         law: of the number of trials of a random search, None for a search whose trials depend on one another.
         arms: that were compared.
+        final: plan of a training with what the search chose; None as of a trial.
+        over: whether all trials have ended; a random search is accounted for as a whole.
     """
     spent = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant).at(plan.steps)
     given = f"(ε = {rounded_up(spent)}, δ = {plan.delta:g})"
-    total = composed([(plan.event, plan.steps * begun)], plan.delta, plan.neighbouring_relation) if begun else None
     lines = [
         f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been known beforehand; the search "
         "looked at private examples for every trial.",
     ]
-    if total is not None:
-        lines.append(f"All {begun} runs begun compose to ε = {rounded_up(total)} by RDP, if all that they showed counts.")
-    chosen = None
+    total, together = _together(plan, begun)
+    chosen = trained = None
+    unpublished = ""
     if law is None:
+        lines += [together] if together else []
         lines.append(
             "The trials of this search were chosen after those before them (TPE, pruning), so no tighter figure exists; a "
             "random search (--search random) has one."
         )
     else:
-        chosen = with_selection(plan.event, plan.steps, plan.delta, law, plan.neighbouring_relation)
-        lines.append(
-            f"For one method whose number of trials was drawn beforehand ({law.name}, mean {law.mean:g}) releasing the best "
-            f"trial alone, its weights and settings, costs ε = {rounded_up(chosen)} (Papernot and Steinke, RDP), {SCOPE}."
-        )
+        unpublished = f"Not to be published, since the number of trials has to stay secret: {together}" if together else ""
+        if over:
+            chosen, trained, text = _of_the_choice(plan, final or plan, law)
+            lines.append(text)
+        else:
+            lines.append("ε of the choice is stated once all trials that were drawn for this search have run.")
         if arms > 1:
             lines.append(f"{arms} methods were searched: what is concluded from all of them composes over them.")
     lines.append("Validation examples are private examples that no ε here protects: their accuracies are for the operator only.")
-    return " ".join(lines), chosen, total
+    return Cost(
+        statement=" ".join(lines), unpublished=unpublished, with_tuning=chosen, with_training=trained, composed=total
+    )
+
+
+def _together(plan: Any, begun: Begun) -> tuple[float | None, str]:
+    """ε of all runs begun where it is finite, and what there is to say of it; nothing without a run."""
+    total = begun.epsilon(plan.delta, plan.neighbouring_relation)
+    if total is not None:
+        said = f"All {begun.runs} runs begun compose to ε = {rounded_up(total)} by RDP, if all that they showed counts."
+        return total if math.isfinite(total) else None, said  # JSON holds no infinity
+    if not begun.runs:
+        return None, ""
+    why = begun.unread[0] if begun.unread else "RDP does not compose their events"
+    return None, f"What the {begun.runs} runs begun cost together cannot be told: {why}."
+
+
+def _of_the_choice(plan: Any, final: Any, law: TrialLaw) -> tuple[float, float, str]:
+    """ε of what a random search chose for one arm, ε of that and of a training with it, and both in words."""
+    terms = (plan.event, plan.steps, plan.delta, law, plan.neighbouring_relation)
+    chosen, trained = with_selection(*terms), with_selection(*terms, then=(final.event, final.steps))
+    return chosen, trained, (
+        f"For one method whose number of trials was drawn beforehand ({law.name}, mean {law.mean:g}) the settings of the best "
+        f"trial cost ε = {rounded_up(chosen)}, and together with ONE further training with them ε = {rounded_up(trained)} "
+        f"(Papernot and Steinke, RDP, δ = {plan.delta:g}), {SCOPE}. Both hold while the number of trials that were run stays "
+        "secret."
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from dpkfc.studies.errors import StudyError
 __all__ = ["SCOPE", "TrialLaw", "composed", "draw", "trial_law", "with_selection"]
 
 SCOPE = (
-    "for examples of the training part: a score on the validation part follows from released weights for them, and it is exact "
+    "for examples of the training part: a score on the validation part follows from private weights for them, and it is exact "
     "for validation examples, which no ε protects"
 )
 _LARGEST = 10_000
@@ -99,7 +99,15 @@ def _gamma(law: TrialLaw) -> float:
     return high
 
 
-def with_selection(event: dp_accounting.DpEvent, steps: int, delta: float, law: TrialLaw, relation: str) -> float:
+def with_selection(
+    event: dp_accounting.DpEvent,
+    steps: int,
+    delta: float,
+    law: TrialLaw,
+    relation: str,
+    *,
+    then: tuple[dp_accounting.DpEvent, int] | None = None,
+) -> float:
     """ε of running a random number of trials of one event and releasing the best, by RDP.
 
     Args:
@@ -108,12 +116,15 @@ def with_selection(event: dp_accounting.DpEvent, steps: int, delta: float, law: 
         delta: δ.
         law: of the number of trials.
         relation: "add_or_remove_one" or "replace_one".
+        then: event and releases of one more run, with what the best trial shows.
     """
     relations = dp_accounting.NeighboringRelation
     neighbours = relations.ADD_OR_REMOVE_ONE if relation == "add_or_remove_one" else relations.REPLACE_ONE
     accountant = rdp.RdpAccountant(neighboring_relation=neighbours)
     run = dp_accounting.SelfComposedDpEvent(event, steps)
     accountant.compose(dp_event.RepeatAndSelectDpEvent(run, law.mean, law.shape))
+    if then is not None:
+        accountant.compose(*then)
     return float(accountant.get_epsilon(delta))
 
 
