@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sized
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ def _collect(dataset: Any, rows: NDArray[np.int64], found: _Rows) -> None:
     """Add the rows of the data sets that lie underneath."""
     if isinstance(dataset, Subset):
         indices = np.asarray(dataset.indices, dtype=np.int64).reshape(-1)
-        size = len(dataset.dataset)  # type: ignore[arg-type]
+        size = len(cast("Sized", dataset.dataset))
         _collect(dataset.dataset, np.where(indices < 0, indices + size, indices)[rows], found)
     elif isinstance(dataset, ConcatDataset):
         starts = np.concatenate([[0], dataset.cumulative_sizes])
