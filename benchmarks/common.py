@@ -17,12 +17,14 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def hardware(threads: int) -> dict[str, Any]:
+def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
     """The machine a measurement was made on."""
     import numpy
     import torch
 
+    card = {} if device == "cpu" else {"card": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
     return {
+        **card,
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "threads": threads,
@@ -100,6 +102,26 @@ class MemoryWatch:
             unit = 1 if platform.system() == "Darwin" else 1024
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         return round((peak - self.start) / 2**20, 1)
+
+
+class CardWatch:
+    """Memory that torch has allocated on a card above what it was when the watch began, in MiB."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._of = torch.cuda
+        self.start = self._of.memory_allocated()
+        self.reset()
+
+    def reset(self) -> bool:
+        """Forget the peak so far."""
+        self._of.reset_peak_memory_stats()
+        return True
+
+    def peak(self) -> float:
+        """Highest allocated memory since the last reset, above the start."""
+        return round((self._of.max_memory_allocated() - self.start) / 2**20, 1)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -30,6 +30,7 @@ class Setting:
     model: nn.Module
     data: tuple[Tensor, Tensor]
     folder: Path
+    device: str = "cpu"
 
     @property
     def size(self) -> int:
@@ -37,14 +38,14 @@ class Setting:
 
     def fresh(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """A copy of the model at the same weights and plain SGD over it."""
-        model = copy.deepcopy(self.model).train()
+        model = copy.deepcopy(self.model).to(self.device).train()
         return model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], LR)
 
     def draw(self, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Exactly B distinct examples, drawn and gathered as the session's fixed-size sampler does."""
         chosen = np.sort(generator.choice(self.size, size=self.case.batch_size, replace=False, shuffle=False))
         rows = torch.from_numpy(chosen)
-        return self.data[0][rows], self.data[1][rows]
+        return self.data[0][rows].to(self.device), self.data[1][rows].to(self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +211,8 @@ def materialised(setting: Setting) -> Contender:
             entry = built.metric[layer.name]
             d_out, d_in = layer.tensor("weight").flatten(1).shape
             d_in += "bias" in layer.parameters
-            roots[layer.name] = entry.output.apply(torch.eye(d_out)), entry.input.apply(torch.eye(d_in))
+            sides = entry.output.apply(torch.eye(d_out)), entry.input.apply(torch.eye(d_in))
+            roots[layer.name] = [side.to(setting.device) for side in sides]
 
     def whiten() -> None:
         for name, (u_out, u_in) in roots.items():
@@ -241,14 +243,17 @@ CONTENDERS: dict[str, tuple[str, Callable[[Setting], Contender]]] = {
 }
 
 
-def setting_for(case: Case, folder: Path) -> Setting:
+def setting_for(case: Case, folder: Path, device: str = "cpu") -> Setting:
     torch.manual_seed(0)
     size = max(1024, 4 * case.batch_size)
-    return Setting(case=case, model=case.build(), data=case.data(size), folder=folder)
+    return Setting(case=case, model=case.build(), data=case.data(size), folder=folder, device=device)
 
 
-def timed(function: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds on the clock, and seconds of processor time of all threads together."""
+def timed(function: Callable[[], Any], device: str = "cpu") -> tuple[float, float]:
+    """Seconds on the clock, until a card has done its work too, and seconds of processor time of all threads together."""
+    waited = torch.cuda.synchronize if device != "cpu" else lambda: None
+    waited()
     started, processor = time.perf_counter(), time.process_time()
     function()
+    waited()
     return time.perf_counter() - started, time.process_time() - processor

@@ -96,7 +96,7 @@ class Encoder(nn.Module):
         self.positions = torch.cat([angles.sin(), angles.cos()], 1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.norm(self.blocks(self.embedding(ids) + self.positions)).mean(1))
+        return self.head(self.norm(self.blocks(self.embedding(ids) + self.positions.to(ids.device))).mean(1))
 
 
 class WideBlock(nn.Module):

@@ -3,6 +3,7 @@
 python benchmarks/speed.py                     # all models, results/speed.json (half an hour on two idle cores)
 python benchmarks/speed.py --only mlp          # one model; the others keep their last results
 python benchmarks/speed.py --table             # the Markdown tables of what has been measured
+python benchmarks/speed.py --device cuda --only bert-base --batch-size 32  # on a card
 python benchmarks/speed.py --smoke             # tiny models, to see that it works; prints, writes nothing
 """
 
@@ -18,10 +19,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, MemoryWatch, hardware, load_average, markdown, now, read_json, summary, write_json
+from common import (
+    RESULTS,
+    CardWatch,
+    MemoryWatch,
+    hardware,
+    load_average,
+    markdown,
+    now,
+    read_json,
+    summary,
+    write_json,
+)
 
 OUTPUT = RESULTS / "speed.json"
 ENCODERS, EVERY = ("encoder-256", "encoder-512"), 50
@@ -59,14 +72,14 @@ MEMORY_RATIOS: dict[str, tuple[str, str, float | None]] = {
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int) -> dict[str, Any]:
+def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int, device: str = "cpu") -> dict[str, Any]:
     """Every contender takes one step a round, in an order that is shuffled anew each round."""
     from contenders import CONTENDERS, setting_for, timed
 
     entries: dict[str, Any] = {}
     live: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        setting = setting_for(case, Path(folder))
+        setting = setting_for(case, Path(folder), device)
         for name in names:
             try:
                 live[name] = CONTENDERS[name][1](setting)
@@ -84,13 +97,13 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int) -> 
         for number in range(warmup + rounds):
             for name in order.sample(list(live), len(live)):
                 built = live[name].built_at()
-                taken = timed(live[name].step)
+                taken = timed(live[name].step, device)
                 if number >= warmup and live[name].built_at() == built:  # a step that refreshed is not a plain step
                     seconds[name].append(taken[0])
                     processor[name].append(taken[1])
             gc.collect()
-        refreshes = {n: [timed(c.refresh)[0] for _ in range(3)] for n, c in live.items() if c.refresh is not None}
-        averaged = {n: [timed(c.averaged)[0] for _ in range(4)][1:] for n, c in live.items() if c.averaged is not None}
+        refreshes = {n: [timed(c.refresh, device)[0] for _ in range(3)] for n, c in live.items() if c.refresh is not None}
+        averaged = {n: [timed(c.averaged, device)[0] for _ in range(4)][1:] for n, c in live.items() if c.averaged is not None}
         for contender in live.values():
             contender.close()
         gc.unfreeze()
@@ -140,7 +153,8 @@ def measure_memory(case_name: str, names: Sequence[str], arguments: argparse.Nam
             "--threads",
             str(arguments.threads),
         ]
-        command += ["--ffn-ratio", str(arguments.ffn_ratio)] + ["--smoke"] * arguments.smoke
+        command += ["--ffn-ratio", str(arguments.ffn_ratio), "--device", arguments.device] + ["--smoke"] * arguments.smoke
+        command += [] if arguments.batch_size is None else ["--batch-size", str(arguments.batch_size)]
         # Freed blocks go back to the system at once, for all alike, so that resident memory is live memory.
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -151,17 +165,17 @@ def measure_memory(case_name: str, names: Sequence[str], arguments: argparse.Nam
     return found
 
 
-def memory_of(name: str, case: Any, steps: int = 4) -> dict[str, Any]:
+def memory_of(name: str, case: Any, steps: int = 4, device: str = "cpu") -> dict[str, Any]:
     """Peak of the first step (with the first refresh, where there is one) and of the steps after it."""
     import torch
 
     from contenders import CONTENDERS, setting_for
 
     with tempfile.TemporaryDirectory() as folder:
-        contender = CONTENDERS[name][1](setting_for(case, Path(folder)))
-        _wake_libraries()
+        contender = CONTENDERS[name][1](setting_for(case, Path(folder), device))
+        _wake_libraries(device)
         gc.collect()
-        watch = MemoryWatch()
+        watch = MemoryWatch() if device == "cpu" else CardWatch()
         contender.step()
         first = watch.peak()
         gc.collect()
@@ -173,14 +187,14 @@ def memory_of(name: str, case: Any, steps: int = 4) -> dict[str, Any]:
     return {"first_step_mib": first, "extra_mib": later, "threads": torch.get_num_threads()}
 
 
-def _wake_libraries() -> None:
+def _wake_libraries(device: str) -> None:
     """Kernels and thread pools load before the watch begins."""
     import torch
 
-    x = torch.randn(256, 256, requires_grad=True)
-    image = torch.randn(2, 4, 8, 8, requires_grad=True)
+    x = torch.randn(256, 256, requires_grad=True, device=device)
+    image, kernel = (torch.randn(size, requires_grad=True, device=device) for size in ((2, 4, 8, 8), (4, 4, 3, 3)))
     (x @ x).sum().backward()
-    torch.nn.functional.conv2d(image, torch.randn(4, 4, 3, 3, requires_grad=True)).sum().backward()
+    torch.nn.functional.conv2d(image, kernel).sum().backward()
     torch.bmm(x.detach().view(4, 64, 256), x.detach().view(4, 256, 64))
     torch.linalg.eigh(x.detach() @ x.detach().T)
     torch.linalg.qr(x.detach())
@@ -254,6 +268,9 @@ def table(results: Mapping[str, Any]) -> str:
         times = [[_milliseconds(entry["contenders"].get(name, {})) for name in CONTENDERS] for entry in results["kept"].values()]
         heading = "The same with freed memory kept by the process (`dpkfc.keep_freed_memory`), for all alike"
         parts += [heading, markdown(head, [[label, *row] for label, row in zip(labels, times, strict=True)])]
+    if results.get("card"):
+        cards = sorted({entry["hardware"].get("card", "a card") for entry in results["card"].values()})
+        parts += [f"On {' and '.join(cards)}", table({"models": results["card"]})]
     return "\n\n".join(parts)
 
 
@@ -307,6 +324,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, help="rounds before timing begins (default: 2)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kept", action="store_true", help="with dpkfc.keep_freed_memory for every contender; time only")
+    parser.add_argument("--device", default="cpu", help="cuda: the same on a card, kept apart in the results (default: cpu)")
+    parser.add_argument("--batch-size", type=int, help="instead of each model's own, as a card needs larger ones")
     parser.add_argument("--ffn-ratio", type=int, default=4, help="width of the encoders' feed-forward layers over d")
     parser.add_argument("--no-memory", action="store_true", help="time only; memory stays as it was taken last")
     parser.add_argument(
@@ -319,8 +338,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.rounds = arguments.rounds or (2 if arguments.smoke else 15)
     arguments.warmup = arguments.warmup if arguments.warmup is not None else (0 if arguments.smoke else 2)
     arguments.no_memory |= arguments.kept
-    if arguments.threads < 1 or arguments.rounds < 1:
-        parser.error("--threads and --rounds must be at least 1")
+    if arguments.threads < 1 or arguments.rounds < 1 or (arguments.batch_size or 1) < 1:
+        parser.error("--threads, --rounds and --batch-size must be at least 1")
+    if arguments.kept and arguments.device != "cpu":
+        parser.error("--kept is about memory of the host: leave --device out")
     return arguments
 
 
@@ -341,22 +362,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.kept and not keep_freed_memory():
         print("freed memory cannot be kept here: no glibc, or the environment has settings of its own", file=sys.stderr)
         return 2
+    if arguments.device != "cpu" and not torch.cuda.is_available():
+        print(f"torch {torch.__version__} finds no card here: leave --device out, or install a build with CUDA", file=sys.stderr)
+        return 2
     known = cases(smoke=arguments.smoke, ffn_ratio=arguments.ffn_ratio)
+    if arguments.batch_size is not None:
+        known = {name: replace(case, batch_size=arguments.batch_size) for name, case in known.items()}
     chosen, names = arguments.only or list(known), arguments.contenders or list(CONTENDERS)
     for wanted, there in ((chosen, known), (names, CONTENDERS)):
         if unknown := [x for x in wanted if x not in there]:
             print(f"unknown: {', '.join(unknown)}; choose from {', '.join(there)}", file=sys.stderr)
             return 2
     if arguments.memory_of:
-        print(json.dumps(memory_of(arguments.memory_of, known[chosen[0]])))
+        print(json.dumps(memory_of(arguments.memory_of, known[chosen[0]], device=arguments.device)))
         return 0
     writes = not arguments.smoke or arguments.output is not None
     results: dict[str, Any] = {"models": {}} | (read_json(path) if writes else {})
-    part = "kept" if arguments.kept else "models"
+    part = "kept" if arguments.kept else "models" if arguments.device == "cpu" else "card"
     for name in chosen:
         before = results.setdefault(part, {}).get(name, {})
         results[part][name] = measured(known[name], names, arguments, before.get("memory"))
-        results |= {"date": now(), "hardware": hardware(arguments.threads)}
+        results |= {"date": now(), "hardware": hardware(arguments.threads)} if part != "card" else {}
         if writes:
             write_json(path, results)
     print(table({"models": {name: results[part][name] for name in chosen}}))
@@ -379,7 +405,7 @@ def measured(
         "batch_size": case.batch_size,
         "parameters": sum(p.numel() for p in case.build().parameters()),
         "date": now(),
-        "hardware": hardware(arguments.threads),
+        "hardware": hardware(arguments.threads, arguments.device),
         "load_before": load_average(),
         "setting": {
             "sampler": "fixed",
@@ -388,7 +414,7 @@ def measured(
             "noise_multiplier": NOISE,
             "every": EVERY,
         },
-        **measure_times(case, names, arguments.warmup, arguments.rounds),
+        **measure_times(case, names, arguments.warmup, arguments.rounds, arguments.device),
         "load_after": load_average(),
     }
     if not arguments.no_memory:

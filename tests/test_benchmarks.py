@@ -55,3 +55,10 @@ def test_the_growth_of_a_step_is_measured_along_every_axis():
 def test_an_unknown_model_is_named():
     done = speed("--only", "resnet", check=False)
     assert done.returncode == 2 and "resnet" in done.stderr and "mnist-cnn" in done.stderr
+
+
+def test_a_card_that_is_not_there_is_named():
+    done = speed("--smoke", "--device", "cuda", check=False)
+    assert done.returncode == 2 and "no card" in done.stderr and "--device" in done.stderr
+    done = speed("--smoke", "--device", "cuda", "--kept", check=False)
+    assert done.returncode == 2 and "--kept" in done.stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class Diagonal:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
         return x * self.scale.unsqueeze(-1)
 
-    @property
+    @cached_property  # a card is asked once a metric, not in every step
     def bound(self) -> float:
         """Operator norm of U."""
         return float(self.scale.abs().max())
@@ -162,7 +163,7 @@ class LowRank:
         coordinates = (self.scale - self.tail).unsqueeze(-1) * (self.vectors.T @ x)
         return self.tail * x + self.vectors @ coordinates
 
-    @property
+    @cached_property  # a card is asked once a metric, not in every step
     def bound(self) -> float:
         """Operator norm of U."""
         return max(abs(self.tail), float(self.scale.abs().max()) if self.scale.numel() else 0.0)
@@ -242,7 +243,7 @@ class Eigenbasis:
         """Never: an entry that changes nothing is left out of a metric."""
         return False
 
-    @property
+    @cached_property  # a card is asked once a metric, not in every step
     def bound(self) -> float:
         """Operator norm of the map."""
         return max(float(self.scale.abs().max()), self.rest or 0.0)

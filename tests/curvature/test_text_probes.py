@@ -129,6 +129,31 @@ def test_bare_ids_of_a_probe_with_padding_have_a_mask_too():
             assert torch.allclose(factor.spectrum, named[f"inner.{name}"].sides[side].spectrum)
 
 
+class Named(nn.Module):
+    """Called as model(ids), or with two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(11, 4), nn.Linear(4, 3)
+
+    def forward(self, ids, more=None):
+        return self.head(self.table(ids).mean(1) + (0 if more is None else more))
+
+
+def test_a_model_that_is_called_otherwise_is_told_how_its_probe_hands_things_on():
+    settings = {"vocab_size": 11, "length": 6, "min_length": 6}
+    with pytest.raises(ValueError, match=r"TokenNoise\(..., bare=True\)"):
+        _build(Named(), _kfac(probe=TokenNoise(**settings)))
+    assert _build(Named(), _kfac(probe=TokenNoise(**settings, bare=True))).metric
+
+    class Both(Named):
+        def forward(self, ids, more):
+            return super().forward(ids, more)
+
+    with pytest.raises(ValueError, match=r"sample\(\) returns \{name of the argument: tensor\}"):
+        _build(Both(), _kfac(probe=TokenNoise(**settings, bare=True)))
+
+
 def test_inputs_that_do_not_belong_together_are_named():
     class Broken:
         def sample(self, n, generator):

@@ -241,11 +241,23 @@ def _output(model: nn.Module, inputs: Inputs, probe: Probe) -> Any:
         given = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}".strip() for name, x in tensors(inputs))
         raise ValueError(
             f"the model cannot be called on what the probe {kind} gives it ({given}): {error}; the probe's inputs need the "
-            "shape, dtype and names of the private examples"
+            f"shape, dtype and names of the private examples{_way_out(probe, error)}"
         ) from error
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _way_out(probe: Probe, error: Exception) -> str:
+    """What to change where the names of the arguments are the matter."""
+    if not isinstance(error, TypeError):
+        return ""
+    if getattr(probe, "bare", None) is False:
+        return f": for a model that is called as model(ids) give the ids alone, {type(probe).__name__}(..., bare=True)"
+    return (
+        ": a tensor is passed as model(x), a mapping as model(**inputs), so for a model with several inputs write a probe whose "
+        "sample() returns {name of the argument: tensor} (docs/models.md)"
+    )
 
 
 def _loss_of(

@@ -18,8 +18,9 @@ from torch import Tensor
 from dpkfc.gradients.clipping import clip_factors
 from dpkfc.gradients.groups import Groups, grouped
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.norms import Formed, per_example_norms
-from dpkfc.gradients.rules import AnyBlock, Calls, joined_calls
+from dpkfc.gradients.norms import LayerNorms, per_example_norms
+from dpkfc.gradients.put_off import answered, put_off
+from dpkfc.gradients.rules import Calls, joined_calls
 from dpkfc.gradients.subspace import split_for
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.metric import Elementwise, Entry, Metric
@@ -130,25 +131,29 @@ class ClippedSummer:
             return self._add_micro_batch(calls, batch_size, groups or Groups(batch_size))
 
     def _add_micro_batch(self, calls: Calls, batch_size: int, groups: Groups) -> MicroBatch:
-        blocks: dict[tuple[str, bool], AnyBlock | Formed] = {}
-        own: dict[str, Tensor] = {}
-        for layer in self._layers:
-            if layer.name not in calls:
-                continue
-            block = grouped(joined_calls(layer, calls.pop(layer.name), batch_size), groups)
-            result = per_example_norms(block, self._metric.get(layer.name), self._clip.methods.get(layer.name))
-            blocks[layer.name, result.whitened] = result.block
-            own[layer.name] = result.norms.double()
-        if not own:
+        found: dict[str, LayerNorms] = {}
+        with put_off() as questions:
+            for layer in self._layers:
+                if layer.name not in calls:
+                    continue
+                block = grouped(joined_calls(layer, calls.pop(layer.name), batch_size), groups)
+                found[layer.name] = per_example_norms(
+                    block, self._metric.get(layer.name), self._clip.methods.get(layer.name)
+                )
+                del block
+        if not found:
             raise ValueError("no layer of the model was called by loss_fn")
+        own, all_finite = _settled(found, questions)
+        blocks = {(name, x.whitened): x.block for name, x in found.items()}
+        found.clear()  # each block is let go as soon as its sum is taken
         norms = torch.stack([x.square() for x in own.values()]).sum(0).sqrt()
         if self._split is None:
             factors = self._factors(own, norms)
         else:
             norms, factor = self._split.clip({name: block for (name, _), block in blocks.items()}, own, norms)
-            factors = dict.fromkeys(own, factor)
+            factors, all_finite = dict.fromkeys(own, factor), False
         finite = torch.isfinite(norms)
-        broken = None if bool(finite.all()) else ~finite
+        broken = None if all_finite or bool(finite.all()) else ~finite
         for key in list(blocks) if self._split is None or self._split.keeps_residual else ():
             self._add(key, weighted_sum(blocks.pop(key), factors[key[0]], broken))
         return MicroBatch(norms, torch.stack([*factors.values()]).min(0).values)
@@ -195,6 +200,15 @@ class ClippedSummer:
                 sums.update(split_sum(layer, parts[0] if len(parts) == 1 else parts[0] + parts[1]))
         # In one order, whether or not a layer was called: processes add their sums up entry by entry.
         return {full: sums[full] for layer in self._layers for full in layer.parameters.values()}
+
+
+def _settled(found: Mapping[str, LayerNorms], questions: Sequence[Tensor]) -> tuple[dict[str, Tensor], bool]:
+    """Layer name to norms `[N]` in float64, and whether all are known to be finite; a card is waited for once, as a rule."""
+    own = {name: x.norms.double() for name, x in found.items()}
+    *unsure, all_finite = answered([*questions, torch.stack([x.isfinite().all() for x in own.values()]).all()])
+    if any(unsure):
+        own = {name: x.norms.double() if x.again is None else x.again().double() for name, x in found.items()}
+    return own, all_finite and not any(unsure)
 
 
 def _zeros(parameter: Tensor) -> Tensor:

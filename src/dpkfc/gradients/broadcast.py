@@ -146,7 +146,7 @@ def settle(doubt: Doubt, gradient: Tensor | None, marked: Tensor | None, losses:
         )
     if doubt.ids and not own:
         axis.shared = True
-        raise ValueError(ambiguous(doubt.layer, len(factors)))
+        raise ValueError(f"{ambiguous(doubt.layer, len(factors))}. Or loss_fn mixes examples: one id moves several losses")
     axis.own, axis.settled = axis.own or doubt.ids, axis.settled or not doubt.ids
 
 

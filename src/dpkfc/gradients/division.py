@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.put_off import is_waited_for
 
 __all__ = ["Division", "divided"]
 
@@ -69,7 +70,7 @@ class Division:
 
         Half of that row, where it can be halved: no two rows of an argument come out alike.
         """
-        if not bool(broken.any()):
+        if not is_waited_for(broken) and not bool(broken.any()):  # a card copies them rather than be waited for
             return self.leaves
         rows = torch.where(broken, broken.int().argmin(), torch.arange(len(broken), device=broken.device))
         return [self._replaced(x, cut.axis, rows, broken) if cut else x for x, cut in zip(self.leaves, self.cuts, strict=True)]

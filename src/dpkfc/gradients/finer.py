@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from dpkfc.gradients.apart import doubled
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.verify import check_per_example_gradients
 
@@ -32,6 +32,8 @@ def check_alone(
     loss_fn: Callable[[nn.Module, Any], Tensor],
     pair: Any,
     singles: Sequence[Any],
+    *,
+    comparable: bool = True,
 ) -> bool:
     """As `check_per_example_gradients`, which it takes from; a copy of the model in float64 has the last word.
 
@@ -40,7 +42,7 @@ def check_alone(
             more than rounding at kinks explains.
     """
     try:
-        return check_per_example_gradients(model, layers, loss_fn, pair, singles)
+        return check_per_example_gradients(model, layers, loss_fn, pair, singles, comparable=comparable)
     except ValueError:
         found = _in_double(model, loss_fn, pair, singles)
         if found is None:
@@ -57,11 +59,8 @@ def _in_double(
         return None
     try:
         twin = copy.deepcopy(model).double()
-        return check_per_example_gradients(twin, find_layers(twin), loss_fn, _double(pair), [_double(x) for x in singles])
+        return check_per_example_gradients(twin, find_layers(twin), loss_fn, doubled(pair), [doubled(x) for x in singles])
     except Exception as error:  # noqa: BLE001 - the first error stands; the text of this one may hold private values
         _log.debug("the check in float64 did not pass either: %s", type(error).__name__)
         return None
 
-
-def _double(batch: Any) -> Any:
-    return tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, batch)

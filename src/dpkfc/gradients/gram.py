@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dpkfc.blocks import Outer
 from dpkfc.gradients.lengths import TINY, lengths, within_reach
+from dpkfc.gradients.put_off import any_of
 
 __all__ = ["SURE", "chunks", "gram_norms", "input_squares", "lookup_squares", "magnitudes_of_rows", "roundoff"]
 
@@ -53,7 +54,7 @@ def _gram_squares(block: Outer) -> tuple[Tensor, Tensor, Tensor]:
     lost = terms * _LEAST * (into.sum(1) + out.sum(1) + positions).square()
     unsure = ~(size * roundoff(block.b) * magnitudes.square() <= SURE * square) | (square <= lost / SURE)
     unsure &= magnitudes > 0
-    if bool(unsure.any()):
+    if any_of(unsure):
         rows = unsure.nonzero()[:, 0]
         closer = _gram_rounding(inputs[rows], outputs[rows], into[rows], out[rows], widths)
         rows = rows[~(closer <= SURE * square[rows]) | (square[rows] <= lost[rows] / SURE)]
@@ -106,7 +107,7 @@ def lookup_squares(ids: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     products = torch.einsum("nt,nts,ns->n", long, same.double(), long)
     slack = ((long > 0).sum(1) + b.shape[-1]) * roundoff(b) * products
     unsure = (~(slack <= SURE * square) | (square < TINY)) & (products > 0)
-    if b.dtype == torch.float32 and bool(unsure.any()):
+    if b.dtype == torch.float32 and any_of(unsure):
         square[unsure] = lookup_squares(ids[unsure], b[unsure].double())[0]
     return square, slack
 

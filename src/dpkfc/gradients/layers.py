@@ -40,6 +40,7 @@ class Layer:
         frozen: roles that are present but not trained.
         transposed: the weight of a linear layer is stored as `[d_in, d_out]`.
         axis: what has been seen of inputs without a batch axis.
+        used: names of parameters that a loss was seen to use.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Layer:
     frozen: tuple[str, ...] = ()
     transposed: bool = False
     axis: LeadingAxis = field(default_factory=LeadingAxis, compare=False, repr=False)
+    used: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
     def module(self) -> nn.Module:

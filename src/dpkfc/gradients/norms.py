@@ -20,6 +20,7 @@ with u the unit roundoff and λ = 4 in the probabilistic model of Higham and Mar
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -69,11 +70,13 @@ class LayerNorms:
         norms: upper bounds `[N]`.
         block: the block itself, its whitened rows, or the gradients formed from it.
         whitened: whether `block` is in the coordinates of the metric already.
+        again: takes the norms once more, from what `block` holds; for those whose questions were put off (`put_off`).
     """
 
     norms: Tensor
     block: AnyBlock | Formed
     whitened: bool
+    again: Callable[[], Tensor] | None = None
 
 
 def choice_for(block: Outer | Tied | ConvBlock, metric: Kronecker) -> Choice:
@@ -97,6 +100,13 @@ def per_example_norms(block: AnyBlock, metric: Entry | None, method: str | None 
     Raises:
         ValueError: a metric of the wrong kind or size for the block.
     """
+    found = _norms_of(block, metric, method)
+    if found.block is block:
+        return replace(found, again=lambda: _norms_of(block, metric, method).norms)
+    return found
+
+
+def _norms_of(block: AnyBlock, metric: Entry | None, method: str | None) -> LayerNorms:
     if isinstance(block, PerExample):
         return LayerNorms(_elementwise_norms(block, metric), block, False)
     if isinstance(metric, Eigenbasis):
@@ -106,7 +116,7 @@ def per_example_norms(block: AnyBlock, metric: Entry | None, method: str | None 
         case Lookup():
             return LayerNorms(_lookup_norms(block, sides), block, False)
         case Tied():
-            return LayerNorms(*tied_norms(block, sides, method))
+            return _tied_norms(block, sides, method)
         case _:
             return _outer_norms(block, sides, method or choice_for(block, sides).method)
 
@@ -116,14 +126,19 @@ def _outer_norms(block: Outer | ConvBlock, metric: Kronecker, method: str) -> La
         return _formed_norms(block, metric)
     plain = block.outer() if isinstance(block, ConvBlock) else block
     rows = _whitened_rows(plain, metric)
-    found = _rank_one_norms(rows) if method == "rank-one" else gram_norms(rows)
-    norms = _over_groups(found, rows.groups)
+    take = _rank_one_norms if method == "rank-one" else gram_norms
+    norms = _over_groups(take(rows), rows.groups)
     if isinstance(block, ConvBlock):  # patches are larger than the image: the sum is taken of the image again
         slack = _rounding_of_second_pass(block, metric, norms / max(_gain(metric), 1e-30))
         if not metric.is_identity:  # rounds relative to ‖g‖, which may be far above what a flat direction leaves of it
             slack = slack + _rounding_of_whitening(block, metric, _magnitudes(plain)[0])
         return LayerNorms(norms + slack, block, False)
-    return LayerNorms(norms, rows, True)
+    return LayerNorms(norms, rows, True, lambda: _over_groups(take(rows), rows.groups))
+
+
+def _tied_norms(block: Tied, metric: Kronecker, method: str | None) -> LayerNorms:
+    norms, rows, whitened = tied_norms(block, metric, method)
+    return LayerNorms(norms, rows, whitened, (lambda: tied_norms(rows, _IDENTITY, "gram")[0]) if whitened else None)
 
 
 def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbasis) -> LayerNorms:

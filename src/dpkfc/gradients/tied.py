@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dpkfc.blocks import Outer, Tied
 from dpkfc.gradients.lengths import within_reach
+from dpkfc.gradients.put_off import any_of
 from dpkfc.metric import Dense, Diagonal, Identity, Kronecker, LowRank
 
 __all__ = ["tied_costs", "tied_norms"]
@@ -96,7 +97,7 @@ def _gram_norms(block: Tied) -> Tensor:
         lost = size * info.tiny * (rows_together + _own_positions(part)).square()  # products of tiny rows, times huge ones
         # Where positions cancel, what rounding makes of them follows the shapes, and with those the other examples.
         unsure = (~(slack <= _CANCELS * square) | (square <= lost / _CANCELS)) & (magnitudes > 0)
-        if part.outer.b.dtype == torch.float32 and bool(unsure.any()):
+        if part.outer.b.dtype == torch.float32 and any_of(unsure):
             square[unsure] = _gram_squares(_in_double(part, unsure))
         pieces.append((square.clamp(min=0) + slack + 0 * square).sqrt())  # NaN in a Gram matrix stays NaN
     return torch.cat(pieces)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as _every_module
 
 from dpkfc.gradients.layers import Layer, check_covered
 from dpkfc.gradients.sharded import local, reshard
@@ -21,7 +22,7 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
 
     Raises:
         ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows private gradients; an
-            optimizer whose step needs a closure, which would ask for gradients without noise.
+            optimizer whose step needs a closure, which would ask for gradients without noise; a complex parameter.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
@@ -37,6 +38,12 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
         )
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    several = [name for name, p in parameters.items() if p.is_complex()]
+    if several:
+        raise ValueError(
+            f"parameter '{several[0]}' is complex, and gradients of complex parameters are not supported; hold its real and "
+            "imaginary parts in a real parameter with a last axis of 2 (torch.view_as_complex makes one of it), or freeze it"
+        )
     held = {p for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name, p in parameters.items() if p not in held]
     if missing:
@@ -102,18 +109,28 @@ def check_finite(layers: Sequence[Layer]) -> None:
 
 
 def refuse_gradient_hooks(model: nn.Module) -> None:
-    """Raise if a parameter has a hook on its gradient, which would be shown private gradients before they are noised.
+    """Raise if a parameter or a module has a hook that would be shown private gradients before they are noised.
 
-    `wandb.watch(model, log="gradients")` leaves such hooks, as do optimizers that step while a backward pass runs.
+    `wandb.watch(model, log="gradients")` leaves such hooks, as do optimizers that step while a backward pass runs. Those of torch
+    itself (`fully_shard` has its own) are left alone.
 
     Raises:
-        ValueError: naming the parameter.
+        ValueError: naming the parameter or the module.
     """
     for name, p in model.named_parameters():
         if getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None):
             raise ValueError(
                 f"parameter '{name}' has a hook on its gradient, which would be shown gradients of private examples without "
                 "noise (wandb.watch(log='gradients'), an optimizer that steps during the backward pass?); remove it. What is "
+                "released is in p.grad when optimizer.step() is called"
+            )
+    everywhere = [*_every_module._global_backward_hooks.values(), *_every_module._global_backward_pre_hooks.values()]
+    for name, module in model.named_modules():
+        hooks = [*module._backward_hooks.values(), *module._backward_pre_hooks.values(), *everywhere]
+        if any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks):
+            raise ValueError(
+                f"module '{name}' ({type(module).__name__}) has a backward hook, which would be shown gradients of private "
+                "examples without noise; remove it (the handle that register_full_backward_hook returned has remove()). What is "
                 "released is in p.grad when optimizer.step() is called"
             )
 

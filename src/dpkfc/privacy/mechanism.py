@@ -281,10 +281,13 @@ def _check(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger:
     for name, x in clipped.tensors.items():
         if x.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"the clipped sum of '{name}' is {x.dtype}; sum and noise need float32 or float64")
-        if not _is_finite(x):
+    _check_finite(clipped.tensors)
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """A finite sum of its entries answers for a tensor, and all of them are asked at once."""
+    if bool(torch.stack([x.sum().isfinite() for x in tensors.values()]).all()):
+        return
+    for name, x in tensors.items():
+        if not bool(x.isfinite().all()):
             raise ValueError(f"the clipped sum of '{name}' is not finite; an example that is not must contribute zero")
-
-
-def _is_finite(x: Tensor) -> bool:
-    """Whether every entry is finite; a finite sum answers for all of them in one pass."""
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())

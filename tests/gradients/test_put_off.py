@@ -1,0 +1,42 @@
+"""Questions that are put off and answered with yes: norms are taken again, and are those of asking at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dpkfc.blocks import Lookup, Outer, Tied
+from dpkfc.gradients import put_off
+from dpkfc.gradients.norms import per_example_norms
+from dpkfc.gradients.rules import AnyBlock
+from dpkfc.metric import Diagonal, Kronecker
+
+N, T, D, V = 3, 6, 160, 200
+
+
+def cancelling(width: int) -> torch.Tensor:
+    """Rows each followed by all but its opposite."""
+    x = torch.randn(N, T // 2, 1, width)
+    return torch.cat([x, 1e-4 * torch.randn(x.shape) - x], 2).flatten(1, 2)
+
+
+def blocks() -> dict[str, AnyBlock]:
+    torch.manual_seed(0)
+    outer = Outer(cancelling(D), torch.randn(N, 1, V).expand(-1, T, -1).contiguous())
+    lookup = Lookup(torch.ones(N, T, dtype=torch.int64), cancelling(D), V)
+    return {"outer": outer, "lookup": lookup, "tied": Tied(lookup, outer)}
+
+
+@pytest.mark.parametrize("whitened", [False, True])
+@pytest.mark.parametrize("kind", ["outer", "lookup", "tied"])
+def test_norms_taken_again_are_those_of_asking_at_once(kind: str, whitened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = {"outer": D, "lookup": V, "tied": D}[kind]
+    outputs = {"outer": V, "lookup": D, "tied": V}[kind]
+    metric = Kronecker(Diagonal(torch.rand(inputs) + 0.5), Diagonal(torch.rand(outputs) + 0.5)) if whitened else None
+    at_once = per_example_norms(blocks()[kind], metric, "gram" if kind == "tied" else None).norms
+    monkeypatch.setattr(put_off, "is_waited_for", lambda x: True)  # as if it lay on a card
+    with put_off.put_off() as asked:
+        found = per_example_norms(blocks()[kind], metric, "gram" if kind == "tied" else None)
+    assert any(put_off.answered(asked)) and found.again is not None
+    assert not torch.equal(found.norms, at_once)
+    assert torch.equal(found.again(), at_once)
