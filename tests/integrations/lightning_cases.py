@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpkfc.config import PrivacyConfig
 from dpkfc.integrations.lightning import PrivateModule, PrivateTraining
 from dpkfc.privacy.ledger import verify
+from tests.heard import Heard
 
 N, B = 40, 8
 
@@ -31,7 +32,7 @@ class Net(PrivateModule):
         torch.manual_seed(0)
         self.lr, self.momentum = lr, momentum
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
-        self.seen, self.grads = [], 0
+        self.seen, self.grads = Heard(), 0
 
     def forward(self, x):
         return self.layers(x)

@@ -15,6 +15,7 @@ from transformers import BertForSequenceClassification, EarlyStoppingCallback, T
 from dpkfc.integrations.huggingface import PrivateTrainer, per_example_cross_entropy
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
+from tests.heard import Heard
 from tests.integrations.hf_cases import (
     TASKS,
     VOCABULARY,
@@ -172,6 +173,43 @@ def test_collators_that_draw_random_numbers_are_taken(tmp_path) -> None:
         other.train()
 
 
+@pytest.mark.parametrize(("epochs", "told"), [(3, True), (1, False)])
+def test_epochs_that_play_no_part_are_told(epochs: int, told: bool, tmp_path, caplog) -> None:
+    """Three are the default of TrainingArguments, so that they cannot be told from a wish."""
+    trainer_of(tmp_path, num_train_epochs=epochs).train()
+    assert ("the plan makes 3 releases, about 1 passes over the data; num_train_epochs=3" in caplog.text) == told
+
+
+def test_a_collator_that_mixes_at_random_is_refused(tmp_path) -> None:
+    def mixup(rows):
+        batch = masking(rows)
+        return {**batch, "input_ids": batch["input_ids"][torch.randperm(len(rows))]}
+
+    with pytest.raises(ValueError, match="mixes examples"):
+        trainer_of(tmp_path, "masked", data_collator=mixup).train()
+
+
+def test_a_dataset_that_augments_is_checked_as_any_other(tmp_path) -> None:
+    """Class weights divided by their mean over the batch show on two labels, which a first pair need not have."""
+
+    class Augmented(list):
+        def __getitem__(self, i):
+            row = super().__getitem__(i)
+            return {**row, "input_ids": [x if torch.rand(()) < 0.9 else 1 for x in row["input_ids"]]}
+
+    def weighted(model, inputs):
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        weight = 0.1 + inputs["labels"].float()
+        return per_example_cross_entropy(logits, inputs["labels"]) * weight / weight.mean()
+
+    rows = sorted(examples("sequence"), key=lambda row: row["labels"])
+    for dataset in (rows, Augmented(rows)):
+        trainer = trainer_of(tmp_path, "sequence", per_example_loss=weighted)
+        trainer.train_dataset = dataset
+        with pytest.raises(ValueError, match="differs from that of the example alone"):
+            trainer.train()
+
+
 # -- what else a Trainer does -----------------------------------------------------------------------------------------
 
 
@@ -309,7 +347,7 @@ def test_adapters_train_and_the_rest_stays(tmp_path) -> None:
 
 
 def test_bfloat16_is_autocast_and_nothing_of_the_model_is_replaced(tmp_path) -> None:
-    dtypes = []
+    dtypes = Heard()
 
     def losses(model, inputs):
         logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits

@@ -67,13 +67,14 @@ def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
 
 def test_training_data_is_not_evaluated_on(tmp_path) -> None:
     rows = examples("sequence")
-    for held_out in (rows, {"a": examples("sequence", 4), "b": rows}):
-        with pytest.raises(ValueError, match="eval_dataset is the train_dataset"):
+    copied, other = examples("sequence", 4), examples("sequence", 4, seed=1)
+    for held_out in (rows, rows[3:5], copied, {"a": other, "b": rows[-1:]}):
+        with pytest.raises(ValueError, match="holds records of the train_dataset"):
             PrivateTrainer(
                 model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=rows, eval_dataset=held_out
             )
     trainer = trainer_of(tmp_path)
-    with pytest.raises(ValueError, match="eval_dataset is the train_dataset"):
+    with pytest.raises(ValueError, match="holds records of the train_dataset"):
         trainer.evaluate(trainer.train_dataset)
     assert trainer.evaluate()["eval_loss"] > 0
 

@@ -16,6 +16,7 @@ from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.integrations.lightning import PrivateTraining
 from dpkfc.session import Session
+from tests.heard import Heard
 from tests.integrations.lightning_cases import Net, data, fit, plan_of, quiet, releases, trainer_of, weights
 
 
@@ -96,6 +97,31 @@ def test_a_private_loss_is_logged_only_under_a_name_that_says_so(tmp_path) -> No
     trainer, _, _ = fit(tmp_path, Logging("train_loss (NOT private)"), plan_of(10.0))
     assert trainer.callback_metrics["train_loss (NOT private)"] > 0
     assert "train_loss (NOT private)" in json.loads((tmp_path / "privacy.json").read_text())["not_private"]
+
+
+class AtTheEnd(Net):
+    """Fills a meter where the loss is made, and logs it when the epoch has ended."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.meter = name, Heard()
+
+    def per_example_loss(self, batch):
+        losses = super().per_example_loss(batch)
+        self.meter.append(losses.mean().item())
+        return losses
+
+    def on_train_epoch_end(self):
+        self.log(self.name, sum(self.meter) / len(self.meter))
+
+
+def test_what_hooks_of_the_training_log_is_marked(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"'meter' is logged while training.*'meter \(NOT private\)', or 'meter \(public\)'"):
+        fit(tmp_path / "plain", AtTheEnd("meter"), plan_of())
+    for name, told in (("meter (NOT private)", True), ("rate (public)", False)):
+        trainer, _, _ = fit(tmp_path / name, AtTheEnd(name), plan_of())
+        assert name in trainer.callback_metrics
+        assert (name in json.loads((tmp_path / name / "privacy.json").read_text())["not_private"]) == told
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])

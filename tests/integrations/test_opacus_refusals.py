@@ -11,6 +11,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -58,10 +59,15 @@ class OwnLoader(DataLoader):
         ({"grad_sample_mode": "ew"}, "leave it out"),
         ({"grad_sample_mode": "ghost_fsdp"}, "leave it out"),
         ({"wrap_model": False}, "close"),
-        ({"rand_on_empty": True}, "size 0"),
+        ({"rand_on_empty": True}, r"size 0.*call only optimizer.step\(\) when the batch is empty"),
         ({"criterion": nn.CrossEntropyLoss(reduction="sum")}, "make them equal"),
         ({"precondtioner": None}, "did you mean 'preconditioner'"),
-        ({"target_unclipped_quantile": 0.5}, "unknown keyword"),
+        ({"target_unclipped_quantile": 0.5}, "adaptive clipping .* max_grad_norm is fixed"),
+        ({"unit": "patient"}, r"patients need a Session: PrivacyConfig\(unit="),
+        ({"noise_scheduler": None}, "no schedules"),
+        ({"max_physical_batch_size": 4}, r"BatchMemoryManager\("),
+        ({"nosie": 1}, "unknown keyword 'nosie'"),
+        ({"criterion": nn.functional.mse_loss}, "criterion must be a torch module"),
         ({"readout": "newton"}, "readout"),
         ({"preconditioner": "kfac"}, "describe"),
         ({"module": nn.BatchNorm1d(6)}, "Three ways out"),
@@ -76,7 +82,11 @@ class OwnLoader(DataLoader):
             {"data_loader": DataLoader(data(), batch_sampler=BatchSampler(SequentialSampler(data()), B, False))},
             "batch sampler of its own",
         ),
-        ({"data_loader": loader(shuffle=None, sampler=WeightedRandomSampler([1.0] * N, 128))}, "WeightedRandomSampler"),
+        (
+            {"data_loader": loader(shuffle=None, sampler=WeightedRandomSampler([1.0] * N, 128))},
+            "WeightedRandomSampler.*weight the losses",
+        ),
+        ({"data_loader": DataLoader(Subset(data(), [*range(N), 1]), batch_size=B)}, "more than once.*Units need a Session"),
         ({"data_loader": loader(shuffle=None, sampler=SubsetRandomSampler(range(4)))}, "Subset"),
         ({"data_loader": loader(shuffle=None, sampler=RandomSampler(data(), replacement=True))}, "RandomSampler"),
         ({"data_loader": loader(batch_size=N + 1)}, "more than the 40 examples"),
@@ -98,7 +108,7 @@ def test_every_refusal_names_the_fix_and_changes_nothing(settings, match) -> Non
 
 
 @pytest.mark.parametrize(
-    ("settings", "match"), [({"accountant": "gdp"}, "upper bound"), ({"secure_mode": True}, "cipher")]
+    ("settings", "match"), [({"accountant": "gdp"}, "upper bound"), ({"secure_mode": True}, "cipher.*a Session .*'rounded'")]
 )
 def test_refused_engines(settings, match: str) -> None:
     with pytest.raises(ValueError, match=match):

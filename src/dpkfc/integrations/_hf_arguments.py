@@ -8,6 +8,7 @@ from typing import Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 
+from dpkfc.data.repeats import check_held_out
 from dpkfc.plan import Plan
 
 __all__ = ["check_arguments", "check_overrides", "check_schedule", "check_settings", "steps_per_epoch"]
@@ -50,9 +51,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a dataset with a length and "
             "an index"
         )
-    for dataset in held_out.values() if isinstance(held_out, dict) else (held_out,):
-        if dataset is not None and dataset is train:
-            raise ValueError("eval_dataset is the train_dataset; ε does not cover its metrics, evaluate on other data")
+    for name, dataset in held_out.items() if isinstance(held_out, dict) else (("eval_dataset", held_out),):
+        if dataset is not None:
+            check_held_out(dataset, train, name if name == "eval_dataset" else f"eval_dataset['{name}']")
 
 
 def check_overrides(kind: type, base: type, has_loss: bool) -> None:

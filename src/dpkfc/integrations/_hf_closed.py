@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from transformers import Trainer
 
+from dpkfc.data.repeats import check_held_out
 from dpkfc.integrations._summary import write_summary
 from dpkfc.plan import Plan
 from dpkfc.session import Session
@@ -35,6 +37,7 @@ class ClosedTrainer(Trainer):
     plan: Plan
     session: Session | None = None
     ledger_path: Path
+    _held_out: Sequence[Any] = ()  # data sets that were compared with the private one
 
     # -- closed --------------------------------------------------------------------------------------------------------
 
@@ -62,14 +65,13 @@ class ClosedTrainer(Trainer):
         """As of `transformers.Trainer`, for other data than was trained on.
 
         Raises:
-            ValueError: the train_dataset, whose metrics would be logged without noise.
+            ValueError: the train_dataset or a part of it, whose metrics would be logged without noise.
         """
-        used = self.eval_dataset if eval_dataset is None else eval_dataset
-        if used is not None and used is self.train_dataset:
-            raise ValueError(
-                "eval_dataset is the train_dataset: its metrics would be logged without noise, and ε would not cover them. "
-                "Evaluate on other data; log_private_loss=True logs the training loss, marked as not private"
-            )
+        used: Any = self.eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else eval_dataset
+        used = used[eval_dataset] if isinstance(eval_dataset, str) else used
+        if used is not None and not any(used is x for x in self._held_out):
+            check_held_out(used, self.train_dataset, "eval_dataset")
+            self._held_out = [*self._held_out, used]
         return super().get_eval_dataloader(eval_dataset)
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:

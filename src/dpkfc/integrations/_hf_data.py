@@ -6,11 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
-
-__all__ = ["AsDict", "rows_of"]
+__all__ = ["AsDict"]
 
 
 @dataclass(frozen=True)
@@ -30,14 +26,3 @@ class AsDict:
         if not isinstance(batch, Mapping):
             raise ValueError(f"data_collator returned a {type(batch).__name__}; it must return a dict of tensors")
         return dict(batch)
-
-    def draws(self, dataset: Any) -> bool:
-        """Whether collating the same example twice gives two batches: it masks or augments at random."""
-        tries = [self([dataset[0], dataset[1 % len(dataset)]]) for _ in range(8)]
-        first, *others = ([x for x in tree_flatten(batch)[0] if isinstance(x, Tensor)] for batch in tries)
-        return any(not torch.equal(x, y) for other in others for x, y in zip(first, other, strict=True))
-
-
-def rows_of(batch: dict[str, Any], *chosen: int) -> dict[str, Any]:
-    """A few examples of a batch of two, as they were padded and drawn in it."""
-    return tree_map(lambda x: x[list(chosen)] if isinstance(x, Tensor) and x.dim() and x.shape[0] == 2 else x, batch)

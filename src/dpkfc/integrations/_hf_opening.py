@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,16 @@ from transformers import TrainerState
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
-from dpkfc.gradients.layers import find_layers
-from dpkfc.gradients.micro import check_examples
 from dpkfc.integrations._hf_arguments import check_schedule, steps_per_epoch
-from dpkfc.integrations._hf_data import AsDict, rows_of
+from dpkfc.integrations._hf_data import AsDict
 from dpkfc.session import Session
 
 if TYPE_CHECKING:
     from dpkfc.integrations.huggingface import PrivateTrainer
 
 __all__ = ["frozen_statistics", "open_session", "to_training"]
+
+_log = logging.getLogger(__name__)
 
 
 def frozen_statistics(model: nn.Module) -> list[nn.Module]:
@@ -63,8 +64,7 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
     collate = AsDict(loader.collate_fn)
     if trainer.args.activation_checkpointing:  # spares memory where most layers are frozen, as with adapters
         trainer.model.activation_checkpointing_enable()
-    random = collate.draws(loader.dataset)
-    _check_loss(trainer, loader.dataset, collate, random)
+    _settle_loss(trainer, loader.dataset, collate)
     trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
     check_schedule(trainer.optimizer, trainer.lr_scheduler)
     trainer.ledger_path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,6 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
         ledger_path=trainer.ledger_path,
         collate_fn=collate,
         num_workers=trainer.args.dataloader_num_workers,
-        verify=not random,
     )
     try:
         _begin(trainer, session, folder)
@@ -87,17 +86,14 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
     return session
 
 
-def _check_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict, random: bool) -> None:
-    """Is the default loss the model's own, and, where collating is random, does the loss mix no examples?"""
+def _settle_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict) -> None:
+    """Is the default loss the model's own?"""
     model = trainer.model
     if trainer.default_loss is not None:
         model.eval()
         few = range(min(8, len(dataset)))
         trainer.default_loss.settle(model, (trainer._prepare_inputs(collate([dataset[i]])) for i in few))
     to_training(trainer)
-    if random:  # the session would collate an example a second time, and get another one
-        pair = collate([dataset[0], dataset[1 % len(dataset)]])
-        check_examples(model, find_layers(model), trainer.per_example_loss, lambda *rows: rows_of(pair, *rows), 2)
 
 
 def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> None:
@@ -117,7 +113,12 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
         trainer.lr_scheduler.load_state_dict(extra["scheduler"])
         for _ in range(session.steps_done - extra["releases"]):  # lost with the crash, but spent
             trainer.lr_scheduler.step()
-    passes = math.ceil(plan.steps / steps_per_epoch(plan))
+    passes, asked = math.ceil(plan.steps / steps_per_epoch(plan)), trainer.args.num_train_epochs
+    if trainer.args.max_steps <= 0 and round(asked * steps_per_epoch(plan)) != plan.steps:  # the default, or given as such
+        _log.warning(
+            "the plan makes %d releases, about %.3g passes over the data; num_train_epochs=%g plays no part",
+            plan.steps, plan.steps / steps_per_epoch(plan), asked,
+        )  # fmt: skip
     trainer.state.compute_steps(trainer.args, plan.steps)
     trainer.state.init_training_references(trainer, plan.steps, passes, None)
     trainer.state.global_step = session.steps_done

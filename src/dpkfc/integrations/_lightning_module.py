@@ -15,9 +15,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from dpkfc.integrations.lightning import PrivateTraining
 
-__all__ = ["MARK", "PrivateModule", "Steps", "refused", "refused_at_start", "step_schedules"]
+__all__ = ["MARK", "PUBLIC", "PrivateModule", "Steps", "refused", "refused_at_start", "step_schedules"]
 
-MARK = "(NOT private)"
+MARK, PUBLIC = "(NOT private)", "(public)"
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,22 @@ class PrivateModule(pl.LightningModule):
         )
 
     def log(self, name: str, *args: Any, **settings: Any) -> None:
-        """As of `LightningModule`; what `per_example_loss` logs is private, and its name has to say so.
+        """As of `LightningModule`; what is logged while training is taken for private, unless its name says something else.
 
         Raises:
-            ValueError: such a name without the mark.
+            ValueError: a name without a mark, in `per_example_loss` or a hook of the training; there "(public)" is a mark too.
         """
+        trainer = self._trainer
         if self._in_release and not name.endswith(MARK):
             raise ValueError(
                 f"per_example_loss logs '{name}', which is computed from private examples without noise: loggers and "
                 f"checkpoints would hold it and ε would not cover it. Leave it out, or call it '{name} {MARK}'"
+            )
+        if trainer is not None and trainer.training and not name.endswith((MARK, PUBLIC)):
+            raise ValueError(
+                f"'{name}' is logged while training, where a meter that per_example_loss has filled would be private: call it "
+                f"'{name} {MARK}', or '{name} {PUBLIC}' where it is made of released weights, learning rates and counts of steps "
+                "alone. What validation hooks log needs no mark"
             )
         super().log(name, *args, **settings)
 

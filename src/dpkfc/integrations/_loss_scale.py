@@ -182,8 +182,10 @@ class LossScale:
         self._warned = True
         warnings.warn(
             "the gradients of this loss do not show by what it divides. It must be a mean over the examples of the batch; "
-            "divided by anything that depends on their labels or lengths, ε would not hold. If it is not such a mean, "
-            + _WAYS_OUT,
+            "divided by anything that depends on their labels or lengths, ε would not hold. Nor do they show whether the loss of "
+            "an example depends on the others (contrastive, Cox, AUC, batch statistics): then ε would not hold either. A Session "
+            "checks that, and so does make_private(criterion=...) with the module that the script calls as criterion(output, "
+            "target). If it is not such a mean, " + _WAYS_OUT,
             UserWarning,
             stacklevel=2,
         )

@@ -34,8 +34,8 @@ def check_mode(secure_mode: bool) -> None:
     if secure_mode:
         raise ValueError(
             "secure_mode=True is not supported; leave it out: noise comes from a cipher keyed by the operating system in "
-            "every mode (on an accelerator from its own generator, seeded anew for each release), but the rounding of "
-            "floating-point numbers is not guarded against"
+            "every mode (on an accelerator from its own generator, seeded anew for each release), but here the rounding of "
+            "floating-point numbers is not guarded against; a Session does that, with PrivacyConfig(noise='rounded')"
         )
 
 
@@ -86,8 +86,9 @@ def attached(plan: Plan, parts: Parts, options: Options, limit: int | None) -> t
             ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
         undo.callback(ledger.close)
         step = PrivateStep(
-            plan, module, optimizer, ledger, loss_reduction=options.loss_reduction, verify=options.verify, source=source
-        )
+            plan, module, optimizer, ledger, loss_reduction=options.loss_reduction, verify=options.verify, source=source,
+            criterion=options.criterion,
+        )  # fmt: skip
         undo.callback(step.close)
         loader = PrivateLoader(source, Draws(plan, _length(options, source, plan.dataset_size)), step)
         undo.pop_all()

@@ -15,13 +15,31 @@ from dpkfc.gradients.clipping import CLIPPINGS
 
 __all__ = ["Options"]
 
+_ADAPTIVE = (
+    "adaptive clipping would spend a budget of its own on norms; leave it out: max_grad_norm is fixed, and clipping='normalised' "
+    "or 'automatic' scales every gradient, so that no bound has to be found"
+)
+_UNITS = "an engine protects single examples; patients need a Session: PrivacyConfig(unit=..., max_records_per_unit=...)"
+_PLANNED = "noise, clip and batch size have no schedules, a plan is fixed for its whole run; leave it out"
+_ELSEWHERE = {
+    **dict.fromkeys(("target_unclipped_quantile", "clipbound_learning_rate", "unclipped_num_std"), _ADAPTIVE),
+    **dict.fromkeys(("min_clipbound", "max_clipbound"), _ADAPTIVE),
+    **dict.fromkeys(("unit", "units", "max_records_per_unit"), _UNITS),
+    **dict.fromkeys(("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"), _PLANNED),
+    "max_physical_batch_size": "give it to BatchMemoryManager(data_loader=..., max_physical_batch_size=..., optimizer=...)",
+    "noise": "an engine adds Gaussian noise; noise='rounded' needs a Session: PrivacyConfig(noise='rounded')",
+    **dict.fromkeys(("accountant", "secure_mode"), "give it to PrivacyEngine(...)"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The further keywords of `make_private` and `make_private_with_epsilon`, those of Opacus first.
 
     Attributes:
-        criterion: the script's loss, only to check its reduction; returned as it is where `grad_sample_mode="ghost"`.
+        criterion: the script's loss, a module called as `criterion(output, target)`: its calls 1, 2, 4, 8, … are compared with
+            what it makes of single examples, so that one which mixes examples is an error. It is the script that has to call this
+            very module. Returned as it is where `grad_sample_mode="ghost"`.
         batch_first: only True.
         loss_reduction: of the script's loss, "mean" or "sum"; with "sum" the gradient is not divided by the batch size.
         poisson_sampling: False shuffles, which needs `uncertified=True`.
@@ -36,7 +54,8 @@ class Options:
         ledger_path: file of the privacy ledger, continued where it exists; None keeps it in memory.
         uncertified: accept shuffled batches, whose ε is no guarantee.
         test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
-        verify: compare per-example gradients of the model with plain autograd on two examples of the first batch.
+        verify: compare per-example gradients of the model with plain autograd on some examples, at batches 1, 2, 4, 8, … and
+            whenever a switch of a module (an attribute that is True or False) is in a new position; the same for `criterion`.
 
     Raises:
         ValueError: a value that this library does not take, naming the fix.
@@ -63,11 +82,13 @@ class Options:
         """The options of a call.
 
         Raises:
-            ValueError: an unknown keyword, naming the nearest known one; a value that is not taken.
+            ValueError: an unknown keyword, naming the nearest known one or what there is in its place; a value that is not taken.
         """
         known = [field.name for field in fields(cls)]
         for name in keywords:
             if name not in known:
+                if name in _ELSEWHERE:
+                    raise ValueError(f"keyword {name!r} is not supported: {_ELSEWHERE[name]}")
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known ones are {', '.join(known)}"
                 raise ValueError(f"unknown keyword {name!r}; {hint}")
@@ -105,7 +126,9 @@ def _refused_values(options: Options) -> Iterator[tuple[bool, str]]:
     )
     yield (
         options.rand_on_empty,
-        "rand_on_empty=True is not supported; leave it out: an empty batch has a leading axis of size 0",
+        "rand_on_empty=True is not supported; leave it out: an empty batch has a leading axis of size 0. Where the model cannot "
+        "take that (packed sequences), call only optimizer.step() when the batch is empty: if len(y) == 0: optimizer.step(); "
+        "continue",
     )
 
 
@@ -118,6 +141,11 @@ def _refused_pairs(options: Options) -> Iterator[tuple[bool, str]]:
     yield (
         options.poisson_sampling and options.uncertified,
         "uncertified=True goes with poisson_sampling=False; leave it out for Poisson sampling",
+    )
+    yield (
+        options.criterion is not None and not isinstance(options.criterion, nn.Module),
+        f"criterion must be a torch module, whose calls can be seen, got {type(options.criterion).__name__}; wrap the function "
+        "in one, or leave criterion out",
     )
     reduction = getattr(options.criterion, "reduction", options.loss_reduction)
     yield (

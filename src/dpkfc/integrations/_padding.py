@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, default_collate
 
+from dpkfc.gradients.broadcast import leading_size
 from dpkfc.gradients.verify import evaluation_mode
+from dpkfc.integrations._rows import Inputs, is_plain_list
 
 __all__ = ["check_padding", "warn_of_changed_rows"]
 
@@ -28,8 +30,6 @@ _MESSAGE = (
     "example changes the gradients of the others. Leave padding out of the model (an attention mask, a mean over the real "
     "positions, packed sequences), or pad every batch to one length"
 )
-
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def check_padding(
@@ -69,13 +69,16 @@ def check_padding(
                     raise ValueError(_MESSAGE)
 
 
-def warn_of_changed_rows(inputs: Inputs, batch: Any, size: int) -> None:
+def warn_of_changed_rows(inputs: Inputs, batch: Any, size: int) -> bool:
     """Warn of floating-point inputs of the model whose rows are none of the batch's, whatever their type, device and order.
 
     Args:
         inputs: (args, kwargs) of the call of the model on `batch`.
         batch: as the loader handed it out.
         size: examples in it.
+
+    Returns:
+        Whether it warned.
     """
     known = [_sorted_rows(x) for x in _tensors(batch) if len(x) == size]
     for x in _tensors(inputs):
@@ -89,9 +92,10 @@ def warn_of_changed_rows(inputs: Inputs, batch: Any, size: int) -> None:
                 "statistics of the batch) voids ε, since one example then enters the clipped gradients of several. Change single "
                 "examples in the dataset or its collate function",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-            return
+            return True
+    return False
 
 
 def _sorted_rows(x: Tensor) -> Tensor:
@@ -103,14 +107,27 @@ def _plain(tree: Any) -> Any:
     return tree_map(lambda x: _plain(dict(x)) if isinstance(x, Mapping) else x, tree)
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [x for x in tree_flatten(_plain(tree))[0] if isinstance(x, Tensor) and x.dim()]
+def _leaves(tree: Any, size: int) -> list[Any]:
+    return tree_flatten(_plain(tree), is_leaf=lambda x: is_plain_list(x, size))[0]
+
+
+def _tensors(tree: Any, size: int = 0) -> list[Tensor]:
+    """All tensors with an axis, and lists of so many numbers (lengths) as tensors."""
+    found = (torch.tensor(x) if is_plain_list(x, size) and _numbers(x) else x for x in _leaves(tree, size))
+    return [x for x in found if isinstance(x, Tensor) and x.dim()]
+
+
+def _numbers(x: Any) -> bool:
+    return all(isinstance(y, (int, float)) for y in x)
 
 
 def _places(inputs: Inputs, batch: Any) -> list[int] | None:
-    """Which tensor of the batch each tensor input of the model is; None where one of them is none of the batch."""
-    parts, places = _tensors(batch), []
-    for x in _tensors(inputs):
+    """Which part of the batch each input of the model is, tensors and lists of numbers; None where one of them is none of it."""
+    size = leading_size(_plain(inputs)) or 0
+    if any(is_plain_list(x, size) and not _numbers(x) for x in _leaves(inputs, size)):
+        return None
+    parts, places = _tensors(batch, size), []
+    for x in _tensors(inputs, size):
         same = [k for k, part in enumerate(parts) if part.shape == x.shape and torch.equal(part.to(x), x)]
         if not same:
             return None
@@ -133,8 +150,16 @@ def _of_two_lengths(dataset: Any, collate: Callable[[list[Any]], Any], order: It
 
 
 def _filled(inputs: Inputs, places: list[int], batch: Any) -> Inputs:
-    parts, order = _tensors(batch), iter(places)
-    return tree_map(lambda x: parts[next(order)].to(x) if isinstance(x, Tensor) and x.dim() else x, inputs)
+    size = leading_size(_plain(inputs)) or 0
+    parts, order = _tensors(batch, len(next(iter(_tensors(batch))))), iter(places)
+
+    def of(x: Any) -> Any:
+        if is_plain_list(x, size):
+            return type(x)(parts[next(order)].tolist())
+        return parts[next(order)].to(x) if isinstance(x, Tensor) and x.dim() else x
+
+    filled: Inputs = tree_map(of, inputs, is_leaf=lambda x: is_plain_list(x, size))
+    return filled
 
 
 def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:

@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from dpkfc.data.loader import split
 from dpkfc.data.repeats import check_once
 from dpkfc.gradients.random_state import renew
+from dpkfc.gradients.steady import check_steady
 from dpkfc.plan import Plan
 from dpkfc.privacy.rng import SamplingStream
 
@@ -218,10 +219,15 @@ def check_loader(loader: Any) -> None:
     if not plain:
         raise ValueError(
             f"the {type(sampler).__name__} of data_loader would silently be replaced by uniform sampling, and no other "
-            "distribution is accounted for; pass shuffle=True, and choose examples in the dataset itself (for example "
-            "torch.utils.data.Subset, each at most once)"
+            "distribution is accounted for; pass shuffle=True, weight the losses instead of the draws, and choose examples in "
+            "the dataset itself (for example torch.utils.data.Subset, each at most once)"
         )
-    check_once(loader.dataset)
+    try:
+        check_once(loader.dataset)
+    except ValueError as error:
+        raise ValueError(f"{error}. Units need a Session: an engine protects single examples") from None
+    dataset: Any = loader.dataset
+    check_steady(lambda row: loader.collate_fn([dataset[row]]), len(dataset))
     if not getattr(loader, "in_order", True):
         raise ValueError("data_loader has in_order=False; batches must come in the order in which they were drawn")
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from dpkfc.coordinates import Coordinates
 from dpkfc.data.public import check_probes
@@ -29,11 +30,12 @@ from dpkfc.gradients.random_state import renew
 from dpkfc.gradients.rules import Call
 from dpkfc.gradients.tape import Tape
 from dpkfc.gradients.update import check_finite
-from dpkfc.integrations._checks import SHOWN, Hook, check_model, check_optimizer, check_untouched
+from dpkfc.integrations._checks import SHOWN, Hook, check_optimizer, check_untouched
+from dpkfc.integrations._criterion import CriterionCheck
 from dpkfc.integrations._guard import refuse_gradient_hooks
+from dpkfc.integrations._looks import Looks
 from dpkfc.integrations._loss_scale import LossScale
 from dpkfc.integrations._owed import Owed
-from dpkfc.integrations._padding import check_padding, warn_of_changed_rows
 from dpkfc.integrations._poisson_loader import Drawn
 from dpkfc.plan import Plan
 from dpkfc.postprocess.chain import Chain
@@ -45,6 +47,11 @@ if TYPE_CHECKING:
 
 __all__ = ["PrivateStep"]
 
+_SEVERAL = (
+    "Where a step needs the model several times (two inputs of one example, two terms of a loss), wrap the calls in one module "
+    "whose forward makes them all and make that private, or use a Session, whose loss function may call the model several times"
+)
+
 
 class PrivateStep:
     """Makes `optimizer.step()` private for one model.
@@ -55,8 +62,9 @@ class PrivateStep:
         ledger: of the same plan.
         loss_reduction: of the user's loss, "mean" or "sum". As in Opacus, "sum" also leaves the division of the
             gradient by the expected batch size out.
-        verify: compare the model's per-example gradients with plain autograd on two examples of the first batch.
+        verify: compare the model's per-example gradients with plain autograd on some examples, at batches 1, 2, 4, 8, ….
         source: the script's own loader, in whose batches padding is looked at; None leaves that out.
+        criterion: the script's own loss, to be called on parts of a batch; None leaves that out.
 
     Raises:
         ValueError: a model that is not covered, or an optimizer of other parameters.
@@ -72,6 +80,7 @@ class PrivateStep:
         loss_reduction: str = "mean",
         verify: bool = True,
         source: DataLoader[Any] | None = None,
+        criterion: nn.Module | None = None,
     ) -> None:
         self.plan, self.model, self.optimizer, self.ledger = plan, model, optimizer, ledger
         self.layers = find_layers(model)
@@ -85,11 +94,12 @@ class PrivateStep:
             check_probes(plan.config.preconditioner, source.dataset)
         self._clip = plan.config.clip(layer.name for layer in self.layers)
         self._noise = plan.noise_stream()
-        self._reduction, self._scale, self._verify = loss_reduction, LossScale(loss_reduction), verify
+        self._reduction, self._scale = loss_reduction, LossScale(loss_reduction)
+        self._looks = Looks(model, self.layers, source) if verify else None
+        self._criterion = CriterionCheck(criterion, loss_reduction) if criterion is not None and verify else None
         self._token: object = None
         self._ended = False
         self._owed = Owed()
-        self._source = source
         self._recording: ExitStack | None = None
         self._attributes: Attributes | None = None
         self._size: int | None = None
@@ -98,11 +108,12 @@ class PrivateStep:
         self._clear()
         for name in SHOWN:
             setattr(optimizer, name, getattr(plan, name))
-        self._handles = [
+        self._handles: list[RemovableHandle | CriterionCheck] = [
             model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(Hook(self._after_forward), always_call=True),
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
+            *([self._criterion] if self._criterion else []),
         ]
 
     # -- the loader ----------------------------------------------------------------------------------------------------
@@ -156,7 +167,7 @@ class PrivateStep:
             self.forget()
             raise
         self._drawn, self._heard = drawn, []
-        self._batch = batch if self._verify else None
+        self._batch = batch if self._looks is not None else None
         self._clear()
 
     def ends(self, handed: int) -> bool:
@@ -193,27 +204,18 @@ class PrivateStep:
             return
         self._check_unchanged()  # before the tape sets requires_grad
         size = leading_size((args, kwargs))
-        if self._verify and size:
-            self._check_model((args, kwargs), size)
+        if self._looks is not None and size:
+            self._busy = True  # a look runs the model itself
+            try:
+                self._looks.look((args, kwargs), size, self._batch, () if self._drawn is None else self._drawn.logical)
+            finally:
+                self._busy = False
         scale = float(size or 0) if self._reduction == "mean" else 1.0
         self._attributes = self._attributes or Attributes(self.model)  # the script's loss may read them until its step
         recording, self._size = ExitStack(), size
         recording.enter_context(restored_state(self.model))
         recording.enter_context(Tape(self.model, self.layers, partial(self._hear, self._drawn, size), scale, size))
         self._recording = recording
-
-    def _check_model(self, inputs: tuple[tuple[Any, ...], dict[str, Any]], size: int) -> None:
-        self._busy = True  # the check runs the model itself
-        try:
-            check_model(self.model, self.layers, inputs, size)
-            if self._source is not None and self._batch is not None:
-                drawn = () if self._drawn is None else self._drawn.logical
-                check_padding(self.model, inputs, self._batch, self._source, drawn)
-                if size > 1:  # the last look of this run: it warns once
-                    warn_of_changed_rows(inputs, self._batch, size)
-        finally:
-            self._busy = False
-        self._verify = size < 2
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Stop recording, also after an error."""
@@ -273,7 +275,7 @@ class PrivateStep:
         if drawn is None:
             raise RuntimeError(
                 "optimizer.step() without a new batch: each batch of the private loader is released once. Step once for every "
-                "batch, inside the loop over the loader that make_private returned"
+                f"batch, inside the loop over the loader that make_private returned. {_SEVERAL}"
             )
         self._owed.check(drawn.logical)
         if not drawn.first and self._summer is None:
@@ -295,7 +297,7 @@ class PrivateStep:
         assert self._summer is not None
         if drawn.size:
             self._summer.add(calls, drawn.size)
-        if drawn.size > 1:
+        if drawn.size > 1 and not (self._criterion and self._criterion.passed):
             self._scale.warn_without_verdict()
         if drawn.last:
             self._release(self._summer)
@@ -307,7 +309,7 @@ class PrivateStep:
         if len(self._heard) > 1:
             raise RuntimeError(
                 f"{len(self._heard)} forward passes were differentiated before one optimizer.step(); run model, backward and "
-                "step once for every batch (BatchMemoryManager splits a batch that is too large)"
+                f"step once for every batch (BatchMemoryManager splits a batch that is too large). {_SEVERAL}"
             )
         if not self._heard:
             if drawn.size == 0:
@@ -325,7 +327,8 @@ class PrivateStep:
         if size != drawn.size:
             raise RuntimeError(
                 f"the model was run on {size} examples but the private loader drew {drawn.size}; pass each batch to the model "
-                "as it comes, whole, with the batch as its leading axis"
+                "as it comes, whole, with the batch as its leading axis (packed sequences have none: pack them inside forward; a "
+                "batch that is too large for the memory is split by BatchMemoryManager)"
             )
         return tape.collect()
 
@@ -378,7 +381,8 @@ class PrivateStep:
         for name in SHOWN:
             if getattr(self.optimizer, name) != getattr(self.plan, name):
                 raise RuntimeError(
-                    f"optimizer.{name} was changed after make_private; a plan is fixed for its whole run"
+                    f"optimizer.{name} was changed after make_private; a plan is fixed for its whole run: noise, clip and batch "
+                    "size have no schedules (a schedule of the learning rate is free)"
                 )
 
     def _require_open(self) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
+from dpkfc.gradients.loss_state import isolated
 from dpkfc.integrations._guard import refuse_gradient_hooks, refuse_unreleased_steps
 from dpkfc.integrations._hf_arguments import check_arguments, check_overrides, check_settings, steps_per_epoch
 from dpkfc.integrations._hf_closed import PRIVATE_LOSS, ClosedTrainer
@@ -80,7 +81,7 @@ class PrivateTrainer(ClosedTrainer):
         self.plan = plan
         self.units = self.train_dataset[units] if isinstance(units, str) else units
         default = ModelLoss(model, args.label_smoothing_factor) if per_example_loss is None else None
-        self.default_loss, self._loss_fn = default, per_example_loss or default
+        self.default_loss, self._loss_fn = default, default if per_example_loss is None else isolated(per_example_loss)
         self.ledger_path = Path(ledger_path or Path(str(args.output_dir)) / "ledger.jsonl")
         self._losses: list[Tensor] | None = [] if log_private_loss else None
         self._private_loss = math.nan

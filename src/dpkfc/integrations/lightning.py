@@ -9,7 +9,8 @@
 
 Every training step is one logical batch: drawn, clipped, noised, charged and stepped by the session. Validation, loggers,
 checkpoints, early stopping, `max_steps` and `limit_train_batches` are Lightning's. Learning rate schedules are stepped at
-their `interval`, where a step is a release. Logged is ε; what `per_example_loss` logs must be marked as not private.
+their `interval`, where a step is a release. Logged is ε; what the module logs while it trains must be marked, "(NOT private)" or
+"(public)".
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpkfc.gradients.loss_state import forgotten
 from dpkfc.integrations._guard import refuse_gradient_hooks, refuse_unreleased_steps
-from dpkfc.integrations._lightning_module import MARK, PrivateModule, refused, refused_at_start, step_schedules
+from dpkfc.integrations._lightning_module import MARK, PUBLIC, PrivateModule, refused, refused_at_start, step_schedules
 from dpkfc.integrations._summary import write_summary
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import BudgetExhausted
@@ -132,7 +134,7 @@ class PrivateTraining(pl.Callback):
 
         def losses(model: Any, batch: Any) -> Tensor:
             autocast = dtype is not None and model.training  # checks compare in full precision
-            with torch.autocast(device, dtype, enabled=autocast):
+            with torch.autocast(device, dtype, enabled=autocast), forgotten(model.per_example_loss, model):
                 return model.per_example_loss(trainer.precision_plugin.convert_input(batch))
 
         with torch.autocast(device, enabled=False), module.in_release():
@@ -140,7 +142,7 @@ class PrivateTraining(pl.Callback):
         step_schedules(trainer, session.steps_done)
         last = session.steps_done >= self.plan.steps
         if last or (trainer.log_every_n_steps and session.steps_done % trainer.log_every_n_steps == 0):
-            module.log("epsilon", session.epsilon, prog_bar=True, batch_size=1)
+            pl.LightningModule.log(module, "epsilon", session.epsilon, prog_bar=True, batch_size=1)
         trainer.should_stop = trainer.should_stop or last
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ class PrivateTraining(pl.Callback):
         if self.session is not None:
             self.session.close()
             if self._ledger_path is not None:
-                names = sorted({*module.trainer.callback_metrics} - {"epsilon"})
+                names = sorted(x for x in module.trainer.callback_metrics if x != "epsilon" and not x.endswith(PUBLIC))
                 logged = [
                     x if x.endswith(MARK) else f"{x}: logged by the module, not covered by the plan" for x in names
                 ]

@@ -13,7 +13,9 @@ Differences that show:
 * noise and sampling are keyed by the operating system; no generator reaches them, `test_mode_seed` makes a run
   repeatable and not private;
 * the accountant is PLD by default ("prv" names the same numerical composition and selects it);
-* a loss that mixes examples, a skipped batch, two backward passes before a step, a weight used outside its layer: errors.
+* a model that mixes examples, a skipped batch, two backward passes before a step, a weight used outside its layer: errors. Of
+  the loss the engine sees its gradient at the model's output, which does not tell whether it mixes examples: a warning says so
+  where it is no plain cross-entropy, and a loss that is given as `criterion=` is called on single examples and refused.
 """
 
 from __future__ import annotations
@@ -43,14 +45,15 @@ class PrivacyEngine:
     Args:
         accountant: "pld" (default), "prv" (the same) or "rdp".
         secure_mode: only False. On a CPU the noise comes from a cipher in every mode; what Opacus does beyond that under
-            this name, against attacks on the rounding of floating-point numbers, is not done.
+            this name, against attacks on the rounding of floating-point numbers, a `Session` does with `noise="rounded"`.
 
     Raises:
         ValueError: another accountant, or secure_mode=True.
 
     Guarantee:
         Each `optimizer.step()` that ends a logical batch is one release of the plan's event, in the ledger before it
-        exists, provided the loss is a mean (or sum, as declared) of per-example losses.
+        exists, provided the loss is a mean (or sum, as declared) of per-example losses, which is checked as far as `Options`
+        (`criterion`, `verify`) and docs/integrations.md say.
     """
 
     def __init__(self, *, accountant: str = "pld", secure_mode: bool = False) -> None:
