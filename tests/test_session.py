@@ -18,6 +18,7 @@ from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
 from dpkfc.session import Session
+from tests.heard import Heard
 
 N = 40
 
@@ -133,12 +134,11 @@ def test_leaving_the_loop_or_an_exception_leaks_nothing() -> None:
     with session(plan(1.0, max_physical_batch_size=2), clean) as s:
         train(s)
     with session(plan(1.0, max_physical_batch_size=2), broken, verify=False) as s:
-        calls = 0
+        calls = Heard()
 
         def failing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-            nonlocal calls
-            calls += 1
-            if calls == 3:
+            calls.append(1)
+            if len(calls) == 3:
                 raise RuntimeError("boom")
             return loss_fn(model, batch)
 
@@ -498,17 +498,17 @@ def test_epsilon_with_a_guarantee_or_without_any_noise_does_not_warn() -> None:
 def test_padding_changes_shapes_and_nothing_else(preconditioner: KFAC | None) -> None:
     results, shapes = [], {}
     for settings in ({}, {"pad_to_multiple": 4}, {"pad_to_multiple": 4, "max_physical_batch_size": 8}):
-        model, seen = net(), set()
+        model, seen = net(), Heard()
 
-        def loss(model: nn.Module, batch: tuple[Tensor, Tensor], seen: set[int] = seen) -> Tensor:
-            seen.add(len(batch[0]))
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor], seen: list[int] = seen) -> Tensor:
+            seen.append(len(batch[0]))
             return loss_fn(model, batch)
 
         p = plan(1.0, expected_batch_size=12, steps=10, preconditioner=preconditioner, **settings)
         with session(p, model, verify=False) as s:
             records = [s.step(batch, loss) for batch in s.batches()]
         results.append((weights(model), [(r.batch_size, r.clipped_fraction) for r in records]))
-        shapes[len(settings)] = seen
+        shapes[len(settings)] = set(seen)
     for found, record in results[1:]:
         torch.testing.assert_close(found, results[0][0], rtol=1e-10, atol=1e-11)
         assert record == results[0][1]  # padding is in no report

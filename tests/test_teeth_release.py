@@ -18,6 +18,7 @@ from dpkfc.gradients.layers import find_layers
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
+from tests.heard import Heard
 from tests.teeth_cases import WIDTH, B, Handed, N, data, flat, kfac, loss_fn, net, plan, session, weights
 
 # -- the law of the noise, through the whole session -------------------------------------------------------------------
@@ -153,7 +154,7 @@ def test_batches_are_used_as_they_are_drawn_and_an_empty_one_is_released() -> No
     p, model = plan(expected_batch_size=1, steps=12), net()
     drawn = [p.draw(step, p.sampling_stream()) for step in range(12)]
     assert {0, 1, 2} <= {len(indices) for indices in drawn}
-    seen: list[int] = []
+    seen: list[int] = Heard()
 
     def counting(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         seen.append(len(batch[0]))

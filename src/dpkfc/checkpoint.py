@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +107,28 @@ def is_there(folder: str | os.PathLike[str]) -> bool:
     return target.exists() or target.with_name(target.name + ".old").exists()
 
 
-def keep_of_others(folder: str | os.PathLike[str], releases: int) -> None:
+def keep_of_others(folder: str | os.PathLike[str], releases: int, is_own: Callable[[int, str], bool]) -> None:
     """Raise where a session that began at new weights, on a ledger that was in use, would write over a checkpoint.
 
     Args:
         folder: where it is to write.
         releases: in the ledger from before, neither made nor restored by the session.
+        is_own: whether the session's ledger passed through a head after so many releases.
 
     Raises:
-        CheckpointError: the folder is there, with a checkpoint or what is left of one; it stays as it is.
+        CheckpointError: the folder is there, with a checkpoint or what is left of one; it stays as it is. One that knows of
+            later releases is the session's own.
     """
-    if releases and is_there(folder):
-        raise CheckpointError(
-            f"the ledger holds {releases} releases from before this session, which began without them, and {folder}, which "
-            "may hold their checkpoint, stays as it is. Go on from it with session.restore(), or save into another folder"
-        )
+    if not releases or not is_there(folder):
+        return
+    with contextlib.suppress(CheckpointError):
+        count, head = remembered_ledger(folder) or (0, "")
+        if count > releases and is_own(count, head):
+            return  # written since, on this ledger, which is open here alone: by this session
+    raise CheckpointError(
+        f"the ledger holds {releases} releases from before this session, which began without them, and {folder}, which "
+        "may hold their checkpoint, stays as it is. Go on from it with session.restore(), or save into another folder"
+    )
 
 
 def remembered_ledger(folder: str | os.PathLike[str]) -> tuple[int, str] | None:

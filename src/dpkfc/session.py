@@ -23,7 +23,7 @@ from dpkfc import checkpoint
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.data.layout import layout
-from dpkfc.data.loader import MicroBatches, Rows, readings
+from dpkfc.data.loader import MicroBatches, readings
 from dpkfc.data.public import check_probes
 from dpkfc.data.units import units_of
 from dpkfc.gradients import sharded
@@ -31,7 +31,7 @@ from dpkfc.gradients.agreement import check_alike, check_in_step
 from dpkfc.gradients.distributed import RankLost, Ranks
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.memory import MicroBatchSize
-from dpkfc.gradients.micro import At, LossFn, check_examples, clipped_sum
+from dpkfc.gradients.micro import MOST, At, LossFn, check_examples, clipped_sum
 from dpkfc.gradients.random_state import fresh_seed
 from dpkfc.gradients.update import check_moved, check_optimizer, check_unchanged, traces
 from dpkfc.gradients.watch import Watch
@@ -41,11 +41,10 @@ from dpkfc.postprocess.ema import WeightAverage
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.shared_ledger import open_shared
-from dpkfc.steps import Batch, StepRecord, step_record, warn_of_others
+from dpkfc.steps import Batch, StepRecord, check_dataset, step_record, warn_of_others
 
 __all__ = ["Batch", "Session", "StepRecord"]
 
-_CHECKED = 6  # examples of a batch whose gradients are compared with plain autograd
 
 
 class Session:
@@ -90,9 +89,10 @@ class Session:
     ) -> None:
         self.plan, self.model, self.optimizer = plan, model, optimizer
         self._ranks, self._step = Ranks.current(), 0
+        check_dataset(dataset)
         self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
         passes = {n: getattr(plan.config, n) for n in ("max_physical_batch_size", "pad_to_multiple")} | {"verify": verify}
-        read = Rows(dataset).__getitem__
+        read = self._loader.record
         check_alike(self._ranks, plan.hash, model, optimizer, records=len(self._loader), record=read, passes=passes)
         self._divided = sharded.prepare(model, self._ranks.world_size, automatic=plan.config.micro_batch[1])
         self.layers: list[Layer] = find_layers(model)
@@ -231,8 +231,9 @@ class Session:
     def _check_once(self, batch: Batch, loss_fn: LossFn) -> None:
         """Before the first release of a loss in a mode: does the tape agree with plain autograd on examples of this batch?"""
         drawn = batch.drawn if batch.drawn.ndim == 1 else batch.drawn[:, 0]
-        most = max(2, min(_CHECKED, self.plan.config.micro_batch[0] or _CHECKED))
-        check = partial(check_examples, self.model, self.layers, loss_fn, augment=self._augment, all_rows=self._divided)
+        most = max(2, min(MOST, self._size.bound or MOST))
+        check = partial(check_examples, self.model, self.layers, loss_fn, filled=most)
+        check = partial(check, augment=self._augment, all_rows=self._divided)
         reader = partial(readings, self._dataset, drawn, self._collate_fn)
         seed = partial(int, self._step) if self.plan.test_mode else fresh_seed
         agreed = {"agreed": self._ranks.from_first} if self._divided else {}  # alike passes on all processes
@@ -301,7 +302,7 @@ class Session:
             CheckpointError: a folder that cannot be written; values of another kind; a checkpoint that was not gone on from.
         """
         check_in_step(self._ranks, self._parameters, "save")
-        self._ranks.from_first(lambda: checkpoint.keep_of_others(folder, self._others))
+        self._ranks.from_first(lambda: checkpoint.keep_of_others(folder, self._others, self._ledger.contains))
         tensors = {"model": self._model_state()}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()

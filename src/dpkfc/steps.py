@@ -7,13 +7,15 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from dpkfc.privacy.mechanism import Released
 
-__all__ = ["Batch", "StepRecord", "step_record", "warn_of_others"]
+__all__ = ["Batch", "StepRecord", "check_dataset", "step_record", "warn_of_others"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ class Batch:
         """What is loaded: records, in rows of one unit where units are more than a record."""
         return self.indices if self.records is None else self.records
 
+    def __iter__(self) -> NoReturn:
+        """Refused by a TypeError: what is sampled is loaded by the session."""
+        raise TypeError(
+            "a batch of session.batches() holds indices, no data: `for batch in session.batches(): session.step(batch, loss_fn)` "
+            "loads it, and loss_fn(model, data) gets its tensors"
+        )
+
 
 def step_record(batch: Batch, update: Released, norms: Tensor, max_grad_norm: float, started: float) -> StepRecord:
     """The report of a step.
@@ -70,13 +79,14 @@ def step_record(batch: Batch, update: Released, norms: Tensor, max_grad_norm: fl
         started: `time.perf_counter()` when the step began.
     """
     n = norms.numel()
+    shares = torch.stack([(norms > max_grad_norm).double().mean(), norms.median().double()]).tolist() if n else [0.0, math.nan]
     return StepRecord(
         step=batch.step,
         release=update.release,
         seconds=time.perf_counter() - started,
         batch_size=len(batch.indices),
-        clipped_fraction=float((norms > max_grad_norm).float().mean()) if n else 0.0,
-        median_norm=float(norms.median()) if n else math.nan,
+        clipped_fraction=shares[0],
+        median_norm=shares[1],
         notes=dict(update.notes),
     )
 
@@ -93,4 +103,31 @@ def warn_of_others(releases: int, left: int | None) -> None:
             f"the ledger holds {releases} releases from before; this session begins at new weights and has {left} "
             "left. Go on from a checkpoint with session.restore(), or take a new ledger: then both ε add up",
             stacklevel=3,
+        )
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse what holds data, but has no record i under the index i.
+
+    Args:
+        dataset: what a session was given.
+
+    Raises:
+        ValueError: a loader, a data frame or a mapping of columns; naming what to pass.
+    """
+    if isinstance(dataset, DataLoader):
+        raise ValueError(
+            "a Session samples its batches itself; pass loader.dataset in the place of the DataLoader (and its collate_fn= and "
+            "num_workers=)"
+        )
+    if hasattr(dataset, "iloc"):
+        raise ValueError(
+            f"a {type(dataset).__name__} is indexed by its columns, not by its records; pass tensors: "
+            "(torch.as_tensor(frame[features].to_numpy(), dtype=torch.float32), torch.as_tensor(frame[label].to_numpy()))"
+        )
+    if isinstance(dataset, Mapping) and not all(isinstance(key, int) for key in dataset):
+        raise ValueError(
+            f"a {type(dataset).__name__} of columns is indexed by their names, not by records; pass a tuple of tensors, tuple("
+            "columns.values()), or for batches that are dicts a list of them: [{k: x[i] for k, x in columns.items()} for i in "
+            "range(n)]"
         )

@@ -68,6 +68,7 @@ CHECKS = ("object engine._step._scale._warned", "log the gradients of this loss 
 WORKING = {
     "process['generators']['torch']": "torch's global generator: how much dropout and augmentation draw follows the batch",
     "session._size": "how many rows fit into memory, measured on the first batch",
+    "session._watch._cases": "how many more batches are looked at for rare labels and lengths",
 }
 
 
@@ -229,7 +230,7 @@ def engine_world(neighbour: str | None, victim: int = VICTIM) -> Seen:
                 optimizer.zero_grad()
         del x, y
         roots = {"engine": engine, "model": model, "optimizer": optimizer, "process": process_state()}
-        objects = reached(roots, ("engine._step._source",))
+        objects = reached(roots, ("engine._step._source", "engine._step._looks._source"))
         objects = {path: value for path, value in objects.items() if "Loader" not in value}
         del engine, model, optimizer, loader, roots
     return Seen({}, objects, lines, tensors_alive(*data), sums)

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import warnings
+
+import datasets
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.data.repeats import check_once
+from dpkfc.data.repeats import check_held_out, check_once
 from dpkfc.integrations._poisson_loader import check_loader
 from dpkfc.session import Session
 
 RECORDS = TensorDataset(torch.randn(10, 3), torch.zeros(10, dtype=torch.long))
 OTHERS = TensorDataset(torch.randn(10, 3), torch.zeros(10, dtype=torch.long))
+ROWS = [(torch.randn(3), i % 2) for i in range(10)]
+
+
+class Wrapped(Dataset):
+    def __init__(self, held) -> None:
+        self.held = held
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __getitem__(self, i):
+        return self.held[i]
+
+
+class Chosen(Wrapped):
+    def __init__(self, dataset, indices) -> None:
+        super().__init__(indices)
+        self.dataset, self.indices = dataset, indices
+
+
+TABLE = datasets.Dataset.from_dict({"x": [[float(i)] for i in range(6)], "y": [i % 2 for i in range(6)]})
+OTHER_TABLE = datasets.Dataset.from_dict({"x": [[float(i)] for i in range(6)], "y": [i % 2 for i in range(6)]})
 REPEATED = {
     "an index twice": (Subset(RECORDS, [1, 2, 2]), 1),
     "counted from the end": (Subset(RECORDS, [9, -1]), 1),
@@ -20,6 +45,14 @@ REPEATED = {
     "the same one twice": (ConcatDataset([RECORDS, OTHERS, RECORDS]), 10),
     "parts that overlap": (ConcatDataset([Subset(RECORDS, range(6)), Subset(RECORDS, range(4, 10))]), 2),
     "a part of both": (Subset(ConcatDataset([RECORDS, Subset(RECORDS, [5])]), [10, 4, 5]), 1),
+    "a list times three": (ROWS * 3, 20),
+    "one object in two lists": (ConcatDataset([ROWS, ROWS[:1]]), 1),
+    "a view inside a wrapper": (Wrapped(Subset(RECORDS, [1, 1])), 1),
+    "a wrapper of one's own": (Chosen(ROWS, [0, 1, 0, -10]), 2),
+    "a selection": (TABLE.select([0, 3, 3]), 1),
+    "a selection of a part": (Wrapped(TABLE.select([2, 3]).select([1, 1])), 1),
+    "tables put together": (datasets.concatenate_datasets([TABLE, OTHER_TABLE, TABLE]), 6),
+    "tables that overlap": (datasets.concatenate_datasets([TABLE.select(range(4)), TABLE.select(range(3, 6))]), 1),
 }
 
 
@@ -43,11 +76,35 @@ def test_repeats_are_refused(name: str) -> None:
         ConcatDataset([RECORDS, OTHERS]),
         ConcatDataset(random_split(RECORDS, [5, 5])),
         Subset(ConcatDataset([RECORDS, Subset(RECORDS, [5])]), [10, 4]),
+        ROWS,
+        ["the same"] * 3,
+        Wrapped(ROWS),
+        Wrapped(Subset(RECORDS, [3, 1])),
+        Chosen(ROWS, [0, 9, -9]),
+        TABLE.select([3, 0, 5]),
+        TABLE.select(range(2, 5)).select([1, 0]),
+        datasets.concatenate_datasets([TABLE, OTHER_TABLE]),
+        datasets.concatenate_datasets([TABLE.select(range(3)), TABLE.select(range(3, 6))]),
+        datasets.concatenate_datasets([TABLE.add_column("z", [*range(6)]), OTHER_TABLE.add_column("z", [*range(6)])]).shuffle(),
     ],
     ids=lambda x: type(x).__name__,
 )
 def test_records_that_stand_there_once_are_taken(dataset) -> None:
     check_once(dataset)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.bool])
+def test_equal_rows_of_tensors_are_warned_of(kind: torch.dtype) -> None:
+    x = torch.randn(300, 2, 5, generator=torch.Generator().manual_seed(0)).mul(50).to(kind)
+    y = torch.arange(300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_once((x, y))
+        check_once(TensorDataset(torch.zeros(300, 4), y, torch.zeros(300)))
+        check_once((x[:0], y[:0]))
+    for copied in ((x[[0, *range(300)]], y[[0, *range(300)]]), TensorDataset(x[[5, 1, 5]].transpose(1, 2), y[[5, 1, 5]])):
+        with pytest.warns(UserWarning, match="records of the dataset are equal, byte for byte"):
+            check_once(copied)
 
 
 def test_a_plan_that_protects_the_original_record_takes_repeats() -> None:
@@ -58,3 +115,38 @@ def test_a_plan_that_protects_the_original_record_takes_repeats() -> None:
         Session(PrivacyConfig(**settings).with_noise(1.0, 1e-3, 12), model, optimizer, repeated)
     plan = PrivacyConfig(**settings, unit="record", max_records_per_unit=3).with_noise(1.0, 1e-3, 10)
     Session(plan, model, optimizer, repeated, units=repeated.indices).close()
+
+
+@pytest.mark.parametrize(
+    ("held_out", "private"),
+    [
+        (RECORDS, RECORDS),
+        (ROWS[2:4], ROWS),
+        (Subset(RECORDS, [7]), Subset(RECORDS, range(5, 10))),
+        ([OTHERS[1], *ROWS[:1]], ROWS),
+        (TABLE.select(range(3, 6)), TABLE.select([5, 0])),
+        (TensorDataset(RECORDS.tensors[0][:6].clone(), RECORDS.tensors[1][:6].clone()), RECORDS),
+        ([{"x": TABLE[i]["x"], "y": TABLE[i]["y"]} for i in (4, 5)], TABLE),
+    ],
+)
+def test_what_is_evaluated_on_holds_no_private_record(held_out, private) -> None:
+    with pytest.raises(ValueError, match="^the test set holds records of the train_dataset"):
+        check_held_out(held_out, private, "the test set")
+
+
+@pytest.mark.parametrize(
+    ("held_out", "private"),
+    [
+        (OTHERS, RECORDS),
+        (ROWS[:3], ROWS[3:]),
+        (ROWS[:1], [tuple([*row]) for row in ROWS[1:]]),
+        random_split(RECORDS, [5, 5]),
+        (TABLE.select([0, 2]), TABLE.select([1, 3, 4, 5])),
+        (TABLE.select([0, 2]), OTHER_TABLE),
+        (iter(ROWS), RECORDS),
+        ([object(), None], [object(), None]),
+    ],
+    ids=range(8),
+)
+def test_other_records_are_taken(held_out, private) -> None:
+    check_held_out(held_out, private, "the test set")

@@ -121,7 +121,7 @@ class Late(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loc, self.now = nn.Parameter(torch.zeros(4)), False
+        self.loc, self.now = nn.Parameter(torch.zeros(4)), list[bool]()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.now:
@@ -133,12 +133,13 @@ class Late(nn.Module):
 def test_a_parameter_written_in_a_later_step_is_erased_and_named() -> None:
     """No copy of it is kept in every step, so what it was cannot be had back; what it is must not stay."""
     with session(Late()) as s:
-        s.step(next(s.batches()), loss_fn)
-        s.model[0].now = True
+        for _ in range(2):  # each looked at
+            s.step(next(s.batches()), loss_fn)
+        s.model[0].now.append(True)
         batch = next(s.batches())
         with pytest.raises(ValueError, match="'0.loc'.*has been erased.*checkpoint"):
             s.step(batch, loss_fn)
-        assert s.model[0].loc.isnan().all() and s.ledger.count == 1
+        assert s.model[0].loc.isnan().all() and s.ledger.count == 2
 
 
 # -- buffers and extra state -------------------------------------------------------------------------------------------
@@ -280,7 +281,7 @@ class Rotary(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reach, self.cos, self.built, self.tau = 0, None, 0, 1.0
+        self.reach, self.cos, self.built = 0, None, 0
         self.table: dict[int, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -288,17 +289,15 @@ class Rotary(nn.Module):
             self.reach, self.cos = x.shape[1], torch.arange(x.shape[1], dtype=x.dtype).cos()
             self.table[x.shape[1]] = torch.ones(x.shape[1], dtype=x.dtype)
             self.built += 1
-        if self.training:
-            self.tau *= 0.9  # a schedule of the module's own
         return x * self.cos[: x.shape[1]] * self.table[x.shape[1]]
 
 
-def test_caches_and_schedules_that_depend_on_no_example_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_caches_that_depend_on_no_example_are_built_once(caplog: pytest.LogCaptureFixture) -> None:
     with session(Rotary()) as s:
         train(s)
         kept = s.model[0]
         assert kept.reach == 4 and torch.equal(kept.cos, torch.arange(4, dtype=torch.float64).cos())
-        assert list(kept.table) == [4] and kept.built == 1 and abs(kept.tau - 0.9**3) < 1e-12
+        assert list(kept.table) == [4] and kept.built == 1
     assert "put back" not in caplog.text
 
 
@@ -358,13 +357,90 @@ def test_an_error_in_a_pass_leaves_nothing_either() -> None:
         assert s.model[0].attention is None and s.model[0].history == []
 
 
-def test_counters_and_lists_without_numbers_of_the_data_are_not_touched() -> None:
-    model = Keeps(lambda m, x: x)
-    model.calls, model.seen = 0, []
-    with checked_state(model), kept_attributes(model):
-        model.calls += 1
-        model.seen.append(("batch", 12, True))
-    assert model.calls == 1 and model.seen == [("batch", 12, True)]
+class Counts(nn.Module):
+    """How many examples there were is private: a module that computes otherwise after so many tells of them."""
+
+    def __init__(self, factor: float | None) -> None:
+        super().__init__()
+        self.seen, self.tau, self.labels, self.late, self.factor = 0, factor and 1.0, set[int](), False, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += len(x)
+        self.tau = self.factor and self.tau * self.factor
+        self.labels.add(int(len(x)))
+        self.late = self.late or self.seen > 30
+        return x * (-1 if self.late else 1)
+
+
+@pytest.mark.parametrize("factor", [None, 0.9])
+@pytest.mark.parametrize("verify", [True, False])
+def test_counters_and_schedules_of_a_modules_own_are_put_back(
+    verify: bool, factor: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with session(Counts(factor), verify=verify) as s:
+        train(s)
+        kept = s.model[0]
+        assert (kept.seen, kept.tau, kept.labels, kept.late) == (0, factor and 1.0, set(), False)
+    assert "how many there are; they are put back after every pass: labels, seen" in caplog.text
+
+
+class Amax(nn.Module):
+    """No ordinary record moves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.amax, self.table = torch.tensor(1.0), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table = torch.ones(4) if self.table is None else self.table
+        self.amax = torch.maximum(self.amax, x.detach().abs().max())
+        return x * self.table / self.amax
+
+
+def test_a_running_maximum_that_no_example_has_moved_is_refused() -> None:
+    x, y = data()
+    x = (x - 100) / 10
+    x[0] = 50.0
+    torch.manual_seed(0)
+    model = nn.Sequential(Amax(), nn.Linear(4, 3)).double()
+    plan = PrivacyConfig(expected_batch_size=12, steps=2).with_noise(1.0, 1e-3, N)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.01), (x, y)) as s:
+        s._draw = lambda: (np.arange(1, N) if s.steps_done == 0 else np.arange(N), None)
+        with pytest.raises(ValueError, match="the losses of other examples changed when the numbers"):
+            train(s)
+        assert s.ledger.count == 0 and float(model[0].amax) == 1.0
+
+
+class Bank:
+    """Features of past examples, in an object that is no module."""
+
+    def __init__(self, size: int) -> None:
+        self.rows, self.size, self.other = [], size, {"bank": self}
+
+    def push(self, h: Tensor) -> None:
+        self.rows = (self.rows + list(h))[-self.size :]
+
+
+class Compares(nn.Module):
+    def __init__(self, bank: Any) -> None:
+        super().__init__()
+        self.bank = bank
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + torch.stack(self.bank.rows).mean(0) if len(self.bank.rows) == self.bank.size else x
+        self.bank.push(x.detach())
+        return y
+
+
+def test_a_memory_in_an_object_of_ones_own_is_put_back_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with session(Compares(Bank(10**6))) as s:  # later than the check
+        own = s.model[0].bank
+        train(s)
+        assert s.model[0].bank is own and own.rows == [] and own.other == {"bank": own}
+    assert "put back after every pass: bank" in caplog.text
+    with session(Compares(Bank(2))) as s, pytest.raises(ValueError, match="keeps 'bank' of the module '0'|example alone"):
+        train(s)
+    assert s.ledger.count == 0 and s.model[0].bank.rows == []
 
 
 def test_lists_of_parameters_are_no_attributes_of_a_pass(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from dpkfc.gradients.micro import HERE, At, clipped_sum
 from dpkfc.postprocess import EMA, DiSK
 from dpkfc.postprocess.base import AT_PARAMETERS
 from dpkfc.postprocess.disk import kalman_gain
+from tests.heard import Heard
 from tests.postprocess.cases import run
 from tests.teeth_cases import N, loss_fn, net, plan, session, weights
 
@@ -51,7 +52,7 @@ def test_kappa_one_is_dp_sgd_to_the_bit(mode: str, init: str) -> None:
     ],
 )
 def test_passes_through_the_model(disk: DiSK | EMA, first: int, later: int) -> None:
-    calls: list[int] = []
+    calls: list[int] = Heard()
 
     def counting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         calls[-1] += 1
@@ -218,15 +219,14 @@ def test_automatic_micro_batches_are_measured_with_both_points() -> None:
     """The first step has one point; a size found with it would be twice too large for all later ones."""
     counts = []
     for steps in ((), (DiSK(0.5),)):
-        calls = 0
+        calls: list[int] = Heard()
 
-        def counting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-            nonlocal calls
-            calls += 1
+        def counting(model: nn.Module, batch: tuple[Tensor, Tensor], calls: list[int] = calls) -> Tensor:
+            calls.append(1)
             return loss_fn(model, batch)
 
         p = plan(postprocess=steps, max_physical_batch_size="auto", expected_batch_size=N, sampler="fixed")
         with session(p, net(), verify=False) as s:
             s.step(next(s.batches()), counting)
-        counts.append(calls)
+        counts.append(len(calls))
     assert counts[1] == 2 * (counts[0] - 1) + 1 > 2

@@ -70,6 +70,7 @@ def test_embeddings_norms_and_fallbacks_have_rows():
     model = nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), Scale(), nn.Flatten(), nn.Linear(20, 3))
     found = examine(model, KFAC(sides="both", probe=PublicData(torch.randint(9, (8, 5)), provenance="made up"), probe_size=8))
     assert [layer.rule for layer in found.layers] == ["embedding", "norm", "fallback", "linear"]
+    assert _text(found, 300).count("no rule of its own: by torch.func, slower") == 1
     assert [layer.method for layer in found.layers] == ["lookup", "materialised", "materialised", "rank-one"]
 
 

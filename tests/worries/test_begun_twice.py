@@ -42,3 +42,31 @@ def test_another_folder_takes_it(tmp_path: Path):
     (tmp_path / "ledger.jsonl").rename(tmp_path / "other" / "ledger.jsonl")
     script(tmp_path / "other", 2)
     assert (tmp_path / "other" / "checkpoint" / "manifest.json").is_file()
+
+
+def test_a_session_saves_again_what_it_saved_itself(tmp_path: Path):
+    """A job that was killed before its first checkpoint left releases in the ledger, and no checkpoint to go on from."""
+    plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
+    for steps in (1, 3):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with Session(plan, model, optimizer, data(), ledger_path=tmp_path / "ledger.jsonl") as session:
+            for _, batch in zip(range(steps), session.batches(), strict=False):
+                session.step(batch, loss_fn)
+                if steps > 1:
+                    session.save(tmp_path / "checkpoint")
+    assert session.steps_done == 4
+
+
+def test_a_checkpoint_of_another_ledger_stays_though_it_knows_of_more_releases(tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    script(tmp_path / "other", 3)
+    plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
+    for saves in (False, True):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with Session(plan, model, optimizer, data(), ledger_path=tmp_path / "ledger.jsonl") as session:
+            session.step(next(session.batches()), loss_fn)
+            if saves:
+                with pytest.raises(CheckpointError, match="stays as it is"):
+                    session.save(tmp_path / "other" / "checkpoint")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.session import Session
+from tests.heard import Heard
 from tests.integrations import opacus_cases
 from tests.test_session import data, loss_fn, plan, weights
 
@@ -176,10 +177,10 @@ def test_a_part_in_an_opacus_script(backend: Counting) -> None:
 
 def shapes(backend: Counting, dynamic: bool | None, **settings: Any) -> tuple[Counter[int], set[int]]:
     """Graphs made in a run of 25 Poisson batches, and the sizes of its micro-batches."""
-    seen: set[int] = set()
+    seen = Heard()
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        seen.add(len(batch[0]))
+        seen.append(len(batch[0]))
         return loss_fn(model, batch)
 
     def change(model: nn.Module) -> None:
@@ -187,7 +188,7 @@ def shapes(backend: Counting, dynamic: bool | None, **settings: Any) -> tuple[Co
         model.block.gate.compile(backend=backend, dynamic=dynamic)
 
     run(change, loss, verify=False, steps=25, **settings)
-    return backend.graphs, seen
+    return backend.graphs, set(seen)
 
 
 @pytest.mark.parametrize("multiple", [4, 8])

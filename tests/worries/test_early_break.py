@@ -22,6 +22,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.integrations.opacus import BatchMemoryManager
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
+from tests.heard import Heard
 from tests.integrations import opacus_cases
 from tests.test_session import data, kfac, loss_fn, plan, weights
 
@@ -53,6 +54,8 @@ def assert_clean(model: nn.Module) -> None:
 
 class Interrupted:
     """A loss function that is interrupted at its n-th call from now on."""
+
+    __slots__ = ("error", "left")  # its count is not put back
 
     def __init__(self, at: int, error: type[BaseException]) -> None:
         self.left, self.error = at, error
@@ -151,7 +154,7 @@ def test_interrupted_after_the_release_it_is_charged_and_its_step_is_another_rel
 
 def test_an_exception_keeps_no_private_tensor_alive() -> None:
     """What holds the gradients of the batch is gone as soon as the exception is."""
-    model, alive = net(), []
+    model, alive = net(), Heard()
 
     def failing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         losses = loss_fn(model, batch)
@@ -187,7 +190,7 @@ def backward(model: nn.Module, batch: Any) -> None:
 
 def in_forward(model: nn.Module, optimizer: Any, batches: Any) -> None:
     for i, batch in enumerate(batches):
-        model[1].broken = i == 1
+        Fragile.broken = i == 1  # of the class: an attribute of the module would be put back
         backward(model, batch)
         optimizer.step()
 
@@ -244,7 +247,7 @@ def test_an_opacus_script_that_is_interrupted(leave: Callable[..., None]) -> Non
         with pytest.raises(KeyboardInterrupt):
             leave(model, optimizer, batches)
         assert engine.ledger.count == 1
-        model[1].broken = False
+        Fragile.broken = False
         buffers = [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()]
         before = weights(model)
         batch = next(iter(batches))
@@ -274,7 +277,7 @@ def test_a_trainer_that_is_interrupted_in_the_middle_of_a_batch(error: type[Base
 
     model = hf_cases.model_of("sequence")
     p = hf_cases.plan_of(max_physical_batch_size=4)
-    second: list[int] = []  # rows of the micro-batches of the second logical batch
+    second = Heard()  # rows of the micro-batches of the second logical batch
 
     def loss(model: nn.Module, inputs: Any) -> Tensor:
         losses = per_example_cross_entropy(model(**{k: x for k, x in inputs.items() if k != "labels"}).logits, inputs["labels"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc.session import Session
 from tests.test_session import N, data, loss_fn, net, plan
@@ -29,6 +30,25 @@ def test_numpy_arrays_are_named() -> None:
         return model(batch).square().sum(1)
 
     assert step(net(), examples, loss).steps_done == 1
+
+
+@pytest.mark.parametrize("kind", ["loader", "frame", "columns"])
+def test_what_holds_data_but_no_records_is_named(kind: str) -> None:
+    x, y = data()
+    frame = type("DataFrame", (), {"iloc": None, "__len__": lambda self: N, "__getitem__": lambda self, i: x[i]})()
+    wrong = {"loader": DataLoader(TensorDataset(x, y), batch_size=4), "frame": frame, "columns": {"x": x, "y": y}}
+    named = {"loader": "pass loader.dataset", "frame": r"to_numpy\(\)", "columns": r"tuple\(columns.values\(\)\)"}
+    with pytest.raises(ValueError, match=named[kind]):
+        step(net(), wrong[kind])
+    assert step(net(), dict(enumerate(zip(x, y, strict=True)))).steps_done == 1  # a mapping of records is a dataset
+
+
+def test_a_batch_of_indices_is_no_batch_of_data() -> None:
+    with Session(plan(1.0), model := net(), torch.optim.SGD(model.parameters(), 0.1), data()) as session:
+        batch = next(iter(session.batches()))
+        with pytest.raises(TypeError, match=r"session.step\(batch, loss_fn\)"):
+            x, y = batch
+        assert session.step(batch, loss_fn).step == 0
 
 
 def test_the_users_own_index_error_is_left_alone() -> None:

@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.data.layout import layout
-from dpkfc.gradients import Clip, find_layers
+from dpkfc.gradients import Clip, find_layers, random_state
 from dpkfc.gradients.micro import clipped_sum
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.postprocess import EMA
+from tests.heard import Heard
 from tests.test_session import loss_fn, weights
 
 X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
@@ -55,6 +56,21 @@ def test_a_seed_does_not_repeat_them(settings):
     assert torch.equal(summed(**settings, repeatable=True), summed(**settings, repeatable=True))
 
 
+@pytest.mark.parametrize("devices", [True, False])
+def test_new_numbers_reach_every_generator_that_there_is(monkeypatch: pytest.MonkeyPatch, devices: bool):
+    """Devices are seeded where there are any; where there are none that took longer than the rest of a small step."""
+    everywhere: list[int] = []
+    monkeypatch.setattr(random_state, "_devices", lambda: devices)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: everywhere.append(seed) or torch.default_generator.manual_seed(seed))
+    found = []
+    for _ in range(2):
+        torch.default_generator.manual_seed(42), np.random.seed(42), random.seed(42)
+        random_state.renew()
+        found.append((torch.rand(()).item(), np.random.rand(), random.random()))
+    assert len(everywhere) == (2 if devices else 0)
+    assert all(a != b for a, b in zip(*found, strict=True))
+
+
 def test_the_generators_go_on_where_they_were():
     seeded()
     expected = torch.rand(3), np.random.rand(3), random.random()
@@ -67,7 +83,7 @@ def test_the_generators_go_on_where_they_were():
 
 @pytest.mark.parametrize("test_mode_seed", [None, 3])
 def test_a_session_repeats_them_in_test_mode_alone(test_mode_seed):
-    seen: list[float] = []
+    seen = Heard()
 
     def watched(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         seen.append(float(torch.rand(())))

@@ -149,13 +149,14 @@ class Counted(torch.utils.data.Dataset):
 
 def test_few_records_are_read_for_it_and_one_day_none() -> None:
     dataset, more = Counted(), []
-    with session(net(), dataset, steps=30) as s:
+    with session(net(), dataset, steps=30, sampler="fixed") as s:
         for batch in s.batches():
             before = dataset.read
             s.step(batch, plain)
             more.append(dataset.read - before - len(batch.indices))
-    # what is chosen from up to 64 records, later 16, is read once more for the check itself
-    assert 2 <= more[0] <= 64 + 6 and all(0 <= n <= 16 + 6 for n in more[1:21]) and more[5] > 0 and not any(more[21:])
+    # what is chosen from up to 64 records, later 16, is read once more for the check itself; all is checked in steps 2, 4, 8, 16
+    assert 2 <= more[0] <= 64 + 24 and all(0 <= n <= 16 + 24 for n in more[1:25]) and more[5] > 0 and not any(more[25:])
+    assert [i + 1 for i, n in enumerate(more) if n > 16] == [1, 2, 4, 8, 16]
 
 
 def test_tensors_that_differ_from_the_start_are_read_once() -> None:
@@ -167,9 +168,9 @@ def test_tensors_that_differ_from_the_start_are_read_once() -> None:
         looks.append(rows)
         return x[list(rows), : 1 + rows[0] % 2], y[list(rows)]
 
-    for _ in range(3):
+    for _ in range(4):
         watch.look(net(), plain, lambda: batch_of, 8, most=6, check=lambda chosen, count, beside: True)
-    assert len(looks) == 2
+    assert len(looks) == 2 * 3  # in steps 1, 2 and 4
 
 
 def test_the_choice_covers_every_difference_in_few_pairs() -> None:
@@ -177,7 +178,8 @@ def test_the_choice_covers_every_difference_in_few_pairs() -> None:
     longer = {"ids": torch.zeros(1, 4, dtype=torch.long), "y": torch.tensor([0]), "text": ["b"]}
     other = {**one, "y": torch.tensor([1])}
     assert differences(one, one) == set()
-    assert differences(one, longer) == {(0, "length"), (0, "value")}
+    assert differences(one, longer) == {(0, "length"), (0, "value"), (2, "value")}
+    assert differences([0, np.array([1, 2])], [1, np.array([1, 3])]) == {(0, "value"), (1, "value")}
     assert differences(one, other) == {(1, "value")}
     found = [differences(one, x) for x in (one, other, other, longer)]
     assert partners(found, 5, frozenset().union(*found)) == [3, 1]
@@ -329,11 +331,12 @@ def test_what_was_checked_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) 
     def summed(m: nn.Module, batch: Batch) -> Tensor:
         return plain(lambda x: m(x).sum(1), batch)
 
-    with session(model, rows, steps=9, collate_fn=collate) as s:
+    with session(model, rows, steps=9, collate_fn=collate, sampler="fixed") as s:
         for i, batch in enumerate(s.batches()):
             model.train(i % 4 > 1)
             s.step(batch, [summed, partial(summed), lambda m, b: summed(m, b)][i % 3])
-    assert checked == [6, 6, 6, 6]  # two modes of two functions: a partial is what it calls
+    # four first looks, of two modes of two functions (a partial is what it calls), and those of steps 2 and 8; 4 is a first one
+    assert checked == [24] * 6
 
 
 def test_what_a_loss_function_is() -> None:

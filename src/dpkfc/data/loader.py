@@ -153,6 +153,12 @@ class MicroBatches:
     def __len__(self) -> int:
         return self._size
 
+    def record(self, index: int) -> Any:
+        """One record as a batch is made of it: collated alone where there is a `collate_fn`."""
+        if self._collate_fn is None:
+            return Rows(self._source)[index]
+        return collate(self._source, np.array([index]), self._collate_fn)
+
     def __call__(self, indices: ArrayLike) -> Iterator[Any]:
         """The micro-batches of one step, in order; none for an empty batch.
 

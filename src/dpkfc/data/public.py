@@ -17,7 +17,7 @@ from torch.utils.data import Subset
 
 from dpkfc.data.loader import tensors_of
 
-__all__ = ["check_disjoint", "check_probes", "in_memory", "shared_rows"]
+__all__ = ["check_disjoint", "check_probes", "digest", "in_memory", "shared_rows"]
 
 _NAMED = 5  # rows that a message names
 
@@ -35,8 +35,8 @@ def shared_rows(public: Any, private: Any) -> list[tuple[int, int]]:
     """
     known: dict[bytes, int] = {}
     for index, row in enumerate(_rows(public)):
-        known.setdefault(_digest(row), index)
-    return [(known[key], i) for i, key in enumerate(map(_digest, _rows(private))) if key in known]
+        known.setdefault(digest(row), index)
+    return [(known[key], i) for i, key in enumerate(map(digest, _rows(private))) if key in known]
 
 
 def check_disjoint(public: Any, private: Any, name: str = "the public data") -> None:
@@ -123,7 +123,8 @@ def _input(example: Any) -> Any:
     return example[0] if isinstance(example, tuple | list) and len(example) else example
 
 
-def _digest(row: Any) -> bytes:
+def digest(row: Any) -> bytes:
+    """A hash of the numbers and texts in a record, equal for equal values whatever holds them."""
     digest = hashlib.sha256()
     for piece in _pieces(row):
         digest.update(piece)

@@ -2,53 +2,177 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from typing import Any, cast
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
-__all__ = ["check_once"]
+from dpkfc.data.loader import tensors_of
+from dpkfc.data.public import digest
 
-_Rows = dict[int, list[NDArray[np.int64]]]
+__all__ = ["check_held_out", "check_once"]
+
+_Places = NDArray[np.int64]
+_ATOMS = (str, bytes, int, float, complex, type(None))  # equal ones may be one object
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SPREAD = 8  # records that are compared
+_AT_ONCE = 1 << 20  # numbers that are hashed together
+_COMPARED = 1000  # pairs of rows with one hash
 
 
 def check_once(dataset: Any) -> None:
-    """Raise where torch's own views of data sets (`Subset`, `ConcatDataset`, one inside another) show a record twice.
+    """Raise where a data set shows, without reading it, that a record stands in it twice; warn where rows of tensors are equal.
 
-    An example that stands there k times is drawn k times and moves a sum by k C. Equal records of other kinds of data sets are
-    not found.
+    Looked at are torch's views (`Subset`, `ConcatDataset`), objects around a data set of their length or with `dataset` and
+    `indices`, lists whose items are the same objects, and selections and concatenations of Hugging Face's data sets. An example
+    that stands there k times is drawn k times and moves a sum by k C.
 
     Args:
-        dataset: any; read is none of it.
+        dataset: any.
 
     Raises:
         ValueError: naming how many there are, and what to do.
     """
-    if not isinstance(dataset, (Subset, ConcatDataset)):
-        return
-    found: _Rows = {}
-    _collect(dataset, np.arange(len(dataset), dtype=np.int64), found)
+    found: dict[Any, list[_Places]] = {}
+    if hasattr(dataset, "__len__"):
+        for where, rows in _places(dataset, np.arange(len(dataset), dtype=np.int64)):
+            found.setdefault(where, []).append(rows)
     repeated = sum(rows.size - np.unique(rows).size for rows in map(np.concatenate, found.values()))
     if repeated:
         raise ValueError(
-            f"{repeated} records stand in the dataset more than once (indices of a Subset that repeat, parts of a ConcatDataset "
-            "that overlap): an example would count several times, and ε is that of one. Leave the repeats out, weight the losses "
-            "instead, or protect the original record: PrivacyConfig(unit='record', max_records_per_unit=...) with units=, the "
-            "number of the original record for each one here"
+            f"{repeated} records stand in the dataset more than once (indices that repeat, parts that overlap, one object "
+            "several times in a list): an example would count several times, and ε is that of one. Leave the repeats out, weight "
+            "the losses instead, or protect the original record: PrivacyConfig(unit='record', max_records_per_unit=...) with "
+            "units=, the number of the original record for each one here"
+        )
+    tensors = tensors_of(dataset)
+    if tensors is not None and _equal_rows(tensors):
+        warnings.warn(
+            "some records of the dataset are equal, byte for byte. Those of different people may be; but where one was copied, "
+            "each copy counts, and ε is that of one: leave copies out, or protect the original record with units=",
+            UserWarning,
+            stacklevel=2,
         )
 
 
-def _collect(dataset: Any, rows: NDArray[np.int64], found: _Rows) -> None:
-    """Add the rows of the data sets that lie underneath."""
-    if isinstance(dataset, Subset):
-        indices = np.asarray(dataset.indices, dtype=np.int64).reshape(-1)
-        size = len(cast("Sized", dataset.dataset))
-        _collect(dataset.dataset, np.where(indices < 0, indices + size, indices)[rows], found)
-    elif isinstance(dataset, ConcatDataset):
+def check_held_out(held_out: Any, private: Any, name: str) -> None:
+    """Raise where data to evaluate on is, or holds, records of the private data set.
+
+    Seen are common records as `check_once` sees them; and a few records, spread over the held-out ones, that are all equal to
+    those in the same places of the private data set, from its beginning or its end (a slice that was copied).
+
+    Args:
+        held_out: map-style data set.
+        private: the data set that is trained on.
+        name: of the first, for the message.
+
+    Raises:
+        ValueError: naming the fix.
+    """
+    if not all(hasattr(x, "__len__") and hasattr(x, "__getitem__") for x in (held_out, private)):
+        return
+    if held_out is private or _common(held_out, private) or _is_slice(held_out, private):
+        raise ValueError(
+            f"{name} holds records of the train_dataset: their metrics would be logged without noise, choose checkpoints and end "
+            "a run, and ε would not cover that. Evaluate on other data"
+        )
+
+
+def _common(one: Any, other: Any) -> bool:
+    places: list[dict[Any, list[_Places]]] = [{}, {}]
+    for found, dataset in zip(places, (one, other), strict=True):
+        for where, rows in _places(dataset, np.arange(len(dataset), dtype=np.int64)):
+            found.setdefault(where, []).append(rows)
+    ours, theirs = places
+    shared = ours.keys() & theirs.keys()
+    return any(np.isin(np.concatenate(ours[where]), np.concatenate(theirs[where])).any() for where in shared)
+
+
+def _is_slice(one: Any, other: Any) -> bool:
+    if not 0 < len(one) <= len(other):
+        return False
+    rows = np.unique(np.linspace(0, len(one) - 1, _SPREAD).astype(int)).tolist()
+    with suppress(TypeError, ValueError, RuntimeError):  # records without numbers and texts are not compared
+        ours = [digest(one[i]) for i in rows]
+        return any(ours == [digest(other[i + start]) for i in rows] for start in (0, len(other) - len(one)))
+    return False
+
+
+def _places(dataset: Any, rows: _Places) -> Iterator[tuple[Any, _Places]]:
+    """Where these rows of a data set lie: what holds them, and their numbers in it."""
+    inner, indices = _around(dataset)
+    if isinstance(dataset, ConcatDataset):
         starts = np.concatenate([[0], dataset.cumulative_sizes])
         for part, start, end in zip(dataset.datasets, starts, starts[1:], strict=False):
-            _collect(part, rows[(rows >= start) & (rows < end)] - start, found)
+            yield from _places(part, rows[(rows >= start) & (rows < end)] - start)
+    elif inner is not None:
+        yield from _places(inner, rows if indices is None else np.where(indices < 0, indices + len(inner), indices)[rows])
+    elif type(dataset) in (list, tuple) and tensors_of(dataset) is None:
+        chosen = [dataset[i] for i in rows.tolist()]
+        yield "objects", np.array([id(x) for x in chosen if not isinstance(x, _ATOMS)], dtype=np.int64)
+    elif hasattr(dataset, "_indices") and hasattr(dataset, "_data"):
+        yield from _of_hugging_face(dataset, rows)
     else:
-        found.setdefault(id(dataset), []).append(rows)
+        yield id(dataset), rows
+
+
+def _around(dataset: Any) -> tuple[Any, _Places | None]:
+    """The data set that another one is a view of, and its indices in it; None where it is all of it, in order."""
+    held = getattr(dataset, "__dict__", {})
+    inner, indices = held.get("dataset"), held.get("indices")
+    if hasattr(inner, "__len__") and indices is not None and (isinstance(dataset, Subset) or len(indices) == len(dataset)):
+        return inner, np.asarray(indices, dtype=np.int64).reshape(-1)
+    views = [x for x in held.values() if isinstance(x, (Subset, ConcatDataset)) or hasattr(x, "_indices")]
+    views = [x for x in [inner, *views] if hasattr(x, "__len__") and len(x) == len(dataset)]
+    return (views[0], None) if views and not isinstance(dataset, ConcatDataset) else (None, None)
+
+
+def _of_hugging_face(dataset: Any, rows: _Places) -> Iterator[tuple[Any, _Places]]:
+    """By the memory in which the rows of its table lie: a selection shares it, and so do parts that were put together."""
+    if dataset._indices is not None:
+        rows = np.asarray(dataset._indices.column(0).to_numpy(), dtype=np.int64)[rows]
+    columns = [[_memory(chunk) for chunk in dataset._data.column(k).chunks] for k in range(dataset._data.num_columns)]
+    start = 0
+    for parts in zip(*columns, strict=False):
+        if len({(offset, size) for _, offset, size in parts}) != 1:
+            break  # columns that are cut in different ways are not compared
+        (offset, size), where = parts[0][1:], tuple(address for address, *_ in parts)
+        yield where, rows[(rows >= start) & (rows < start + size)] - start + offset
+        start += size
+    yield id(dataset), rows[rows >= start]
+
+
+def _memory(chunk: Any) -> tuple[tuple[int, ...], int, int]:
+    return tuple(x.address for x in chunk.buffers() if x is not None), chunk.offset, len(chunk)
+
+
+def _equal_rows(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether two rows of all tensors are equal: of those with one hash, neighbours are compared."""
+    hashes = np.zeros(len(tensors[0]), dtype=np.int64)
+    generator = np.random.default_rng(0)
+    for x in tensors:
+        if x.layout != torch.strided or x.is_complex() or not len(x):
+            return False
+        words = _words(x)
+        factors = torch.from_numpy(generator.integers(-(2**63), 2**63, words.shape[1])).to(x.device)
+        parts = words.split(max(1, _AT_ONCE // max(1, words.shape[1])))
+        found = [((part.long() ^ (part.long() >> 29)) * factors).sum(1) for part in parts]
+        hashes = (hashes * 31) ^ torch.cat(found).cpu().numpy()
+    order = np.argsort(hashes, kind="stable")
+    twice = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+    one, other = (torch.from_numpy(order[twice + i][:_COMPARED]) for i in range(2))
+    alike = [(_words(x)[one.to(x.device)] == _words(x)[other.to(x.device)]).all(1).cpu() for x in tensors]
+    return bool(torch.stack(alike).all(0).any())
+
+
+def _words(x: Tensor) -> Tensor:
+    """The bytes of each row, as integers."""
+    rows = x.detach().reshape(len(x), -1).contiguous()
+    whole = rows.shape[1] * rows.element_size() % 8 == 0 and rows.dtype != torch.bool
+    return rows.view(torch.int64 if whole else _WORDS[rows.element_size()])

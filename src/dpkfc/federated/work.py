@@ -23,8 +23,10 @@ from dpkfc.federated.plan import FederatedPlan
 from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.clipping import clip_factors
 from dpkfc.gradients.layers import find_layers
-from dpkfc.gradients.micro import LossFn, check_examples, clipped_sum
+from dpkfc.gradients.loss_state import isolated
+from dpkfc.gradients.micro import MOST, LossFn, check_examples, clipped_sum
 from dpkfc.gradients.random_state import device_of, unknown_numbers
+from dpkfc.gradients.steady import check_steady
 from dpkfc.gradients.watch import Watch
 
 __all__ = ["LocalModel", "Records", "accumulated", "clipped_whole", "norm_of"]
@@ -41,12 +43,16 @@ class Records:
     Args:
         dataset: a map-style dataset, or a tuple of tensors with a common first axis.
         collate_fn: list of examples to a batch.
+
+    Raises:
+        ValueError: a record depends on those that were read before it.
     """
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
         self.dataset, self.collate_fn = dataset, collate_fn
         self.loader = MicroBatches(dataset, collate_fn=collate_fn)
         self.all = np.arange(len(self.loader))
+        check_steady(self.loader.record, len(self))
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -82,7 +88,7 @@ class LocalModel:
     """
 
     def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
-        self.plan, self.model, self.loss_fn = plan, model, loss_fn
+        self.plan, self.model, self.loss_fn = plan, model, isolated(loss_fn)
         self.layers = find_layers(model)
         self.parameters: Tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.shapes = shapes_of(model)
@@ -149,9 +155,9 @@ class LocalModel:
         Raises:
             ValueError: naming the parameter whose gradient differs.
         """
-        most = max(2, min(_CHECKED, self.plan.config.max_physical_batch_size or _CHECKED))
+        most = max(2, min(MOST, self.plan.config.max_physical_batch_size or MOST))
         reader = partial(readings, records.dataset, among, records.collate_fn)
-        check = partial(check_examples, self.model, self.layers, self.loss_fn)
+        check = partial(check_examples, self.model, self.layers, self.loss_fn, filled=most)
         self._watch.look(self.model, self.loss_fn, reader, len(among), most=most, check=check)
 
     def sound(self, records: Records, among: NDArray[np.int64]) -> NDArray[np.int64]:

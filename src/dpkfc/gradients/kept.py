@@ -1,16 +1,19 @@
 """Values that modules keep in their plain attributes: whether a pass changed them, and how they were.
 
 A forward pass may write into an attribute of a module (a running mean that is no buffer, a cache of positions, attention
-maps). Looked at are tensors, arrays and numbers, alone or inside lists, tuples, deques and dicts.
+maps, a counter). Looked at are tensors, arrays, numbers and texts, alone or inside lists, tuples, deques, sets, dicts, and
+objects of classes that belong to no installed package (a memory bank of the user's own).
 """
 
 from __future__ import annotations
 
 import cmath
 import operator
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -18,13 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Attributes", "Kept", "paths_of", "same_values"]
+__all__ = ["LARGE", "Attributes", "Kept", "is_own", "is_own_module", "paths_of", "same_values"]
 
 _ORDER = tuple(vars(nn.Module()))
 _INTERNAL = frozenset(_ORDER)
-_HOLDERS = (list, tuple, deque, dict, OrderedDict, defaultdict)
+_HOLDERS = (list, tuple, deque, set, frozenset, dict, OrderedDict, defaultdict, Counter)
 _PLAIN = (int, float, complex, str, bytes, type(None))
-_DEPTH, _LONG = 4, 4096  # longer ones are tables (a vocabulary), which no pass writes
+_DEPTH, _LONG = 4, 1024  # longer ones are tables (a vocabulary) or queues: what is in them is compared, and not looked into
+LARGE = 1 << 20  # bytes above which a tensor outside the model is not copied
+_LOOKED_AT = (Tensor, np.ndarray, int, float, complex, str, bytes)
+_COMMON = frozenset({"builtins", "abc", "typing", "collections", "enum"})  # from which classes of the user's own derive
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,30 +41,45 @@ class Kept:
         value: the very object.
         copy: of a tensor or an array; None where writing into it cannot be undone (parameters, computed tensors).
         version: of a tensor; None where it is looked after elsewhere.
-        keys: of a dict.
-        inner: what a list, tuple, deque or dict holds; None where nothing is looked into.
+        keys: of a dict or an object.
+        inner: what a holder of others holds; None where nothing is looked into.
+        flat: `inner` is the values themselves, which are not looked into.
     """
 
     value: Any
     copy: Any = None
     version: int | None = None
     keys: tuple[Any, ...] = ()
-    inner: tuple[Kept, ...] | None = None
+    inner: tuple[Any, ...] | None = None
+    flat: bool = False
 
     @classmethod
-    def of(cls, x: Any, own: frozenset[int] = frozenset(), depth: int = _DEPTH) -> Kept:
-        """Of a value as it is now; tensors whose id is in `own`, and parameters, are looked after elsewhere."""
+    def of(cls, x: Any, own: set[int] | None = None, depth: int = _DEPTH, most: int | None = None) -> Kept:
+        """Of a value as it is now.
+
+        Args:
+            x: the value.
+            own: ids of tensors that are looked after elsewhere, as parameters are; those of objects are added.
+            depth: of what holds others.
+            most: bytes of a tensor or an array that is copied; None for any.
+        """
+        own = set() if own is None else own
         if isinstance(x, Tensor):
             if id(x) in own or isinstance(x, nn.Parameter):
                 return cls(x)
             copied = x.layout == torch.strided and not x.is_quantized and not x.is_meta and x.grad_fn is None
+            copied = copied and (most is None or x.numel() * x.element_size() <= most)
             return cls(x, x.detach().clone() if copied else None, _version(x))
         if isinstance(x, np.ndarray):
-            return cls(x, x.copy())
-        if depth and type(x) in _HOLDERS and len(x) <= _LONG:
-            inner = tuple(cls.of(y, own, depth - 1) for y in _values(x))
-            return cls(x, keys=tuple(x) if isinstance(x, dict) else (), inner=inner)
-        return cls(x)
+            return cls(x, x.copy() if most is None or x.nbytes <= most else None)
+        if not depth or not _is_holder(type(x)) or id(x) in own:
+            return cls(x)
+        if type(x) not in _HOLDERS:
+            own.add(id(x))  # objects know one another
+        keys, values = _items(x)
+        if len(values) > _LONG:
+            return cls(x, keys=keys, inner=values, flat=True)
+        return cls(x, keys=keys, inner=tuple(cls.of(y, own, depth - 1, most) for y in values))
 
     def is_untouched(self, now: Any, *, by_value: bool = False) -> bool:
         """Whether `now` is the same object with nothing written into it, by torch's counter of writes or `by_value`."""
@@ -68,11 +89,15 @@ class Kept:
             return self.version in (None, _version(now))
         if self.copy is not None:
             return same_values(now, self.copy)
-        return self.inner is None or (
-            len(now) == len(self.inner)
-            and (tuple(now) if isinstance(now, dict) else ()) == self.keys
-            and all(kept.is_untouched(x, by_value=by_value) for kept, x in zip(self.inner, _values(now), strict=True))
-        )
+        return self.inner is None or self._holds_the_same(self.inner, now, by_value)
+
+    def _holds_the_same(self, inner: tuple[Any, ...], now: Any, by_value: bool) -> bool:
+        keys, values = _items(now)
+        if len(values) != len(inner) or keys != self.keys:
+            return False
+        if self.flat:
+            return all(map(operator.is_, inner, values))
+        return all(kept.is_untouched(x, by_value=by_value) for kept, x in zip(inner, values, strict=True))
 
     def put_back(self) -> Any:
         """The object, holding again what it held."""
@@ -86,13 +111,7 @@ class Kept:
         elif isinstance(self.copy, np.ndarray):
             x[...] = self.copy
         elif self.inner is not None:
-            inner = [kept.put_back() for kept in self.inner]
-            if isinstance(x, dict):
-                x.clear()
-                x.update(zip(self.keys, inner, strict=True))
-            elif not isinstance(x, tuple):
-                x.clear()
-                x.extend(inner)
+            _fill(x, self.keys, list(self.inner) if self.flat else [kept.put_back() for kept in self.inner])
         return x
 
     def equals(self, other: Kept) -> bool:
@@ -104,6 +123,8 @@ class Kept:
         if isinstance(self.value, _PLAIN):
             return same_values(self.value, other.value)
         ours, theirs = self.inner or (), other.inner or ()
+        if self.flat or other.flat:
+            return self.flat == other.flat and len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
         return len(ours) == len(theirs) and all(a.equals(b) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -112,20 +133,22 @@ class Attributes:
 
     Args:
         model: whose modules; their parameters and buffers are no plain attributes.
+        without: modules that are left out.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        paths = paths_of(model)
+    def __init__(self, model: nn.Module, without: Collection[nn.Module] = ()) -> None:
+        paths = [m for m in paths_of(model) if m not in without]
         self._own = frozenset(id(x) for m in paths for held in (m._parameters, m._buffers) for x in held.values())
+        self._seen = set(self._own)
         self._held = {m: (dict(vars(m)), self._kept(vars(m))) for m in paths}
 
     def _kept(self, values: Mapping[str, Any]) -> dict[str, Kept]:
         first = len(_ORDER) if tuple(islice(values, len(_ORDER))) == _ORDER else 0  # what every module has comes first
         looked_at = [(k, x) for k, x in islice(values.items(), first, None) if _is_looked_at(type(x))]
-        return {k: Kept.of(x, self._own) for k, x in looked_at if k not in _INTERNAL}
+        return {k: Kept.of(x, self._seen) for k, x in looked_at if k not in _INTERNAL}
 
     def changed(self, *, by_value: bool = False, also: Iterable[nn.Module] = ()) -> dict[nn.Module, frozenset[str]]:
-        """What has changed in every module in which a tensor, an array or a floating-point number did.
+        """What has changed in every module in which a tensor, an array, a number or a text did.
 
         Args:
             by_value: compare the numbers too, not only objects and torch's counter of writes.
@@ -142,14 +165,14 @@ class Attributes:
             names |= {k for k, x in kept.items() if k in now and not x.is_untouched(now[k], by_value=by_value)}
             names |= before.keys() - now.keys()
             both = [x[k] for k in names for x in (before, now) if k in x]
-            if names and (module in others or any(_holds_numbers(x) for x in both)):
+            if names and (module in others or any(_holds_values(x) for x in both)):
                 found[module] = frozenset(names)
         return found
 
     def values(self, changed: Mapping[nn.Module, frozenset[str]]) -> dict[nn.Module, dict[str, Kept | None]]:
         """Copies of what those attributes hold now, None where one is gone."""
         return {
-            module: {k: Kept.of(vars(module)[k], self._own) if k in vars(module) else None for k in sorted(names)}
+            module: {k: Kept.of(vars(module)[k], set(self._own)) if k in vars(module) else None for k in sorted(names)}
             for module, names in changed.items()
         }
 
@@ -178,8 +201,31 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
     return found
 
 
-def _is_looked_at(kind: type) -> bool:
-    return kind in _HOLDERS or issubclass(kind, (Tensor, np.ndarray))
+def _is_holder(kind: Any) -> bool:
+    return kind in _HOLDERS or is_own(kind)
+
+
+@cache
+def is_own(kind: Any) -> bool:
+    """Whether a class, and all it derives from, belongs to no installed package, so that nobody else looks after its objects."""
+    roots = [x.__module__ for x in kind.__mro__ if x.__module__.partition(".")[0] not in _COMMON]
+    return bool(roots) and all(map(is_own_module, roots)) and "__dict__" in dir(kind) and not issubclass(kind, type)
+
+
+@cache
+def is_own_module(name: str) -> bool:
+    """Whether a module of Python, by its name, is neither of an installed package nor of the standard library."""
+    if name.partition(".")[0] in {*sys.stdlib_module_names, "torch", "dpkfc"}:
+        return False
+    file = str(getattr(sys.modules.get(name), "__file__", None) or "")
+    return "site-packages" not in file and "dist-packages" not in file
+
+
+def _kind_is_looked_at(kind: Any) -> bool:
+    return _is_holder(kind) or issubclass(kind, (Tensor, np.ndarray))
+
+
+_is_looked_at: Callable[[Any], bool] = cache(_kind_is_looked_at)
 
 
 def same_values(one: Any, other: Any) -> bool:
@@ -195,14 +241,32 @@ def same_values(one: Any, other: Any) -> bool:
     return bool(one == other) or (isinstance(one, float | complex) and cmath.isnan(one) and cmath.isnan(other))
 
 
-def _holds_numbers(x: Any, depth: int = _DEPTH) -> bool:
-    if depth and type(x) in _HOLDERS and len(x) <= _LONG:
-        return any(_holds_numbers(y, depth - 1) for y in _values(x))
-    return isinstance(x, (Tensor, np.ndarray, float, complex))
+def _holds_values(x: Any, depth: int = _DEPTH) -> bool:
+    if depth and _is_holder(type(x)):
+        return any(_holds_values(y, depth - 1) for y in _items(x)[1])
+    return isinstance(x, _LOOKED_AT)
 
 
-def _values(x: Any) -> Iterable[Any]:
-    return x.values() if isinstance(x, dict) else x
+def _items(x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Names, where there are some, and values of what a holder of others holds."""
+    if isinstance(x, _HOLDERS) and not isinstance(x, dict):
+        return (), tuple(x)
+    named = x if isinstance(x, dict) else vars(x)
+    return tuple(named), tuple(named.values())
+
+
+def _fill(x: Any, keys: tuple[Any, ...], values: list[Any]) -> None:
+    """Make a holder of others hold these again."""
+    if isinstance(x, (tuple, frozenset)):
+        return  # what they hold stays
+    held: Any = x if isinstance(x, _HOLDERS) else vars(x)
+    held.clear()
+    if isinstance(held, dict):
+        held.update(zip(keys, values, strict=True))
+    elif isinstance(held, set):
+        held.update(values)
+    else:
+        held.extend(values)
 
 
 def _version(x: Tensor) -> int:

@@ -20,23 +20,25 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.beside import check_draws, check_losses_of_rows
 from dpkfc.gradients.finer import check_alone
 from dpkfc.gradients.groups import Groups
 from dpkfc.gradients.ids import unknown_row
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.loss_state import forgotten
 from dpkfc.gradients.memory import is_out_of_memory
 from dpkfc.gradients.model_state import check_memory, checked_state, kept_attributes, restored_state
-from dpkfc.gradients.random_state import device_of, kept_numbers, restarter, unknown_numbers
+from dpkfc.gradients.random_state import device_of, drawn_since_now, kept_numbers, restarter, unknown_numbers
 from dpkfc.gradients.rules import Call, Calls, settled
 from dpkfc.gradients.sharded import local
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.gradients.update import check_finite
-from dpkfc.gradients.verify import as_long_as, check_draws, check_mode, check_whole_batch
+from dpkfc.gradients.verify import as_long_as, check_mode, check_whole_batch, in_training_mode
 from dpkfc.gradients.views import augmented, check_augment
 from dpkfc.gradients.watch import differences, partners
 from dpkfc.metric import Metric
 
-__all__ = ["HERE", "At", "LossFn", "Rows", "check_examples", "clipped_sum"]
+__all__ = ["HERE", "MOST", "At", "LossFn", "Rows", "check_examples", "clipped_sum"]
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
@@ -64,7 +66,9 @@ class At:
 
 HERE = At()
 
-_FEW = 3  # rows that do not all happen to be broken
+MOST = 32  # examples of a batch that are looked at together
+_FEW = 6  # those whose gradients are compared
+_SOME = 3  # rows that do not all happen to be broken
 
 
 @contextmanager
@@ -129,7 +133,7 @@ def clipped_sum(
     torch.clear_autocast_cache()  # weights cast for an earlier step would be stale under an autocast around the loop
     device = device_of(layers)
     summer = ClippedSummer(layers, metric, clip)
-    norms = [torch.zeros(0)]
+    norms: list[Tensor] = []
     with unknown_numbers(repeatable):
         for done, (loaded, rows) in enumerate(micro_batches):
             n = len(rows.records)
@@ -149,7 +153,7 @@ def clipped_sum(
                 into = summer if counts else ClippedSummer(layers, metric, clip)
                 found_norms = into.add(calls, n, Groups(rows.units, rows.group)).norms.detach()
                 norms.extend([found_norms] if counts else [])
-    return summer.result(), torch.cat([x.to(norms[-1]) for x in norms])
+    return summer.result(), torch.cat([x.to(norms[-1]) for x in norms]) if norms else torch.zeros(0)
 
 
 def kept_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
@@ -193,72 +197,127 @@ def check_examples(
     beside: Sequence[int] | None = None,
     augment: Callable[[Any], Any] | None = None,
     all_rows: bool = False,
+    filled: int = 0,
 ) -> bool:
-    """Does the tape agree with plain autograd, does a row not depend on those beside it, and do all rows add up?
+    """Does the tape agree with plain autograd, does a row not depend on those beside it, and do several rows add up?
 
     Args:
         model: in the mode it is trained in.
         layers: its layers.
         loss_fn: maps model and batch to one loss a row.
         batch_of: numbers of rows to the batch of them.
-        count: rows there are. Two at a time are compared one by one; three or more are also looked at together, which finds
-            what a pair cannot show (triplets, groups of four), and several times where random numbers are drawn (mixup).
+        count: rows there are. Two at a time are compared one by one; up to six are also looked at together, which finds what a
+            pair cannot show (triplets, groups of four), and several times where random numbers are drawn (mixup). Of all of
+            them the losses are compared.
         beside: which rows are compared beside the first, two at a time, so that there may be more than `count`; by default the
             second, and those that differ from the first in more than it does (another length, another label).
         augment: which must not mix rows; the gradients are compared without it.
-        all_rows: running out of memory on more than two rows is an error: other processes make the same passes. Otherwise what
-            does not fit is left out, as the pair was found right.
+        all_rows: running out of memory on more than two rows is an error: other processes make the same passes, of up to six
+            rows. Otherwise what does not fit is left out, as the pair was found right.
+        filled: rows whose losses are compared, where `count` is less: they are repeated, so that what is compiled for every
+            number of rows sees one number more.
 
     Returns:
         Whether these rows could show a fault: two or more, and not all of their gradients zero.
 
     Raises:
-        ValueError: naming the parameter whose gradient differs; no loss of three rows or more is finite.
+        ValueError: naming the parameter whose gradient differs; a loss depends on other rows; no loss of three rows or more is
+            finite.
         RuntimeError: not even two rows fit into memory.
     """
     check_finite(layers)
-    device, loss = device_of(layers), partial(_losses, loss_fn)
+    torch.clear_autocast_cache()  # weights cast for an earlier step, as in `clipped_sum`
+    device, loss, few = device_of(layers), partial(_losses, loss_fn), min(count, _FEW)
 
     def moved(*chosen: int) -> Any:
         return _to(batch_of(*chosen), device)
 
-    with torch.enable_grad(), kept_numbers(), checked_state(model) as before:
-        check_augment(augment, moved, count)
-        try:
-            chosen = _beside_the_first(moved, count) if beside is None else beside
-            shown, drawn = _check_pairs(model, layers, loss, moved, chosen)
+    with torch.enable_grad(), kept_numbers(), checked_state(model) as before, _named_norms(model):
+        check_augment(augment, moved, few)
+        alike, random = _collated_alike(moved, count, device)
+        with _told_where_two_do_not_fit():
+            chosen = _beside_the_first(alike, few) if beside is None else beside
+            shown, drawing = _check_pairs(model, layers, loss, alike, chosen, comparable=not random)
             if count > 1:
-                twins = (as_long_as(moved(0, 1), moved(i, i)) for i in range(count))
-                check_memory(model, before, lambda x: loss(model, x), chain([moved(0, 1)], twins), device)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise RuntimeError(
-                "the check of per-example gradients needs two examples in memory at once, and they do not fit; "
-                "verify=False leaves it out"
-            ) from error
+                twins = (as_long_as(alike(0, 1), alike(i, i)) for i in range(few))
+                check_memory(model, before, lambda x: loss(model, x), chain([alike(0, 1)], twins), device)
         try:
-            if count > 2:
-                check_whole_batch(model, layers, loss, moved(*range(count)), count)
-            if drawn:
-                check_draws(model, device, loss, moved, count)
+            if count > 1:
+                check_whole_batch(model, layers, loss, alike(*range(few)), few)
+            if random or drawing:
+                check_draws(model, device, loss, moved, few)
         except Exception as error:
             if all_rows or not is_out_of_memory(error):
                 raise
-        if not shown and count >= _FEW:
-            _check_some_loss(loss, model, moved(*range(count)))
+        if count > 1:
+            sizes = (few,) if all_rows else (max(count, filled), few)
+            cycled = partial(_cycled, moved, count)
+            check_losses_of_rows(model, device, loss, cycled, sizes, divided=all_rows, collated_at_random=random)
+        if not shown and count >= _SOME:
+            _check_some_loss(loss, model, alike(*range(few)))
     return shown and count > 1
 
 
+def _collated_alike(
+    batch_of: Callable[..., Any], count: int, device: torch.device
+) -> tuple[Callable[..., Any], bool]:
+    """The batches of rows, of which each is collated with the same random numbers, and whether there are any."""
+    batch_of(*range(count))  # a data set may draw when it is read
+    restart, drawn = restarter(device), drawn_since_now(device)
+    batch_of(*range(count))
+
+    def alike(*rows: int) -> Any:
+        restart()
+        return batch_of(*rows)
+
+    return alike, drawn()
+
+
+def _cycled(batch_of: Callable[..., Any], count: int, *rows: int) -> Any:
+    return batch_of(*(row % count for row in rows))
+
+
+@contextmanager
+def _told_where_two_do_not_fit() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise RuntimeError(
+            "the check of per-example gradients needs two examples in memory at once, and they do not fit; "
+            "verify=False leaves it out"
+        ) from error
+
+
+@contextmanager
+def _named_norms(model: nn.Module) -> Iterator[None]:
+    """An error of a model that normalises over its batch says so."""
+    try:
+        yield
+    except ValueError as error:
+        told = in_training_mode(model)
+        if not told:
+            raise
+        raise ValueError(f"{error}{told}") from error
+
+
 def _check_pairs(
-    model: nn.Module, layers: Sequence[Layer], loss: LossFn, batch_of: Callable[..., Any], beside: Sequence[int]
+    model: nn.Module,
+    layers: Sequence[Layer],
+    loss: LossFn,
+    batch_of: Callable[..., Any],
+    beside: Sequence[int],
+    *,
+    comparable: bool,
 ) -> tuple[bool, bool]:
     """Whether the first row and the one beside it could show a fault, and whether a pass draws random numbers."""
     if not beside:
         return check_alone(model, layers, loss, batch_of(0), [batch_of(0)]), False
     shown, drawn = list[bool](), False
     for other in beside:
-        shown.append(check_alone(model, layers, loss, batch_of(0, other), [batch_of(0), batch_of(other)]))
+        singles = [batch_of(0), batch_of(other)]
+        shown.append(check_alone(model, layers, loss, batch_of(0, other), singles, comparable=comparable))
         drawn |= check_mode(model, layers, loss, batch_of(0, other), batch_of(0, 0))
     return shown[0], drawn
 
@@ -281,7 +340,8 @@ def _check_some_loss(loss_fn: LossFn, model: nn.Module, batch: Any) -> None:
 
 def _losses(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
     try:
-        return loss_fn(model, batch)
+        with forgotten(loss_fn, model):
+            return loss_fn(model, batch)
     except IndexError as error:
         told = unknown_row(model, error)
         if told is None and any(text in str(error) for text in ("out of bounds", "out of range in self")):

@@ -1,9 +1,10 @@
 """What a forward pass may leave in a model: nothing that it has computed from private examples.
 
 Parameters, buffers and extra state (`get_extra_state`) may not change at all: they are in every checkpoint, and released
-gradients alone move them. Plain attributes are put back after each pass, unless the check before the first release has seen
-that their value does not depend on the examples (a cache of positions); one that does, and that changes what the model
-computes later, is refused there.
+gradients alone move them. Plain attributes are put back after each pass, counters too: how many passes there were is private.
+What the check before the first release finds to be alike for all examples, and left alone by a further pass (a cache of
+positions), is built there once, and is what attributes are put back to. One that depends on the examples, and changes what the
+model computes later, is refused there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.gradients.kept import Attributes, Kept, paths_of, same_values
+from dpkfc.gradients.put_off import is_waited_for
 from dpkfc.gradients.random_state import restarter
 from dpkfc.gradients.sharded import is_divided, local, reshard
 from dpkfc.gradients.verify import evaluation_mode
@@ -31,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 _LARGE = 1 << 20  # bytes of a frozen parameter above which it is not copied
 
-_public: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()  # attributes that depend on no example
+_built: WeakKeyDictionary[nn.Module, dict[str, Kept | None]] = WeakKeyDictionary()  # found by a check that is still open
 _told: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()  # those that were put back, said once
 
 
@@ -43,11 +45,12 @@ class PassState:
         by_value: keep copies of the parameters too (in main memory), so that writing into one is seen even where torch does
             not count it (`p.data`), and undone. Of large frozen ones only a digest is kept: a model whose adapters are trained
             needs no second copy of the rest.
+        without: modules that are looked after elsewhere.
     """
 
-    def __init__(self, model: nn.Module, *, by_value: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, by_value: bool = False, without: Collection[nn.Module] = ()) -> None:
         reshard(model)
-        self._model, self._paths = model, paths_of(model)
+        self._model, self._paths = model, {m: path for m, path in paths_of(model).items() if m not in without}
         self._buffers = {
             (m, leaf): (b, b.clone()) for m in self._paths for leaf, b in m._buffers.items() if b is not None
         }
@@ -90,11 +93,12 @@ class PassState:
 
     def _changed_buffers(self) -> Iterator[str]:
         added = [(m, leaf) for m in self._paths for leaf, b in m._buffers.items() if b is not None]
+        same = _are_same([pair for pair in self._buffers.values() if is_waited_for(pair[0])])
         for module, leaf in [*self._buffers, *(key for key in added if key not in self._buffers)]:
             held, copy = self._buffers.get((module, leaf), (None, None))
             if held is None or copy is None:
                 del module._buffers[leaf]
-            elif module._buffers.get(leaf) is not held or not same_values(held, copy):
+            elif module._buffers.get(leaf) is not held or not (same and is_waited_for(held) or same_values(held, copy)):
                 module._buffers[leaf] = _written(held, copy)
             else:
                 continue
@@ -130,6 +134,14 @@ class PassState:
     def _name(self, module: nn.Module, leaf: str) -> str:
         self.written.append(module)
         return f"{self._paths[module]}.{leaf}" if self._paths[module] else leaf
+
+
+def _are_same(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether all tensors hold what their copies do, in one question to the card that they lie on."""
+    if not pairs or any(x.shape != copy.shape or x.dtype != copy.dtype for x, copy in pairs):
+        return False
+    flags = [((x == copy) | (x.isnan() & copy.isnan())).all().to(pairs[0][0].device) for x, copy in pairs]
+    return bool(torch.stack(flags).all())
 
 
 def _noted(p: Tensor) -> Tensor | bytes | None:
@@ -174,8 +186,10 @@ def _frozen(state: Any) -> Kept:
 
 
 @contextmanager
-def restored_state(model: nn.Module) -> Iterator[None]:
+def restored_state(model: nn.Module, without: Collection[nn.Module] = ()) -> Iterator[None]:
     """A forward pass: parameters, buffers and extra state are put back if the body changes them, also after an error.
+
+    Modules in `without` are looked after elsewhere.
 
     A parameter is seen to be written by torch's counter, and erased: a copy of all of them in every pass would double their
     memory. `checked_state` copies them, for the check before the first release.
@@ -183,7 +197,7 @@ def restored_state(model: nn.Module) -> Iterator[None]:
     Raises:
         ValueError: naming the parameter, buffer or module: it would carry statistics of private data outside the mechanism.
     """
-    state, fault = PassState(model), ""
+    state, fault = PassState(model, without=without), ""
     try:
         yield
     finally:
@@ -193,9 +207,9 @@ def restored_state(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def kept_attributes(model: nn.Module) -> Iterator[None]:
-    """The work on one micro-batch: plain attributes are put back, but for those that are known to depend on no example."""
-    before = Attributes(model)
+def kept_attributes(model: nn.Module, without: Collection[nn.Module] = ()) -> Iterator[None]:
+    """The work on one micro-batch: plain attributes are put back, but of modules in `without`."""
+    before = Attributes(model, without)
     try:
         yield
     finally:
@@ -203,13 +217,13 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
 
 
 def put_back_attributes(model: nn.Module, before: Attributes) -> None:
-    """Undo what passes have changed in plain attributes, but for those that are known to depend on no example.
+    """Undo what passes have changed in plain attributes, and say so once.
 
     Args:
         model: the model.
         before: its attributes before those passes.
     """
-    changed = {m: names - _public.get(m, frozenset()) for m, names in before.changed().items()}
+    changed = before.changed()
     before.put_back(changed)
     paths = paths_of(model) if any(changed.values()) else {}
     for module, names in changed.items():
@@ -217,8 +231,8 @@ def put_back_attributes(model: nn.Module, before: Attributes) -> None:
         if new:
             _told[module] = _told.get(module, frozenset()) | new
             _log.warning(
-                "forward passes write to attributes of the module '%s' (%s) that may depend on private examples; they are put "
-                "back after every pass: %s",
+                "forward passes write to attributes of the module '%s' (%s) that may depend on private examples, or on how many "
+                "there are; they are put back after every pass: %s",
                 paths.get(module, "?"), type(module).__name__, ", ".join(sorted(new)),
             )  # fmt: skip
 
@@ -227,7 +241,7 @@ def put_back_attributes(model: nn.Module, before: Attributes) -> None:
 def checked_state(model: nn.Module) -> Iterator[Attributes]:
     """The check before the first release: whatever the body changes is seen by its value, and put back.
 
-    What an earlier check has found out about plain attributes is forgotten.
+    Caches that `check_memory` has found to depend on no example stay as they were built.
 
     Yields:
         The plain attributes before the body, for `check_memory`.
@@ -236,8 +250,7 @@ def checked_state(model: nn.Module) -> Iterator[Attributes]:
         ValueError: as `restored_state`.
     """
     state, before, fault = PassState(model, by_value=True), Attributes(model), ""
-    for module in model.modules():
-        _public.pop(module, None)
+    _built.clear()
     try:
         yield before
     finally:
@@ -245,6 +258,12 @@ def checked_state(model: nn.Module) -> Iterator[Attributes]:
         before.put_back(before.changed(by_value=True, also=state.written))
     if fault:
         raise ValueError(fault)
+    for module, values in _built.items():
+        for name, kept in values.items():
+            if kept is None:
+                vars(module).pop(name, None)
+            else:
+                vars(module)[name] = kept.put_back()
 
 
 def check_memory(
@@ -252,7 +271,7 @@ def check_memory(
 ) -> None:
     """Raise if a forward pass writes an attribute that depends on the examples and changes what is computed later.
 
-    Attributes that do not depend on them are noted, and left alone in later passes.
+    Caches, which do not depend on them, stay as they are when the check ends.
 
     Args:
         model: in the mode it is trained in.
@@ -272,7 +291,9 @@ def check_memory(
         restart()
         losses(batch)
         held.append(before.values(before.changed(by_value=True)))
-    dependent = _note_public(held)
+    restart()
+    losses(tested[0])  # once more, on top of the last
+    dependent = _sorted_out(held, before.values(before.changed(by_value=True)))
     for earlier, later in pairwise(tested) if dependent else ():
         for evaluated in (False, True):
             found = []
@@ -288,18 +309,30 @@ def check_memory(
                 _refuse(model, dependent)
 
 
-def _note_public(held: Sequence[Mapping[nn.Module, Mapping[str, Kept | None]]]) -> dict[nn.Module, frozenset[str]]:
-    """Note the attributes that came out alike for all examples, in modules where all did; the others are returned."""
+def _sorted_out(
+    held: Sequence[Mapping[nn.Module, Mapping[str, Kept | None]]], again: Mapping[nn.Module, Mapping[str, Kept | None]]
+) -> dict[nn.Module, frozenset[str]]:
+    """Attributes that came out otherwise for other examples; of modules without one, caches are noted and others not told of."""
     dependent: dict[nn.Module, frozenset[str]] = {}
     for module in {module: None for values in held for module in values}:
         runs = [values.get(module, {}) for values in held]
         names = frozenset(name for run in runs for name in run)
         alike = frozenset(name for name in names if all(_alike(name, runs[0], run) for run in runs[1:]))
-        if names == alike:
-            _public[module] = alike
-        else:
+        if names != alike:
             dependent[module] = names - alike
+        elif all(_alike(name, runs[0], again.get(module, {})) for name in names):
+            if any(_is_computed(kept) for kept in runs[-1].values()):
+                _told[module] = _told.get(module, frozenset()) | names  # made anew in every pass
+            else:
+                _built[module] = dict(runs[-1])
     return dependent
+
+
+def _is_computed(kept: Kept | None) -> bool:
+    """Whether a value holds a tensor with a graph, of parameters that will change."""
+    if kept is None or isinstance(kept.value, Tensor):
+        return kept is not None and kept.value.grad_fn is not None
+    return any(isinstance(x, Kept) and _is_computed(x) for x in kept.inner or ())
 
 
 def _alike(name: str, one: Mapping[str, Kept | None], other: Mapping[str, Kept | None]) -> bool:

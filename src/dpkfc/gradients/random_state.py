@@ -11,6 +11,7 @@ import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,9 +99,24 @@ def put_back(states: tuple[Any, ...]) -> None:
 
 def renew() -> None:
     """Let the global generators go on from numbers of the operating system."""
-    torch.manual_seed(fresh_seed())  # of its devices too
-    np.random.seed([secrets.randbits(32) for _ in range(8)])
+    _seed(fresh_seed())
+    np.random.seed(np.frombuffer(secrets.token_bytes(32), dtype=np.uint32))
     random.seed(secrets.randbits(256))
+
+
+def _seed(seed: int) -> None:
+    """Of torch, and of its devices where there are any: seeding those that do not exist takes longer than a small step."""
+    if _devices():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+@cache
+def _devices() -> bool:
+    """Whether torch has another device than the CPU; none appears while a process runs. A torch that cannot tell may have one."""
+    accelerator = getattr(torch, "accelerator", None)
+    return accelerator is None or bool(accelerator.is_available())
 
 
 def fresh_seed() -> int:

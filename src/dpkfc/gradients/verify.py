@@ -25,13 +25,14 @@ from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape, check_losses
 
 __all__ = [
-    "as_long_as", "check_draws", "check_mode", "check_per_example_gradients", "check_whole_batch", "evaluation_mode",
+    "RELATIVE", "as_long_as", "check_mode", "check_per_example_gradients", "check_whole_batch", "evaluation_mode",
+    "in_training_mode",
 ]  # fmt: skip
 
-_RELATIVE = {torch.float64: 1e-8, torch.float32: 2e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+# How far two gradients may be apart, by the coarsest type they were computed in.
+RELATIVE = {torch.float64: 1e-8, torch.float32: 2e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 # A gradient that cancels to nothing (the bias of attention keys) is rounding of so many times the whole gradient.
 _CANCELLED = 4
-_DRAWS = 16  # random states of a check: mixup of every second batch is seen in a third of them
 
 
 @contextmanager
@@ -60,8 +61,13 @@ def check_per_example_gradients(
     singles: Sequence[Any],
     *,
     slack: float = 0.0,
+    comparable: bool = True,
 ) -> bool:
     """Compare the tape with plain autograd on single examples.
+
+    Where random numbers are drawn in evaluation mode too (the sample of a variational autoencoder), an example alone gets others
+    than in a pair: nothing is compared then but which parameters are used. `check_mode` and `check_whole_batch`, which draw the
+    same numbers twice, are what is left.
 
     Args:
         model: the model; its modes are put back.
@@ -71,6 +77,7 @@ def check_per_example_gradients(
         singles: each example as a batch of its own.
         slack: how far two gradients of a parameter may be apart in any case, relative to their size (a tenth of it, relative to
             the whole gradient).
+        comparable: the examples are the same in `pair` and `singles`: collating them draws no random numbers.
 
     Returns:
         Whether every example had a finite gradient; zeros and NaN agree with anything.
@@ -80,17 +87,18 @@ def check_per_example_gradients(
     """
     shown, used = True, set()
     with evaluation_mode(model):
-        tape = Tape(model, layers, batch_size=len(singles))
+        tape, drawn = Tape(model, layers, batch_size=len(singles)), drawn_since_now(device_of(layers))
         with tape:
             losses = loss_fn(model, pair)
         check_losses(losses, len(singles))
         calls = tape.backward(losses)
+        comparable = comparable and not drawn()
         precision = _precision(calls)
         found = _per_example(layers, calls, len(singles), range(len(singles)))
         for i, single in enumerate(singles):
             expected = _autograd(model, loss_fn, single)
             tolerance = _Tolerance.of(expected, precision, slack)
-            for name, gradient in expected.items():
+            for name, gradient in expected.items() if comparable else ():
                 _compare(name, gradient, found[i].get(name), len(singles), tolerance)
             used |= {name for name, gradient in expected.items() if gradient is not None}
             shown = shown and any(g is not None and bool(g.any()) and bool(g.isfinite().all()) for g in expected.values())
@@ -145,47 +153,6 @@ def check_mode(
     return drawn()
 
 
-def check_draws(
-    model: nn.Module,
-    device: torch.device,
-    loss_fn: Callable[[nn.Module, Any], Tensor],
-    batch_of: Callable[..., Any],
-    count: int,
-) -> None:
-    """In the model's own mode, the loss of an example may not depend on the examples beside it, whatever numbers are drawn.
-
-    What mixes examples at random (mixup with a permutation) leaves an example alone at times: in every second batch of two.
-    So several random states are tried, each with more than two rows and each for another of them. Only losses are compared: what
-    is mixed in a forward pass shows in them, at a fraction of the cost.
-
-    Args:
-        model: in the mode it is trained in.
-        device: of the model.
-        loss_fn: maps model and batch to per-example losses, with random numbers.
-        batch_of: numbers of rows to the batch of them.
-        count: rows there are, two or more.
-
-    Raises:
-        ValueError: the loss of an example beside others is another than beside copies of itself.
-    """
-    rows = tuple(range(count)) if count > 2 else (0, 1, 1)
-    beside = batch_of(*rows)
-    alone = [as_long_as(beside, batch_of(*(row,) * len(rows)), len(rows), row) for row in range(count)]
-    for i in range(_DRAWS):
-        row, restart = i % count, restarter(device)
-        with torch.no_grad():
-            one = loss_fn(model, beside)[row]
-            restart()
-            other = loss_fn(model, alone[row])[row]
-        allowed = _RELATIVE.get(one.dtype, 0.1) * max(abs(float(one)), abs(float(other))) + 1e-6
-        if abs(float(one) - float(other)) > allowed:
-            raise ValueError(
-                "the loss of an example changed when only the examples beside it did, under the same random numbers. Either the "
-                "model or loss_fn mixes examples at random (mixup, CutMix, a permutation of the batch): one example would then "
-                "move the gradients of others, and ε would not hold. Leave it out, or mix with public examples"
-            )
-
-
 def check_whole_batch(
     model: nn.Module, layers: Sequence[Layer], loss_fn: Callable[[nn.Module, Any], Tensor], batch: Any, batch_size: int
 ) -> None:
@@ -219,15 +186,24 @@ def check_whole_batch(
     calls = tape.backward(losses)
     tolerance = _Tolerance.of(expected, _precision(calls))
     found: dict[str, Tensor] = {}
-    for layer in layers:
-        if layer.name in calls:
-            block = blocks_of(layer, calls.pop(layer.name), batch_size)
-            own = weights.to(layer.tensor(next(iter(layer.parameters))).device)
-            found.update(split_sum(layer, weighted_sum(block, own)))
+    with full_precision():
+        for layer in layers:
+            if layer.name in calls:
+                block = blocks_of(layer, calls.pop(layer.name), batch_size)
+                own = weights.to(layer.tensor(next(iter(layer.parameters))).device)
+                found.update(split_sum(layer, weighted_sum(block, own)))
     what = f"of {batch_size} examples do not add up to the gradient of their losses"
     wide = replace(tolerance, relative=5 * tolerance.relative)
     for name, gradient in expected.items():
         _compare(name, gradient, found.get(name), batch_size, wide, what=what)
+
+
+def in_training_mode(model: nn.Module) -> str:
+    """What to add to an error where a module normalises over the batch now; empty where none does."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            return f" Module '{name}' ({type(module).__name__}) is in training mode now; call .eval() on it after model.train()."
+    return ""
 
 
 def as_long_as(pair: Any, twins: Any, batch_size: int = 2, row: int = 0) -> Any:
@@ -283,7 +259,7 @@ class _Tolerance:
         whole = math.sqrt(sum(size * size for size in sizes if math.isfinite(size)))
         coarse = max((precision, *(g.dtype for g in gradients.values() if g is not None)), key=_roundoff)
         cancelled = max(_CANCELLED * _roundoff(coarse), slack / 10)
-        return cls(max(_RELATIVE.get(coarse, 0.1), slack), 1e-6 + cancelled * whole)
+        return cls(max(RELATIVE.get(coarse, 0.1), slack), 1e-6 + cancelled * whole)
 
 
 def _roundoff(dtype: torch.dtype) -> float:
@@ -309,7 +285,12 @@ def _compare(
     expected = zero if expected is None else expected
     found = zero if found is None else found.to(expected)
     scale = max(float(torch.linalg.vector_norm(expected)), float(torch.linalg.vector_norm(found)))
-    if not torch.isfinite(torch.as_tensor(scale)):
+    if not math.isfinite(scale):
+        if what is None and bool(found.isfinite().all()):
+            raise ValueError(
+                f"the gradient of '{name}' of an example is finite in a batch of {n} and not where the example stands alone, or "
+                "beside a copy of itself: the model or loss_fn mixes examples (a standard deviation over the batch)"
+            )
         return  # a broken example is clipped to zero later
     difference = float(torch.linalg.vector_norm(found - expected))
     if difference > tolerance.relative * scale + tolerance.absolute:
@@ -326,8 +307,9 @@ def _compare(
 
 def _check_coverage(layers: Sequence[Layer], used: set[str]) -> None:
     for layer in layers:
+        layer.used.update(used.intersection(layer.parameters.values()))  # once is enough: some examples may pass it by
         for full in layer.parameters.values():
-            if full not in used:
+            if full not in layer.used:
                 raise ValueError(
                     f"parameter '{full}' of layer '{layer.display_name}' is trainable but loss_fn never uses it: it would "
                     "receive noise alone; freeze it with requires_grad_(False) or use it"

@@ -222,6 +222,7 @@ def layer_table(diagnosis: Diagnosis, title: str) -> Table:
 def _notes(layer: LayerFacts) -> list[str]:
     notes = [f"tied: {layer.tied + 1} uses, one norm of their sum"] if layer.tied else []
     notes += [f"frozen: {', '.join(layer.frozen)}"] if layer.frozen else []
+    notes += ["no rule of its own: by torch.func, slower"] if layer.rule == "fallback" else []
     return notes + [f"{side.side}: {side.note}" for side in layer.sides if side.note]
 
 

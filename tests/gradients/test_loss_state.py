@@ -1,0 +1,172 @@
+"""A loss function remembers nothing from one call to the next, wherever it would keep it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.gradients import loss_state
+from dpkfc.gradients.loss_state import isolated
+from dpkfc.session import Session
+
+N = 24
+BANK: list[Tensor] = []
+MEAN = 0.0
+
+
+@pytest.fixture(autouse=True)
+def told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_state, "_told", set())
+
+
+def alone(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def moved(losses: Tensor, bank: Any) -> Tensor:
+    return losses * (1 + float(torch.stack(list(bank)).mean())) if len(bank) > 3 else losses
+
+
+class Memory:
+    """Cross-batch memory: past rows count, once there are enough of them."""
+
+    def __init__(self) -> None:
+        self.rows, self.seen, self.inner = deque(maxlen=8), 0, {"mean": [np.zeros(2)]}
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        losses = moved(alone(model, batch), self.rows)
+        self.rows.extend(batch[0].mean(1))
+        self.seen += len(batch[0])
+        self.inner["mean"][0] += float(batch[0].mean())
+        return losses * (2 if self.seen > 100 else 1)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return self(model, batch)
+
+    def state(self) -> tuple[int, ...]:
+        return len(self.rows), self.seen, int(self.inner["mean"][0].any())
+
+
+def in_a_partial(memory: Any, model: nn.Module, batch: Any, *, factor: float = 1.0) -> Tensor:
+    return memory(model, batch) * factor
+
+
+def in_a_closure(memory: Any) -> Callable[..., Tensor]:
+    rebound, holders = 0.0, {"own": [memory]}
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal rebound
+        rebound = 0.9 * rebound + float(batch[0].mean())
+        return holders["own"][0](model, batch) * (1 + 0.0 * (rebound > 1e9))
+
+    def outer(model: nn.Module, batch: Any) -> Tensor:
+        return loss(model, batch)
+
+    outer.rebound = lambda: rebound
+    return outer
+
+
+WAYS: dict[str, Callable[[Memory], Any]] = {
+    "the object itself": lambda memory: memory,
+    "its method": lambda memory: memory.loss,
+    "a partial": lambda memory: partial(in_a_partial, memory, factor=1.0),
+    "a closure": in_a_closure,
+    "a default": lambda memory: lambda model, batch, held=memory: held(model, batch),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_memory_is_put_back_after_each_call(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    memory = Memory()
+    loss_fn = WAYS[way](memory)
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(4, 3), torch.randn(N, 4), torch.arange(N) % 3
+    plan = PrivacyConfig(expected_batch_size=12, max_physical_batch_size=4, steps=3).with_noise(1.0, 1e-3, N)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, y)) as s:
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+            assert memory.state() == (0, 0, 0) and not getattr(loss_fn, "rebound", lambda: 0.0)()
+    assert caplog.text.count("loss_fn changes variables that may depend on private examples") == 1
+
+
+def globally(model: nn.Module, batch: Any) -> Tensor:
+    global MEAN
+    MEAN = 0.9 * MEAN + float(batch[0].mean())
+    losses = moved(alone(model, batch), BANK)
+    BANK.extend(batch[0].mean(1))
+    return [one for one in (losses + 0 * MEAN for _ in range(1))][0]
+
+
+def test_global_variables_too() -> None:
+    model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+    first, second = (isolated(globally)(model, batch) for _ in range(2))
+    assert torch.equal(first, second) and not BANK and MEAN == 0.0
+
+
+class Centred(nn.Module):
+    def __init__(self, moves: bool) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3))
+        self.total, self.moves = torch.zeros(()), moves
+
+    def forward(self, out: Tensor, y: Tensor) -> Tensor:
+        if self.moves:
+            self.centre.mul_(0.9).add_(out.detach().mean(0))
+        self.total = self.total + out.detach().sum()
+        return F.cross_entropy(out - self.centre, y, reduction="none")
+
+
+def test_modules_beside_the_model_keep_their_buffers_or_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+    for held in (Centred(moves=False), Centred(moves=True)):
+        for way in (partial(lambda c, m, b: c(m(b[0]), b[1]), held), lambda m, b, held=held: [held][0](m(b[0]), b[1])):
+            if held.moves:
+                with pytest.raises(ValueError, match="changes the buffer 'centre'"):
+                    isolated(way)(model, batch)
+            else:
+                assert isolated(way)(model, batch).shape == (6,)
+            assert not held.centre.any() and held.total == 0
+    assert "attributes of the module '' (Centred)" in caplog.text
+
+
+def test_a_large_tensor_is_not_copied_and_may_not_be_written() -> None:
+    model, batch, queue = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3), torch.zeros(2**19)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        queue[: len(batch[0])] = batch[0].mean(1)
+        return alone(model, batch)
+
+    with pytest.raises(ValueError, match="tensor that it reaches by 'queue', and that is too large"):
+        isolated(loss)(model, batch)
+
+
+def test_ordinary_losses_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """The model itself, constants, a cache of the loss's own and an error inside."""
+    model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+    weight, table = torch.ones(3), {"a": [1, 2]}
+
+    def loss(other: nn.Module, batch: Any) -> Tensor:
+        assert other is model
+        return F.cross_entropy(model(batch[0]) * table["a"][0], batch[1], weight, reduction="none")
+
+    losses = isolated(loss)(model, batch)
+    losses.sum().backward()
+    assert torch.equal(losses, loss(model, batch)) and weight.sum() == 3 and not caplog.text
+    model.shown = []
+
+    def on_the_model(model: Any, batch: Any) -> Tensor:
+        model.shown.append(batch[0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        isolated(on_the_model)(model, batch)
+    assert len(model.shown) == 1  # looked after by the pass, which needs it until its end
