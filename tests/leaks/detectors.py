@@ -62,7 +62,7 @@ DETECTORS: dict[str, Detector] = {
     "checkpoint": lambda subject, _: [checkpoints(subject)],
     "charges": lambda subject, _: charges(subject),
     "sampler": lambda subject, _: sampler_law(subject.plan, steps=size(400, 2000)),
-    "noise law": lambda subject, _: noise_law(subject, steps=size(32, 80)),
+    "noise law": lambda subject, _: noise_law(subject, steps=size(64, 80)),
     "shares": lambda subject, canaries: [shares(subject, canaries)],
     "replay": lambda subject, canaries: replay(subject, canaries, sizes=(0, 2), until_failed=True).findings(),
     "two worlds": lambda subject, canaries: [two_worlds(subject, canaries, runs=200, alpha=1e-9).finding()],
