@@ -232,8 +232,8 @@ class Session:
         """Before the first release of a loss in a mode: does the tape agree with plain autograd on examples of this batch?"""
         drawn = batch.drawn if batch.drawn.ndim == 1 else batch.drawn[:, 0]
         most = max(2, min(MOST, self._size.bound or MOST))
-        check = partial(check_examples, self.model, self.layers, loss_fn, filled=most)
-        check = partial(check, augment=self._augment, all_rows=self._divided)
+        check = partial(check_examples, self.model, self.layers, loss_fn, augment=self._augment, all_rows=self._divided)
+        check = partial(check, filled=max(2, min(most, self.plan.expected_batch_size)))  # no more memory than a step takes
         reader = partial(readings, self._dataset, drawn, self._collate_fn)
         seed = partial(int, self._step) if self.plan.test_mode else fresh_seed
         agreed = {"agreed": self._ranks.from_first} if self._divided else {}  # alike passes on all processes

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from dpkfc.config import PrivacyConfig
 from dpkfc.gradients import memory
 from dpkfc.gradients.memory import MicroBatchSize, available_bytes, is_out_of_memory, peak_bytes
 from dpkfc.session import Session
@@ -260,3 +263,19 @@ def test_no_text_of_an_error_reaches_the_log(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level("DEBUG", "dpkfc"):
         MicroBatchSize(automatic=True).measure(work, 8, torch.device("cpu"))
     assert "ValueError" in caplog.text and "SECRET" not in caplog.text
+
+
+def test_a_look_takes_no_more_memory_than_a_step() -> None:
+    """Rows are repeated up to the expected batch, not to the most that are ever looked at."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 20_000)), torch.randn(40, 4)
+    model[1].requires_grad_(False)
+    peaks = list[int]()
+
+    def logits(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return m(batch[0]).logsumexp(1)
+
+    config = PrivacyConfig(expected_batch_size=2, steps=2, max_grad_norm=1.0, sampler="fixed")
+    for verify in (True, False):
+        with Session(config.calibrate(8.0, 1e-3, 40), model, torch.optim.SGD(model.parameters(), lr=0.0), (x,), verify=verify) as s:
+            peaks.append(max(peak_bytes(partial(s.step, batch, logits)) for batch in s.batches()))
+    assert peaks[0] <= 3 * peaks[1]

@@ -134,7 +134,7 @@ def _is_plain(layer: Layer) -> bool:
     if len(layer.modules) != 1 or "weight" not in layer.parameters or layer.rule not in ("linear", "conv"):
         return False
     if layer.rule == "linear":
-        return True
+        return not layer.paths
     module = layer.module
     return (
         isinstance(module, nn.Conv2d)

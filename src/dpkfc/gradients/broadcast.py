@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten
 if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer
 
-__all__ = ["Doubt", "LeadingAxis", "ambiguous", "leading_size", "marked_gradients", "settle", "spread"]
+__all__ = ["Doubt", "LeadingAxis", "ambiguous", "leading_size", "marked_gradients", "marks", "settle", "spread"]
 
 _BATCH_FIRST = ("linear", "conv", "computed", "embedding", "tied", "norm")
 
@@ -106,10 +106,10 @@ def marked_gradients(losses: Tensor, edges: Sequence[GradientEdge]) -> Sequence[
     """Gradients at a few edges of the losses with an own factor each; the graph is kept."""
     if not edges:
         return []
-    return torch.autograd.grad((losses * _marks(losses)).sum(), list(edges), allow_unused=True, retain_graph=True)
+    return torch.autograd.grad((losses * marks(losses)).sum(), list(edges), allow_unused=True, retain_graph=True)
 
 
-def _marks(losses: Tensor) -> Tensor:
+def marks(losses: Tensor) -> Tensor:
     """Factors `[N]` that tell examples apart: powers of two, so that gradients are scaled by them without rounding."""
     return 2.0 ** (torch.arange(len(losses), device=losses.device) % 4).to(losses.dtype)
 
@@ -126,7 +126,7 @@ def settle(doubt: Doubt, gradient: Tensor | None, marked: Tensor | None, losses:
     Raises:
         ValueError: the rows belong to no single example, or the gradients are not finite; naming the fix.
     """
-    factors = _marks(losses)
+    factors = marks(losses)
     if gradient is None or marked is None or len(gradient) != len(factors):
         return  # without effect on the losses, or refused by its rule
     rows, seen = gradient.flatten(1).double(), marked.flatten(1).double()

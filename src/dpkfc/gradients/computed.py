@@ -23,7 +23,7 @@ from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.memory import is_out_of_memory
 from dpkfc.gradients.random_state import random_states, same_states
 
-__all__ = ["Computed", "Pull", "has_computed_weight", "pulls_of"]
+__all__ = ["Computed", "Pull", "has_computed_weight", "pulls_of", "vectorised"]
 
 _log = logging.getLogger(__name__)
 
@@ -145,13 +145,13 @@ def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pul
 
     def apply(g: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
-            found = _vectorised(one, g.to(value.dtype))
+            found = vectorised(one, g.to(value.dtype))
         return {prefix + path: x.to(g.dtype) for path, x in found.items()}
 
     return Pull(tuple(value.shape), apply)
 
 
-def _vectorised(one: Callable[[Tensor], dict[str, Tensor]], g: Tensor) -> dict[str, Tensor]:
+def vectorised(one: Callable[[Tensor], dict[str, Tensor]], g: Tensor) -> dict[str, Tensor]:
     """`one` of every example, one after the other where some operation of the parametrization has no batching rule."""
     try:
         return vmap(one)(g)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from dpkfc.blocks import Block, Outer
+from dpkfc.gradients.attention import Attended
 from dpkfc.gradients.broadcast import leading_size, spread
 from dpkfc.gradients.compiled import refuse_tracing
 from dpkfc.gradients.conv import ConvBlock
@@ -109,6 +110,11 @@ class _Inputs:
         refuse_tracing()
         read = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         users = self._users[module]
+        if users[0].paths:
+            attended = Attended.begun(module, args, kwargs)
+            for layer in users:
+                self.calls.setdefault(layer.name, []).append(Call(module, args, kwargs, [], attended=attended))
+            return
         rows, _ = spread(users[0], module, read, output, self._size)
         for layer in users:
             self.calls.setdefault(layer.name, []).append(Call(module, args, kwargs, [rows.new_zeros(()).expand(rows.shape)]))

@@ -16,15 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from dpkfc.gradients.attention import ARGUMENTS, check_query
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.put_off import is_waited_for
 
 __all__ = ["Division", "divided"]
 
 _MAX_ALTERNATIVES = 64
-_ATTENTION = (
-    "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal",
-)  # fmt: skip
 _Rebuild = Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
@@ -157,14 +155,8 @@ def _of_attention(
     layer: Layer, module: nn.MultiheadAttention, inputs: tuple[tuple[Any, ...], dict[str, Any]], batch_size: int
 ) -> tuple[list[Any], _Rebuild, list[Cut | None], int]:
     """Attention says itself what its arguments are: a mask `[T, T]` is shared also where T is the number of examples."""
-    given = dict(zip(_ATTENTION, inputs[0], strict=False)) | inputs[1]
-    axis = 0 if module.batch_first else 1
-    if given["query"].dim() != 3 or given["query"].shape[axis] != batch_size:
-        raise ValueError(
-            f"module '{layer.display_name}' (MultiheadAttention, batch_first={module.batch_first}) was given a query of shape "
-            f"{tuple(given['query'].shape)}, but axis {axis} must be the batch of {batch_size} examples; build it with "
-            "batch_first=True and pass [batch, time, features]"
-        )
+    given = dict(zip(ARGUMENTS, inputs[0], strict=False)) | inputs[1]
+    axis = check_query(layer, module, given["query"], batch_size)
     cuts: dict[str, Cut | None] = {"query": Cut(axis), "key": Cut(axis), "value": Cut(axis)}
     if given.get("key_padding_mask") is not None:
         cuts["key_padding_mask"] = Cut()

@@ -14,8 +14,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from dpkfc.gradients.attention import IN, OUT, is_attention
 from dpkfc.gradients.broadcast import LeadingAxis
 from dpkfc.gradients.computed import has_computed_weight
+from dpkfc.gradients.direct import Direct
 from dpkfc.gradients.ownership import is_called, owned_parameters, refuse_power_iteration, weights_are_computed
 
 __all__ = ["Layer", "check_covered", "find_layers"]
@@ -38,8 +40,10 @@ class Layer:
             layer or convolution whose weight is parametrized) or fallback.
         parameters: role inside the module to the parameter's name in the model, trainable ones only.
         frozen: roles that are present but not trained.
+        paths: role to the parameter's path in the module, where the two are not the same (the two linear layers of attention).
         transposed: the weight of a linear layer is stored as `[d_in, d_out]`.
         axis: what has been seen of inputs without a batch axis.
+        direct: what has been seen of the parameters that a module without a rule reads itself.
         used: names of parameters that a loss was seen to use.
     """
 
@@ -48,8 +52,10 @@ class Layer:
     rule: str
     parameters: dict[str, str]
     frozen: tuple[str, ...] = ()
+    paths: dict[str, str] = field(default_factory=dict)
     transposed: bool = False
     axis: LeadingAxis = field(default_factory=LeadingAxis, compare=False, repr=False)
+    direct: Direct = field(default_factory=Direct, compare=False, repr=False)
     used: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
@@ -59,8 +65,11 @@ class Layer:
 
     def tensor(self, role: str) -> Tensor:
         """The parameter object of a role."""
-        tensor = self.module.get_parameter(role)
-        return tensor
+        return self.tensor_of(self.module, role)
+
+    def tensor_of(self, module: nn.Module, role: str) -> Tensor:
+        """The parameter object of a role in one of the modules."""
+        return module.get_parameter(self.paths.get(role, role))
 
     @property
     def display_name(self) -> str:
@@ -114,6 +123,7 @@ class _Owner:
     module: nn.Module
     rule: str
     parameters: dict[str, Tensor]
+    paths: dict[str, str] = field(default_factory=dict)
 
     @property
     def trainable(self) -> dict[str, Tensor]:
@@ -141,7 +151,12 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
                 "function, in a model that has none either: nothing shows which examples it is used for. Give the model a "
                 "forward function that uses it, or freeze it"
             )
-        if roles:
+        if roles and is_attention(module):
+            for paths, own in ((IN, name), (OUT, f"{name}.out_proj" if name else "out_proj")):
+                held = {role: parameters[path] for role, path in paths.items() if path in parameters}
+                if any(p.requires_grad for p in held.values()):
+                    yield _Owner(own, module, "linear", held, paths)
+        elif roles:
             yield _Owner(name, module, _rule_of(module, roles), parameters)
 
 
@@ -155,7 +170,8 @@ def _sharers(role: str, users: list[tuple[_Owner, str]]) -> tuple[_Owner, ...]:
     rules = {owner.rule for owner, _ in using}
     for owner, as_role in using[1:]:
         alike = len(rules) == 1 and owner.rule not in _ALONE or rules == {"embedding", "linear"} and as_role == "weight"
-        if not alike or as_role != using[0][1] or _is_transposed(owner.module) != _is_transposed(first.module):
+        alike = alike and as_role == using[0][1] and owner.paths == first.paths
+        if not alike or _is_transposed(owner.module) != _is_transposed(first.module):
             raise _untie(owner, first)
         if owner.rule in ("conv", "recurrent") and {r: id(p) for r, p in owner.trainable.items()} != {
             r: id(p) for r, p in first.trainable.items()
@@ -183,6 +199,7 @@ def _layer(sharers: Sequence[_Owner], roles: Sequence[str], names: dict[Tensor, 
         rule="tied" if len({owner.rule for owner in sharers}) > 1 else first.rule,
         parameters={role: names[first.parameters[role]] for role in roles},
         frozen=tuple(role for role, p in first.parameters.items() if not p.requires_grad),
+        paths=first.paths,
         transposed=_is_transposed(first.module),
     )
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer
 
 __all__ = [
-    "all_states", "begin_at", "device_of", "drawn_since_now", "fresh_seed", "kept_numbers", "put_back", "random_states",
-    "renew", "restarter", "same_states", "unknown_numbers",
+    "all_states", "begin_at", "device_of", "drawn_since_now", "fresh_seed", "kept_numbers", "put_back", "put_back_on",
+    "random_states", "renew", "restarter", "same_states", "unknown_numbers",
 ]  # fmt: skip
 
 
@@ -37,6 +37,13 @@ def random_states(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
 
 
+def put_back_on(device: torch.device, states: Sequence[Tensor]) -> None:
+    """The generators of torch as `random_states` has found them."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
+
+
 def same_states(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """Whether nothing was drawn in between."""
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
@@ -47,9 +54,7 @@ def restarter(device: torch.device) -> Callable[[], None]:
     states = _everything(device)
 
     def restart() -> None:
-        torch.set_rng_state(states[0][0])
-        if len(states[0]) > 1:
-            torch.cuda.set_rng_state(states[0][1], device)
+        put_back_on(device, states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
+from dpkfc.gradients.attention import Attended
 from dpkfc.gradients.computed import Computed, pulls_of
 from dpkfc.gradients.conv import ConvBlock, conv_block, interleaved
 from dpkfc.gradients.fallback import fallback_gradients
@@ -31,12 +32,16 @@ class Call:
         module: the module called.
         args, kwargs: its inputs, detached.
         outputs: one gradient per tensor output, None where the output is not floating point.
+        gradients: role to gradients `[N, ...]` of each example, where they are known already.
+        attended: of torch's attention, from which its two linear layers are taken.
     """
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: list[Tensor | None]
+    gradients: dict[str, Tensor] | None = None
+    attended: Attended | None = None
 
     @property
     def input(self) -> Tensor:
@@ -49,7 +54,7 @@ Calls = dict[str, list[Any]]  # layer name to its calls, or to blocks where thos
 
 def settled(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
     """The calls, with blocks in place of those whose gradients are computed from the parameters in force now."""
-    rules = {layer.name: layer for layer in layers if layer.rule in ("fallback", "recurrent", "computed")}
+    rules = {layer.name: layer for layer in layers if layer.rule in ("fallback", "recurrent", "computed") or layer.paths}
     return {
         name: [joined_calls(rules[name], several, batch_size)] if name in rules else several
         for name, several in calls.items()
@@ -76,7 +81,7 @@ def joined_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBloc
     Raises:
         ValueError: an input or output whose leading axis is not the batch, naming the layer.
     """
-    if calls and isinstance(calls[0], PerExample | Computed):
+    if calls and not isinstance(calls[0], Call):
         return _joined(calls)
     with gathered(layer):
         refuse_let_go(layer, [(call.args, call.kwargs) for call in calls])
@@ -98,6 +103,9 @@ def _checked(layer: Layer, call: Call, batch_size: int) -> Call:
     gradient = call.outputs[0] if call.outputs else None
     if layer.rule == "fallback":
         return call
+    if call.attended is not None:
+        a, b = call.attended.linear(layer, batch_size)
+        return replace(call, args=(a,), kwargs={}, outputs=[_accumulation_dtype(b)])
     call = _spread_input(call, gradient)
     for what, x in (("input", call.input), ("output", gradient)):
         if x is None or x.dim() < 1 or x.shape[0] != batch_size:
@@ -209,6 +217,8 @@ def _channel_normalised(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _fallback(layer: Layer, call: Call, batch_size: int) -> PerExample:
+    if call.gradients is not None:
+        return PerExample(call.gradients)
     return PerExample(
         fallback_gradients(layer, call.module, call.args, call.kwargs, call.outputs, batch_size=batch_size)
     )

@@ -148,7 +148,7 @@ def refuse_layers(layers: Iterable[Layer]) -> None:
 
 
 def _runs_again(layer: Layer) -> bool:
-    return layer.rule in ("fallback", "recurrent", "computed")
+    return layer.rule in ("fallback", "recurrent", "computed") or bool(layer.paths)
 
 
 @contextmanager

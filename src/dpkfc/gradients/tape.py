@@ -15,13 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from dpkfc.gradients.attention import Attended
 from dpkfc.gradients.broadcast import Doubt, ambiguous, leading_size, marked_gradients, settle, spread
 from dpkfc.gradients.checkpointing import clear_checkpoint_errors, in_backward, refuse_hidden
 from dpkfc.gradients.compiled import refuse_shortcuts, refuse_tracing, shortcuts
+from dpkfc.gradients.direct import Passed, Uses, direct_parameters
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.record import Record, calls_of, note_of
 from dpkfc.gradients.rules import Call
 
 __all__ = ["Tape", "check_losses"]
@@ -38,39 +41,6 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:  # noqa: ANN401
         return None, None
-
-
-@dataclass
-class _Record:
-    """One call of one module, before its output gradients are known (or, listening, with those that have arrived).
-
-    `spread`: an output that all examples share was handed on with one row an example.
-    """
-
-    layers: tuple[Layer, ...]
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    edges: list[GradientEdge | None]
-    outputs: list[tuple[torch.Size, torch.dtype, torch.device]]
-    versions: list[tuple[Tensor, int]]
-    doubts: list[Doubt | None]
-    spread: bool = False
-    arrived: dict[int, list[Tensor]] = field(default_factory=dict)
-
-    def call(self, gradients: Sequence[Tensor | None]) -> Call:
-        """The call with its output gradients, zeros where none has come."""
-        outputs = [
-            (torch.zeros(shape, dtype=dtype, device=device) if g is None else g) if dtype.is_floating_point else None
-            for g, (shape, dtype, device) in zip(gradients, self.outputs, strict=True)
-        ]
-        return Call(self.module, self.args, self.kwargs, outputs)
-
-    @property
-    def added_an_axis(self) -> bool:
-        """Whether the output of one-dimensional ids was spread over the examples."""
-        ids = [x.shape for x, _ in self.versions] if isinstance(self.module, nn.Embedding) else []
-        return bool(ids) and len(ids[0]) == 1 and self.outputs[0][0][:-1] != ids[0]
 
 
 @dataclass
@@ -97,10 +67,11 @@ class Tape:
     on_gradient: Callable[[Tape], None] | None = None
     scale: float = 1.0
     batch_size: int | None = None
-    _records: list[_Record] = field(default_factory=list)
+    _records: list[Record] = field(default_factory=list)
     _handles: list[Any] = field(default_factory=list)
     _frozen: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
     _hidden: dict[str, Layer] = field(default_factory=dict)
+    _open: list[tuple[nn.Module, Uses | Attended]] = field(default_factory=list)
 
     def __enter__(self) -> Tape:
         """Start recording; records of an earlier use are dropped."""
@@ -130,7 +101,7 @@ class Tape:
         if error is None:
             return
         if hasattr(error, "add_note"):
-            for note in dict.fromkeys(map(_note_of, filter(lambda r: r.spread, self._records))):
+            for note in dict.fromkeys(map(note_of, filter(lambda r: r.spread, self._records))):
                 error.add_note(note)
         self._records = []
 
@@ -146,6 +117,10 @@ class Tape:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        while self._open:  # torch calls no hook after a KeyboardInterrupt
+            seen = self._open.pop()[1]
+            if isinstance(seen, Uses):
+                seen.__exit__(None, None, None)
         for module in list(self._frozen):
             self._thaw(module)
 
@@ -155,16 +130,39 @@ class Tape:
 
     def _freeze(self, layers: Sequence[Layer], repeating: bool) -> Callable[..., None]:
         """A pre-hook that marks the layers' trainable parameters as constants for the length of one call."""
-        roles = [role for layer in layers if layer.rule != "fallback" for role in layer.parameters]
+        roles = [(layer, role) for layer in layers if layer.rule != "fallback" for role in layer.parameters]
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             refuse_tracing()
             if torch.is_grad_enabled() and roles and module not in self._frozen and repeating == in_backward():
-                self._frozen[module] = [module.get_parameter(role) for role in roles]
+                self._frozen[module] = [layer.tensor_of(module, role) for layer, role in roles]
                 for parameter in self._frozen[module]:
                     parameter.requires_grad_(False)
+            if torch.is_grad_enabled() and repeating == in_backward():
+                self._begin(layers, module, args, kwargs)
 
         return hook
+
+    def _begin(self, layers: Sequence[Layer], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what has to be known of a call before it is made."""
+        attended = Attended.begun(module, args, kwargs) if layers[0].paths else None
+        parameters = direct_parameters(layers, module, self._size) if self.on_gradient is None else None
+        if attended is not None:
+            self._open.append((module, attended))
+        elif parameters is not None:
+            uses = Uses(parameters, self._size or 0)
+            uses.__enter__()
+            self._open.append((module, uses))
+
+    def _ended(self, module: nn.Module, output: Any) -> Uses | Attended | None:  # noqa: ANN401
+        """What was begun for the call that ends now."""
+        if not self._open or self._open[-1][0] is not module:
+            return None
+        seen = self._open.pop()[1]
+        if isinstance(seen, Uses):
+            seen.__exit__(None, None, None)
+            seen.end(output)
+        return seen
 
     def _note(self, layers: tuple[Layer, ...], repeating: bool) -> Callable[..., Any]:
         """A hook that thaws the parameters and notes inputs and output edges of one call."""
@@ -172,12 +170,13 @@ class Tape:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:  # noqa: ANN401
             refuse_tracing()
             self._thaw(module)
+            seen = self._ended(module, output)
             if output is None or repeating != in_backward():
                 return None
             if not torch.is_grad_enabled():
                 self._hidden.update({layer.name: layer for layer in layers})
                 return None
-            return self._record(layers, module, args, kwargs, output, keep=not repeating)
+            return self._record(layers, module, (args, kwargs), output, seen, keep=not repeating)
 
         return hook
 
@@ -185,13 +184,14 @@ class Tape:
         self,
         layers: tuple[Layer, ...],
         module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        given: tuple[tuple[Any, ...], dict[str, Any]],
         output: Any,  # noqa: ANN401
+        seen: Uses | Attended | None,
         *,
         keep: bool,
     ) -> Any:  # noqa: ANN401
-        inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        args, kwargs = given
+        inputs = [x for x in tree_flatten(given)[0] if isinstance(x, Tensor)]
         leaves, structure = tree_flatten(tree_map(self._attach, output))
         if sum(isinstance(x, Tensor) and x.is_floating_point() for x in leaves) > 1:
             leaves = [_apart(x) for x in leaves]
@@ -207,7 +207,7 @@ class Tape:
             return tree_unflatten(leaves, structure)
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         listening = self.on_gradient is not None
-        record = _Record(
+        record = Record(
             layers=layers,
             module=module,
             args=tree_map(_detached, args),
@@ -217,6 +217,8 @@ class Tape:
             versions=[(x.detach(), x._version) for x in inputs],
             doubts=doubts,
             spread=was_spread,
+            uses=seen if isinstance(seen, Uses) else None,
+            attended=seen if isinstance(seen, Attended) else None,
         )
         for i, x in enumerate(tensors):
             if listening and x.is_floating_point():
@@ -258,20 +260,24 @@ class Tape:
             if edge is not None and doubt is not None
         ]
         past = shortcuts(self.layers, {layer.name for record in records for layer in record.layers})
+        direct = Passed([(r.layers[0], r.uses) for r in records if r.uses is not None], len(losses))
         self._watch(repeating=True)
         try:
             with clear_checkpoint_errors():
-                marked = marked_gradients(losses, [edge for edge, _ in doubtful])
-                gradients = torch.autograd.grad(losses.sum(), [*edges, *past.values()], allow_unused=True)
+                marked = marked_gradients(losses, [*(edge for edge, _ in doubtful), *direct.doubtful])
+                asked = [edges, list(past.values()), direct.edges, direct.parameters]
+                arrived = iter(torch.autograd.grad(losses.sum(), [x for several in asked for x in several], allow_unused=True))
         finally:
             self._remove_hooks()
-        refuse_shortcuts(past, gradients[len(edges) :])
-        found = dict(zip(edges, gradients, strict=False))
-        for (edge, doubt), other in zip(doubtful, marked, strict=True):
+        gradients, reached, of_rows, summed = ([next(arrived) for _ in several] for several in asked)
+        refuse_shortcuts(past, reached)
+        found = dict(zip(edges, gradients, strict=True))
+        for (edge, doubt), other in zip(doubtful, marked, strict=False):
             settle(doubt, found[edge], other, losses)
-        return _calls([(r, [None if edge is None else found[edge] for edge in r.edges]) for r in records])
+        own = direct.gradients(of_rows, summed, marked[len(doubtful) :], losses)
+        return calls_of([(r, [None if edge is None else found[edge] for edge in r.edges]) for r in records], own)
 
-    def _take(self) -> list[_Record]:
+    def _take(self) -> list[Record]:
         """The records, which are used up; raise if an input is not what the layer has read."""
         records, self._records = self._records, []
         self._remove_hooks()
@@ -284,7 +290,7 @@ class Tape:
                 )
         return records
 
-    def _arrive(self, record: _Record, i: int, gradient: Tensor) -> None:
+    def _arrive(self, record: Record, i: int, gradient: Tensor) -> None:
         if not self._handles and in_backward():  # until the end of this backward pass
             self._watch(repeating=True)
             torch.autograd.Variable._execution_engine.queue_callback(self._remove_hooks)
@@ -311,21 +317,7 @@ class Tape:
             for doubt, spec in zip(record.doubts, record.outputs, strict=True):
                 if doubt is not None and doubt.ids:
                     raise ValueError(ambiguous(doubt.layer, spec[0][0]))
-        return _calls([(r, [r.arrived.get(i, [None])[0] for i in range(len(r.outputs))]) for r in records])
-
-
-def _note_of(record: _Record) -> str:
-    """What to add to an error of a model in which the output of this call has the batch in front."""
-    name = record.layers[0].display_name
-    if record.added_an_axis:
-        return (
-            f"dpkfc: layer '{name}' was called with ids of shape [T] that all examples share, and its "
-            "output was handed on with the batch in front; where the model adds an axis itself, use ids of shape [1, T]"
-        )
-    return (
-        f"dpkfc: layer '{name}' has an input that all examples share; its output was handed on with one row an example. Where "
-        "the model repeats it for the batch itself, use expand(N, ...) instead of repeat or repeat_interleave"
-    )
+        return calls_of([(r, [r.arrived.get(i, [None])[0] for i in range(len(r.outputs))]) for r in records])
 
 
 def _apart(x: Any) -> Any:  # noqa: ANN401
@@ -335,21 +327,6 @@ def _apart(x: Any) -> Any:  # noqa: ANN401
 
 def _detached(x: Any) -> Any:  # noqa: ANN401
     return x.detach() if isinstance(x, Tensor) else x
-
-
-def _calls(records: Sequence[tuple[_Record, list[Tensor | None]]]) -> dict[str, list[Call]]:
-    """For each layer its calls; those on which no loss depends are left out where the layer has another.
-
-    What is computed without an example for a norm or a look (DoRA calls its factors on an identity matrix) need not lead with the
-    batch.
-    """
-    used = {layer.name for r, gradients in records for layer in r.layers if any(g is not None for g in gradients)}
-    calls: dict[str, list[Call]] = {}
-    for record, gradients in records:
-        names = [x.name for x in record.layers if x.name not in used or any(g is not None for g in gradients)]
-        for name in names:
-            calls.setdefault(name, []).append(record.call(gradients))
-    return calls
 
 
 def check_losses(losses: Tensor, batch_size: int | None = None) -> None:

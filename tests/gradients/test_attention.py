@@ -1,0 +1,139 @@
+"""torch's attention as two linear layers: what `test_fallback_modules.py` does not ask of every module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc import PrivacyConfig, Session
+from dpkfc.blocks import Outer
+from dpkfc.curvature import KFAC, WhiteNoise
+from dpkfc.gradients import rules
+from dpkfc.gradients.contributions import capture
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.tape import Tape
+from dpkfc.gradients.verify import check_whole_batch
+from dpkfc.metric import Kronecker
+from tests.gradients.loop import assert_equals_a_loop, examples
+
+N, T, D = 4, 5, 6
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return model(*batch).flatten(1).sin().sum(1)
+
+
+class Reads(nn.Module):
+    """Attention whose queries, keys and values are of one, two or three tensors; called twice."""
+
+    def __init__(self, which: str = "xxx", **options) -> None:
+        super().__init__()
+        self.first, self.other, self.which = nn.Linear(3, D), nn.Linear(3, D), which
+        self.inner = nn.MultiheadAttention(D, 2, **{"batch_first": True, **options})
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = {"x": self.first(x), "y": self.other(x).tanh(), "z": self.other(x[:, :3]).sin(), "w": self.first(x[:, 1:4]).cos()}
+        if not self.inner.batch_first:
+            given = {name: v.transpose(0, 1) for name, v in given.items()}
+        once = self.inner(*(given[c] for c in self.which))[0]
+        twice = self.inner(once, once, once, need_weights=False)[0]
+        return twice if self.inner.batch_first else twice.transpose(0, 1)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("which", ["xxx", "xyy", "xyx", "xzz", "xzw"])
+def test_queries_keys_and_values_of_their_own(which: str, batch_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "fallback_gradients", None)
+    batch = (randn(N, T, 3),)
+    assert_equals_a_loop(Reads(which, batch_first=batch_first).double(), loss_fn, batch, examples(batch, N))
+
+
+@pytest.mark.parametrize(
+    "frozen", [("in_proj_weight",), ("in_proj_bias",), ("in_proj_weight", "in_proj_bias"), ("out_proj.weight", "out_proj.bias"),
+               ("out_proj.bias",), ("in_proj_bias", "out_proj.weight")]
+)  # fmt: skip
+def test_some_of_it_may_be_frozen(frozen: tuple[str, ...]) -> None:
+    model, batch = Reads("xyy").double(), (randn(N, T, 3),)
+    for name in frozen:
+        model.inner.get_parameter(name).requires_grad_(False)
+    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_dropout_of_attention_weights_is_that_of_the_call(weights: bool) -> None:
+    """The sum of the examples' gradients is autograd's under the same random numbers, and the stream goes on as if untouched."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.drop, self.inner = nn.Linear(3, D), nn.Dropout(0.3), nn.MultiheadAttention(D, 2, 0.4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.drop(self.first(x))
+            read, shown = self.inner(x, x, x, need_weights=weights)
+            return read if shown is None else torch.cat([read, shown], 2)
+
+    model, batch = Encoder().double(), (randn(N, T, 3),)
+    layers = find_layers(model)
+    check_whole_batch(model, layers, loss_fn, batch, N)
+    torch.manual_seed(3)
+    loss_fn(model, batch)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    tape = Tape(model, layers)
+    with tape:
+        losses = loss_fn(model, batch)
+    calls = tape.backward(losses)
+    for layer in layers:
+        rules.blocks_of(layer, calls[layer.name], N)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_both_of_its_layers_have_dense_factors_with_and_without_a_backward_pass() -> None:
+    model = Reads().double().eval()
+    layers, x = find_layers(model), randn(N, T, 3)
+    assert {layer.name: layer.rule for layer in layers} == {
+        "first": "linear", "other": "linear", "inner": "linear", "inner.out_proj": "linear",
+    }  # fmt: skip
+    seen = capture(model, layers, lambda m: loss_fn(m, (x,)))
+    with torch.no_grad():
+        read = capture(model, layers, lambda m: loss_fn(m, (x,)))
+    for name in ("inner", "inner.out_proj"):
+        one, other = seen[name], read[name]
+        assert isinstance(one, Outer) and isinstance(other, Outer)
+        torch.testing.assert_close(one.a, other.a)
+
+
+def test_a_transformer_of_torch_trains_with_its_dropout_whitened() -> None:
+    """As in torch's tutorials: dropout 0.1 by default, in attention too, and positions that the model itself owns."""
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.position = nn.Linear(3, 8), nn.Parameter(torch.randn(T, 8))
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False)
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.encoder(self.embed(x) + self.position).mean(1))
+
+    def classified(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return nn.functional.cross_entropy(m(batch[0]), batch[1], reduction="none")
+
+    torch.manual_seed(0)
+    x, y = torch.randn(40, T, 3), torch.randint(0, 2, (40,))
+    model = Classifier()
+    plan = PrivacyConfig(
+        expected_batch_size=8, steps=3, max_grad_norm=1.0, preconditioner=KFAC(probe=WhiteNoise((T, 3)), probe_size=16, every=2)
+    ).calibrate(epsilon=8.0, delta=1e-3, dataset_size=40)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), (x, y)) as session:
+        for batch in session.batches():
+            session.step(batch, classified)
+        metric = session._coordinates.metric
+    for name in ("encoder.layers.0.self_attn", "encoder.layers.1.self_attn.out_proj"):
+        assert isinstance(metric[name], Kronecker)
