@@ -61,8 +61,9 @@ def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
     assert float(squared.sum()) == pytest.approx(float(values.sum()))
     narrow = side_of(Eigen(torch.eye(19, dtype=F64), values[:19]), Damping(value=0.1, max_rank=5), F64)
     assert isinstance(narrow, Dense)
-    with pytest.raises(ValueError, match="max_rank must be at least 1"):
-        Damping(max_rank=0)
+    for wrong in (0, 2.5, float("nan"), True):
+        with pytest.raises(ValueError, match="max_rank must be a whole number of at least 1"):
+            Damping(0.1, max_rank=wrong)
 
 
 def test_pairs_that_were_never_computed_count_by_their_mean():

@@ -37,7 +37,8 @@ class Reads(nn.Module):
         self.inner = nn.MultiheadAttention(D, 2, **{"batch_first": True, **options})
 
     def forward(self, x: Tensor) -> Tensor:
-        given = {"x": self.first(x), "y": self.other(x).tanh(), "z": self.other(x[:, :3]).sin(), "w": self.first(x[:, 1:4]).cos()}
+        first, other = self.first(x), self.other(x)
+        given = {"x": first, "y": other.tanh(), "z": other[:, :3].sin(), "w": first[:, 1:4].cos()}
         if not self.inner.batch_first:
             given = {name: v.transpose(0, 1) for name, v in given.items()}
         once = self.inner(*(given[c] for c in self.which))[0]
@@ -71,7 +72,8 @@ def test_dropout_of_attention_weights_is_that_of_the_call(weights: bool) -> None
     class Encoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.drop, self.inner = nn.Linear(3, D), nn.Dropout(0.3), nn.MultiheadAttention(D, 2, 0.4, batch_first=True)
+            self.first, self.drop = nn.Linear(3, D), nn.Dropout(0.3)
+            self.inner = nn.MultiheadAttention(D, 2, 0.4, batch_first=True)
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.drop(self.first(x))
@@ -116,7 +118,7 @@ def test_a_transformer_of_torch_trains_with_its_dropout_whitened() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.embed, self.position = nn.Linear(3, 8), nn.Parameter(torch.randn(T, 8))
-            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False)
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
             self.head = nn.Linear(8, 2)
 
         def forward(self, x: Tensor) -> Tensor:

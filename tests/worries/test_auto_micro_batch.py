@@ -274,8 +274,8 @@ def test_a_look_takes_no_more_memory_than_a_step() -> None:
     def logits(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return m(batch[0]).logsumexp(1)
 
-    config = PrivacyConfig(expected_batch_size=2, steps=2, max_grad_norm=1.0, sampler="fixed")
+    plan = PrivacyConfig(expected_batch_size=2, steps=2, max_grad_norm=1.0, sampler="fixed").calibrate(8.0, 1e-3, 40)
     for verify in (True, False):
-        with Session(config.calibrate(8.0, 1e-3, 40), model, torch.optim.SGD(model.parameters(), lr=0.0), (x,), verify=verify) as s:
+        with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.0), (x,), verify=verify) as s:
             peaks.append(max(peak_bytes(partial(s.step, batch, logits)) for batch in s.batches()))
     assert peaks[0] <= 3 * peaks[1]

@@ -70,8 +70,8 @@ class Damping:
             raise ValueError(f"rank_tolerance must lie in [0, 1), got {self.rank_tolerance}")
         if not 0 <= self.tail_mass < 1:
             raise ValueError(f"tail_mass is a share of the trace in [0, 1), got {self.tail_mass}")
-        if self.max_rank is not None and self.max_rank < 1:
-            raise ValueError(f"max_rank must be at least 1 or None, got {self.max_rank}")
+        if self.max_rank is not None and (type(self.max_rank) is not int or self.max_rank < 1):
+            raise ValueError(f"max_rank must be a whole number of at least 1, or None, got {self.max_rank!r}")
 
     def shift(self, factor: Factor) -> float:
         """What is added to every eigenvalue; 0 only for an empty factor under relative damping."""

@@ -57,7 +57,7 @@ class LayerFacts:
     Attributes:
         name: path in the model.
         module: class of the module.
-        rule: how its per-example gradients are obtained.
+        rule: how its per-example gradients are obtained; "followed" where a module reads its parameters itself.
         parameters: trainable numbers.
         method: how per-example norms are computed.
         why: why that method.
@@ -158,7 +158,7 @@ def _layer_facts(layer: Layer, block: AnyBlock | None, built: Preconditioner) ->
     return LayerFacts(
         name=layer.display_name,
         module=type(layer.module).__name__,
-        rule=layer.rule,
+        rule="followed" if layer.direct.followed else layer.rule,
         parameters=sum(layer.tensor(role).numel() for role in layer.parameters),
         method=choice[0],
         why=choice[1],
