@@ -63,7 +63,7 @@ def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
     assert isinstance(narrow, Dense)
     for wrong in (0, 2.5, float("nan"), True):
         with pytest.raises(ValueError, match="max_rank must be a whole number of at least 1"):
-            Damping(0.1, max_rank=wrong)
+            Damping(max_rank=wrong)
 
 
 def test_pairs_that_were_never_computed_count_by_their_mean():
