@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,7 +36,19 @@ def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
         "torch": torch.__version__,
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "numpy": numpy.__version__,
+        "commit": _commit(),
     }
+
+
+def _commit() -> str | None:
+    """What is checked out, with a + where files differ from it; None without git."""
+    try:
+        here = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 30, "check": True}
+        name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **here).stdout.strip()  # noqa: S607
+        changed = subprocess.run(["git", "status", "--porcelain", "--", "../src", "."], **here).stdout.strip()  # noqa: S607
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return name + ("+" if changed else "")
 
 
 def _cpu_model() -> str:

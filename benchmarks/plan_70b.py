@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import RESULTS, markdown, read_json
+from dpkfc import KFAC
 
-RANK = 64
+RANK = 64  # of the plan; what was measured has the default of KFAC
 GIB = 2**30
 
 
@@ -42,9 +43,9 @@ class Map:
     def norms(self, t: int) -> float:
         return self.count * min(2.0 * t * t * (self.d_in + self.d_out), 2.0 * t * self.d_in * self.d_out)
 
-    def sides(self, t: int) -> float:
+    def sides(self, t: int, rank: int) -> float:
         """Rank-k sides where a side is at least four times as wide, full ones otherwise."""
-        each = [4.0 * t * RANK * d if d >= 4 * RANK else 2.0 * t * d * d for d in (self.d_in, self.d_out)]
+        each = [4.0 * t * rank * d if d >= 4 * rank else 2.0 * t * d * d for d in (self.d_in, self.d_out)]
         return self.count * sum(each)
 
 
@@ -62,13 +63,13 @@ class Shape:
     def parameters(self) -> int:
         return sum(m.parameters for m in self.maps) + self.tables
 
-    def counts(self) -> tuple[float, float, float]:
-        """Operations an example: without privacy, DP-SGD, DP-KFC; the products of attention itself are in all three."""
+    def counts(self, rank: int) -> tuple[float, float, float]:
+        """Operations an example: without privacy, DP-SGD, DP-KFC of a rank; the products of attention itself are in all three."""
         t = self.positions
         attention = 12.0 * t * t * self.maps[0].d_in * self.layers
         plain = sum(m.plain(t) for m in self.maps) + attention
         private = plain + sum(m.norms(t) for m in self.maps)
-        return plain, private, private + sum(m.sides(t) for m in self.maps)
+        return plain, private, private + sum(m.sides(t, rank) for m in self.maps)
 
 
 def encoder(name: str, width: int, positions: int, blocks: int, tables: int = 0, head: Map | None = None) -> Shape:
@@ -106,7 +107,7 @@ def check_table() -> str:
     rows = []
     for name, shape in MEASURED.items():
         times = models.get(name, {}).get("contenders", {})
-        plain, private, preconditioned = shape.counts()
+        plain, private, preconditioned = shape.counts(KFAC.max_rank or 0)
         first = _pair(private / plain, times, "dp_sgd", "plain")
         second = _pair(preconditioned / private, times, "dp_kfc", "dp_sgd")
         rows.append([shape.name, *first, *second, _rate(plain * models[name]["batch_size"], times) if name in models else "–"])
@@ -135,7 +136,7 @@ def plan_table(gpus: int = 64, tensor: int = 8, batch: int = 1024, petaflops: fl
     """
     shape, replicas = LLAMA_70B, gpus // tensor
     p, t, each = shape.parameters, shape.positions, batch / replicas
-    plain, private, preconditioned = (x * batch / gpus / (petaflops * 1e15) for x in shape.counts())
+    plain, private, preconditioned = (x * batch / gpus / (petaflops * 1e15) for x in shape.counts(RANK))
     inputs = LAYERS * (3 * WIDTH + WIDE)  # of q, k and v; of the output map; of gate and up; of the down map
     outputs = LAYERS * (2 * WIDTH + 2 * KEYS + 2 * WIDE + WIDTH)
     tape = 2.0 * t * (inputs + outputs) / tensor / GIB

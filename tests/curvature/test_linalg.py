@@ -224,3 +224,21 @@ def test_leading_pairs_of_any_scale(scale):
     one, other = leading(matrix, 40), leading(matrix * scale, 40)
     assert torch.allclose(other.values[:30] / scale, one.values[:30], rtol=1e-4)
     assert torch.isfinite(other.vectors).all() and other.rest >= 0
+
+
+@pytest.mark.parametrize("power", [2.0, 3.0])
+def test_pairs_of_before_save_rounds(power: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    d, rounds, real = 700, [0], torch.linalg.eigh
+    basis = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q
+    matrix = basis * torch.arange(1, d + 1, dtype=torch.float64).pow(-power) @ basis.T
+
+    def counted(x: torch.Tensor) -> object:
+        rounds[0] += 1
+        return real(x)
+
+    monkeypatch.setattr(torch.linalg, "eigh", counted)
+    cold = leading(matrix, 32)
+    begun = rounds[0]
+    warm = leading(matrix * 1.01, 32, start=cold.vectors)
+    assert 0 < rounds[0] - begun < begun
+    torch.testing.assert_close(warm.values, 1.01 * cold.values, rtol=1e-4, atol=0)
