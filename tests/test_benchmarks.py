@@ -52,6 +52,17 @@ def test_the_growth_of_a_step_is_measured_along_every_axis():
     assert axes == ["width", "depth", "batch", "positions", "rank"]
 
 
+def test_the_phases_of_a_step_add_up_to_it():
+    done = forked.script(ROOT / "benchmarks" / "phases.py", "--smoke", "--only", "smoke-cnn", "--rounds", 2, "--threads", 1, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:]]
+    for _, contender, step, *parts in rows:
+        assert sum(float(x.replace(",", "")) for x in parts) <= 2 * float(step.replace(",", ""))
+        forward, backward, norms, sums, noise, ledger = (float(x.replace(",", "")) for x in parts[:6])
+        assert forward > 0 and backward > 0
+        assert (norms > 0 and sums > 0 and noise > 0 and ledger > 0) == (contender != "plain SGD")
+
+
 def test_an_unknown_model_is_named():
     done = speed("--only", "resnet", check=False)
     assert done.returncode == 2 and "resnet" in done.stderr and "mnist-cnn" in done.stderr

@@ -1,0 +1,167 @@
+"""Where the time of a private step goes, beside the same phases of a step without privacy.
+
+    python benchmarks/phases.py                  # the models of the speed benchmark that need no download; then the table
+    python benchmarks/phases.py --only mlp
+
+Functions of the library are timed from outside while whole steps run, each without what it calls among the others. All
+contenders take one step a round in shuffled order; figures are medians over rounds. Looks at the examples (steps 1, 2, 4,
+8, ...) come in the warm-up and are told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from common import RESULTS, hardware, load_average, markdown, now, read_json, write_json
+
+OUTPUT = RESULTS / "phases.json"
+MODELS = ("mnist-cnn", "mlp", "encoder-256", "wrn-16-4")
+NAMES = ("plain", "dp_sgd", "dp_kfc_inputs")
+PHASES = ("forward", "backward", "norms", "sums", "noise", "ledger", "optimizer", "looks", "the rest")
+
+
+class Clock:
+    """Time by phase, each without the phases inside it."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = defaultdict(float)
+        self._open: list[tuple[str, float]] = []
+
+    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose time counts for a phase."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(phase):
+                return function(*args, **kwargs)
+
+        return call
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        if self._open:
+            outer, since = self._open[-1]
+            self.spent[outer] += begun - since
+        self._open.append((name, begun))
+        try:
+            yield
+        finally:
+            end = time.perf_counter()
+            _, since = self._open.pop()
+            self.spent[name] += end - since
+            if self._open:
+                self._open[-1] = (self._open[-1][0], end)
+
+    def taken(self) -> dict[str, float]:
+        """Seconds by phase since the last call."""
+        spent, self.spent = dict(self.spent), defaultdict(float)
+        return spent
+
+
+@contextmanager
+def listening(clock: Clock) -> Iterator[None]:
+    """The functions of a step, timed."""
+    import torch
+
+    from dpkfc import session
+    from dpkfc.gradients import accumulate, tape
+    from dpkfc.privacy import mechanism
+    from dpkfc.privacy.ledger import Ledger
+    from models import Case
+
+    places: list[tuple[Any, str, str]] = [
+        (Case, "losses", "forward"), (tape.Tape, "backward", "backward"), (torch.Tensor, "backward", "backward"),
+        (accumulate, "per_example_norms", "norms"), (accumulate, "weighted_sum", "sums"),
+        (mechanism, "gaussian_release", "noise"), (Ledger, "charge", "ledger"),
+        (session.Session, "_apply", "optimizer"), (session.Session, "_check_once", "looks"),
+        (torch.optim.SGD, "step", "optimizer"),
+    ]  # fmt: skip
+    with ExitStack() as stack:
+        for owner, name, phase in places:
+            stack.enter_context(mock.patch.object(owner, name, clock.timed(phase, getattr(owner, name))))
+        yield
+
+
+def measure(case: Any, rounds: int, warmup: int) -> dict[str, dict[str, float]]:
+    """Contender to phase to milliseconds, and `step` for the whole."""
+    from contenders import CONTENDERS, setting_for
+
+    clock, seen = Clock(), {name: list[dict[str, float]]() for name in NAMES}
+    with tempfile.TemporaryDirectory() as folder, listening(clock):
+        setting = setting_for(case, Path(folder))
+        live = {name: CONTENDERS[name][1](setting) for name in NAMES}
+        order = random.Random(0)
+        for number in range(warmup + rounds):
+            for name in order.sample(NAMES, len(NAMES)):
+                built = live[name].built_at()
+                clock.taken()
+                with clock.phase("the rest"):
+                    live[name].step()
+                spent = clock.taken()
+                if number >= warmup and live[name].built_at() == built:
+                    seen[name].append(spent)
+            gc.collect()
+        for contender in live.values():
+            contender.close()
+    found: dict[str, dict[str, float]] = {}
+    for name, every in seen.items():
+        steps = [s for s in every if s.get("looks", 0.0) < 0.1 * sum(s.values())] or every
+        found[name] = {p: round(1e3 * statistics.median(s.get(p, 0.0) for s in steps), 2) for p in PHASES}
+        found[name]["step"] = round(1e3 * statistics.median(sum(s.values()) for s in steps), 2)
+    return found
+
+
+def table(results: dict[str, Any]) -> str:
+    """A row for every model and contender."""
+    titles = {"plain": "plain SGD", "dp_sgd": "DP-SGD", "dp_kfc_inputs": "DP-KFC"}
+    rows = []
+    for entry in results["models"].values():
+        for name in NAMES:
+            spent = entry["contenders"][name]
+            rows.append([entry["title"], titles[name], f"{spent['step']:,.1f}", *(f"{spent[p]:,.1f}" for p in PHASES)])
+    return markdown(["model", "", "step, ms", *PHASES], rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    import torch
+
+    from models import cases
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", help=f"models (default: {', '.join(MODELS)})")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--smoke", action="store_true", help="tiny models, nothing written")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    results: dict[str, Any] = {"models": {}} | (read_json(OUTPUT) if not arguments.smoke else {})
+    known = cases(smoke=arguments.smoke)
+    if unknown := [name for name in arguments.only or () if name not in known]:
+        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(known)}")
+    for name in arguments.only or (known if arguments.smoke else MODELS):
+        case, before = known[name], load_average()
+        print(f"{name}: {case.title}", file=sys.stderr, flush=True)
+        entry = {"title": case.title, "batch_size": case.batch_size, "date": now(), "load_before": before}
+        found = measure(case, arguments.rounds, warmup=1 if arguments.smoke else 4)
+        results["models"][name] = {**entry, "hardware": hardware(arguments.threads), "contenders": found}
+        results |= {"date": now(), "hardware": hardware(arguments.threads)}
+        if not arguments.smoke:
+            write_json(OUTPUT, results)
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
