@@ -53,7 +53,8 @@ def test_the_growth_of_a_step_is_measured_along_every_axis():
 
 
 def test_the_phases_of_a_step_add_up_to_it():
-    done = forked.script(ROOT / "benchmarks" / "phases.py", "--smoke", "--only", "smoke-cnn", "--rounds", 2, "--threads", 1, cwd=ROOT)
+    options = ("--smoke", "--only", "smoke-cnn", "--rounds", 2, "--threads", 1)
+    done = forked.script(ROOT / "benchmarks" / "phases.py", *options, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:]]
     for _, contender, step, *parts in rows:
