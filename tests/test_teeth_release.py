@@ -79,8 +79,9 @@ def test_noise_has_the_planned_law_in_every_step_and_every_parameter(settings: d
     for name in steps[0]:
         z = flat(step[name] for step in steps)
         assert float(z.std()) == pytest.approx(1, abs=5 / z.numel() ** 0.5), name
-    # Every number is drawn once: float64 noise never repeats a value, at whatever offset a stream were used again.
-    assert np.unique(everything.abs().numpy()).size == everything.numel()
+    # Every number is drawn once, at whatever offset a stream were used again. Two of a million numbers of finite precision are
+    # equal by chance once in thousands of runs; three such pairs never are.
+    assert np.unique(everything.abs().numpy()).size >= everything.numel() - 2
     draws = torch.stack([step[name].flatten() for step in steps for name in ("0.weight", "2.weight", "4.weight")])
     correlation = torch.corrcoef(draws) - torch.eye(len(draws), dtype=draws.dtype)
     assert float(correlation.abs().max()) < 7 / WIDE
@@ -88,7 +89,7 @@ def test_noise_has_the_planned_law_in_every_step_and_every_parameter(settings: d
 
 def test_noise_of_two_sessions_shares_nothing() -> None:
     (first, *_), (second, *_) = (noise_of_a_run(1.0, steps=1)[0] for _ in range(2))
-    assert np.intersect1d(flat(first.values()), flat(second.values())).size == 0
+    assert np.intersect1d(flat(first.values()), flat(second.values())).size <= 1  # by chance, of 120,600 numbers each
 
 
 def test_every_parameter_gets_noise_of_its_own_type_and_place() -> None:
@@ -118,7 +119,7 @@ def test_every_parameter_gets_noise_of_its_own_type_and_place() -> None:
         assert set(handed) == trained
         assert all(bool((g != 0).all()) for g in handed.values())
         assert all(g.dtype == model.get_parameter(name).dtype for name, g in handed.items())
-    assert len({float(handed["gain"]) for handed in optimizer.handed}) == 20
+    assert len({float(handed["gain"]) for handed in optimizer.handed}) >= 19  # in float32 two may be equal by chance
 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["sgd", "kfac"])

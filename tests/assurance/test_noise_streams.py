@@ -7,7 +7,6 @@ fixed; those of the operating system are judged at 1e-10 a test, about 130 tests
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from dpkfc.privacy.mechanism import gaussian_release, rounded_release
 from dpkfc.privacy.rng import NoiseStream
 from tests.assurance.laws import against, alarms, noise_battery
 from tests.assurance.sizes import FULL, size
+from tests.ports import free_port
 
 STEPS, LAYERS = 40, (18_000, 6_000, 1_000)
 D = sum(LAYERS)
@@ -207,10 +207,7 @@ def _rank(rank: int, port: int, folder: str) -> None:
 
 @pytest.mark.skipif(not FULL, reason="two processes")
 def test_two_ranks_share_one_noise_and_add_it_once(tmp_path: Path, evidence) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(_rank, args=(port, str(tmp_path)), nprocs=2, join=True)
+    mp.spawn(_rank, args=(free_port(), str(tmp_path)), nprocs=2, join=True)
     one, two = (np.load(tmp_path / f"{rank}.npy") for rank in range(2))
     assert np.array_equal(one, two)
     values = noise_battery(one, (18_000, 7_200))

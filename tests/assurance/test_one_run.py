@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -172,11 +173,22 @@ def test_the_plan_is_made_for_examples_and_canaries(monkeypatch):
     assert asked == [(3.0, DELTA, 500)]
 
 
-def test_coins_come_from_the_operating_system_unless_seeded():
+def test_coins_come_from_the_operating_system_unless_seeded(monkeypatch):
+    """The coins themselves are compared: 200 of them are equal by chance in one of 2^200 runs, their number in one of 18."""
+    seen: list[np.ndarray] = []
+
+    class Noted(Impulses):
+        def __init__(self, *args: Any) -> None:
+            seen.extend(x.copy() for x in args if isinstance(x, np.ndarray) and x.dtype == bool)
+            super().__init__(*args)
+
+    monkeypatch.setattr(sys.modules[one_run.__module__], "Impulses", Noted)
     plan = settings(steps=2).with_noise(1.0, DELTA, EXAMPLES)
-    found = {audit(plan, canaries=200, seed=None, claimed_epsilon=1.0).included for _ in range(4)}
-    assert len(found) > 1
+    included = [audit(plan, canaries=200, seed=None, claimed_epsilon=1.0).included for _ in range(2)]
+    assert [len(coins) for coins in seen] == [200, 200] and [int(coins.sum()) for coins in seen] == included
+    assert not np.array_equal(*seen)
     first, second = (audit(plan, canaries=200, claimed_epsilon=1.0) for _ in range(2))
+    assert np.array_equal(*seen[2:])
     assert (first.included, first.guesses, first.correct) == (second.included, second.guesses, second.correct)
 
 

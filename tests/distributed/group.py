@@ -43,7 +43,7 @@ def run(work: Callable[..., Any], processes: int, *args: Any, folder: Path | Non
         place = Path(temporary) if folder is None else folder
         started = [forked.started(_main, work, rank, str(place), args) for rank in range(processes)]
         for process in started:
-            process.join(300)
+            process.join(1200)
             process.kill()
         paths = [place / f"result-{rank}.json" for rank in range(processes)]
         return [json.loads(path.read_text("utf-8")) if path.exists() else None for path in paths]

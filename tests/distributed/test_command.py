@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,13 @@ from dpkfc.privacy.ledger import LedgerError, verify
 from dpkfc.recipes import processes, train
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
+from tests.ports import free_port
 from tests.test_session import loss_fn, net, session
 
 SETTINGS = [
     *("--recipe", "digits", "--epsilon", "3", "--accountant", "rdp", "--steps", "4", "--expected-batch-size", "24"),
     *("--probe-size", "8", "--every", "2", "--evaluate-every", "2", "--test-mode"),
 ]
-
-
-def _port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return int(one.getsockname()[1])
 
 
 def _command(rank: int, folder: Path, port: int, world: int, arguments: list[str], interrupted: int) -> dict[str, Any]:
@@ -53,7 +47,7 @@ def _command(rank: int, folder: Path, port: int, world: int, arguments: list[str
 
 
 def _run(folder: Path, *arguments: str, interrupted: int = -1) -> list[dict[str, Any]]:
-    return run(_command, 2, _port(), 2, ["train", *arguments], interrupted, folder=folder)
+    return run(_command, 2, free_port(), 2, ["train", *arguments], interrupted, folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +131,9 @@ def _elsewhere(rank: int, folder: Path, port: int, arguments: list[str], swapped
 
 
 def test_a_folder_that_not_all_processes_see_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
-    for one in run(_elsewhere, 2, _port(), ["train", *SETTINGS, "--out", "run"], False, folder=tmp_path):
+    for one in run(_elsewhere, 2, free_port(), ["train", *SETTINGS, "--out", "run"], False, folder=tmp_path):
         assert one["code"] == 2 and "not every process sees the run in run" in one["err"], one
-    for one in run(_elsewhere, 2, _port(), ["train", *SETTINGS, "--out", "run"], True, folder=tmp_path):
+    for one in run(_elsewhere, 2, free_port(), ["train", *SETTINGS, "--out", "run"], True, folder=tmp_path):
         assert one["code"] == 2 and "not every process sees the run in run" in one["err"], one
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
@@ -149,7 +143,7 @@ def _other_setting(rank: int, folder: Path, port: int) -> dict[str, Any]:
 
 
 def test_processes_with_other_settings_are_told_so(tmp_path: Path) -> None:
-    for one in run(_other_setting, 2, _port(), folder=tmp_path):
+    for one in run(_other_setting, 2, free_port(), folder=tmp_path):
         assert one["code"] == 2, one
         assert "rank 1 has another setting schedule than rank 0 ('cosine', not 'constant')" in one["err"]
     assert not (tmp_path / "run").exists()

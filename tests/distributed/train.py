@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.distributed.cases import Case
+from tests.distributed.group import TIMEOUT
 from tests.test_session import kfac, loss_fn, net, weights
 
 
@@ -68,6 +68,6 @@ def train(folder: Path, fault: str = "-1:0:nowhere") -> None:
 def main(folder: str, fault: str) -> None:
     """One process of torchrun, whose environment says which."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=TIMEOUT)
     train(Path(folder), fault)
     dist.destroy_process_group()

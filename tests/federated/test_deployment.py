@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from dpkfc.federated.flower import SWITCHES
 from dpkfc.federated.node import new_secret
 from dpkfc.privacy.ledger import verify
+from tests.ports import free_port
 
 pytest.importorskip("flwr", reason="needs flwr")
 pytestmark = [
@@ -74,22 +75,12 @@ def certificates(folder: Path) -> None:
     (folder / "server.key").write_bytes(key)
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    for s in held:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in held]
-    for s in held:
-        s.close()
-    return ports
-
-
 class Federation:
     """A SuperLink and its SuperNodes, each a group of processes of its own, ended by its id."""
 
     def __init__(self, folder: Path, clients: int = CLIENTS) -> None:
         self.folder = folder
-        self.link, *self.ports = free_ports(clients + 1)
+        self.link, *self.ports = (free_port() for _ in range(clients + 1))
         self.env = {**os.environ, **SWITCHES, "FLWR_HOME": str(folder / "flwr"), "OMP_NUM_THREADS": "1"}
         self.env["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         self.started: list[subprocess.Popen] = []

@@ -190,7 +190,10 @@ def test_a_collator_that_mixes_at_random_is_refused(tmp_path) -> None:
 
 
 def test_a_dataset_that_augments_is_checked_as_any_other(tmp_path) -> None:
-    """Class weights divided by their mean over the batch show on two labels, which a first pair need not have."""
+    """Class weights divided by their mean over the batch show on two labels, which a first pair need not have.
+
+    Any 32 of these 48 rows have them.
+    """
 
     class Augmented(list):
         def __getitem__(self, i):
@@ -203,8 +206,9 @@ def test_a_dataset_that_augments_is_checked_as_any_other(tmp_path) -> None:
         return per_example_cross_entropy(logits, inputs["labels"]) * weight / weight.mean()
 
     rows = sorted(examples("sequence"), key=lambda row: row["labels"])
-    for dataset in (rows, Augmented(rows)):
-        trainer = trainer_of(tmp_path, "sequence", per_example_loss=weighted)
+    plan = plan_of(sampler="fixed", expected_batch_size=32)
+    for name, dataset in (("plain", rows), ("augmented", Augmented(rows))):
+        trainer = trainer_of(tmp_path / name, "sequence", plan, per_example_loss=weighted)
         trainer.train_dataset = dataset
         with pytest.raises(ValueError, match="differs from that of the example alone"):
             trainer.train()

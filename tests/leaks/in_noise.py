@@ -186,7 +186,7 @@ LEAKS = [
     Leak(name="noise from torch's seeded generator", subject="DP-SGD", patch=stream(from_torch), by=NOISE),
     Leak(name="the same noise at every step", subject="DP-SGD", patch=stream(the_same), by=NOISE),
     Leak(name="Laplace noise accounted as Gaussian", subject="wide", patch=stream(laplace), by=NOISE),
-    Leak(name="noise stream repeated after a resume", subject="DP-SGD", patch=repeated_after_resume, by=NOISE),
+    Leak(name="noise stream repeated after a resume", subject="wide", patch=repeated_after_resume, by=NOISE),
     Leak(
         name="noise in parameter coordinates", subject="DP-KFC", patch=in_parameter_coordinates, by=REPLAY,
         canaries=("stretched",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from dpkfc.privacy.rng import NoiseStream
 from dpkfc.session import Session
 from tests.leaks.leak import swapped
 from tests.leaks.subjects import C, canaries_of, subject_of
+from tests.ports import free_port
 
 RANKS, SUBJECT, NOISE_STEPS = 2, "DP-SGD", 60
 BATCHES = [[0, 1, 2, 3, 4], [5], [], [6, 7]]
@@ -91,10 +91,7 @@ def _worker(rank: int, port: int, folder: str) -> None:
 
 def run(folder: Path) -> dict[str, list[Finding]]:
     """What is found wrong with each of `PATCHES`."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(_worker, args=(port, str(folder)), nprocs=RANKS, join=True)
+    mp.spawn(_worker, args=(free_port(), str(folder)), nprocs=RANKS, join=True)
     alone = released(subject_of(SUBJECT), BATCHES, SEED)
     results = {}
     for number, name in enumerate(PATCHES):

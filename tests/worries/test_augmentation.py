@@ -373,12 +373,15 @@ def test_views_and_whitening_together_equal_a_loop() -> None:
 
 
 def test_dropout_draws_for_every_view_and_both_points_see_the_same() -> None:
-    """Two points of a filter: views and dropout masks of the second are those of the first."""
+    """Two points of a filter: views and dropout masks of the second are those of the first.
+
+    The random numbers are new in every run: in rows this wide no two masks leave out all numbers, which would make them equal.
+    """
     seen: list[Tensor] = []
 
-    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)).double()
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 3)).double()
     model[1].register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
-    x, y = data(4)
+    x, y = torch.randn(4, 40, dtype=torch.float64), torch.randint(0, 3, (4,))
     (part,) = layout(range(4), None, None, "mean", K)
     clipped_sum(
         model,
