@@ -41,6 +41,7 @@ _SHARED = _SPREADING | _BROADCASTING - {"where"} | {
     "sigmoid", "tanh", "softplus", "relu", "softmax", "square", "sqrt", "abs",
 }  # fmt: skip
 _WIDE = (torch.float32, torch.float64)
+_STRUCTURES = 100  # of calls that are remembered; one that is not is looked at each time
 _RELATIVE = 1e-3  # how far the rows may add up to something else than autograd's own sum
 
 
@@ -265,7 +266,7 @@ def _told(direct: Direct, structure: Structure, pairs: Sequence[tuple[Tensor | N
     belongs = _belongs(pairs, losses)
     direct.opaque = belongs is False
     if belongs and len(losses) > 1:
-        direct.followed.add(structure)
+        direct.followed |= {structure} if len(direct.followed) < _STRUCTURES else set()
     return bool(belongs)
 
 
