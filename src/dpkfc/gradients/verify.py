@@ -312,5 +312,6 @@ def _check_coverage(layers: Sequence[Layer], used: set[str]) -> None:
             if full not in layer.used:
                 raise ValueError(
                     f"parameter '{full}' of layer '{layer.display_name}' is trainable but loss_fn never uses it: it would "
-                    "receive noise alone; freeze it with requires_grad_(False) or use it"
+                    "receive noise alone; freeze it with requires_grad_(False) or use it (an expert that takes some of the "
+                    "examples has to be called with all of them, and weighed)"
                 )
