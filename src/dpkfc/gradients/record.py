@@ -68,8 +68,8 @@ def note_of(record: Record) -> str:
         )
     return (
         f"dpkfc: layer '{name}' has an input that all examples share; its output was handed on with one row an example. Where "
-        "the model repeats it for the batch itself, use expand(N, ...) instead of repeat or repeat_interleave; where it is called "
-        "with one of the examples (an expert of a mixture), call it with all of them and weigh what it returns"
+        "the model repeats it for the batch itself, use expand(N, ...) instead of repeat or repeat_interleave; where it is "
+        "called with one of the examples (an expert of a mixture), call it with all of them and weigh what it returns"
     )
 
 
