@@ -145,6 +145,9 @@ def test_tuning_and_published_tables_become_sheets(tmp_path: Path):
     tuned, published = read_all([tuning(tmp_path / "tune.json"), tmp_path / "table.json"]).sheets
     assert "NOT PRIVATE" in tuned.header[1] and tuned.rows[0][:2] == ("DP-KFC", "26.00 %")
     assert published.rows == [("DP-SGD", "ε = 1", "91.7", "92.0 ± 0.1", "better")]
+    assert published.header[2:4] == ("published %", "ours %")
+    (tmp_path / "times.json").write_text(json.dumps(table | {"unit": "×"}))
+    assert read_all([tmp_path / "times.json"]).sheets[0].header[2:4] == ("published ×", "ours ×")
     assert list(published.commands) == ["dpkfc reproduce dp-kfc-table-1"]
 
 

@@ -188,12 +188,12 @@ def _published(path: Path, content: Mapping[str, Any]) -> Sheet:
     columns = ("row", "column", "published", "ours", "verdict")
     cells = [cell for cell in content["cells"] if isinstance(cell, dict)]
     notes = [("Published: ", content.get("accounting")), ("", content.get("note")), ("", content.get("rule"))]
-    name = content.get("name")
+    name, unit = content.get("name"), plain(content.get("unit", "%"), 20)
     return Sheet(
         source=str(path),
         title=plain(content.get("title", name), 160),
         notes=[f"{before}{plain(text, 1200)}" for before, text in notes if isinstance(text, str) and text],
-        header=("method", "setting", "published %", "ours %", "verdict"),
+        header=("method", "setting", f"published {unit}".strip(), f"ours {unit}".strip(), "verdict"),
         rows=[tuple(show(cell.get(column)) for column in columns) for cell in cells],
         commands=[f"dpkfc reproduce {name}"] if isinstance(name, str) and name.replace("-", "").isalnum() else (),
     )
