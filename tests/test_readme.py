@@ -103,3 +103,10 @@ def test_the_readme_opens_with_what_it_does_a_picture_and_the_two_commands():
     opening = text.split("\n## ", 1)[0]
     assert re.search(r"!\[[^\]]+\]\(docs/img/\w+\.png\)", opening)
     assert "make demo" in opening and "make test" in opening
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if " --out " in path.read_text("utf-8")], ids=ids)
+def test_what_a_command_writes_into_the_checkout_is_ignored_by_git(path: Path):
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text("utf-8").split()}
+    written = {name.split("/")[0] for name in re.findall(r"dpkfc .* --out ([a-z][\w./-]*)", path.read_text("utf-8"))}
+    assert written <= ignored

@@ -8,7 +8,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +70,15 @@ app = typer.Typer(
 )
 app.add_typer(ledger_app := typer.Typer(help="Privacy ledgers.", no_args_is_help=True), name="ledger")
 register(app)
-reports.register(app)
+
+
+def _departures(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    from dpkfc.studies.departures import departures
+
+    return departures(run)
+
+
+reports.register(app, _departures)
 
 
 def main() -> None:

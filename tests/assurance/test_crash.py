@@ -138,10 +138,10 @@ def _run_until(folder: Path, release: int, **changed: object) -> Path:
     """A run that dies after a release; its last checkpoint is that of an even number before."""
     row = train_module._row
 
-    def dies(record, plan):
+    def dies(record, epsilon):
         if record.release == release:
             raise Stopped
-        return row(record, plan)
+        return row(record, epsilon)
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Stopped):
         patched.setattr(train_module, "_row", dies)

@@ -36,10 +36,10 @@ def _command(rank: int, folder: Path, port: int, world: int, arguments: list[str
     if rank == interrupted:
         row = train._row
 
-        def interrupting(record: Any, plan: Any) -> Any:
+        def interrupting(record: Any, epsilon: Any) -> Any:
             if record.release == 3:
                 os.kill(os.getpid(), signal.SIGINT)
-            return row(record, plan)
+            return row(record, epsilon)
 
         train._row = interrupting
     result = CliRunner().invoke(app, arguments)

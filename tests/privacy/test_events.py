@@ -225,6 +225,24 @@ def test_the_upper_bound_is_one_grows_and_rarely_computes(accountant, monkeypatc
     assert all(bounds[n] >= curve.at(n) - 1e-9 for n in (1, 7, 50, 123, 299))
 
 
+def test_the_upper_bound_does_not_depend_on_what_else_was_computed():
+    plain, looked_at = (EpsilonCurve(poisson(0.05, 2.0), DELTA, accountant="rdp", horizon=300) for _ in range(2))
+    for known in (7, 96, 151):
+        looked_at.at(known)
+    assert [looked_at.upper_bound(n) for n in range(301)] == [plain.upper_bound(n) for n in range(301)]
+
+
+@pytest.mark.parametrize("every", [1, 7, 28, 1000])
+def test_the_upper_bound_is_exact_at_the_counts_that_are_computed_anyway_and_never_falls(every):
+    curve = EpsilonCurve(poisson(0.05, 2.0), DELTA, accountant="rdp", horizon=112)
+    bounds = []
+    for n in range(113):  # as a run tells it: what was computed at a step is known at the next
+        bounds.append(curve.upper_bound(n, every))
+        assert bounds[n] >= curve.at(n)
+    assert bounds == sorted(bounds)
+    assert all(bounds[n] == curve.at(n) for n in range(0, 113, every)) and bounds[112] == curve.at(112)
+
+
 def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypatch):
     monkeypatch.setattr(events, "_forwarded", set())
     monkeypatch.setattr(events, "_values", {})

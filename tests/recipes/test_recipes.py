@@ -289,6 +289,19 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
         find_recipe("e2e-gpt2-lora").model(0)
 
 
+@pytest.mark.parametrize("name", ["cifar10-crossvit", "cifar10-vit-small"])
+def test_missing_timm_or_weights_are_said_before_any_data_is_read(name: str, tmp_path: Path, monkeypatch):
+    config = run_config({"recipe": name, "data_dir": str(tmp_path)})  # a folder without data
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(DatasetError, match=r"timm is not installed.*dpkfc\[vision\]"):
+        train_module.prepare(config)
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace())
+    with pytest.raises(DatasetError, match="not a file"):
+        train_module.prepare(replace(config, pretrained=str(tmp_path / "none")))
+    with pytest.raises(DatasetError, match="CIFAR-10"):
+        train_module.prepare(config)
+
+
 def test_pretrained_weights_are_refused_where_a_recipe_starts_from_none(tmp_path: Path):
     with pytest.raises(ConfigError, match="starts from no folder"):
         train_module.prepare(replace(run_config({"recipe": "digits"}), pretrained="x"))

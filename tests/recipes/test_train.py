@@ -26,7 +26,7 @@ from dpkfc.recipes.evaluate import evaluate
 from dpkfc.recipes.spent import spent
 from dpkfc.recipes.stopping import stop_on_signals
 from dpkfc.recipes.targets import load_target
-from dpkfc.recipes.train import resume, run
+from dpkfc.recipes.train import prepare, resume, run
 from dpkfc.report.run_folder import RunFolderError
 from tests.recipes.accounting import remembered
 from tests.recipes.files import write_mnist
@@ -83,6 +83,16 @@ def test_the_released_weights_give_the_stated_accuracy(finished):
     model.load_state_dict(load_file(folder / "model.safetensors"))
     data = find_recipe("digits").data(RunConfig(recipe="digits"))
     assert evaluate(model, data.test).accuracy == pytest.approx(result.accuracy)
+
+
+def test_the_spent_epsilon_never_falls_and_is_exact_where_accuracy_is_measured(tmp_path):
+    run(_config(tmp_path / "run", steps=40, evaluate_every=9))
+    rows = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pylist()
+    told = [row["epsilon"] for row in rows]
+    plan = prepare(_config(tmp_path / "run", steps=40)).plan
+    assert [row["step"] for row in rows] == list(range(41)) and told == sorted(told)
+    assert all(row["epsilon"] >= plan.epsilon(row["step"]) for row in rows)
+    assert all(row["epsilon"] == plan.epsilon(row["step"]) for row in rows if row["accuracy"] is not None)
 
 
 def test_the_metrics_say_which_columns_are_private(finished):
@@ -152,10 +162,10 @@ def test_the_delta_of_what_was_spent_is_that_of_the_card_or_of_the_plan(tmp_path
 def _stop_after(monkeypatch: pytest.MonkeyPatch, step: int, act) -> None:
     original = train_module._row
 
-    def row(record, plan):
+    def row(record, epsilon):
         if record.release == step:
             act()
-        return original(record, plan)
+        return original(record, epsilon)
 
     monkeypatch.setattr(train_module, "_row", row)
 

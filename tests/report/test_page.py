@@ -72,6 +72,13 @@ def test_the_page_is_well_formed_and_says_what_it_must(tmp_path: Path):
     assert headings[0] == 1 and headings.count(1) == 1 and all(b <= a + 1 for a, b in zip(headings, headings[1:], strict=False))
 
 
+def test_smoke_runs_are_marked_at_the_top_and_in_their_row(tmp_path: Path):
+    small = run_folder(tmp_path / "small")
+    (small / "config.toml").write_text((small / "config.toml").read_text().replace("[optimizer]", "smoke = true\n[optimizer]"))
+    text = " ".join(" ".join(checked(build(read_all([small, run_folder(tmp_path / "b")]), "", "Report")).texts).split())
+    assert "1 of 2 runs are smoke runs" in text and text.count("digits smoke run") == 1
+
+
 def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path: Path):
     page = checked(shown(tmp_path))
     figures = [attrs for _, attrs in page.elements if attrs.get("class") == "plot"]

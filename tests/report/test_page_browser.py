@@ -54,12 +54,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     run_folder(folder / "b", "dp-sgd", sigma=2.0, accuracy=0.4)
     cells = [(m, a, e, s) for m, a in (("dp-sgd", 0.7), ("dp-kfc", 0.8)) for e in (1.0, 8.0) for s in (0, 1)]
     rows = [row(m, epsilon=e, seed=s, accuracy=a + 0.01 * s) for m, a, e, s in cells]
+    small = {**row("dp-kfc")["run"], "recipe": "digits", "settings": {"smoke": True}}
+    rows.append(row("dp-kfc", run=small, accuracy=0.5, curve=[]))
     rows.append(row("a-method-with-a-name-that-is-rather-long-for-a-narrow-screen", accuracy=0.75))
     write_page([folder / "a", folder / "b", study(folder / "s.json", rows)], folder / "good.html")
     run_folder(folder / "h", HOSTILE, figures=FIGURES, words=HOSTILE, recipe=HOSTILE)
     hostile = study(folder / "h.json", [row(HOSTILE, tag={"arm": HOSTILE}, caveats=[HOSTILE], epsilon=e) for e in (1.0, 2.0)])
     write_page([folder / "h", hostile], folder / "hostile.html", title=HOSTILE)
-    return {"good": folder / "good.html", "hostile": folder / "hostile.html"}
+    many = study(folder / "m.json", [row(f"a-method-of-many-{i}", accuracy=0.5 + i / 100) for i in range(39)])
+    write_page([many], folder / "many.html")
+    return {name: folder / f"{name}.html" for name in ("good", "hostile", "many")}
 
 
 def opened(browser: Any, path: Path, width: int = 1400, scheme: str = "light") -> Any:
@@ -169,6 +173,26 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser: Any, pages: dict[s
     opened(browser, pages["good"], width=390)
     open_all(browser)
     fits(browser)
+
+
+@pytest.mark.parametrize(("width", "share"), [(1400, 0.16), (390, 0.5)])
+def test_the_legend_of_many_methods_scrolls_and_covers_no_heading(browser: Any, pages: dict[str, Path], width: int, share: float):
+    opened(browser, pages["many"], width=width)
+    box = "document.getElementById('methods').getBoundingClientRect()"
+    assert browser.execute_script(f"return {box}.height / innerHeight") < share
+    assert browser.execute_script("const b = document.querySelector('.boxes'); return b.scrollHeight > b.clientHeight")
+    browser.execute_script("document.getElementById('table').scrollIntoView(); location.hash = '#table'")
+    browser.execute_script("document.getElementById('h-table').scrollIntoView()")
+    under = f"return document.getElementById('h-table').getBoundingClientRect().top - {box}.bottom"
+    assert browser.execute_script(under) >= 0
+    assert browser.execute_script("const a = document.getElementById('all').getBoundingClientRect(); return a.height > 10")
+
+
+def test_accuracies_end_at_a_hundred_per_cent_also_where_there_is_one_point(browser: Any, pages: dict[str, Path]):
+    opened(browser, pages["good"])
+    find = "[...document.querySelectorAll('.plot')].find((p) => p.getAttribute('aria-label').startsWith('digits (smoke run)'))"
+    low, high = browser.execute_script(f"return {find}.layout.xaxis.range")
+    assert 0 <= low and 1 <= high < 1.03
 
 
 def test_dark_and_light_follow_the_system(browser: Any, pages: dict[str, Path]):

@@ -105,6 +105,31 @@ def test_results_of_another_version_or_of_something_else_are_named(tmp_path: Pat
     ]  # fmt: skip
 
 
+def test_a_figure_of_reproduce_is_named_with_its_picture(tmp_path: Path):
+    for name in ("kfc-fig1", "kfc-fig10"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"kind": "dpkfc figure", "version": 1, "name": name, "rows": []}))
+    (tmp_path / "kfc-fig1-digits.png").write_bytes(b"")
+    study(tmp_path / "good.json", [row()])
+    said = [why.split(": ") for _, why in read_all([tmp_path]).broken]
+    assert {what for what, _ in said} == {"is a figure of dpkfc reproduce, which has a picture of its own"}
+    assert [where for _, where in said] == [
+        "open kfc-fig1-digits.png", "none lies beside it; dpkfc reproduce kfc-fig10 draws it again",
+    ]  # fmt: skip
+
+
+def test_smoke_runs_share_neither_group_nor_panel_with_others(tmp_path: Path):
+    small = run_folder(tmp_path / "small")
+    text = (small / "config.toml").read_text()
+    (small / "config.toml").write_text(text.replace("[optimizer]", "smoke = true\n[optimizer]"))
+    rows = [row(), row(seed=1, run={**row()["run"], "settings": {**row()["run"]["settings"], "smoke": True}})]
+    runs = read_all([small, run_folder(tmp_path / "real"), study(tmp_path / "s.json", rows)]).runs
+    assert [run.smoke for run in runs] == [True, False, False, True]
+    groups = grouped(runs)
+    assert len(groups) == len(panels(groups)) == 4
+    tasks = {panel.task for panel in panels(groups)}
+    assert tasks == {"digits", "digits (smoke run)", "mnist-cnn", "mnist-cnn (smoke run)"}
+
+
 def test_pruned_trials_measurements_and_incomplete_rows_are_left_out_and_counted(tmp_path: Path):
     measured = {**row(), "accuracy": None}
     measured["run"] = {**measured["run"], "measure": "module:function"}
@@ -120,6 +145,9 @@ def test_tuning_and_published_tables_become_sheets(tmp_path: Path):
     tuned, published = read_all([tuning(tmp_path / "tune.json"), tmp_path / "table.json"]).sheets
     assert "NOT PRIVATE" in tuned.header[1] and tuned.rows[0][:2] == ("DP-KFC", "26.00 %")
     assert published.rows == [("DP-SGD", "ε = 1", "91.7", "92.0 ± 0.1", "better")]
+    assert published.header[2:4] == ("published %", "ours %")
+    (tmp_path / "times.json").write_text(json.dumps(table | {"unit": "×"}))
+    assert read_all([tmp_path / "times.json"]).sheets[0].header[2:4] == ("published ×", "ours ×")
     assert list(published.commands) == ["dpkfc reproduce dp-kfc-table-1"]
 
 

@@ -31,6 +31,10 @@ def called(capsys, *arguments):
 def test_tables_are_listed_with_what_can_be_run_here(capsys):
     code, out, _ = called(capsys, "reproduce", "--list")
     assert code == 0 and "dp-kfc-1" in out and "DP-NGD, Table 6" in out
+    for name in ("disk-fig1", "disk-fig2", "disk-fig6", "disk-fig8", "dp-ngd-fig2", "dp-ngd-fig3", "dp-ngd-fig4", "throughput"):
+        assert f"│ {name} " in out
+    text = " ".join(re.sub("[│ ]+", " ", out).split())
+    assert "0: read off a plot, no number is printed" in text and "0: taken on another machine" in text
 
 
 @pytest.mark.parametrize(

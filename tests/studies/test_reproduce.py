@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
-from dpkfc.recipes.base import RECIPES
+from dpkfc.recipes.base import RECIPES, run_config
 from dpkfc.studies import published, reproduce
 from dpkfc.studies.cell import Run
 from dpkfc.studies.errors import StudyError
-from dpkfc.studies.published import Cell, Published, Table, load, names
+from dpkfc.studies.published import NOT_PRINTED, Cell, Published, Table, load, names
 from dpkfc.studies.reproduce import Tuning, markdown, outcomes, verdict
 from dpkfc.studies.store import Store
 
+ROOT = Path(__file__).resolve().parents[2]
 TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp"}
 
 
@@ -44,7 +46,36 @@ def test_every_cell_has_a_run_or_a_reason(name):
 
 def test_the_tables_that_were_asked_for_are_there():
     wanted = {f"dp-kfc-{number}" for number in (1, 2, 5, 6, 7)} | {f"dp-ngd-{number}" for number in (2, 3, 4, 5, 6)} | {"disk-1"}
+    wanted |= {f"dp-ngd-fig{number}" for number in (2, 3, 4)} | {f"disk-fig{number}" for number in (1, 2, 6, 8)} | {"throughput"}
     assert wanted <= set(names())
+
+
+def test_a_point_that_is_not_printed_has_a_reason_and_no_verdict():
+    cells = [(name, one) for name in names() for one in load(name).cells if one.published.text == NOT_PRINTED]
+    assert len(cells) > 10 and all(one.not_run for _, one in cells)
+    assert {name for name, _ in cells} == {f"disk-fig{n}" for n in (1, 2, 6, 8)} | {f"dp-ngd-fig{n}" for n in (2, 3, 4)}
+    bare = {"label": "DiSK", "values": {"all": NOT_PRINTED}, "method": "disk", "recipe": "digits"}
+    with pytest.raises(StudyError, match="a point that is not printed needs a reason"):
+        published._cell({}, {"label": "all ε"}, bare, "all")
+
+
+def test_commands_that_reasons_name_are_commands():
+    reasons = {one.not_run for name in names() for one in load(name).cells}
+    found = [line for reason in reasons for line in re.findall(r"dpkfc train ((?:--[\w-]+ [\w.-]+ ?)+)", reason)]
+    assert len(found) >= 6
+    for line in found:
+        words = line.replace("--steps N", "").split()
+        given = {name.strip("-").replace("-", "_"): text for name, text in zip(words[::2], words[1::2], strict=True)}
+        run_config({name: text if name in ("recipe", "method") else float(text) for name, text in given.items()})
+    for file in {file for reason in reasons for file in re.findall(r"benchmarks/\w+\.py", reason)}:
+        assert (ROOT / file).is_file()
+
+
+def test_a_table_of_no_accuracies_is_headed_by_its_own_unit():
+    table = load("throughput")
+    text = markdown(table, outcomes(table, Store(ROOT / "none.json"), Tuning(), (0,)))
+    assert "published × | ours × (seeds)" in text and "not run (taken on another machine" in text
+    assert "published | ours (seeds)" in markdown(load("dp-ngd-5"), ()) and "published % |" in markdown(load("dp-kfc-1"), ())
 
 
 @pytest.mark.parametrize(
@@ -64,6 +95,12 @@ def test_the_tables_that_were_asked_for_are_there():
         ("dp-ngd-6", "Tcur = 1, 4, 8, 16, 32", "value 5", "67.53"),
         ("disk-1", "SST-2", "ε = 1, KF-DPLora", "92.9"),
         ("disk-6", "CIFAR-10 (CNN), DiSK", "ε = 2", "68.8"),
+        ("dp-ngd-fig2", "CIFAR-10 (ε = 1), DP-NGD", "360 steps", "59.75"),
+        ("dp-ngd-fig2", "CIFAR-10 (ε = 1), AdaDPS", "840 steps", "58.28"),
+        ("dp-ngd-fig2", "SVHN (ε = 6), DP-NGD", "340 steps", "89.38"),
+        ("dp-ngd-fig3", "DP-NGD", "50 images", "69.29"),
+        ("dp-ngd-fig4", "floor fixed at λ_safe", "final accuracy", "68.53"),
+        ("throughput", "DP-KFC, NVIDIA A100", "examples a second of DP-SGD ÷ those of DP-KFC", "2.2"),
     ],
 )
 def test_numbers_stand_as_they_are_printed(name, row, column, text):

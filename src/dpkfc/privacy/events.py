@@ -216,23 +216,30 @@ class EpsilonCurve:
             self._known[count] = math.inf if has_no_noise(self.event) else self._remembered(count)
         return self._known[count]
 
-    def upper_bound(self, count: int) -> float:
-        """An ε that is at least that of `count` releases and rarely costs a computation.
+    def upper_bound(self, count: int, every: int = 0) -> float:
+        """An ε that is at least that of `count` releases, never falls with the count, and rarely costs a computation.
 
-        It is the value at the next count that is known or lies on a geometric grid: ε never falls with the count.
+        It is the value at the next count of a fixed set: a geometric grid, the horizon, and the multiples of `every`. What has
+        been computed elsewhere plays no part, or a count that happens to be known would lie below the one before it.
+
+        Args:
+            count: releases.
+            every: multiples of this are computed anyway, and are exact; 0 for none.
 
         Raises:
             ValueError: a negative count.
         """
         _check_count(count)
+        if count == 0:
+            return 0.0
         point = 1
         while point < count:
             point = max(point + 1, int(point * _GRID_RATIO))
-        if count == 0:
-            return 0.0
         if self._horizon is not None and count <= self._horizon:
             point = min(point, self._horizon)
-        return self.at(min((n for n in self._known if count <= n <= point), default=point))
+        if every > 0:
+            point = min(point, -(-count // every) * every)
+        return self.at(point)
 
     def _remembered(self, count: int) -> float:
         """The value of an equal curve, where this process has computed it."""

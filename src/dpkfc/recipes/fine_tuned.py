@@ -7,8 +7,9 @@ from functools import partial
 
 from dpkfc.recipes.base import Recipe, image_recipe
 from dpkfc.recipes.cifar10_cnn import load_cifar10
-from dpkfc.recipes.datasets import Normalisation
-from dpkfc.recipes.models.pretrained_vision import timm_model
+from dpkfc.recipes.config import RunConfig
+from dpkfc.recipes.datasets import ExampleSet, Normalisation
+from dpkfc.recipes.models.pretrained_vision import check_timm, timm_model
 
 __all__ = ["fine_tuned_recipe"]
 
@@ -27,6 +28,13 @@ def fine_tuned_recipe(name: str, model: str, side: int) -> Recipe:
         normalisation=_IMAGENET,
     )
     made = replace(made, constants={**made.constants, "pretrained weights": (f"timm {model}", "published; trained on ImageNet")})
+    read = made.load
+
+    def load(config: RunConfig) -> ExampleSet:
+        check_timm(model, config.pretrained)  # before half a minute of reading
+        return read(config)
+
+    made = replace(made, load=load)
 
     def variant(weights: str) -> Recipe:
         return replace(made, build=partial(timm_model, model, side, 10, weights))

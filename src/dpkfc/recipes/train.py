@@ -11,7 +11,6 @@ import torch
 
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.update import check_finite
-from dpkfc.plan import Plan
 from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
 from dpkfc.recipes.base import find_recipe
 from dpkfc.recipes.config import ConfigError, RunConfig, check_unchanged, flatten, of_the_run, read_toml, to_toml
@@ -232,13 +231,13 @@ class _Loop:
                     self._set_learning_rate(batch.step)
                     record = self._session.step(batch, self._prepared.recipe.task.loss)
                     self._note_refresh()
-                    row = _row(record, plan)
+                    row = _row(record, plan.curve.upper_bound(record.release, self._every))
                     progress.advance(
                         epsilon=row.epsilon, clipped_fraction=record.clipped_fraction, batch_size=record.batch_size
                     )
                     last = record.release == plan.steps
                     if last or record.release % self._every == 0:
-                        row = self._judged(replace(row, epsilon=plan.epsilon(record.release)), progress)
+                        row = self._judged(row, progress)
                     self._metrics.add(row)
                     if row.accuracy is not None:
                         self._save()
@@ -278,10 +277,10 @@ class _Loop:
         self._ranks.from_first(lambda: self._metrics.write(self._folder.metrics), "metrics")
 
 
-def _row(record: StepRecord, plan: Plan) -> Row:
+def _row(record: StepRecord, epsilon: float) -> Row:
     return Row(
         step=record.release,
-        epsilon=plan.curve.upper_bound(record.release),
+        epsilon=epsilon,
         seconds=record.seconds,
         batch_size=record.batch_size,
         clipped_fraction=record.clipped_fraction,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from dpkfc.report.run_folder import placed
 
-__all__ = ["Metrics", "Row", "not_private"]
+__all__ = ["Metrics", "Row", "never_falling", "not_private"]
 
 _OUTSIDE = "a function of released weights and of examples that ε does not cover"
 _HELD_OUT = "computed on the validation split: private examples that ε does not protect"
@@ -116,7 +116,7 @@ class Metrics:
 
     @classmethod
     def read(cls, path: Path) -> Metrics:
-        """What `write` wrote.
+        """What `write` wrote, ε as `never_falling` has it: older versions wrote grid values beside exact ones.
 
         Raises:
             ValueError: the file is damaged.
@@ -135,7 +135,23 @@ class Metrics:
         except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(f"{path}: is no readable Parquet file of metrics ({reason}); delete it to go on") from None
-        return cls(measured_on, [Row(**row) for row in rows], refreshes, settings)
+        return cls(measured_on, never_falling([Row(**row) for row in rows]), refreshes, settings)
+
+
+def never_falling(rows: Sequence[Row]) -> list[Row]:
+    """Rows with the least ε that a row at the same step or a later one holds.
+
+    What bounds the ε of more steps bounds that of fewer, so an upper bound stays one, and none is larger than the next.
+
+    Args:
+        rows: by step; ε of each is at least the truth.
+    """
+    found: list[Row] = []
+    least = math.inf
+    for row in reversed(rows):
+        least = min(least, row.epsilon)
+        found.append(row if row.epsilon == least else replace(row, epsilon=least))
+    return found[::-1]
 
 
 def _type(column: str) -> pa.DataType:

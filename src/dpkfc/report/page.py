@@ -14,7 +14,7 @@ from pathlib import Path
 from dpkfc.report import page_parts as parts
 from dpkfc.report.page_group import Group, Look, grouped, looks, panels
 from dpkfc.report.page_plots import Plot, accuracy, curvature, learning, spending
-from dpkfc.report.page_read import Contents, Shown, read_all
+from dpkfc.report.page_read import Contents, Departures, Shown, read_all
 from dpkfc.report.page_text import embedded, escaped
 from dpkfc.report.run_folder import RunFolderError, placed
 
@@ -37,7 +37,11 @@ class _Drawn:
 
 
 def write_page(
-    paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, title: str = "Report of private training runs"
+    paths: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    title: str = "Report of private training runs",
+    departures: Departures = lambda run: run["settings"],
 ) -> Contents:
     """Read runs and results and write the page.
 
@@ -45,6 +49,7 @@ def write_page(
         paths: run folders, folders of them, and results files.
         out: the HTML file. An earlier report is replaced; any other file is left alone.
         title: of the page.
+        departures: leaves out of a run's settings what its recipe and method say; by default nothing.
 
     Returns:
         What was read; `broken` lists what is not shown, and why.
@@ -56,7 +61,7 @@ def write_page(
     """
     out = Path(out)
     library = _plotly()
-    contents = read_all(paths)
+    contents = read_all(paths, departures)
     try:
         if out.is_dir():
             raise RunFolderError(f"{out} is a folder; give the name of an HTML file with --out")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpkfc.report.page_read import Contents, Sheet, Shown, marks_of, train_command
+from dpkfc.report.page_read import Contents, Departures, Sheet, Shown, deciding, marks_of, task_of, train_command
 from dpkfc.report.page_text import number, percent, plain, show
 
 __all__ = ["read_file"]
@@ -14,22 +14,23 @@ __all__ = ["read_file"]
 VERSION = 1
 
 
-def read_file(path: Path, content: Any) -> Contents:
+def read_file(path: Path, content: Any, departures: Departures) -> Contents:
     """Runs and tables of one results file.
 
     Args:
         path: its name, for messages.
         content: its JSON.
+        departures: leaves out of a run's settings what its recipe and method say.
 
     Raises:
-        ValueError: of no known format, of another version, or without a single readable entry.
+        ValueError: a figure; of no known format, of another version, or without a single readable entry.
     """
     if not isinstance(content, dict):
         raise ValueError("is no results file of dpkfc")
     kind = content.get("kind")
     if kind == "dpkfc study" and isinstance(content.get("rows"), dict):
         _check_version(content)
-        return _study(path, content["rows"])
+        return _study(path, content["rows"], departures)
     if kind == "dpkfc table" and isinstance(content.get("cells"), list):
         _check_version(content)
         return Contents(runs=(), sheets=[_published(path, content)])
@@ -38,6 +39,8 @@ def read_file(path: Path, content: Any) -> Contents:
         return Contents(runs=(), sheets=[_tuning(path, content)])
     if kind is None and isinstance(content.get("runs"), dict):
         return _benchmark(path, content["runs"])
+    if kind == "dpkfc figure":
+        raise ValueError(f"is a figure of dpkfc reproduce, which has a picture of its own: {_pictures(path)}")
     raise ValueError("is no results file of dpkfc (study, tuning, table or benchmark); leave it out")
 
 
@@ -45,6 +48,13 @@ def _check_version(content: Mapping[str, Any]) -> None:
     if content.get("version") != VERSION:
         found = plain(content.get("version"), 20)
         raise ValueError(f"is of version {found}, this dpkfc reads {VERSION}; use the version that wrote it")
+
+
+def _pictures(path: Path) -> str:
+    """Which files to open for a figure of `dpkfc reproduce`: NAME.png, or NAME-RECIPE.png for each recipe."""
+    beside = sorted(one.name for one in path.parent.iterdir() if one.suffix == ".png")
+    found = [name for name in beside if name == f"{path.stem}.png" or name.startswith(f"{path.stem}-")]
+    return f"open {', '.join(found[:6])}" if found else f"none lies beside it; dpkfc reproduce {path.stem} draws it again"
 
 
 def _gathered(path: Path, rows: Mapping[str, Any], made: list[Shown], others: int, pruned: int) -> Contents:
@@ -57,7 +67,7 @@ def _gathered(path: Path, rows: Mapping[str, Any], made: list[Shown], others: in
     return Contents(runs=made, notes=notes)
 
 
-def _study(path: Path, rows: Mapping[str, Any]) -> Contents:
+def _study(path: Path, rows: Mapping[str, Any], departures: Departures) -> Contents:
     """Rows of `dpkfc.studies`: one finished run each."""
     made: list[Shown] = []
     others = pruned = 0
@@ -70,19 +80,22 @@ def _study(path: Path, rows: Mapping[str, Any]) -> Contents:
         elif tag.get("pruned") is True:
             pruned += 1
         elif number(row.get("accuracy")) is not None and number(row.get("epsilon")) is not None:
-            made.append(_row(path, row, tag))
+            made.append(_row(path, row, tag, departures))
     return _gathered(path, rows, made, others, pruned)
 
 
-def _row(path: Path, row: Mapping[str, Any], tag: Mapping[str, Any]) -> Shown:
+def _row(path: Path, row: Mapping[str, Any], tag: Mapping[str, Any], departures: Departures) -> Shown:
     run = row["run"]
     settings = _mapping(run.get("settings"))
     seed, measured_on = run.get("seed"), row.get("measured_on", run.get("evaluate_on", "test"))
+    stored = isinstance(row.get("hash"), str) and {"recipe", "method", "seed", "evaluate_on"} <= run.keys()
+    told = departures({**run, "settings": settings, "hash": row["hash"]}) if stored else settings
+    smoke = settings.get("smoke") is True
     pairs = row.get("curve")
     known = [(number(p[0]), number(p[1])) for p in (pairs if isinstance(pairs, list) else []) if _is_pair(p)]
     return Shown(
         source=str(path),
-        task=str(run.get("recipe", "unknown")),
+        task=task_of(str(run.get("recipe", "unknown")), smoke),
         method=str(tag.get("arm") or run.get("method", "unknown")),
         measured_on=str(measured_on),
         score=str(row.get("score") or "accuracy"),
@@ -94,7 +107,8 @@ def _row(path: Path, row: Mapping[str, Any], tag: Mapping[str, Any]) -> Shown:
         steps=int(number(row.get("steps")) or 0),
         seconds=number(row.get("seconds")),
         seed=int(number(seed) or 0),
-        settings={str(name): value for name, value in settings.items() if name not in {"epsilon", "delta"}},
+        settings=deciding(told),
+        smoke=smoke,
         marks=marks_of(None, row.get("caveats")),
         curve=[(step, score) for step, score in known if step is not None and score is not None],
         command=train_command(run.get("recipe"), run.get("method"), seed, run.get("evaluate_on"), settings),
@@ -174,12 +188,12 @@ def _published(path: Path, content: Mapping[str, Any]) -> Sheet:
     columns = ("row", "column", "published", "ours", "verdict")
     cells = [cell for cell in content["cells"] if isinstance(cell, dict)]
     notes = [("Published: ", content.get("accounting")), ("", content.get("note")), ("", content.get("rule"))]
-    name = content.get("name")
+    name, unit = content.get("name"), plain(content.get("unit", "%"), 20)
     return Sheet(
         source=str(path),
         title=plain(content.get("title", name), 160),
         notes=[f"{before}{plain(text, 1200)}" for before, text in notes if isinstance(text, str) and text],
-        header=("method", "setting", "published %", "ours %", "verdict"),
+        header=("method", "setting", f"published {unit}".strip(), f"ours {unit}".strip(), "verdict"),
         rows=[tuple(show(cell.get(column)) for column in columns) for cell in cells],
         commands=[f"dpkfc reproduce {name}"] if isinstance(name, str) and name.replace("-", "").isalnum() else (),
     )

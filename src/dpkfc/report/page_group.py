@@ -100,11 +100,11 @@ def looks(runs: Iterable[Shown]) -> dict[str, Look]:
 
 
 def grouped(runs: Sequence[Shown]) -> list[Group]:
-    """Groups in the order in which they first come."""
+    """Groups in the order in which they first come. A run is in the same one whether its folder or a study tells of it."""
     found: dict[str, list[Shown]] = {}
     for run in runs:
         settings = {str(name): str(value) for name, value in run.settings.items()}
-        common = (run.task, run.method, run.measured_on, run.score, run.target, run.delta, run.steps, bool(run.card), run.against)
+        common = (run.task, run.method, run.measured_on, run.score, run.target, run.delta, run.steps, run.against)
         key = [*common, list(run.marks), settings]
         found.setdefault(json.dumps(key, sort_keys=True), []).append(run)
     differing = _differing(members[0] for members in found.values())

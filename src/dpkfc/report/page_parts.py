@@ -63,6 +63,10 @@ def notice(contents: Contents) -> str:
         lines = "".join(f"<li>{escaped(m, 80)} ({escaped(s, 160)}): {escaped(why, 300)}</li>" for m, s, why in [*items][:40])
         count = f"{len(marked)} of {len(contents.runs)} runs have no certified guarantee"
         shown.append(f'<div class="alarm" role="note"><strong>{count}</strong><ul>{lines}</ul></div>')
+    smoke = sum(run.smoke for run in contents.runs)
+    if smoke:
+        count = f"{smoke} of {len(contents.runs)} runs are smoke runs"
+        shown.append(f'<p class="says">{count}: a few steps on a slice of the data. Their scores say nothing.</p>')
     if contents.broken:
         lines = "".join(f"<li><code>{escaped(path, 200)}</code>: {escaped(why, 400)}</li>" for path, why in contents.broken)
         shown.append(f'<div class="broken" role="note"><strong>Not shown</strong><ul>{lines}</ul></div>')
@@ -139,11 +143,13 @@ def _line(group: Group, look: Look) -> str:
     ]
     score = "" if first.score == "accuracy" else f" <small>{escaped(first.score, 60)}</small>"
     marks = f'<span class="badge alarmed">{escaped(first.marks[0], 90)}</span>' if first.marks else "certified"
-    if not first.marks and first.card is None:
-        marks = "stated, no card"
+    if not first.marks and not all(run.card for run in group.runs):
+        marks = "certified, or stated without a card" if any(run.card for run in group.runs) else "stated, no card"
     if first.against:
         marks += f" <small>against {escaped(first.against, 200)}</small>"
-    cells = [f"<td>{escaped(first.task, 60)}{score}</td>", *(_number(value, text) for value, text in scores)]
+    smoke = ' <span class="badge warn">smoke run</span>' if first.smoke else ""
+    task = first.task.removesuffix(" (smoke run)") if first.smoke else first.task
+    cells = [f"<td>{escaped(task, 60)}{smoke}{score}</td>", *(_number(value, text) for value, text in scores)]
     cells += [f"<td>{escaped(first.measured_on, 30)}</td>", *(_number(value, text) for value, text in others)]
     cells += [f"<td>{marks}</td>", f'<td class="small">{escaped(group.differs, 160)}</td>']
     name = escaped(first.method, 60)

@@ -16,6 +16,7 @@ __all__ = ["Plot", "accuracy", "curvature", "learning", "spending"]
 
 MAX_LINES, MAX_LAYERS, MAX_MAPS, MAX_POINTS = 48, 16, 12, 400
 A_COLOUR, G_COLOUR, QUIET = "#0072B2", "#D55E00", "#8a8f98"
+_FULL = 1.02  # end of an axis of accuracies: 100 % and room for half a symbol
 _ROUNDING = 1e-6  # eigenvalues of a float32 factor below this share of the largest are rounding, whatever they say
 
 
@@ -48,8 +49,9 @@ def _layout(x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> dict[str
 
 
 def _score_axis(score: str) -> dict[str, Any]:
-    shared = "accuracy" in score
-    return _axis(score, tickformat=".0%" if shared else "", **({"hoverformat": ".2%"} if shared else {}))
+    if "accuracy" not in score:
+        return _axis(score, tickformat="")
+    return _axis(score, tickformat=".2~%", hoverformat=".2%", autorangeoptions={"clipmin": 0.0, "clipmax": _FULL})
 
 
 def _said(group: Group, score: str) -> str:
@@ -174,7 +176,7 @@ def spending(panel: Panel, looks: Mapping[str, Look]) -> Plot | None:
     told = [(g, next(run.spending for run in g.runs if len(run.spending) > 1)) for g in _evenly(able, MAX_LINES)]
     traces = [_line(g, looks, points, "") for g, points in told]
     title = f"{plain(panel.task, 60)}, ε spent by step"
-    says = "Lines of runs with the same sampling and noise lie on each other."
+    says = "Lines of runs with the same sampling and noise lie on each other. Between evaluations an upper bound."
     layout = _layout(_axis("steps", rangemode="tozero"), _axis("ε spent", rangemode="tozero"))
     return Plot(title=title, says=says, traces=traces, layout=layout)
 

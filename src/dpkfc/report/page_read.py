@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Contents", "Shown", "Sheet", "read_all"]
+__all__ = ["Contents", "Departures", "Shown", "Sheet", "read_all"]
+
+# From `recipe`, `method` and `settings` (of a study's row also `seed`, `evaluate_on` and `hash`) to the settings that these two
+# do not say by themselves.
+Departures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 CARD_FORMAT = 1
 _MOST_BYTES, _PICTURE_BYTES, _POINTS = 64 * 2**20, 2 * 2**20, 240
 # Settings that do not decide what a run comes to, or are shown in a place of their own.
 _ASIDE = {"recipe", "method", "seed", "epsilon", "delta", "eval_on", "out", "data_dir", "threads", "device", "num_workers"}
-_ASIDE |= {"max_physical_batch_size", "pad_to_multiple", "chosen_by", "evaluate_every", "test_mode"}
+_ASIDE |= {"smoke", "max_physical_batch_size", "pad_to_multiple", "chosen_by", "evaluate_every", "test_mode"}
 _PICTURES = {"signal_to_noise.png": "Signal-to-noise ratio of each layer", "spectra.png": "Spectra of the curvature factors"}
 
 
@@ -39,7 +43,7 @@ class Shown:
 
     Attributes:
         source: the file or folder it was read from.
-        task: what was learned, as a rule the recipe.
+        task: what was learned, as a rule the recipe; of a smoke run with these words, so that it shares nothing with others.
         method: what it is called in figures and tables.
         measured_on: what the score was measured on.
         score: what `accuracy` is.
@@ -51,7 +55,8 @@ class Shown:
         steps: releases.
         seconds: of training.
         seed: public seed.
-        settings: what else decides the result.
+        settings: what else decides the result, as far as recipe and method do not say it.
+        smoke: a few steps on a slice of the data, whose score says nothing.
         marks: what is said against its guarantee; empty where it has one.
         against: whom the guarantee holds against, where it does not hold against everyone who sees the weights.
         curve: (step, score).
@@ -77,6 +82,7 @@ class Shown:
     seconds: float | None = None
     seed: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    smoke: bool = False
     marks: Sequence[str] = ()
     against: str = ""
     curve: Sequence[tuple[float, float]] = ()
@@ -117,11 +123,12 @@ class Contents:
     notes: Sequence[str] = ()
 
 
-def read_all(paths: Sequence[str | os.PathLike[str]]) -> Contents:
+def read_all(paths: Sequence[str | os.PathLike[str]], departures: Departures = lambda run: run["settings"]) -> Contents:
     """Read run folders, folders of run folders, and results files.
 
     Args:
         paths: of any of them; one that is named twice counts once.
+        departures: leaves out of a run's settings what its recipe and method say; by default nothing.
 
     Raises:
         ValueError: nothing can be shown; the first reason is named.
@@ -135,9 +142,9 @@ def read_all(paths: Sequence[str | os.PathLike[str]]) -> Contents:
     for path in _unique(paths, broken):
         try:
             if path.is_dir():
-                runs.append(_run_folder(path))
+                runs.append(_run_folder(path, departures))
             else:
-                found = read_file(path, parsed(path))
+                found = read_file(path, parsed(path), departures)
                 runs, sheets, notes = runs + list(found.runs), sheets + list(found.sheets), notes + list(found.notes)
         except ValueError as error:
             broken.append((str(path), plain(error)))
@@ -192,7 +199,7 @@ def parsed(path: Path) -> Any:
         raise ValueError(f"{path.name} is damaged ({plain(reason, 120)}); put an earlier copy back") from None
 
 
-def _run_folder(path: Path) -> Shown:
+def _run_folder(path: Path, departures: Departures) -> Shown:
     """One run folder.
 
     Raises:
@@ -209,10 +216,12 @@ def _run_folder(path: Path) -> Shown:
     spending = [(float(row.step), row.epsilon) for row in metrics.rows if number(row.epsilon) is not None]
     seconds = [row.seconds for row in metrics.rows if row.seconds is not None]
     method, _, task = str(card.get("title", path.name)).partition(" on ")
+    recipe, known = str(settings.get("recipe") or task or "unknown"), str(settings.get("method") or method)
+    smoke = settings.get("smoke") is True
     return Shown(
         source=str(path),
-        task=str(settings.get("recipe") or task or "unknown"),
-        method=str(settings.get("method") or method),
+        task=task_of(recipe, smoke),
+        method=known,
         measured_on=metrics.measured_on,
         score=_score(_mapping(card.get("results")), metrics.measured_on),
         accuracy=judged[-1].accuracy if judged else None,
@@ -223,7 +232,8 @@ def _run_folder(path: Path) -> Shown:
         steps=int(number(promise.get("releases")) or 0),
         seconds=sum(seconds) if seconds else None,
         seed=None if (seed := number(settings.get("seed"))) is None else int(seed),
-        settings={name: value for name, value in settings.items() if name not in _ASIDE},
+        settings=deciding(departures({"recipe": recipe, "method": known, "settings": settings})),
+        smoke=smoke,
         marks=_marks(card),
         against=plain(promise.get("against") or "", 300),
         curve=[(float(row.step), row.accuracy) for row in judged if row.accuracy is not None],
@@ -234,6 +244,16 @@ def _run_folder(path: Path) -> Shown:
         figures=_figures(path / figures.FILE),
         pictures=_pictures(folder.plots),
     )
+
+
+def task_of(recipe: str, smoke: bool) -> str:
+    """What a page calls the task of a recipe."""
+    return f"{recipe} (smoke run)" if smoke else recipe
+
+
+def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that do not decide the result, or are shown in a place of their own."""
+    return {str(name): value for name, value in settings.items() if name not in _ASIDE}
 
 
 def _config(path: Path) -> tuple[str, dict[str, Any]]:

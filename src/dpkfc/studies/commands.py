@@ -193,8 +193,8 @@ def _published_tables() -> Table:
         shown.add_column(column)
     for name in names():
         table = load(name)
-        here = sum(not cell.not_run and not cell.needs for cell in table.cells)
-        shown.add_row(name, table.title, str(len(table.cells)), str(here))
+        here = sum(cell.here for cell in table.cells)
+        shown.add_row(name, table.title, str(len(table.cells)), str(here) if here else f"0: {table.why_not}")
     for figure in FIGURES.values():
         cells = str(len(figure.runs(False)))
         shown.add_row(figure.name, figure.title, cells, cells)
@@ -204,8 +204,11 @@ def _published_tables() -> Table:
 
 
 def _reproduced_table(name: str, cells: list[Any]) -> Table:
+    from dpkfc.studies.published import load
+
+    unit = load(name).unit
     shown = Table(title=name, header_style="bold", title_justify="left")
-    for column in ("method", "setting", "published %", "ours %", "verdict"):
+    for column in ("method", "setting", f"published {unit}".strip(), f"ours {unit}".strip(), "verdict"):
         shown.add_column(column)
     for one in cells:
         shown.add_row(one.cell.row, one.cell.column, one.cell.published.text, one.ours, one.verdict)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -13,14 +15,15 @@ from dpkfc.recipes.config import ConfigError, nearest, tomllib
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError
 
-__all__ = ["Cell", "Published", "Table", "load", "names"]
+__all__ = ["NOT_PRINTED", "Cell", "Published", "Table", "load", "names"]
 
+NOT_PRINTED = "–"  # of a point that a plot shows and no text gives
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?")
 
 
 @dataclass(frozen=True)
 class Published:
-    """A printed number: mean and, where there is one, standard deviation over seeds."""
+    """A printed number: mean and, where there is one, standard deviation over seeds. Of a plot the mean is not a number."""
 
     mean: float
     std: float | None
@@ -28,11 +31,13 @@ class Published:
 
     @classmethod
     def of(cls, text: str) -> Published:
-        """A number as it is printed, such as "91.7 ± 0.2".
+        """A number as it is printed, such as "91.7 ± 0.2", or `NOT_PRINTED`.
 
         Raises:
             StudyError: it is none.
         """
+        if text == NOT_PRINTED:
+            return cls(math.nan, None, text)
         found = _NUMBER.fullmatch(text)
         if found is None:
             raise StudyError(f"{text!r} is no printed number; write it as 91.7 or 91.7 ± 0.2")
@@ -65,6 +70,11 @@ class Cell:
     needs: str = ""
     not_run: str = ""
 
+    @property
+    def here(self) -> bool:
+        """Whether a few cores are enough to run it."""
+        return not self.not_run and not self.needs
+
     def run(self, tuned: Mapping[str, Plain], seed: int) -> Run:
         """The run of a seed, on the test set."""
         return Run.of(self.recipe, self.method, {**self.settings, **tuned}, seed=seed, evaluate_on="test")
@@ -80,6 +90,7 @@ class Table:
         seeds: runs behind a printed number.
         accounting: accountant, sampler, δ and σ of the paper, where known.
         note: what else a reader must know.
+        unit: of all its numbers; per cent, or else no accuracies.
         cells: row by row.
     """
 
@@ -88,7 +99,14 @@ class Table:
     seeds: int
     accounting: str
     note: str
+    unit: str = "%"
     cells: tuple[Cell, ...]
+
+    @property
+    def why_not(self) -> str:
+        """The commonest reason why none of its cells can be run here; empty where one can."""
+        reasons = Counter(cell.not_run or f"needs {cell.needs}" for cell in self.cells)
+        return "" if any(cell.here for cell in self.cells) else reasons.most_common(1)[0][0]
 
     def of(self, columns: Sequence[str]) -> list[Cell]:
         """The cells of some columns, by their labels; all where none is given.
@@ -127,7 +145,7 @@ def load(name: str) -> Table:
         cells += [_cell(content, columns[key], row, key) for key in order]
     return Table(
         name=name, title=content["title"], seeds=content["seeds"], accounting=content["accounting"], note=content["note"],
-        cells=tuple(cells),
+        unit=content.get("unit", "%"), cells=tuple(cells),
     )  # fmt: skip
 
 
@@ -145,6 +163,8 @@ def _cell(table: Mapping[str, Any], column: Mapping[str, Any], row: Mapping[str,
         needs=next((level["needs"] for level in reversed(levels) if "needs" in level), ""),
         not_run=reason if isinstance(reason, str) else reason.get(key, ""),
     )  # fmt: skip
+    if cell.published.text == NOT_PRINTED and not cell.not_run:
+        raise StudyError(f"{cell.row}, {cell.column}: a point that is not printed needs a reason, for no verdict can be given")
     return cell if cell.not_run else _checked(cell)
 
 

@@ -234,7 +234,8 @@ def _outcome(table: Table, cell: Cell, chosen: Mapping[str, Plain], rows: Sequen
 
 def markdown(table: Table, found: Sequence[Outcome]) -> str:
     """A table for people: published, ours, σ and verdict of every cell."""
-    head = ["method", "setting", "published %", "ours % (seeds)", "σ, ours", "verdict", "settings"]
+    unit = f" {table.unit}" if table.unit else ""
+    head = ["method", "setting", f"published{unit}", f"ours{unit} (seeds)", "σ, ours", "verdict", "settings"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for one in found:
         ours = f"{one.ours} ({len(one.values)})" if one.values else "–"
@@ -251,7 +252,7 @@ def markdown(table: Table, found: Sequence[Outcome]) -> str:
 def _write(folder: Path, table: Table, found: Sequence[Outcome]) -> None:
     content = {
         "kind": "dpkfc table", "version": 1, "name": table.name, "title": table.title, "accounting": table.accounting,
-        "note": table.note, "rule": RULE,
+        "note": table.note, "unit": table.unit, "rule": RULE,
         "cells": [
             {
                 "row": one.cell.row, "column": one.cell.column, "published": one.cell.published.text, "values": list(one.values),

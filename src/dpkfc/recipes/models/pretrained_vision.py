@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpkfc.recipes.datasets.errors import DatasetError
 
-__all__ = ["Resized", "timm_model"]
+__all__ = ["Resized", "check_timm", "timm_model"]
 
 
 class Resized(nn.Module):
@@ -25,11 +25,11 @@ class Resized(nn.Module):
         return self.model(F.interpolate(x, (self.side, self.side), mode="bilinear", align_corners=False))
 
 
-def timm_model(name: str, side: int, num_classes: int, weights: str = "") -> Resized:
-    """A model of timm with a new head; weights from a file, else from where timm keeps them.
+def check_timm(name: str, weights: str = "") -> Any:
+    """timm, where it is installed and a file of weights that is given is one; cheap beside reading data.
 
     Raises:
-        DatasetError: timm is missing, or the weights cannot be had; the message says how to get them.
+        DatasetError: either is missing; the message says how to get it.
     """
     try:
         import timm
@@ -37,6 +37,16 @@ def timm_model(name: str, side: int, num_classes: int, weights: str = "") -> Res
         raise DatasetError("timm is not installed: pip install 'dpkfc[vision]'") from None
     if weights and not Path(weights).is_file():
         raise DatasetError(f"pretrained {weights!r} is not a file; give one with weights of timm's {name}")
+    return timm
+
+
+def timm_model(name: str, side: int, num_classes: int, weights: str = "") -> Resized:
+    """A model of timm with a new head; weights from a file, else from where timm keeps them.
+
+    Raises:
+        DatasetError: timm is missing, or the weights cannot be had; the message says how to get them.
+    """
+    timm = check_timm(name, weights)
     overlay: dict[str, Any] = {"pretrained_cfg_overlay": {"file": weights}} if weights else {}
     try:
         model = timm.create_model(name, pretrained=True, num_classes=num_classes, **overlay)
