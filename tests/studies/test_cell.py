@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.ledger import verify
 from dpkfc.recipes.config import ConfigError
 from dpkfc.recipes.datasets import DatasetError
@@ -98,6 +101,27 @@ def test_public_examples_are_named_alike_on_every_machine(tmp_path):
     assert resolved("my.safetensors", tmp_path) == "my.safetensors"
     with pytest.raises(StudyError, match="1437"):
         resolved("@digits:5000", tmp_path)
+
+
+@pytest.mark.parametrize("spoil", [lambda held: held[: len(held) // 2], lambda held: b"", lambda held: b"no such file" * 9])
+def test_public_examples_that_are_half_written_are_made_again(tmp_path, caplog, monkeypatch, spoil):
+    monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
+    path = Path(resolved("@digits:20", tmp_path))
+    held = path.read_bytes()
+    path.write_bytes(spoil(held))
+    assert resolved("@digits:20", tmp_path) == str(path) and path.read_bytes() == held and "made again" in caplog.text
+
+
+def test_a_cell_that_fails_gives_its_space_back_and_keeps_its_ledger(tmp_path, monkeypatch):
+    run = Run.of("digits", "dp-sgd", TINY)
+
+    def full(*_):
+        raise CheckpointError("No space left on device")
+
+    monkeypatch.setattr("dpkfc.recipes.train.check_finite", full)
+    with pytest.raises(CheckpointError):
+        run_cell(run, tmp_path)
+    assert sorted(path.name for path in (tmp_path / run.hash).iterdir()) == ["config.toml", "ledger.jsonl"]
 
 
 def test_public_images_may_be_those_of_a_set_that_no_recipe_trains_on(tmp_path):

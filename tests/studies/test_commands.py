@@ -42,6 +42,9 @@ def test_tables_are_listed_with_what_can_be_run_here(capsys):
     [
         (("reproduce",), "which table"),
         (("reproduce", "dp-kfc-11"), "did you mean"),
+        (("reproduce", "quux"), "dp-fedsofim, dp-kfc-1"),
+        (("reproduce", "quux"), "kfc-fig11, kfc-fig2"),
+        (("reproduce", "kfc-fig22"), "did you mean 'kfc-fig2'"),
         (("reproduce", "dp-kfc-1", "--seeds", "0"), "seeds = 0"),
         (("reproduce", "dp-kfc-1", "--workers", "4000"), "one core"),
         (("reproduce", "dp-kfc-1", "--column", "ε = 3"), "no column 'ε = 3'; it has: ε = 1 | ε = 2 | ε = 8"),

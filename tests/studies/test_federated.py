@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,15 @@ def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
     one = trained(iid(len(y), 1))
     for pieces in (iid(len(y), 7), dirichlet(y.numpy(), 7, 0.1, seed=3)):
         assert torch.allclose(trained(pieces), one, rtol=0, atol=1e-12)
+
+
+def test_a_cell_that_runs_when_the_time_is_up_is_stopped_and_the_report_written(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
+    monkeypatch.setattr("dpkfc.studies.federated.study.run_cell", lambda *_: time.sleep(30))
+    started = time.monotonic()
+    page = reported(SMOKE, tmp_path, budget_minutes=0.02)
+    assert page.is_file() and time.monotonic() - started < 15
+    assert "stopped cifar10, iid, ε = 1, seed 1000" in caplog.text and "the same command goes on" in caplog.text
 
 
 def test_every_tuned_arm_has_the_same_number_of_trials_and_none_sees_the_test_set():

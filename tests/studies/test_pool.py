@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import signal
+import time
 
 import pytest
 
-from dpkfc.studies import pool
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.recipes.config import ConfigError
+from dpkfc.report.run_folder import RunFolderError, placed
+from dpkfc.studies import pool, worker
 from dpkfc.studies.cell import Run
+from dpkfc.studies.clock import Clock, TimeIsUp, minutes_left
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.pool import Place, Task, cores, drive, worker_count
+from dpkfc.studies.progress import StudyProgress
 
 
 class Listed:
@@ -18,7 +26,7 @@ class Listed:
 
     def __init__(self, runs, watched=False, go_on=True):
         self.left, self.watched, self.go_on = list(runs), watched, go_on
-        self.rows, self.failures, self.judged = [], [], []
+        self.rows, self.failures, self.lost, self.judged = [], [], [], []
 
     def next(self, fits):
         index = next((i for i, run in enumerate(self.left) if fits(run)), None)
@@ -31,8 +39,8 @@ class Listed:
     def done(self, task, row, ended):
         self.rows.append((row, ended))
 
-    def failed(self, task, reason):
-        self.failures.append(reason)
+    def failed(self, task, reason, *, lost):
+        (self.lost if lost else self.failures).append(reason)
 
 
 @pytest.mark.slow
@@ -89,7 +97,7 @@ def answers(monkeypatch):
         return hired[-1]
 
     monkeypatch.setattr(pool, "_hire", hire)
-    monkeypatch.setattr(pool, "wait", lambda pipes: pipes[:1])
+    monkeypatch.setattr(pool, "wait", lambda pipes, timeout: pipes[:1])
     return given, hired
 
 
@@ -104,12 +112,72 @@ def test_as_many_workers_as_asked_for(answers):
     assert len(hired) == 2 and len(source.rows) == 4
 
 
-def test_a_killed_worker_is_a_failed_cell_and_another_takes_its_place(answers):
+def test_a_killed_worker_has_lost_its_cell_and_another_takes_its_place(answers):
     given, hired = answers
     given += [EOFError(), ("done", {"accuracy": 0.5}, False)]
     source = Listed(RUNS[:2])
     drive(source, Place(None), workers=1)
-    assert "killed" in source.failures[0] and len(source.rows) == 1 and len(hired) == 2
+    assert "killed" in source.lost[0] and not source.failures and len(source.rows) == 1 and len(hired) == 2
+
+
+def test_a_worker_that_dies_before_it_hears_an_answer_ends_nothing_but_its_cell(answers):
+    given, hired = answers
+    given += [("judged", 1, 0.5), EOFError(), ("done", {"accuracy": 0.5}, False)]
+    source = Listed(RUNS[:2])
+
+    def report(task, number, accuracy):
+        hired[0].pipe.send = broken
+        return True
+
+    def broken(message):
+        raise BrokenPipeError
+
+    source.report = report
+    drive(source, Place(None), workers=1)
+    assert len(source.lost) == 1 and len(source.rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "full"),
+        (CheckpointError("I/O error: No space left on device (os error 28)"), "full"),
+        (OSError(errno.EMFILE, "Too many open files"), "lost"),
+        (RunFolderError("run folder x cannot be written (Permission denied)"), "lost"),
+        (ConfigError("warmup_steps = 99 is longer than the plan"), "failed"),
+        (RuntimeError("a defect"), "failed"),
+    ],
+)
+def test_what_the_machine_does_is_told_from_what_is_wrong_with_a_cell(monkeypatch, tmp_path, error, kind):
+    def cell(*_, **__):
+        raise error
+
+    monkeypatch.setattr(Run, "measuring", lambda self: cell)
+    assert worker._outcome(RUNS[0], False, None, tmp_path, "")[0] == kind
+
+
+def test_a_full_disk_is_seen_behind_the_error_that_was_made_of_it(tmp_path):
+    def write(path):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with pytest.raises(RunFolderError) as told:
+        placed(tmp_path / "file", write)
+    assert worker._is_full(told.value)
+    with pytest.raises(CheckpointError) as told:
+        try:
+            write(tmp_path)
+        except OSError as error:
+            raise CheckpointError("cannot write the checkpoint") from error
+    assert worker._is_full(told.value) and not worker._is_full(CheckpointError("cannot write the checkpoint"))
+
+
+def test_a_full_disk_ends_the_study_and_keeps_what_had_finished(answers):
+    given, _ = answers
+    given += [("done", {"accuracy": 0.5}, False), ("full", "file x cannot be written (No space left on device)")]
+    source = Listed(RUNS)
+    with pytest.raises(StudyError, match=r"No space left.*is kept, and the same command goes on"):
+        drive(source, Place(None), workers=1)
+    assert len(source.rows) == 1 and not source.lost + source.failures
 
 
 def test_an_interrupted_cell_stops_the_study(answers):
@@ -142,6 +210,44 @@ def test_a_budget_starts_what_fits_and_nothing_else(answers):
     source = Listed(RUNS)
     drive(source, Place(None), budget_minutes=0)
     assert not source.rows
+
+
+def test_cells_that_run_when_the_time_is_up_are_stopped_and_named(answers, monkeypatch, caplog):
+    given, hired = answers
+    given += [("judged", 1, 0.5), ("done", {"accuracy": 0.5}, False), ("interrupted",), EOFError()]
+    calls = iter([lambda pipes: [], lambda pipes: pipes[:1], lambda pipes: pipes[:1], lambda pipes: pipes])
+
+    def waited(pipes, timeout):
+        time.sleep(timeout if len(given) == 4 else 0)
+        return next(calls)(pipes)
+
+    monkeypatch.setattr(pool, "wait", waited)
+    monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
+    source = Listed(RUNS)
+    with StudyProgress(4) as progress:
+        drive(source, Place(None), workers=3, budget_minutes=1e-3, watcher=progress)
+    assert len(hired) == 3 and len(source.rows) == 1 and len(source.lost) == 2 and len(source.left) == 1
+    assert "begins anew" in source.lost[0] and all(worker.pipe.closed for worker in hired)
+    assert "seed 1" in caplog.text and "seed 2" in caplog.text and "the same command goes on" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_real_worker_is_stopped_in_time(tmp_path):
+    pytest.importorskip("sklearn")
+    long = Run.of("digits", "dp-sgd", {"steps": 50_000, "expected_batch_size": 16, "accountant": "rdp"})
+    source, started = Listed([long]), time.monotonic()
+    drive(source, Place(tmp_path), budget_minutes=0.2)
+    assert source.lost and not source.failures and time.monotonic() - started < 12 + 2 * pool._PATIENCE
+
+
+def test_work_in_this_process_is_stopped_as_by_ctrl_c():
+    clock = Clock(1e-3, lambda run: None)
+    with pytest.raises(TimeIsUp), clock.stopping():
+        time.sleep(5)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and clock.left() == 0
+    with clock.stopping(), Clock(None, lambda run: None).stopping():
+        pass
+    assert minutes_left(None)() is None and 0 < minutes_left(2.0)() <= 2.0
 
 
 def test_cores_are_never_oversubscribed(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from dpkfc.studies.cell import Run
 from dpkfc.studies.errors import StudyError
+from dpkfc.studies.figures.catalogue import COURSE, MEAN_FIELD
 from dpkfc.studies.store import Store
 
 RUN, OTHER = Run.of("digits", "dp-sgd"), Run.of("digits", "dp-sgd", seed=1)
@@ -49,6 +50,25 @@ def test_a_half_written_entry_is_run_again_and_the_others_are_kept(tmp_path, cap
     path.write_text(json.dumps({"kind": "dpkfc study", "version": 1, "rows": rows}))
     store = Store(path)
     assert store.get(RUN) and store.get(OTHER) is None and "1 entries are incomplete" in caplog.text
+
+
+FIGURES = {
+    COURSE: {"checkpoints": [{"step": 0, "layers": {}, "signal": {}, "density": {}}], "sizes": {"probe": 2}, "epsilon": 1.0,
+             "steps": 3},
+    MEAN_FIELD: {"networks": [{}], "contraction": [{}], "seeds": 2, "examples": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("measure", "name"), [(measure, name) for measure, held in FIGURES.items() for name in held])
+def test_a_half_written_entry_of_a_figure_is_run_again_too(tmp_path, measure, name):
+    run = Run.of("digits", "dp-kfc", measure=measure)
+    held = {"run": run.describe(), "hash": run.hash, **FIGURES[measure]}
+    for row, whole in ((held, True), ({k: v for k, v in held.items() if k != name}, False)):
+        Store(tmp_path / "results.json").put(run, row)
+        assert (Store(tmp_path / "results.json").get(run) is not None) == whole
+    if name == "checkpoints":
+        Store(tmp_path / "results.json").put(run, {**held, name: [{"step": 0}]})
+        assert Store(tmp_path / "results.json").get(run) is None
 
 
 def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch):

@@ -156,6 +156,7 @@ def test_controls_stand_beside_every_method_and_have_its_trials():
     assert names == ["dp-kfc", "dp-kfc-a", *(name for name in CONTROLS if name != "dp-kfc-a"), "dp-kfc-a-random"]
     assert [arm.name for arm in arms_for("digits", ["disk"])] == ["disk", *CONTROLS]
     assert [arm.name for arm in arms_for("digits", ["disk"], controls=False)] == ["disk"]
+    assert [arm.name for arm in arms_for("digits", ["dp-kfc-a", "dp-sgd"]) if not arm.control] == ["dp-kfc-a", "dp-sgd"]
     with pytest.raises(StudyError, match="twice"):
         arms_for("digits", ["disk", "disk"])
     with pytest.raises(StudyError, match="did you mean 'dp-kfc'"):
@@ -422,11 +423,10 @@ def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopp
 def test_the_study_of_two_image_sets_lends_each_the_other_as_public_data():
     found = {arm.name: arm for arm in accuracy.arms("mnist-cnn")}
     assert len(found) == 15
-    for name in ("dp-kfc-public", "adadps", "dp-ngd"):
-        assert found[name].settings["public_data"] == "@fashion-mnist-cnn:500"
+    assert {found[name].settings["public_data"] for name in ("dp-kfc-public", "adadps", "dp-ngd")} == {"@fashion-mnist-cnn:500"}
     assert "power_exponent" not in found["dp-kfc-public"].space and found["dp-kfc-oracle"].control
-    natural = found["dp-kfc-natural"]
-    assert natural.settings["source"] == "dead-leaves" and {"lr", "damping", "max_grad_norm"} == set(natural.space)
+    assert (natural := found["dp-kfc-natural"]).settings["source"] == "dead-leaves"
+    assert {"lr", "damping", "max_grad_norm"} == set(natural.space)
 
 
 def test_random_directions_control_the_sides_and_the_read_out_of_the_method_they_stand_beside():
@@ -440,9 +440,8 @@ def test_random_directions_control_the_sides_and_the_read_out_of_the_method_they
 
 
 def test_a_search_is_of_one_recipe_and_arm(tmp_path):
-    arm = arm_of("digits", "dp-sgd")
-    search = Search(arm, {"validation_size": 50}, "digits", tmp_path / "a.sqlite3", trials=1)
-    assert search.name == "digits/dp-sgd" and search.best() is None
+    one = Search(arm_of("digits", "dp-sgd"), {"validation_size": 50}, "digits", tmp_path / "a.sqlite3", trials=1)
+    assert one.name == "digits/dp-sgd" and one.best() is None
 
 
 def test_an_exponent_is_searched_where_the_probe_has_one():

@@ -128,7 +128,9 @@ class AccuracyStudy:
 class Stage(Protocol):
     """A source of cells that is one of several."""
 
-    failures: dict[str, str]
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """Cells that could not be run, and why."""
 
     def next(self, fits: Callable[[Run], bool]) -> Task | None:
         """As of `pool.Source`."""
@@ -139,7 +141,7 @@ class Stage(Protocol):
     def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
         """As of `pool.Source`."""
 
-    def failed(self, task: Task, reason: str) -> None:
+    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
         """As of `pool.Source`."""
 
 
@@ -184,7 +186,7 @@ class Tests:
         tag = {"arm": search.arm.name, "search": "", "tuned": best[0] if best else {}, "validation": best[1] if best else None}
         self._store.put(task.run, {**row, "tag": tag})
 
-    def failed(self, task: Task, reason: str) -> None:
+    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
         """Say so; the next start of the study tries it again."""
         self.failures[f"{task.tag.arm.label}, seed {task.run.seed}"] = reason
 
@@ -217,10 +219,10 @@ class Chain:
         stage, own = task.tag
         stage.done(own, row, ended)
 
-    def failed(self, task: Task, reason: str) -> None:
+    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
         """To the stage."""
         stage, own = task.tag
-        stage.failed(own, reason)
+        stage.failed(own, reason, lost=lost)
 
     @property
     def failures(self) -> dict[str, str]:

@@ -49,7 +49,7 @@ class Arm:
         settings: fixed ones, over the recipe's.
         space: settings that are searched.
         first: where the search begins; empty takes what the recipe gives.
-        control: a control that is matched to the other arms, not a method of a paper.
+        control: a control that is matched to the other arms, not a method that is compared.
     """
 
     name: str
@@ -167,7 +167,7 @@ def with_source(arm: Arm, source: str, name: str, label: str, **settings: Plain)
 
 
 def arms_for(recipe: str, methods: list[str], *, controls: bool = True, optimizer: str = "") -> list[Arm]:
-    """The arms of a list of methods, and the controls that belong beside them.
+    """The arms of a list of methods, and the controls that belong beside them; a method that was asked for is none.
 
     A method that whitens one side only has a control of random directions on that side (`random_twin`), in place of
     `dp-kfc-random`, which has them on both and stays beside `dp-kfc`, or where no method of DP-KFC is compared.
@@ -182,4 +182,5 @@ def arms_for(recipe: str, methods: list[str], *, controls: bool = True, optimize
     beside = [name for name in CONTROLS if controls and name not in methods]
     if twins and "dp-kfc" not in methods:
         beside = [name for name in beside if name != "dp-kfc-random"]
-    return [*(arm_of(recipe, name, optimizer) for name in (*methods, *beside)), *twins]
+    asked = [replace(arm_of(recipe, name, optimizer), control=False) for name in methods]
+    return [*asked, *(arm_of(recipe, name, optimizer) for name in beside), *twins]

@@ -200,7 +200,11 @@ def run_cell(
         stopped = report is not None and not report(len(seen), row.accuracy)
         return not stopped
 
-    result = measure(prepared, place, watch)
+    try:
+        result = measure(prepared, place, watch)
+    except BaseException:
+        _clear(place)  # a full disk gets its space back
+        raise
     row = _row(run, prepared, result, place, time.perf_counter() - started)
     _clear(place)
     if result.interrupted:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ __all__ = ["register"]
 INTERRUPTED = 130
 
 _Workers = Annotated[int | None, typer.Option(help="Cells at once, one core each; left out: every core.")]
-_Budget = Annotated[float | None, typer.Option(help="Minutes; nothing is started that would not end in time.")]
+_Budget = Annotated[float | None, typer.Option(help="Minutes; what would not end in time is not started, else stopped.")]
 _Data = Annotated[str, typer.Option(help="Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets.")]
 _Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 
@@ -73,6 +72,10 @@ def tune(
             console=None if quiet else console,
         )  # fmt: skip
     console.print(_tuned_table(tuned))
+    for name, why in tuned.failures.items():
+        console.print(f"{name}: {why}", soft_wrap=True, highlight=False)
+    if not tuned.complete:
+        console.print(f"not finished: go on with the same command and --out {folder}", soft_wrap=True, highlight=False)
     for said in filter(None, (tuned.statement.replace("**", ""), tuned.unpublished)):
         console.print(said, soft_wrap=True, highlight=False)
     console.print(f"report: {folder / 'tune.md'}", soft_wrap=True)
@@ -99,12 +102,13 @@ def reproduce(
     A stopped call goes on with the same --out. Cells that cannot be run here say why. --budget 0 runs nothing and shows what
     has been run.
     """
+    from dpkfc.studies.clock import minutes_left
     from dpkfc.studies.federated import run as federated
     from dpkfc.studies.figures.catalogue import reproduce_figures
     from dpkfc.studies.pool import worker_count
     from dpkfc.studies.reproduce import reproduce as run_tables
 
-    console, columns, left = _console(), column or [], _minutes_left(budget)
+    console, columns, left = _console(), column or [], minutes_left(budget)
     if every:
         console.print(_published_tables())
         return
@@ -146,12 +150,18 @@ def _kinds(
     Raises:
         StudyError: no name or an unknown one, an unknown column, or an option that does not go with a name.
     """
+    from dpkfc.recipes.config import nearest
     from dpkfc.studies.federated.run import NAME
-    from dpkfc.studies.figures.catalogue import find
+    from dpkfc.studies.figures.catalogue import FIGURES, find
     from dpkfc.studies.published import load
+    from dpkfc.studies.published import names as of_tables
 
     if not names:
         raise StudyError("which table? dpkfc reproduce --list names them")
+    known = [*of_tables(), *(name for figure in FIGURES.values() for name in (figure.name, *figure.also)), NAME]
+    if unknown := [name for name in names if name not in known]:
+        told = nearest(unknown[0], known)
+        raise StudyError(f"unknown table or figure {unknown[0]!r}; {told} (dpkfc reproduce --list shows all)")
     figures = [name for name in names if find(name) is not None]
     tables = [name for name in names if name not in (*figures, NAME)]
     for name in tables:
@@ -163,12 +173,6 @@ def _kinds(
     if results and NAME in names and set(names) != {NAME}:
         raise StudyError(f"--results is one file, and {NAME} has one of its own; give it a call of its own")
     return tables, figures, NAME in names
-
-
-def _minutes_left(budget: float | None) -> Callable[[], float | None]:
-    """What is left of a budget that begins now."""
-    started = time.monotonic()
-    return lambda: None if budget is None else budget - (time.monotonic() - started) / 60
 
 
 def _show_tables(found: dict[str, list[Any]], columns: list[str], out: Path, console: Console) -> None:

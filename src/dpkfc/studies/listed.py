@@ -58,6 +58,6 @@ class Listed:
         """Keep a run."""
         self._store.put(task.run, row)
 
-    def failed(self, task: Task, reason: str) -> None:
-        """Say so; the next call tries it again."""
+    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+        """Say so; the next call tries it again, whosever doing it was."""
         self.failures[task.run.hash] = reason

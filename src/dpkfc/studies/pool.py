@@ -7,21 +7,23 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpkfc.allocator import keep_freed_memory
-from dpkfc.studies.cell import Ended, Run
+from dpkfc.studies.cell import Run
+from dpkfc.studies.clock import Clock
 from dpkfc.studies.errors import StudyError
+from dpkfc.studies.worker import work
 
-__all__ = ["Clock", "Place", "Source", "Task", "Watcher", "cores", "drive", "worker_count"]
+__all__ = ["Place", "Source", "Task", "Watcher", "cores", "drive", "worker_count"]
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PATIENCE = 10.0  # seconds that a worker has to end
+_TIME_IS_UP = "stopped when the time given was up; it begins anew"
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Source(Protocol):
     def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
         """A cell has finished; `ended` where `report` ended it."""
 
-    def failed(self, task: Task, reason: str) -> None:
-        """A cell could not be run."""
+    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+        """A cell could not be run; `lost` where that was the machine's doing or the time was up, which says nothing of it."""
 
 
 class Watcher(Protocol):
@@ -81,6 +83,12 @@ class Watcher(Protocol):
 
     def finished(self, task: Task, outcome: str) -> None:
         """A cell has ended: its accuracy, or why there is none."""
+
+    def lost(self, task: Task, reason: str) -> None:
+        """A cell was lost to the machine: its place is still open."""
+
+    def out_of_time(self, task: Task) -> None:
+        """A cell was stopped because the time was up."""
 
 
 def cores() -> int:
@@ -110,27 +118,6 @@ class _Worker:
     task: Task | None = None
 
 
-@dataclass
-class Clock:
-    """Whether a cell still fits into a time that begins when this is made.
-
-    Attributes:
-        minutes: the time; None is no bound.
-        expected: seconds of a cell, None where not known.
-    """
-
-    minutes: float | None
-    expected: Callable[[Any], float | None]
-    started: float = field(default_factory=time.monotonic)
-
-    def fits(self, run: Any) -> bool:
-        """Whether it would end in time, as far as is known."""
-        if self.minutes is None:
-            return True
-        left = 60 * self.minutes - (time.monotonic() - self.started)
-        return left > 0 and (self.expected(run) or 0.0) <= left
-
-
 def drive(
     source: Source,
     place: Place,
@@ -146,13 +133,14 @@ def drive(
         source: is called in this process alone.
         place: data and ledgers.
         workers: cells at once, each with one thread.
-        budget_minutes: no cell is started whose expected time does not fit; None is no bound.
+        budget_minutes: no cell is started whose expected time does not fit, and those that have begun are stopped when it is up,
+            as by Ctrl-C; None is no bound.
         expected: seconds of a cell, None where not known.
         watcher: is shown what happens.
 
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM; the workers have ended, and what had finished is with the source.
-        StudyError: a worker process cannot be started.
+        StudyError: a worker process cannot be started, or the disk is full.
     """
     clock = Clock(budget_minutes, expected)
     crew: list[_Worker] = []
@@ -163,8 +151,10 @@ def drive(
                 busy = [worker for worker in crew if worker.task is not None]
                 if not busy:
                     return
-                for pipe in wait([worker.pipe for worker in busy]):
-                    worker = next(worker for worker in busy if worker.pipe is pipe)
+                ready = wait([worker.pipe for worker in busy], clock.left())
+                if clock.left() == 0:
+                    return _stop(busy, source, watcher)
+                for worker in [worker for worker in busy if worker.pipe in ready]:
                     _listen(worker, source, watcher)
                 crew = [worker for worker in crew if not worker.pipe.closed]
         finally:
@@ -202,38 +192,83 @@ def _hand_out(
             worker = hire()
             crew.append(worker)
         worker.task = task
-        worker.pipe.send((task.run, task.watched))
+        with suppress(OSError):  # a dead one is noticed when it is listened to
+            worker.pipe.send((task.run, task.watched))
         if watcher is not None:
             watcher.started(task)
 
 
-def _listen(worker: _Worker, source: Source, watcher: Watcher | None) -> None:
+def _stop(busy: Sequence[_Worker], source: Source, watcher: Watcher | None) -> None:
+    """End cells because the time is up; one that ends by itself meanwhile is kept."""
+    until = time.monotonic() + _PATIENCE
+    for worker in busy:
+        if worker.process.is_alive():
+            worker.process.terminate()
+    while left := [worker for worker in busy if worker.task is not None]:
+        ready = wait([worker.pipe for worker in left], max(0.0, until - time.monotonic()))
+        for worker in left:
+            if worker.pipe in ready:
+                _listen(worker, source, watcher, time_is_up=True)
+            elif not ready:
+                worker.process.kill()
+                _leave(worker, source, watcher)
+                worker.task = None
+
+
+def _leave(worker: _Worker, source: Source, watcher: Watcher | None) -> None:
+    """Give back the cell of a worker that is stopped in time."""
+    assert worker.task is not None
+    source.failed(worker.task, _TIME_IS_UP, lost=True)
+    if watcher is not None:
+        watcher.out_of_time(worker.task)
+
+
+def _listen(worker: _Worker, source: Source, watcher: Watcher | None, *, time_is_up: bool = False) -> None:
+    """Hear what a worker has to say.
+
+    Raises:
+        KeyboardInterrupt: a signal has ended its cell, and not because the time was up.
+        StudyError: the disk is full.
+    """
     task = worker.task
     assert task is not None
     try:
         kind, *content = worker.pipe.recv()
     except (EOFError, OSError):
-        kind, content = "failed", ["its process ended (killed, or out of memory)"]
+        kind, content = "lost", ["its process ended (killed, or out of memory)"]
         worker.pipe.close()
     if kind == "judged":
         number, accuracy = content
-        worker.pipe.send(source.report(task, number, accuracy))
+        goes_on = source.report(task, number, accuracy)
+        with suppress(OSError):
+            worker.pipe.send(goes_on)
         if watcher is not None:
             watcher.evaluated(task, number, accuracy)
         return
-    worker.task = None
-    if kind == "interrupted":
+    if kind == "full":
+        raise StudyError(f"{content[0]}; what had finished before is kept, and the same command goes on from there")
+    if time_is_up and kind in ("interrupted", "lost"):
+        _leave(worker, source, watcher)
+    elif kind == "interrupted":
         raise KeyboardInterrupt
-    if kind == "failed":
-        source.failed(task, content[0])
-        outcome = content[0]
+    elif kind in ("failed", "lost"):
+        _give_up(task, content[0], source, watcher, lost=kind == "lost")
     else:
-        row, ended = content
-        source.done(task, row, ended)
-        outcome = f"{100 * row['accuracy']:.2f} %" if "accuracy" in row else "measured"
-        outcome += " (ended early)" if ended else ""
+        _keep(task, *content, source=source, watcher=watcher)
+    worker.task = None
+
+
+def _give_up(task: Task, reason: str, source: Source, watcher: Watcher | None, *, lost: bool) -> None:
+    source.failed(task, reason, lost=lost)
     if watcher is not None:
-        watcher.finished(task, outcome)
+        (watcher.lost if lost else watcher.finished)(task, reason)
+
+
+def _keep(task: Task, row: dict[str, Any], ended: bool, *, source: Source, watcher: Watcher | None) -> None:
+    source.done(task, row, ended)
+    outcome = f"{100 * row['accuracy']:.2f} %" if "accuracy" in row else "measured"
+    if watcher is not None:
+        watcher.finished(task, outcome + (" (ended early)" if ended else ""))
 
 
 @contextmanager
@@ -251,7 +286,7 @@ def _one_thread() -> Iterator[None]:
 def _hire(place: Place) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, place), daemon=True)
+    process = context.Process(target=work, args=(theirs, place.folder, place.data_dir), daemon=True)
     try:
         with _one_thread():
             process.start()
@@ -271,41 +306,3 @@ def _dismiss(crew: list[_Worker]) -> None:
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()
-
-
-def _work(pipe: Connection, place: Place) -> None:
-    """One worker: cells until the pipe closes. While a cell trains, a signal ends it between two steps."""
-    import logging
-    import warnings
-
-    import torch
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    logging.getLogger("dpkfc").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")  # what a plan has to warn of stands in the row
-    while True:
-        try:
-            run, watched = pipe.recv()
-            pipe.send(_outcome(run, watched, pipe, place))
-        except (EOFError, OSError):
-            return  # the study has ended
-
-
-def _outcome(run: Run, watched: bool, pipe: Connection, place: Place) -> tuple[Any, ...]:
-    def report(number: int, accuracy: float) -> bool:
-        pipe.send(("judged", number, accuracy))
-        return bool(pipe.recv())
-
-    folder, public = place.folder / "runs", place.folder / "public"
-    try:
-        row = run.measuring()(run, folder, data_dir=place.data_dir, public=public, report=report if watched else None)
-        return "done", row, False
-    except Ended as ended:
-        return ("done", ended.row, True) if ended.asked else ("interrupted",)
-    except (EOFError, BrokenPipeError, ConnectionError):
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())
-        return "failed", text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 
 from rich.console import Console
@@ -11,9 +12,13 @@ from dpkfc.studies.pool import Task
 
 __all__ = ["StudyProgress"]
 
+_LOG = logging.getLogger(__name__)
+
 
 class StudyProgress:
     """A bar of finished cells, and a line for each that ends. Use it in a `with`.
+
+    Cells that were stopped because the time was up are named afterwards, in a warning that is there without a bar too.
 
     Args:
         total: cells there will be, those that are done included; None where not known.
@@ -33,6 +38,7 @@ class StudyProgress:
         )
         self._bar = self._progress.add_task("cells", total=total, completed=done, now="")
         self._now: dict[str, str] = {}
+        self._stopped: list[str] = []
 
     def started(self, task: Task) -> None:
         """A cell has begun."""
@@ -44,10 +50,21 @@ class StudyProgress:
 
     def finished(self, task: Task, outcome: str) -> None:
         """A cell has ended."""
+        self._end(task, outcome, advance=1)
+
+    def lost(self, task: Task, reason: str) -> None:
+        """A cell was lost to the machine: its place is still open."""
+        self._end(task, f"lost to the machine: {reason}", advance=0)
+
+    def out_of_time(self, task: Task) -> None:
+        """A cell was stopped because the time was up."""
+        self._end(task, "stopped, the time is up", advance=0)
+        self._stopped.append(_what(task))
+
+    def _end(self, task: Task, outcome: str, *, advance: int) -> None:
         self._now.pop(task.run.hash, None)
-        what = f"{task.run.recipe} {task.label or task.run.method}, seed {task.run.seed}, {task.run.evaluate_on}"
-        self._progress.console.print(f"{what}: {outcome}", highlight=False)
-        self._progress.update(self._bar, advance=1, now=self._line())
+        self._progress.console.print(f"{_what(task)}: {outcome}", highlight=False)
+        self._progress.update(self._bar, advance=advance, now=self._line())
 
     def _show(self, task: Task, text: str) -> None:
         self._now[task.run.hash] = f"{task.label or task.run.method} {text}"
@@ -64,3 +81,12 @@ class StudyProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+        if self._stopped:
+            _LOG.warning(
+                "the time given was up: stopped %s; what had finished is kept, and the same command goes on, which begins the "
+                "stopped ones anew", "; ".join(self._stopped),
+            )  # fmt: skip
+
+
+def _what(task: Task) -> str:
+    return f"{task.run.recipe} {task.label or task.run.method}, seed {task.run.seed}, {task.run.evaluate_on}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ __all__ = ["resolved"]
 _NAMED = re.compile(r"@(?P<recipe>[\w-]+):(?P<count>\d+)")
 _SEED = 0
 
+_LOG = logging.getLogger(__name__)
+
 
 def resolved(name: Any, folder: Path, data_dir: str = "") -> str:
-    """The file of public examples behind a name; the file is made when it is not there.
+    """The file of public examples behind a name; the file is made when it is not there, or not whole.
 
     Args:
         name: `@RECIPE:N`, N training images of that recipe chosen by a public seed, or `@cifar100:N`, which no recipe trains on;
@@ -33,9 +36,22 @@ def resolved(name: Any, folder: Path, data_dir: str = "") -> str:
         return str(name)
     recipe, count = found["recipe"], int(found["count"])
     path = folder / f"{recipe}-{count}.safetensors"
-    if not path.is_file():
+    if not _is_whole(path, count):
+        if path.exists():
+            _LOG.warning("public examples %s: the file is damaged and is made again", path)
         _write(path, recipe, count, data_dir)
     return str(path)
+
+
+def _is_whole(path: Path, count: int) -> bool:
+    """Whether a file holds so many examples, by its header and its length."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as held:
+            return all(held.get_slice(name).get_shape()[:1] == [count] for name in ("inputs", "labels"))
+    except (OSError, SafetensorError):
+        return False
 
 
 def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:

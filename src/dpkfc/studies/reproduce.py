@@ -14,6 +14,8 @@ from dpkfc.recipes.base import find_recipe, run_config
 from dpkfc.recipes.datasets.errors import DatasetError
 from dpkfc.report.run_folder import placed
 from dpkfc.studies.cell import Plain, Run
+from dpkfc.studies.clock import minutes_left
+from dpkfc.studies.closing import reported
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.listed import Listed
 from dpkfc.studies.pool import Place, Task, drive
@@ -157,13 +159,14 @@ def reproduce(
         tuned: results files of tuning studies.
         everything: also cells that need more than a few cores.
         workers: cells at once.
-        budget_minutes: no cell is started that would not end in time.
+        budget_minutes: no cell is started that would not end in time, and those that run when it is up are stopped.
         console: where progress is drawn.
 
     Raises:
-        StudyError: an unknown table or column, no seeds, or a file that cannot be used.
+        StudyError: an unknown table or column, no seeds, a file that cannot be used, or a full disk.
         KeyboardInterrupt: interrupted; reports of what has finished are written before.
     """
+    left = minutes_left(budget_minutes)
     if not seeds:
         raise StudyError("seeds = 0: every cell needs one run or more")
     tables = [load(name) for name in names]
@@ -178,16 +181,18 @@ def reproduce(
     with Store(results or folder / "results.json") as store:
         source = Listed(tasks, store, lambda run: tuning.row(run) is not None)
         _leave_out_what_has_no_data(source, data_dir)
-        try:
-            with StudyProgress(source.total, done=source.done_before, console=console) as progress:
-                drive(
-                    source, Place(folder, data_dir), workers=workers, budget_minutes=budget_minutes,
-                    expected=expected_seconds(store), watcher=progress,
-                )  # fmt: skip
-        finally:
-            found = {table.name: outcomes(table, store, tuning, seeds, source.failures) for table in tables}
+        found: dict[str, list[Outcome]] = {}
+
+        def report() -> None:
             for table in tables:
+                found[table.name] = outcomes(table, store, tuning, seeds, source.failures)
                 _write(folder, table, found[table.name])
+
+        with reported(report), StudyProgress(source.total, done=source.done_before, console=console) as progress:
+            drive(
+                source, Place(folder, data_dir), workers=workers, budget_minutes=left(), expected=expected_seconds(store),
+                watcher=progress,
+            )  # fmt: skip
     return found
 
 

@@ -16,7 +16,15 @@ from dpkfc.studies.errors import StudyError
 __all__ = ["Store"]
 
 KIND, VERSION = "dpkfc study", 1
-_NEEDED = {"run": dict, "accuracy": float, "epsilon": float, "steps": int, "noise_multiplier": float}
+_FLOAT = (float, int)
+_NEEDED: Mapping[str, Any] = {"run": dict, "accuracy": _FLOAT, "epsilon": _FLOAT, "steps": int, "noise_multiplier": _FLOAT}
+_OF_FIGURES: Mapping[str, Mapping[str, Any]] = {  # by measure; rows of another one may hold anything
+    "dpkfc.studies.figures.course:measured": {"hash": str, "checkpoints": list, "sizes": dict, "epsilon": _FLOAT, "steps": int},
+    "dpkfc.studies.figures.mean_field:measured": {
+        "hash": str, "networks": list, "contraction": list, "seeds": int, "examples": int,
+    },
+}  # fmt: skip
+_OF_CHECKPOINTS = {"step", "layers", "signal", "density"}
 
 _LOG = logging.getLogger(__name__)
 
@@ -111,9 +119,15 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 def _is_row(row: Any) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get("run"), dict):
         return False
-    if row["run"].get("measure"):  # a figure has rows of its own
-        return True
-    return all(isinstance(row.get(name), (kind, int) if kind is float else kind) for name, kind in _NEEDED.items())
+    measure = row["run"].get("measure")  # a figure has rows of its own
+    needed = _OF_FIGURES.get(str(measure), {}) if measure else _NEEDED
+    if not all(isinstance(row.get(name), kind) and row[name] not in ([], {}) for name, kind in needed.items()):
+        return False
+    return not (measure and "checkpoints" in needed) or all(_is_checkpoint(one) for one in row["checkpoints"])
+
+
+def _is_checkpoint(one: Any) -> bool:
+    return isinstance(one, dict) and one.keys() >= _OF_CHECKPOINTS and isinstance(one["layers"], dict)
 
 
 def _locked(path: Path) -> TextIO | None:

@@ -12,6 +12,8 @@ from typing import Any
 from dpkfc.studies.arms import Arm, arms_for
 from dpkfc.studies.begun import Begun
 from dpkfc.studies.cell import Plain, Run
+from dpkfc.studies.clock import minutes_left
+from dpkfc.studies.closing import reported
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.pool import Place, Task, drive
 from dpkfc.studies.progress import Console, StudyProgress
@@ -119,13 +121,16 @@ class Trials:
 
     def __init__(self, searches: Sequence[Search], store: Store) -> None:
         self._searches, self._store = list(searches), store
-        self.failures: dict[str, str] = {}
-        self.out_of_time = False
 
     @property
     def over(self) -> bool:
         """Whether every trial has ended."""
         return all(search.over for search in self._searches)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Trials that could not be run, now or in an earlier call, and why."""
+        return {f"{one.arm.label}, trial {key}": why for one in self._searches for key, why in one.failures().items()}
 
     def next(self, fits: Callable[[Run], bool]) -> Task | None:
         """The next trial of the search that has begun the fewest blocks."""
@@ -134,7 +139,6 @@ class Trials:
             return self._once_more(fits)
         search = min(waiting, key=lambda one: one.begun // BLOCK)
         if not fits(search.run({}, seed=SEED, evaluate_on="validation")):
-            self.out_of_time = True
             return None
         key, run = search.ask()
         return Task(run, tag=(search, key), watched=search.kind == "tpe", label=search.arm.name)
@@ -161,11 +165,10 @@ class Trials:
         self._store.put(task.run, {**row, "tag": tag})
         search.tell(key, row["accuracy"], ended)
 
-    def failed(self, task: Task, reason: str) -> None:
-        """A trial that could not be run counts, and says nothing about its arm."""
+    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+        """A trial that cannot be run counts and says nothing about its arm; one that was lost is tried again."""
         search, key = task.tag
-        self.failures[f"{search.arm.label}, trial {key}"] = reason
-        search.tell(key, None)
+        (search.lose if lost else search.fail)(key, reason)
 
 
 def expected_seconds(store: Store) -> Callable[[Run], float | None]:
@@ -200,16 +203,17 @@ def tune(
         folder: for results, trials, ledgers and report.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         workers: trials at once.
-        budget_minutes: no trial is started that would not end in time.
+        budget_minutes: no trial is started that would not end in time, and those that run when it is up are stopped.
         console: where progress is drawn.
 
     Raises:
-        StudyError: Optuna is missing, or a file of the folder cannot be used.
+        StudyError: Optuna is missing, a file of the folder cannot be used, or the disk is full.
         DatasetError: missing or damaged data.
         ConfigError: settings that do not go together.
         KeyboardInterrupt: interrupted; the report of what has finished is written before.
     """
     load_optuna()
+    left = minutes_left(budget_minutes)
     given = {**settings.settings, **({"data_dir": data_dir} if data_dir else {})}
     common = {**settings.settings, "validation_size": validation_size(settings.recipe, given)}
     arms = settings.arms()
@@ -227,16 +231,18 @@ def tune(
         source = Trials(found, store)
         place = Place(folder, data_dir)
         total = sum(search.trials for search in found)
-        try:
-            with StudyProgress(total, done=sum(search.begun for search in found), console=console) as progress:
-                drive(
-                    source, place, workers=workers, budget_minutes=budget_minutes, expected=expected_seconds(store),
-                    watcher=progress,
-                )  # fmt: skip
-        finally:
-            tuned = _tuned(settings, found, source, law, place)
-            tuned.write(folder)
-    return tuned
+        made: list[Tuned] = []
+
+        def report() -> None:
+            made.append(_tuned(settings, found, source, law, place))
+            made[-1].write(folder)
+
+        begun = sum(search.begun for search in found)
+        with reported(report), StudyProgress(total, done=begun, console=console) as progress:
+            drive(
+                source, place, workers=workers, budget_minutes=left(), expected=expected_seconds(store), watcher=progress,
+            )  # fmt: skip
+    return made[-1]
 
 
 def _check_terms(store: Store, study: TuneSettings, arms: Sequence[Arm], common: Mapping[str, Plain]) -> None:

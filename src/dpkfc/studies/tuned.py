@@ -133,7 +133,7 @@ class Tuned:
             count = "secret" if secret else f"{arm.trials} ({arm.pruned} pruned, {arm.failed} failed)"
             lines.append(f"| {name} | {percent(arm.accuracy)} | {count} | {settings_text(arm.params)} |")
         if not self.complete:
-            lines += ["", "Not finished: some methods have had fewer trials than others. The same command goes on."]
+            lines += ["", "Not finished: some trials are still to run, of some methods perhaps more. The same command goes on."]
         if self.failures:
             lines += ["", "Trials that could not be run" + (" (not to be published):" if secret else ":"), ""]
             lines += [f"- {name}: {why}" for name, why in self.failures.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,14 +10,16 @@ from pathlib import Path
 import torch
 
 from dpkfc.report.run_folder import placed
+from dpkfc.studies.clock import Clock, TimeIsUp
 from dpkfc.studies.federated.cell import FederatedRun
 from dpkfc.studies.federated.features import features_of, small_features
 from dpkfc.studies.federated.report import figure, tables
 from dpkfc.studies.federated.study import ARMS, Study, work
-from dpkfc.studies.pool import Clock
 from dpkfc.studies.store import Store
 
 __all__ = ["NAME", "SMOKE", "STUDY", "TITLE", "reported"]
+
+_LOG = logging.getLogger(__name__)
 
 NAME, TITLE = "dp-fedsofim", "DP-FedSOFIM: a linear head on frozen features, 20 clients, with matched controls"
 STUDY = Study(seeds={"cifar10": 5, "mnist": 3, "pneumoniamnist": 3})
@@ -40,7 +43,7 @@ def reported(
         folder: of networks, features, report and picture; an earlier one is taken up again.
         results: file of the rows; None for one in the folder.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
-        budget_minutes: no cell is started that would not end in time.
+        budget_minutes: no cell is started that would not end in time, and one that runs when it is up is stopped.
         told: takes a line after every cell.
 
     Returns:
@@ -56,8 +59,20 @@ def reported(
     with Store(results or folder / f"{NAME}-results.json") as store:
         clock = Clock(budget_minutes, partial(_expected, store))
         torch.set_num_threads(1)
+        begun: list[FederatedRun] = []
+
+        def fits(run: FederatedRun) -> bool:
+            begun.extend([run] if (found := clock.fits(run)) else [])
+            return found
+
         try:
-            work(study, store, features, lambda name, run, accuracy: told(_line(name, run, accuracy)), clock.fits)
+            with clock.stopping():
+                work(study, store, features, lambda name, run, accuracy: told(_line(name, run, accuracy)), fits)
+        except TimeIsUp:
+            _LOG.warning(
+                "the time given was up: stopped %s; what had finished is kept, and the same command goes on, which begins the "
+                "stopped one anew", _where(begun[-1]),
+            )  # fmt: skip
         finally:
             torch.set_num_threads(threads)
             placed(page, lambda part: part.write_text(f"# {TITLE}\n\n{tables(study, store)}\n", "utf-8"))
@@ -72,5 +87,8 @@ def _expected(store: Store, run: FederatedRun) -> float | None:
 
 
 def _line(name: str, run: FederatedRun, accuracy: float) -> str:
-    where = f"{run.task}, {run.partition}, ε = {run.epsilon:g}, seed {run.seed}"
-    return f"{where}: {ARMS[name].label}: {100 * accuracy:.2f} % ({run.evaluate_on})"
+    return f"{_where(run)}: {ARMS[name].label}: {100 * accuracy:.2f} % ({run.evaluate_on})"
+
+
+def _where(run: FederatedRun) -> str:
+    return f"{run.task}, {run.partition}, ε = {run.epsilon:g}, seed {run.seed}"

@@ -12,6 +12,7 @@ from dpkfc.recipes.config import nearest
 from dpkfc.report.plots import save
 from dpkfc.report.run_folder import placed
 from dpkfc.studies.cell import Plain, Run
+from dpkfc.studies.closing import reported
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.figures import landscape
 from dpkfc.studies.listed import Listed
@@ -180,11 +181,11 @@ def reproduce_figures(
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         small: seconds instead of minutes, on the digits: to see that everything goes together.
         workers: cells at once.
-        budget_minutes: no cell is started that would not end in time.
+        budget_minutes: no cell is started that would not end in time, and those that run when it is up are stopped.
         console: where progress is drawn.
 
     Raises:
-        StudyError: an unknown figure, or a folder that cannot be used.
+        StudyError: an unknown figure, a folder that cannot be used, or a full disk.
         KeyboardInterrupt: interrupted; figures of what has finished are written before.
     """
     figures = list({figure.name: figure for name in names if (figure := find(name)) is not None}.values())
@@ -192,15 +193,16 @@ def reproduce_figures(
     with Store(results or folder / "results.json") as store:
         source = Listed(map(Task, runs), store)
         made: dict[str, Made] = {}
-        try:
-            with StudyProgress(source.total, done=source.done_before, console=console) as progress:
-                drive(
-                    source, Place(folder, data_dir), workers=workers, budget_minutes=budget_minutes,
-                    expected=expected_seconds(store), watcher=progress,
-                )  # fmt: skip
-        finally:
+
+        def report() -> None:
             for figure in figures:
                 made[figure.name] = _made(figure, folder, store, source.failures, small)
+
+        with reported(report), StudyProgress(source.total, done=source.done_before, console=console) as progress:
+            drive(
+                source, Place(folder, data_dir), workers=workers, budget_minutes=budget_minutes,
+                expected=expected_seconds(store), watcher=progress,
+            )  # fmt: skip
     return made
 
 
