@@ -6,6 +6,7 @@ behind and the whole batch can be done again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ from dpkfc.gradients.views import augmented, check_augment
 from dpkfc.gradients.watch import differences, partners
 from dpkfc.metric import Metric
 
-__all__ = ["HERE", "MOST", "At", "LossFn", "Rows", "check_examples", "clipped_sum"]
+__all__ = ["HERE", "MOST", "At", "LossFn", "Rows", "check_examples", "clipped_sum", "looked_at"]
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
@@ -66,9 +67,18 @@ class At:
 
 HERE = At()
 
-MOST = 32  # examples of a batch that are looked at together
+MOST = 32  # examples of a batch that are looked at together, at most
 _FEW = 6  # those whose gradients are compared
 _SOME = 3  # rows that do not all happen to be broken
+
+
+def looked_at(expected_batch_size: int, max_physical_batch_size: int | None) -> int:
+    """Examples that are looked at together: as many as a batch of the run may well have, so that they fit into memory.
+
+    Of batches drawn by Poisson sampling one in forty has more than B + 2√B.
+    """
+    usual = math.ceil(expected_batch_size + 2 * math.sqrt(expected_batch_size))
+    return max(2, min(MOST, usual, max_physical_batch_size or MOST))
 
 
 @contextmanager
