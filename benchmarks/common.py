@@ -45,7 +45,7 @@ def _commit() -> str | None:
     try:
         here = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 30, "check": True}
         name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **here).stdout.strip()  # noqa: S607
-        changed = subprocess.run(["git", "status", "--porcelain", "--", "../src", "."], **here).stdout.strip()  # noqa: S607
+        changed = subprocess.run(["git", "status", "--porcelain", "--", "../src", ":(glob)*.py"], **here).stdout.strip()  # noqa: S607
     except (OSError, subprocess.SubprocessError):
         return None
     return name + ("+" if changed else "")
