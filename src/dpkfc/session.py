@@ -31,7 +31,7 @@ from dpkfc.gradients.agreement import check_alike, check_in_step
 from dpkfc.gradients.distributed import RankLost, Ranks
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.memory import MicroBatchSize
-from dpkfc.gradients.micro import At, LossFn, check_examples, clipped_sum, looked_at
+from dpkfc.gradients.micro import MOST, At, LossFn, check_examples, clipped_sum, looked_at
 from dpkfc.gradients.random_state import fresh_seed
 from dpkfc.gradients.update import check_moved, check_optimizer, check_unchanged, traces
 from dpkfc.gradients.watch import Watch
@@ -231,8 +231,8 @@ class Session:
     def _check_once(self, batch: Batch, loss_fn: LossFn) -> None:
         """Before the first release of a loss in a mode: does the tape agree with plain autograd on examples of this batch?"""
         drawn = batch.drawn if batch.drawn.ndim == 1 else batch.drawn[:, 0]
-        most = looked_at(self.plan.expected_batch_size, self._size.bound)
-        check = partial(check_examples, self.model, self.layers, loss_fn, filled=most)
+        most, usual = max(2, min(MOST, self._size.bound or MOST)), looked_at(self.plan.expected_batch_size, self._size.bound)
+        check = partial(check_examples, self.model, self.layers, loss_fn, filled=usual)
         check = partial(check, augment=self._augment, all_rows=self._divided)
         reader = partial(readings, self._dataset, drawn, self._collate_fn)
         seed = partial(int, self._step) if self.plan.test_mode else fresh_seed

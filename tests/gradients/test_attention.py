@@ -78,6 +78,7 @@ def test_dropout_of_attention_weights_is_that_of_the_call(weights: bool) -> None
         def forward(self, x: Tensor) -> Tensor:
             x = self.drop(self.first(x))
             read, shown = self.inner(x, x, x, need_weights=weights)
+            read = self.drop(read)  # draws after the call that is repeated
             return read if shown is None else torch.cat([read, shown], 2)
 
     model, batch = Encoder().double(), (randn(N, T, 3),)

@@ -69,13 +69,14 @@ HERE = At()
 
 MOST = 32  # examples of a batch that are looked at together, at most
 _FEW = 6  # those whose gradients are compared
+_EIGHT = 8  # a batch beyond the usual is filled up to a multiple of it, so that few graphs are compiled
 _SOME = 3  # rows that do not all happen to be broken
 
 
 def looked_at(expected_batch_size: int, max_physical_batch_size: int | None) -> int:
-    """Examples that are looked at together: as many as a batch of the run may well have, so that they fit into memory.
+    """Rows that a look is filled up to: as many as a batch of the run may well have, so that they fit into memory.
 
-    Of batches drawn by Poisson sampling one in forty has more than B + 2√B.
+    Of batches drawn by Poisson sampling one in forty has more than B + 2√B; all rows of such a one are looked at when it comes.
     """
     usual = math.ceil(expected_batch_size + 2 * math.sqrt(expected_batch_size))
     return max(2, min(MOST, usual, max_physical_batch_size or MOST))
@@ -260,7 +261,8 @@ def check_examples(
             if all_rows or not is_out_of_memory(error):
                 raise
         if count > 1:
-            sizes = (few,) if all_rows else (max(count, filled), few)
+            together = filled if count <= filled or not filled else -(-count // _EIGHT) * _EIGHT
+            sizes = (few,) if all_rows else (max(count, together), few)
             cycled = partial(_cycled, moved, count)
             check_losses_of_rows(model, device, loss, cycled, sizes, divided=all_rows, collated_at_random=random)
         if not shown and count >= _SOME:
