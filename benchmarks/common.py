@@ -83,6 +83,21 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
     return {name: round(value, 3) for name, value in values.items()} | {"steps": len(ms)}
 
 
+def judged(ratio: float, goal: float | None = None, *, least: bool = False) -> str:
+    """A ratio with its goal and whether it is met, as `1.04 (≤ 1.05 ✓)`; a third digit where two do not tell it from the goal.
+
+    Args:
+        ratio: what was measured.
+        goal: what it may be at most, None for no goal.
+        least: what it has to be at least.
+    """
+    if goal is None:
+        return f"{ratio:.2f}"
+    met = ratio >= goal if least else ratio <= goal
+    digits = 3 if abs(ratio - goal) < 0.01 else 2
+    return f"{ratio:.{digits}f} ({'≥' if least else '≤'} {goal:g} {'✓' if met else '✗'})"
+
+
 class MemoryWatch:
     """Resident memory of this process above what it was when the watch began, in MiB.
 

@@ -232,14 +232,8 @@ def materialised(setting: Setting) -> Contender:
     )
 
 
-CONTENDERS: dict[str, tuple[str, Callable[[Setting], Contender]]] = {
-    "plain": ("plain SGD", plain),
-    "dp_sgd": ("DP-SGD", dp_sgd),
-    "dp_kfc_inputs": ("DP-KFC", dp_kfc_inputs),
-    "dp_kfc": ("DP-KFC, both sides", dp_kfc),
-    "opacus_hooks": ("Opacus hooks", opacus_hooks),
-    "opacus_ghost": ("Opacus ghost", opacus_ghost),
-    "materialised": ("K-FAC on materialised gradients", materialised),
+CONTENDERS: dict[str, Callable[[Setting], Contender]] = {
+    f.__name__: f for f in (plain, dp_sgd, dp_kfc_inputs, dp_kfc, opacus_hooks, opacus_ghost, materialised)
 }
 
 

@@ -85,10 +85,11 @@ def _unlike(results: Mapping[str, Any]) -> str:
 
 
 def speed() -> str:
-    import speed as benchmark
+    import speed_tables
 
     results = read_json(RESULTS / "speed.json")
-    return benchmark.table(results) + "\n\n" + machine(results) if results else missing("make bench")
+    every = speed_tables.every_model()
+    return speed_tables.table(results, every) + "\n\n" + machine(results) if results else missing("make bench")
 
 
 def accuracy() -> str:

@@ -1,0 +1,69 @@
+"""What the tables of the speed benchmark judge, and by which goals; the numbers are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+NAMES = ("plain", "dp_sgd", "dp_kfc_inputs", "dp_kfc", "opacus_hooks", "opacus_ghost")
+GOALS = {  # of the issue: DP-KFC ÷ DP-SGD, DP-SGD ÷ plain, DP-KFC ÷ Opacus hooks, DP-KFC ÷ Opacus ghost
+    "mnist-cnn": (1.05, 1.4, 0.45, 0.7), "wrn-16-4": (1.05, 1.4, 0.45, 0.7), "mlp": (1.05, None, None, 0.7),
+    **dict.fromkeys(("encoder-256", "encoder-512", "bert-base", "bert-base-lora", "gpt2-small", "gpt2-small-lora",
+                     "llama-1b-lora"), (1.15, 1.2, 0.6, 0.7)),
+}  # fmt: skip
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return pytest.importorskip("speed_tables")
+
+
+def timing(ms: float, **more: Any) -> dict[str, Any]:
+    return {"median_ms": ms, "quartile_low_ms": 0.9 * ms, "quartile_high_ms": 1.2 * ms, "min_ms": ms, "steps": 15, **more}
+
+
+def entry(title: str = "a model", **paired: Any) -> dict[str, Any]:
+    pairs = {name.replace("__", " / "): ratio for name, ratio in paired.items()}
+    return {"title": title, "batch_size": 8, "contenders": {name: timing(10.0) for name in NAMES}, "paired": pairs}
+
+
+def cells(text: str, heading: str) -> list[dict[str, str]]:
+    """The rows of the table below a heading, by the names of their columns."""
+    lines = text.split(heading, 1)[1].split("\n\n")[1].splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize("model", GOALS)
+def test_every_model_is_held_against_the_goals_of_its_kind(tables: ModuleType, model: str):
+    found = tables.kind(model)
+    pairs = (("dp_kfc_inputs", "dp_sgd"), ("dp_sgd", "plain"), ("dp_kfc_inputs", "opacus_hooks"), ("dp_kfc", "opacus_ghost"))
+    assert tuple(tables.TIMES[pair].get(found) for pair in pairs) == GOALS[model]
+    assert (tables.REFRESH[found], tables.MEMORY[found]) == (0.05, 1.25)
+    on_card = tables.kind(model, card=True)
+    assert tuple(tables.TIMES[pair].get(on_card) for pair in pairs) == (1.15, 1.25, 0.5, 0.7)
+    assert (tables.REFRESH[on_card], tables.MEMORY[on_card]) == (0.03, 1.25)
+
+
+def test_a_missed_goal_is_marked_and_a_model_without_numbers_keeps_its_row(tables: ModuleType):
+    models = {"wrn-16-4": entry("WRN", dp_kfc__dp_sgd=1.3, dp_sgd__plain=1.3)}
+    text = tables.table({"models": models}, {"wrn-16-4": ("WRN", 8), "llama-1b-lora": ("Llama", 2)})
+    wrn, llama = cells(text, "Ratios of time (goal)")
+    assert wrn["DP-KFC, both sides ÷ DP-SGD"].endswith("(≤ 1.05 ✗)") and wrn["DP-SGD ÷ plain SGD"].endswith("(≤ 1.4 ✓)")
+    assert llama["model"] == "Llama" and set(llama.values()) == {"Llama", "–"}
+    assert cells(text, "Milliseconds")[1]["model (batch)"] == "Llama (2)"
+    assert "✗" not in tables.table({"models": {"smoke-cnn": entry("tiny", dp_kfc__dp_sgd=9.0)}})
+
+
+def test_a_refresh_is_judged_from_the_whole_probe_and_from_a_part_of_it(tables: ModuleType):
+    model = entry("encoder")
+    model["contenders"]["dp_kfc"] = timing(10.0, refresh_ms=100.0, averaged_refresh_ms=20.0)
+    model["contenders"]["dp_kfc_inputs"] = timing(10.0, refresh_ms=20.0)
+    inputs, both = cells(tables.table({"models": {"encoder-256": model}}), "A refresh in 50 steps")
+    assert list(both.values())[2:] == ["100", "16.7 % ✗", "20", "3.8 % ✓"]
+    assert list(inputs.values())[2:] == ["20", "3.8 % ✓", "–", "–"]
