@@ -15,7 +15,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,17 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import (
-    RESULTS,
-    CardWatch,
-    MemoryWatch,
-    hardware,
-    load_average,
-    now,
-    read_json,
-    summary,
-    write_json,
-)
+from common import RESULTS, hardware, load_average, now, read_json, summary, write_json
+from memory import alone, peaks
 from speed_tables import EVERY, OURS, TIMES, every_model, table
 
 OUTPUT = RESULTS / "speed.json"
@@ -102,64 +92,10 @@ def _paired(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 def measure_memory(case_name: str, names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
     """Each contender alone in a process of its own, one after another."""
-    found = {}
-    for name in names:
-        command = [
-            sys.executable,
-            __file__,
-            "--memory-of",
-            name,
-            "--only",
-            case_name,
-            "--threads",
-            str(arguments.threads),
-        ]
-        command += ["--ffn-ratio", str(arguments.ffn_ratio), "--device", arguments.device] + ["--smoke"] * arguments.smoke
-        command += [] if arguments.batch_size is None else ["--batch-size", str(arguments.batch_size)]
-        # Freed blocks go back to the system at once, for all alike, so that resident memory is live memory.
-        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            found[name] = json.loads(done.stdout.splitlines()[-1])
-        else:
-            found[name] = {"not_available": (done.stderr.strip().splitlines() or ["no message"])[-1][:300]}
-    return found
-
-
-def memory_of(name: str, case: Any, steps: int = 4, device: str = "cpu") -> dict[str, Any]:
-    """Peak of the first step (with the first refresh, where there is one) and of the steps after it."""
-    import torch
-
-    from contenders import CONTENDERS, setting_for
-
-    with tempfile.TemporaryDirectory() as folder:
-        contender = CONTENDERS[name](setting_for(case, Path(folder), device))
-        _wake_libraries(device)
-        gc.collect()
-        watch = MemoryWatch() if device == "cpu" else CardWatch()
-        contender.step()
-        first = watch.peak()
-        gc.collect()
-        watch.reset()
-        for _ in range(steps):
-            contender.step()
-        later = watch.peak()
-        contender.close()
-    return {"first_step_mib": first, "extra_mib": later, "threads": torch.get_num_threads()}
-
-
-def _wake_libraries(device: str) -> None:
-    """Kernels and thread pools load before the watch begins."""
-    import torch
-
-    x = torch.randn(256, 256, requires_grad=True, device=device)
-    image, kernel = (torch.randn(size, requires_grad=True, device=device) for size in ((2, 4, 8, 8), (4, 4, 3, 3)))
-    (x @ x).sum().backward()
-    torch.nn.functional.conv2d(image, kernel).sum().backward()
-    torch.bmm(x.detach().view(4, 64, 256), x.detach().view(4, 256, 64))
-    torch.linalg.eigh(x.detach() @ x.detach().T)
-    torch.linalg.qr(x.detach())
-    torch.fft.ifft2(torch.fft.fft2(image.detach()))
+    given = ["--only", case_name, "--threads", str(arguments.threads), "--device", arguments.device]
+    given += ["--ffn-ratio", str(arguments.ffn_ratio)] + ["--smoke"] * arguments.smoke
+    given += [] if arguments.batch_size is None else ["--batch-size", str(arguments.batch_size)]
+    return {name: alone([__file__, "--memory-of", name, *given]) for name in names}
 
 
 # -- command line ------------------------------------------------------------------------------------------------------
@@ -223,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"unknown: {', '.join(unknown)}; choose from {', '.join(there)}", file=sys.stderr)
             return 2
     if arguments.memory_of:
-        print(json.dumps(memory_of(arguments.memory_of, known[chosen[0]], device=arguments.device)))
+        print(json.dumps(peaks(CONTENDERS[arguments.memory_of], known[chosen[0]], arguments.device)))
         return 0
     writes = not arguments.smoke or arguments.output is not None
     results: dict[str, Any] = {"models": {}} | (read_json(path) if writes else {})

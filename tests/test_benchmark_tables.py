@@ -67,3 +67,19 @@ def test_a_refresh_is_judged_from_the_whole_probe_and_from_a_part_of_it(tables: 
     inputs, both = cells(tables.table({"models": {"encoder-256": model}}), "A refresh in 50 steps")
     assert list(both.values())[2:] == ["100", "16.7 % ✗", "20", "3.8 % ✓"]
     assert list(inputs.values())[2:] == ["20", "3.8 % ✓", "–", "–"]
+
+
+def test_the_goal_of_memory_is_held_against_the_highest_peak(tables: ModuleType):
+    model = entry("encoder")
+    model["memory"] = {
+        "plain": {"first_step_mib": 90.0, "extra_mib": 100.0},
+        "dp_sgd": {"first_step_mib": 200.0, "extra_mib": 120.0},  # a look at the examples
+        "dp_kfc_inputs": {"first_step_mib": 110.0, "extra_mib": 120.0, "refresh_mib": 300.0},
+        "opacus_hooks": {"first_step_mib": 400.0, "extra_mib": 400.0},
+    }
+    text = tables.table({"models": {"encoder-256": model}})
+    (peaks,), (ratios,) = cells(text, "Peak memory"), cells(text, "Ratios of memory")
+    assert (peaks["plain SGD"], peaks["DP-SGD"], peaks["DP-KFC"]) == ("100", "120; 200", "120; 300")
+    assert ratios["DP-SGD ÷ plain SGD"] == "1.20; 2.00 (≤ 1.25 ✗)"
+    assert ratios["DP-KFC ÷ plain SGD"] == "1.20; 3.00 (≤ 1.25 ✗)"
+    assert ratios["DP-KFC ÷ Opacus hooks"] == "0.30; 0.75"
