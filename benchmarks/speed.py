@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, load_average, now, read_json, summary, write_json
+from common import RESULTS, hardware, load_average, now, paired, read_json, summary, write_json
 from memory import alone, peaks
 from speed_tables import EVERY, OURS, TIMES, every_model, table
 
@@ -50,7 +50,7 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int, dev
                 entries[name] = {"not_available": f"{type(error).__name__}: {str(error)[:300]}"}
         gc.collect()
         gc.freeze()
-        seconds: dict[str, list[float]] = {name: [] for name in live}
+        seconds: dict[str, dict[int, float]] = {name: {} for name in live}
         processor: dict[str, list[float]] = {name: [] for name in live}
         order = random.Random(0)
         for number in range(warmup + rounds):
@@ -58,7 +58,7 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int, dev
                 built = live[name].built_at()
                 taken = timed(live[name].step, device)
                 if number >= warmup and live[name].built_at() == built:  # a step that refreshed is not a plain step
-                    seconds[name].append(taken[0])
+                    seconds[name][number] = taken[0]
                     processor[name].append(taken[1])
             gc.collect()
         refreshes = {n: [timed(c.refresh, device)[0] for _ in range(3)] for n, c in live.items() if c.refresh is not None}
@@ -67,26 +67,26 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int, dev
             contender.close()
         gc.unfreeze()
     for name, contender in live.items():
-        entries[name] = {**summary(seconds[name]), "processor_ms": round(1e3 * statistics.median(processor[name]), 3)}
-        if contender.note:
-            entries[name]["note"] = contender.note
-        if name in refreshes:
-            refresh = 1e3 * statistics.median(refreshes[name])
-            entries[name]["refresh_ms"] = round(refresh, 1)
-        if name in averaged:
-            refresh = 1e3 * statistics.median(averaged[name])
-            entries[name]["averaged_refresh_ms"] = round(refresh, 1)
-    paired = _paired(seconds)
-    return {"contenders": {name: entries[name] for name in names}, "paired": paired}
+        entries[name] = {**summary(list(seconds[name].values())), "processor_ms": _median_ms(processor[name])}
+        entries[name] |= {"note": contender.note} if contender.note else {}
+        for what, taken in (("refresh", refreshes), ("averaged_refresh", averaged)):
+            if name in taken:
+                entries[name] |= {f"{what}_ms": _median_ms(taken[name], 1)}
+                entries[name] |= {f"{what}_range_ms": [round(1e3 * end(taken[name]), 1) for end in (min, max)]}
+    return {"contenders": {name: entries[name] for name in names}, "paired": _ratios(seconds)}
 
 
-def _paired(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Median over rounds of the ratio within one round: what a slow drift of the machine cannot move."""
+def _median_ms(seconds: Sequence[float], digits: int = 3) -> float:
+    return round(1e3 * statistics.median(seconds), digits)
+
+
+def _ratios(seconds: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
+    """The ratios of `TIMES` over the rounds in which neither contender refreshed."""
     found = {}
     for top, bottom in TIMES:
-        if seconds.get(top) and seconds.get(bottom) and len(seconds[top]) == len(seconds[bottom]):
-            pairs = zip(seconds[top], seconds[bottom], strict=True)
-            found[f"{top} / {bottom}"] = round(statistics.median(a / b for a, b in pairs), 3)
+        own, base = seconds.get(top, {}), seconds.get(bottom, {})
+        if both := [number for number in own if number in base]:
+            found[f"{top} / {bottom}"] = paired([own[number] for number in both], [base[number] for number in both])
     return found
 
 

@@ -97,14 +97,17 @@ def table(results: Mapping[str, Any], expected: Mapping[str, tuple[str, int]] | 
 def _tables(entries: Mapping[str, Entry], card: bool = False) -> list[str]:
     """Times, their ratios, refreshes and memory of some models."""
     head = ["model (batch)", *TITLES.values()]
-    times = [[_label(e), *(_milliseconds(e["contenders"].get(name, {})) for name in TITLES)] for e in entries.values()]
-    parts = ["Milliseconds a step (median; + a refresh of the preconditioner)", markdown(head, times)]
-    judged_ones = [pair for pair, goals in TIMES.items() if goals]
-    parts += _ratios(entries, judged_ones, card, "Ratios of time (goal)")
-    parts += _ratios(entries, [pair for pair in TIMES if pair not in judged_ones], card, "Ratios of time without a goal")
+    times = [
+        [_label(e), *(_milliseconds(e["contenders"].get(name, {})) for name in TITLES), _rounds(e)] for e in entries.values()
+    ]
+    parts = ["Milliseconds a step (median; + a refresh of the preconditioner)", markdown([*head, "rounds"], times)]
+    with_goal, without = ([pair for pair, goals in TIMES.items() if bool(goals) is some] for some in (True, False))
+    parts += _ratios(entries, with_goal, card, "Ratios of time: median over rounds of the ratio within one [quartiles] (goal)")
+    parts += _ratios(entries, without, card, "Ratios of time without a goal")
+    parts += _amortised(entries)
     parts += _refreshes(entries, card)
     if any(entry.get("memory") for entry in entries.values()):
-        space = [[_label(e), *(_mebibytes(e.get("memory", {}).get(name, {})) for name in TITLES)] for e in entries.values()]
+        space = [[_label(e), *(mebibytes(e.get("memory", {}).get(name, {})) for name in TITLES)] for e in entries.values()]
         parts += ["Peak memory above the start, MiB: of steps; of the first step and refreshes too, where that is more"]
         parts += [markdown(head, space)]
         parts += _memory_ratios(entries, card)
@@ -121,11 +124,31 @@ def _ratios(entries: Mapping[str, Entry], pairs: Sequence[tuple[str, str]], card
         [entry["title"], *(_ratio(within(entry, *pair), TIMES[pair].get(kind(name, card))) for pair in pairs)]
         for name, entry in entries.items()
     ]
+    rows = [row for row in rows if any(TIMES[pair] for pair in pairs) or set(row[1:]) != {"–"}]  # a goal is owed an answer
     return [heading, markdown(["model", *(named(*pair) for pair in pairs)], rows)] if pairs else []
 
 
 def _ratio(found: Mapping[str, Any] | None, goal: float | None) -> str:
-    return "–" if found is None else judged(found["ratio"], goal)
+    return "–" if found is None else judged(found["ratio"], goal, found["quartiles"], rough=found.get("rough", False))
+
+
+def _amortised(entries: Mapping[str, Entry]) -> list[str]:
+    """The ratios of steps to which a share of a refresh is added."""
+    bottoms = ("dp_sgd", "plain", "opacus_hooks", "opacus_ghost")
+    pairs = [(top, bottom) for bottom in bottoms for top in OURS]
+    rows = []
+    for entry in entries.values():
+        found = [_with_refreshes(entry, *pair) for pair in pairs]
+        rows += [[entry["title"], *found]] if any(cell != "–" for cell in found) else []
+    head = ["model", *(named(*pair) for pair in pairs)]
+    return [f"The same with a refresh in {EVERY} steps", markdown(head, rows)] if rows else []
+
+
+def _with_refreshes(entry: Entry, top: str, bottom: str) -> str:
+    found, own = within(entry, top, bottom), entry["contenders"].get(top, {})
+    if found is None or "refresh_ms" not in own:
+        return "–"
+    return f"{found['ratio'] * (1 + own['refresh_ms'] / EVERY / own['median_ms']):.2f}"
 
 
 def _refreshes(entries: Mapping[str, Entry], card: bool) -> list[str]:
@@ -147,8 +170,9 @@ def _refresh(kfac: Mapping[str, Any], of: str, goal: float | None) -> tuple[str,
     """Its milliseconds, and what it takes of the time together with so many steps."""
     if of not in kfac:
         return "–", "–"
-    share = kfac[of] / (kfac[of] + EVERY * kfac["median_ms"])
-    return f"{kfac[of]:,.0f}", f"{100 * share:.1f} %" + ("" if goal is None else f" {'✓' if share <= goal else '✗'}")
+    share, *spread = (x / (x + EVERY * kfac["median_ms"]) for x in (kfac[of], *kfac.get(of.replace("_ms", "_range_ms"), ())))
+    told = f"{100 * share:.1f} %" + (f" [{100 * spread[0]:.1f}, {100 * spread[1]:.1f}]" if spread else "")
+    return f"{kfac[of]:,.0f}", told + ("" if goal is None else f" {'✓' if share <= goal else '✗'}")
 
 
 def _memory_ratios(entries: Mapping[str, Entry], card: bool) -> list[str]:
@@ -176,7 +200,14 @@ def _milliseconds(entry: Mapping[str, Any]) -> str:
     return f"{entry['median_ms']:,.1f}{refresh}"
 
 
-def _mebibytes(entry: Mapping[str, Any]) -> str:
+def _rounds(entry: Entry) -> str:
+    """How many steps stand behind a median."""
+    steps = sorted({timing["steps"] for timing in entry["contenders"].values() if "steps" in timing})
+    return " to ".join(str(n) for n in dict.fromkeys((steps[0], steps[-1]))) if steps else "–"
+
+
+def mebibytes(entry: Mapping[str, Any]) -> str:
+    """Peak of steps, and of all where that is more."""
     if "extra_mib" not in entry:
         return "n/a" if entry else "–"
     steps, all_in = (f"{mib:,.0f}" for mib in (entry["extra_mib"], highest(entry)))

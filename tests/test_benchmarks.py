@@ -32,7 +32,9 @@ def test_a_smoke_run_times_every_contender_and_writes_a_table(tmp_path: Path):
         assert timing["steps"] == 2 and timing["median_ms"] > 0, name
     kfc = entry["contenders"]["dp_kfc"]
     assert kfc["refresh_ms"] > 0
-    assert entry["paired"]["dp_kfc / plain"] > 0
+    assert kfc["refresh_range_ms"][0] <= kfc["refresh_ms"] <= kfc["refresh_range_ms"][1]
+    ratio = entry["paired"]["dp_kfc / plain"]
+    assert 0 < ratio["quartiles"][0] <= ratio["ratio"] <= ratio["quartiles"][1] and ratio["rounds"] == 2
     assert "Conv2d" in entry["contenders"]["opacus_ghost"]["note"]
     assert speed("--table", "--output", path).stdout == printed
 
