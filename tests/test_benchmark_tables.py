@@ -106,3 +106,25 @@ def test_kept_memory_has_ratios_and_goals_of_its_own(tables: ModuleType):
     kept = {"mnist-cnn": entry("CNN", dp_kfc__opacus_hooks=0.6)}
     text = tables.table({"models": {}, "kept": kept}).split("With freed memory kept")[1]
     assert cells(text, "Ratios of time")[0]["DP-KFC, both sides ÷ Opacus hooks"].endswith("(≤ 0.45 ✗)")
+
+
+def test_dp_ngd_with_views_is_owed_and_judged_on_wrn(tables: ModuleType):
+    import method_speed
+
+    ngd = {"base": "DP-SGD", "ratio": 1.6, "quartiles": [1.5, 1.7]}
+    wrn = {"title": "WRN", "batch_size": 32, "augmentations": 16, "methods": {"DP-NGD": {**ngd, "base": "DP-KFC"}}}
+    results: dict[str, Any] = {"models": {"wrn-16-4": wrn}}
+    row = "| DP-NGD, 16 views of each example | DP-SGD, 16 views |"
+    assert f"{row} – |" in method_speed.table(results)
+    results |= {"views": {"wrn-16-4": {**wrn, "methods": {"DP-NGD": ngd}}}}
+    assert f"{row} 1.60 [1.50, 1.70] (≤ 1.5 ✗) |" in method_speed.table(results)
+    results |= {"views on a card": {"wrn-16-4": {**wrn, "methods": {"DP-NGD": {**ngd, "ratio": 1.2}}}}}
+    assert "(≤ 1.3 ✓)" in method_speed.table(results).splitlines()[-1]
+
+
+def test_two_processes_are_judged_by_the_work_of_two_threads(tables: ModuleType):
+    import scale_ranks
+
+    done = {way: timing(10.0, efficiency=0.85, quartiles=[0.8, 0.9]) for way in scale_ranks.WAYS}
+    text = scale_ranks.table({"models": {"mlp": {"title": "MLP", "step": done, "refresh": done}}})
+    assert text.count("0.85 [0.80, 0.90] (≥ 0.9 ✗)") == 2

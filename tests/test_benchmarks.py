@@ -78,3 +78,11 @@ def test_a_card_that_is_not_there_is_named():
     assert done.returncode == 2 and "no card" in done.stderr and "--device" in done.stderr
     done = speed("--smoke", "--device", "cuda", "--kept", check=False)
     assert done.returncode == 2 and "--kept" in done.stderr
+
+
+def test_dp_ngd_is_timed_with_several_views_of_each_example():
+    options = ("--smoke", "--views", "--threads", 1)
+    done = forked.script(ROOT / "benchmarks" / "method_speed.py", *options, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    *_, row = done.stdout.strip().splitlines()
+    assert "DP-NGD, 2 views" in row and "DP-SGD, 2 views" in row and "[" in row
