@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, judged, load_average, markdown, now, paired, read_json, write_json
+from common import RESULTS, hardware, judged, load_average, machine, markdown, now, paired, read_json, write_json
 
 OUTPUT = RESULTS / "method_speed.json"
 # method: (what it is compared with, goal or None); goals are those of the issue that asked for the method
@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results |= {"date": now(), "hardware": hardware(arguments.threads)}
         if not arguments.smoke:
             write_json(OUTPUT, results)
-    print(table(results))
+    print(table(results), machine(results), sep="\n\n")
     return 0
 
 
