@@ -4,7 +4,8 @@ python benchmarks/speed.py                     # all models, results/speed.json 
 python benchmarks/speed.py --only mlp          # one model; the others keep their last results
 python benchmarks/speed.py --memory-only --only llama-1b-lora gpt2-small-lora  # no times; 24 GiB of memory are enough
 python benchmarks/speed.py --table             # the Markdown tables of what has been measured
-python benchmarks/speed.py --device cuda --only bert-base --batch-size 32  # on a card
+python benchmarks/speed.py --device cuda --only vit-b16 wrn-16-4-views-16  # on a card, which has these two models more
+python benchmarks/speed.py --device cuda --only bert-base --batch-size 32
 python benchmarks/speed.py --smoke             # tiny models, to see that it works; prints, writes nothing
 """
 
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.device != "cpu" and not torch.cuda.is_available():
         print(f"torch {torch.__version__} finds no card here: leave --device out, or install a build with CUDA", file=sys.stderr)
         return 2
-    known = cases(smoke=arguments.smoke, ffn_ratio=arguments.ffn_ratio)
+    known = cases(smoke=arguments.smoke, ffn_ratio=arguments.ffn_ratio, card=arguments.device != "cpu")
     if arguments.batch_size is not None:
         known = {name: replace(case, batch_size=arguments.batch_size) for name, case in known.items()}
     chosen, names = arguments.only or list(known), arguments.contenders or list(CONTENDERS)

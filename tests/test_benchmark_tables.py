@@ -156,3 +156,26 @@ def test_the_line_below_a_table_names_commit_machine_and_day_of_each_set_of_rows
     assert "date not recorded, commit not recorded: memory of MLP" in machine({"models": undated})
     del old["hardware"]  # nor may the commit of the last run stand for it
     assert "commit not recorded" in machine({"models": {"mlp": old}, "hardware": here})
+
+
+def test_only_a_card_is_asked_for_the_models_that_are_too_large_for_a_cpu(tables: ModuleType):
+    from models import cases
+
+    more = [case for name, case in cases(card=True).items() if name not in cases()]
+    assert [(case.name, case.batch_size, case.views, tables.kind(case.name)) for case in more] == [
+        ("vit-b16", 64, 1, "encoder"), ("wrn-16-4-views-16", 4096, 16, "cnn")
+    ]  # fmt: skip
+
+
+def test_plain_training_with_views_takes_the_rows_that_private_training_takes(tables: ModuleType):
+    import torch
+
+    from models import cases
+
+    case = cases(smoke=True)["smoke-views"]
+    x, y = case.data(case.batch_size)
+    parts = list(case.parts(x, y))
+    assert [len(rows) for rows, _ in parts] == [4, 4] and torch.equal(torch.cat([of for _, of in parts]), y.repeat_interleave(2))
+    plain = cases(smoke=True)["smoke-wrn"]
+    (one,) = plain.parts(x, y)
+    assert torch.equal(one[0], x)

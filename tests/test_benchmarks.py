@@ -60,6 +60,16 @@ def scale(*arguments: object) -> list[dict[str, dict[str, str]]]:
     return tables
 
 
+def test_the_models_for_a_card_step_at_a_size_for_a_cpu(tmp_path: Path):
+    path = tmp_path / "speed.json"
+    chosen = ("--only", "smoke-vit", "smoke-views", "--contenders", "plain", "dp_sgd", "dp_kfc_inputs", "opacus_hooks")
+    speed("--smoke", *chosen, "--rounds", 1, "--threads", 1, "--no-memory", "--output", path)
+    vit, views = json.loads(path.read_text("utf-8"))["models"].values()
+    for entry in (vit, views):
+        assert all(entry["contenders"][name]["median_ms"] > 0 for name in ("plain", "dp_sgd", "dp_kfc_inputs"))
+    assert "views" in views["contenders"]["opacus_hooks"]["not_available"]
+
+
 def test_times_and_memory_are_dated_apart(tmp_path: Path):
     path = tmp_path / "speed.json"
     given = ("--smoke", "--only", "smoke-mlp", "--contenders", "plain", "dp_kfc_inputs", "--threads", 1, "--output", path)
