@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -311,13 +311,13 @@ class LayerAccumulator:
         """What complete bases of its sides cost."""
         return sum(float(math.prod(shape)) ** 3 for shape in self._shapes.values())
 
-    def result(self, keep: int | None = None) -> LayerFactors:
+    def result(self, keep: Callable[[str], int | None] | None = None) -> LayerFactors:
         """The layer's factors.
 
         Args:
-            keep: of a wide side only so many eigenpairs, and the trace of the rest; None for all.
+            keep: maps a side to the eigenpairs wanted of it where it is wide, and the trace of the rest; None for all.
         """
-        sides = {name: side.result(keep) for name, side in self._sides.items()}
+        sides = {name: side.result(None if keep is None else keep(name)) for name, side in self._sides.items()}
         if self.kind == "lookup":
             sides["input"] = _smoothed(sides["input"], self._sides["input"].reads)
         return LayerFactors(

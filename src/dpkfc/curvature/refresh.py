@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ def gathered(
 
 def decomposed(
     layers: Mapping[str, LayerAccumulator],
-    keep: int | None,
+    keep: Callable[[str, str], int | None],
     model: nn.Module,
     team: Team | None = None,
     *,
@@ -129,7 +130,7 @@ def decomposed(
 
     Args:
         layers: what the probe has shown; of several processes, the layers that this one owns.
-        keep: of a wide side only so many eigenpairs, and the trace of the rest; None for all.
+        keep: maps layer and side to the eigenpairs wanted of it where it is wide, and the trace of the rest; None for all.
         model: on whose device the factors are wanted.
         team: the processes that share the refresh.
         past: what is kept of earlier refreshes, of all layers.
@@ -139,7 +140,7 @@ def decomposed(
 
     def finished() -> dict[str, tuple[LayerFactors, Any]]:
         total = with_past(layers, past, share)
-        made = {name: layer.result(keep) for name, layer in total.items()}
+        made = {name: layer.result(partial(keep, name)) for name, layer in total.items()}
         kept = running_of(total, made) if remember else {}
         return {name: (made[name], kept.get(name)) for name in made}
 

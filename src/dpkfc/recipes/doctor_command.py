@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from dpkfc.recipes.settings import RunConfig
 from dpkfc.recipes.targets import load_target
 from dpkfc.report.costs import Costs, costs_of, default_cache
 from dpkfc.report.doctor import examine, layer_table
+from dpkfc.report.structure import SideChoice, side_choices
 
 __all__ = ["doctor_report"]
 
@@ -47,6 +49,9 @@ def doctor_report(target: str, settings: dict[str, Any], input_shape: str, rows:
         console.print(layers_table(costs) if costs.layers else "no layer has a choice of norm methods")
         console.print(steps_table(costs))
         console.print(_advice(costs, curvature.every, curvature.probe_size))
+        sides = side_choices(model, curvature, rows=rows, cache=default_cache())
+        if sides:
+            console.print(sides_table(sides))
 
 
 def layers_table(costs: Costs) -> Table:
@@ -59,6 +64,17 @@ def layers_table(costs: Costs) -> Table:
         sides = [f"{s.side} {s.width:,} {s.kind}: {_ms(s.seconds)} ({_ms(s.dense_seconds)})" for s in layer.sides]
         shape = f"{layer.positions:,} × {layer.d_in:,} × {layer.d_out:,}"
         table.add_row(layer.name, shape, *times, layer.by_rule, layer.chosen, "\n".join(sides) or "–")
+    return table
+
+
+def sides_table(sides: Sequence[SideChoice]) -> Table:
+    """What `--structure auto` would take of each side, and why."""
+    table = Table(title="sides as --structure auto takes them", title_justify="left", header_style="bold")
+    for column in ("side", "width", "norms with a full matrix, ms", "with few eigenpairs, ms", "keeps"):
+        table.add_column(column, overflow="fold", justify="left" if column in ("side", "keeps") else "right")
+    for side in sides:
+        kept = f"{side.rank} eigenpairs" if side.rank else "all"
+        table.add_row(side.name, f"{side.width:,}", _ms(side.dense_seconds), _ms(side.low_rank_seconds), kept)
     return table
 
 

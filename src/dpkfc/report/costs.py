@@ -40,10 +40,10 @@ from dpkfc.gradients.rules import AnyBlock, blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.metric import Dense, Entry, Kronecker, LowRank, Side
 
-__all__ = ["Costs", "LayerCost", "SideCost", "Timings", "costs_of", "default_cache"]
+__all__ = ["WORTH", "Costs", "LayerCost", "SideCost", "Timings", "blocks_of_batch", "costs_of", "default_cache", "norm_seconds"]
 
 _REPEATS = 3
-_WORTH = 0.9  # another method must take less than this share of the time, or the rule stays
+WORTH = 0.9  # another method must take less than this share of the time, or the rule stays
 _SHARE = 0.05  # of the time that refreshes may take
 _SMALLER = 8  # times fewer examples in a probe that is averaged over refreshes, but not fewer than 16
 _GRADIENT_BYTES = 1 << 28  # of one layer's gradients formed at once, beyond which materialising is not tried
@@ -84,7 +84,7 @@ class LayerCost:
     def chosen(self) -> str:
         """The fastest method, or that of the rule where none is clearly faster."""
         fastest = min(self.seconds, key=lambda method: self.seconds[method])
-        faster = self.seconds[fastest] < _WORTH * self.seconds[self.by_rule]
+        faster = self.seconds[fastest] < WORTH * self.seconds[self.by_rule]
         return fastest if faster else self.by_rule
 
 
@@ -232,7 +232,7 @@ def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | None
     with undisturbed(model):
         metric, refresh = build().metric, seconds_of(build)
         small = seconds_of(lambda: build(few))
-        blocks = _blocks(model, layers, inputs, rows)
+        blocks = blocks_of_batch(model, layers, inputs, rows)
         found = [_layer_cost(name, block, metric.get(name), timings) for name, block in blocks.items()]
         timings.save()
         chosen = {layer.name: layer.chosen for layer in found if layer and layer.chosen != layer.by_rule}
@@ -272,7 +272,8 @@ def _step_seconds(
     return seconds_of(step)
 
 
-def _blocks(model: nn.Module, layers: Sequence[Layer], inputs: Any, rows: int) -> dict[str, AnyBlock]:
+def blocks_of_batch(model: nn.Module, layers: Sequence[Layer], inputs: Any, rows: int) -> dict[str, AnyBlock]:
+    """What the layers have read and how their outputs were differentiated, for inputs `[rows, ...]`."""
     tape = Tape(model, layers)
     with torch.enable_grad(), tape:
         losses = _loss(call(model, inputs))
@@ -288,24 +289,36 @@ def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> Lay
     rule = choice_for(block, metric).method
     if rule == "rank-one":
         return None
-    positions = block.positions if isinstance(block, ConvBlock) else block.a.shape[1]
-    d_in, d_out = block.d_in, block.d_out if isinstance(block, ConvBlock) else block.b.shape[2]
-    shape = f"{type(block).__name__} {block.batch_size}x{positions} {d_in}>{d_out} {_kind(metric.input)},{_kind(metric.output)}"
-    shape += _where(block.b)
-    too_large = block.b.element_size() * d_in * d_out * block.batch_size * block.groups > _GRADIENT_BYTES
-    tried = [m for m in METHODS if m == rule or m != "materialised" or not too_large]
-
-    def norms(method: str) -> None:
-        with full_precision():
-            per_example_norms(block, metric, method)
-
-    seconds = {method: timings.of(f"{method} {shape}", partial(norms, method)) for method in tried}
+    positions, d_in, d_out = _shape(block)
+    seconds = norm_seconds(block, metric, timings)
     outer = block.outer() if isinstance(block, ConvBlock) else block
     sides = [_side_cost(*of, timings) for of in (("A", metric.input, outer.explicit().a), ("G", metric.output, outer.b))]
     return LayerCost(
         name=name, positions=positions, d_in=d_in, d_out=d_out, by_rule=rule, seconds=seconds,
         sides=tuple(side for side in sides if side is not None),
     )  # fmt: skip
+
+
+def _shape(block: Outer | ConvBlock) -> tuple[int, int, int]:
+    """Positions and widths."""
+    if isinstance(block, ConvBlock):
+        return block.positions, block.d_in, block.d_out
+    return block.a.shape[1], block.d_in, block.b.shape[2]
+
+
+def norm_seconds(block: Outer | ConvBlock, metric: Kronecker, timings: Timings) -> dict[str, float]:
+    """Seconds of the norms of one layer, by every method that fits into memory; by its own where it has one position."""
+    (positions, d_in, d_out), rule = _shape(block), choice_for(block, metric).method
+    shape = f"{type(block).__name__} {block.batch_size}x{positions} {d_in}>{d_out} {_kind(metric.input)},{_kind(metric.output)}"
+    shape += _where(block.b)
+    too_large = block.b.element_size() * d_in * d_out * block.batch_size * block.groups > _GRADIENT_BYTES
+    tried = [rule] if rule not in METHODS else [m for m in METHODS if m == rule or m != "materialised" or not too_large]
+
+    def norms(method: str) -> None:
+        with full_precision():
+            per_example_norms(block, metric, method if method in METHODS else None)
+
+    return {method: timings.of(f"{method} {shape}", partial(norms, method)) for method in tried}
 
 
 def _kind(side: Side) -> str:
