@@ -15,6 +15,7 @@ from dpkfc.studies.errors import StudyError
 from dpkfc.studies.published import NOT_PRINTED, Cell, Published, Table, load, names
 from dpkfc.studies.reproduce import Tuning, markdown, outcomes, verdict
 from dpkfc.studies.store import Store
+from dpkfc.studies.winners import winners_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp"}
@@ -173,6 +174,35 @@ def test_settings_are_taken_from_trials_of_the_same_protocol_and_budget(tmp_path
     tuned(0.98, 9.7, epsilon=7.0)
     with pytest.raises(StudyError, match="tuned at ε = 7, 8, and not at 3; give one study's results"):
         Tuning(stores[1:]).settings(one)
+
+
+def test_trials_that_are_silent_about_a_former_default_are_of_its_protocol(tmp_path):
+    one = cell(method="dp-kfc", tuned="dp-kfc", settings={**TINY, "max_rank": 64})
+    store = Store(tmp_path / "tuned.json")
+    for lr, accuracy, rank in ((0.3, 0.8, 64), (0.4, 0.9, 32)):
+        told = {**TINY, "lr": lr, "validation_size": 50}
+        made = Run.of("digits", "dp-kfc", {**told, "max_rank": rank}, evaluate_on="validation")
+        silent = Run.of("digits", "dp-kfc", told, evaluate_on="validation")
+        tag = {"arm": "dp-kfc", "params": {"lr": lr}, "pruned": False}
+        store.put(made, row_of(made, accuracy, tag=tag) | {"run": silent.describe()})
+    assert Tuning([store]).settings(one) == {"lr": 0.3}
+
+
+def test_a_rank_that_a_method_does_not_have_is_no_protocol_of_it(tmp_path):
+    store = Store(tmp_path / "tuned.json")
+    trial = Run.of("digits", "dp-sgd", {**TINY, "lr": 0.3, "validation_size": 50}, evaluate_on="validation")
+    store.put(trial, row_of(trial, 0.8, tag={"arm": "dp-sgd", "params": {"lr": 0.3}, "pruned": False}))
+    assert Tuning([store]).settings(cell(tuned="dp-sgd", settings={**TINY, "max_rank": 64})) == {"lr": 0.3}
+
+
+def test_the_tests_of_imdb_that_are_shipped_stand_in_the_table_of_the_paper():
+    stored = [Store(ROOT / "benchmarks" / "results" / "accuracy" / "imdb.json")]
+    found = outcomes(load("dp-kfc-5"), Store(ROOT / "none.json"), Tuning(stored), range(3))
+    mine = {(one.cell.row.partition(", ")[2], one.cell.column): one for one in found if one.cell.row.startswith("IMDB")}
+    told = [(row, f"ε = {epsilon}") for row in ("DP-SGD", "Syn. KFAC") for epsilon in ("1", "2.8", "8")]
+    assert all(len(mine[which].values) == 3 for which in told)
+    best = [row for store in stored for row in winners_tests(store) if row["tag"]["arm"] == "dp-sgd"]
+    assert {tuple(row["tag"]["tuned"].items()) for row in best} == {tuple(mine["DP-SGD", "ε = 1"].settings.items())}
 
 
 def test_two_figures_of_one_run_are_not_mixed(tmp_path):
