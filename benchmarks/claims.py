@@ -85,8 +85,8 @@ CLAIMS = (
 def measured(folder: Path) -> Accuracies:
     """Everything that two arms were compared in, where each has two seeds or more."""
     import grids
+    from dpkfc.report.winners import winners_tests
     from dpkfc.studies.store import Store
-    from dpkfc.studies.winners import winners_tests
 
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in read_json(folder / "accuracy.json").get("runs", {}).values():

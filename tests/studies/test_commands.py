@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from dpkfc.cli import app
+from dpkfc.report.winners import winners_tests
 from dpkfc.studies import commands, tune
 from dpkfc.studies.commands import _settings
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.store import Store
-from dpkfc.studies.winners import winners_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED, DOCUMENT = ROOT / "benchmarks" / "results" / "accuracy" / "cnn.json", ROOT / "docs" / "results.md"

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from dpkfc.recipes.base import RECIPES, run_config
+from dpkfc.report.winners import winners_tests
 from dpkfc.studies import published, reproduce
 from dpkfc.studies.cell import Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.published import NOT_PRINTED, Cell, Published, Table, load, names
 from dpkfc.studies.reproduce import Tuning, markdown, outcomes, verdict
 from dpkfc.studies.store import Store
-from dpkfc.studies.winners import winners_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp"}

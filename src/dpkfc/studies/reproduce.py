@@ -14,6 +14,7 @@ from typing import Any
 from dpkfc.recipes.base import find_recipe, run_config
 from dpkfc.recipes.datasets.errors import DatasetError
 from dpkfc.report.run_folder import placed
+from dpkfc.report.winners import best_trials
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.clock import minutes_left
 from dpkfc.studies.closing import reported
@@ -25,7 +26,6 @@ from dpkfc.studies.published import Cell, Published, Table, load
 from dpkfc.studies.store import Store
 from dpkfc.studies.tune import expected_seconds
 from dpkfc.studies.tuned import settings_text, spread
-from dpkfc.studies.winners import best_trials
 
 __all__ = ["RULE", "Outcome", "markdown", "outcomes", "reproduce", "verdict"]
 
