@@ -258,6 +258,13 @@ def test_a_missing_data_set_is_said_once_and_stops_nothing_else(tmp_path, monkey
     assert re.match(r"not run \(MNIST .*", found[0].verdict)
 
 
+def test_what_runs_nothing_reads_no_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "load", lambda name: table_of(cell(recipe="mnist-cnn")))
+    monkeypatch.setattr(reproduce, "find_recipe", lambda name: pytest.fail("the data were read"))
+    found = reproduce.reproduce(["made-up"], tmp_path, budget_minutes=0)["made-up"]
+    assert [one.verdict for one in found] == ["not run (not yet run)"]
+
+
 def test_a_failure_is_of_its_own_cell(tmp_path):
     one, other = cell(), cell(method="dp-adam", row="dp-sgd")
     store = Store(tmp_path / "results.json")

@@ -191,7 +191,8 @@ def reproduce(
     ]
     with Store(results or folder / "results.json") as store:
         source = Listed(tasks, store, lambda run: tuning.row(run) is not None)
-        _leave_out_what_has_no_data(source, data_dir)
+        if left() != 0:
+            _leave_out_what_has_no_data(source, data_dir)
         found: dict[str, list[Outcome]] = {}
 
         def report() -> None:
