@@ -138,6 +138,27 @@ def test_pruned_trials_measurements_and_incomplete_rows_are_left_out_and_counted
     assert len(found.runs) == 1 and len(found.notes) == 3
 
 
+def test_tests_of_settings_that_a_search_has_left_behind_are_counted_and_not_shown(tmp_path: Path):
+    def of(accuracy: float, lr: float, measured_on: str, **more: object) -> dict[str, object]:
+        settings = {"params": {"lr": lr}} if measured_on == "validation" else {"tuned": {"lr": lr}}
+        return row(accuracy=accuracy, measured_on=measured_on, tag={"arm": "dp-kfc", **settings}, **more)
+
+    rows = [of(0.8, 0.1, "validation"), of(0.7, 0.2, "validation"), of(0.91, 0.1, "test"), of(0.5, 0.2, "test")]
+    found = read_all([study(tmp_path / "s.json", rows)])
+    assert [run.accuracy for run in found.runs] == [0.8, 0.7, 0.91]
+    assert [note.split(": ")[1] for note in found.notes] == [
+        "1 tests of settings that are no longer the best trial of their method are not shown"
+    ]
+    strange = [of(0.5, 0.2, "test", run={"recipe": ["x"]}), {**row(), "tag": {"arm": 3}}, {**row(), "measured_on": None}]
+    assert len(read_all([study(tmp_path / "t.json", [*rows, *strange])]).runs) == 6
+
+
+def test_the_results_that_are_shipped_hold_each_method_once_at_an_epsilon():
+    path = ROOT / "benchmarks" / "results" / "accuracy" / "cnn.json"
+    runs = [run for run in read_all([path]).runs if run.measured_on == "test"]
+    assert len({(run.task, run.method, run.target, run.seed) for run in runs}) == len(runs) > 200
+
+
 def test_tuning_and_published_tables_become_sheets(tmp_path: Path):
     table = {"kind": "dpkfc table", "version": 1, "name": "dp-kfc-table-1", "title": "Table 1", "rule": "a rule", "cells": []}
     table["cells"] = [{"row": "DP-SGD", "column": "ε = 1", "published": "91.7", "ours": "92.0 ± 0.1", "verdict": "better"}]

@@ -28,7 +28,9 @@ MECHANISM = 1  # raised when runs of equal settings come to other results than b
 
 _MACHINE = {"out", "data_dir", "threads", "device", "num_workers", "max_physical_batch_size", "pad_to_multiple", "chosen_by"}
 _OF_RUN = {"recipe", "method", "seed", "eval_on"}
-_UNTOLD: dict[str, Any] = {"max_rank": 64, "sides": "both"}  # former defaults of K-FAC: what silent rows were run with
+# Former defaults of K-FAC, which rows are silent about that were made under them; of `sides` methods are never silent.
+_FORMER: dict[str, Any] = {"max_rank": 64}
+_UNTOLD: dict[str, Any] = {**_FORMER, "sides": "both"}
 
 Plain = str | int | float | bool
 
@@ -87,6 +89,24 @@ class Run:
         if wrong:
             raise StudyError(f"{wrong[0]} is no setting of a cell: it is an attribute of `Run`, or chosen by the study")
         return cls(recipe, method, tuple(sorted((settings or {}).items())), seed, evaluate_on, measure)
+
+    @classmethod
+    def stored(cls, row: Mapping[str, Any]) -> Run:
+        """The run of a stored row.
+
+        A default may have changed since: what the row is silent about is then as its hash says, the former one or today's.
+
+        Args:
+            row: with `run`, as of `describe`, and, where the row has one, `hash`.
+
+        Raises:
+            ConfigError: settings that this version does not know.
+        """
+        held = row["run"]
+        of_run = {name: held[name] for name in ("seed", "evaluate_on", "measure") if name in held}
+        run = cls.of(held["recipe"], held["method"], held["settings"], **of_run)
+        former = cls.of(held["recipe"], held["method"], {**_FORMER, **held["settings"]}, **of_run)
+        return former if "hash" in row and row["hash"] != run.hash and row["hash"] == former.hash else run
 
     def config(self, **machine: Plain) -> RunConfig:
         """The settings of the run, all of them."""

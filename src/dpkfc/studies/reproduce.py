@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
@@ -13,6 +14,7 @@ from typing import Any
 from dpkfc.recipes.base import find_recipe, run_config
 from dpkfc.recipes.datasets.errors import DatasetError
 from dpkfc.report.run_folder import placed
+from dpkfc.report.winners import best_trials
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.clock import minutes_left
 from dpkfc.studies.closing import reported
@@ -24,7 +26,6 @@ from dpkfc.studies.published import Cell, Published, Table, load
 from dpkfc.studies.store import Store
 from dpkfc.studies.tune import expected_seconds
 from dpkfc.studies.tuned import settings_text, spread
-from dpkfc.studies.winners import best_trials
 
 __all__ = ["RULE", "Outcome", "markdown", "outcomes", "reproduce", "verdict"]
 
@@ -80,7 +81,13 @@ def verdict(published: Published, seeds: int, values: Sequence[float]) -> str:
     return "better" if above > tolerance else "reproduced" if above >= -tolerance else "not reproduced"
 
 
-_PROTOCOL = ("delta", "epochs", "steps", "expected_batch_size", "sampler", "max_rank")  # settings tuned under another do not fit
+_PROTOCOL = ("delta", "epochs", "steps", "expected_batch_size", "sampler")  # settings tuned under another do not fit
+
+
+def _protocol(run: Run) -> dict[str, Any]:
+    """What settings are tuned under; the rank of wide sides concerns K-FAC alone."""
+    names = [*_PROTOCOL, "max_rank"] if run.default("preconditioner") == "kfac" else _PROTOCOL
+    return {"recipe": run.recipe, **{name: run.default(name) for name in names}}
 
 
 class Tuning:
@@ -103,6 +110,13 @@ class Tuning:
                     raise StudyError(f"{store.path} and another file of results differ in run {row['hash']}; give one of them")
                 self.rows.append(row)
 
+    @functools.cached_property
+    def _trials(self) -> list[tuple[str, dict[str, Any], float, dict[str, Any]]]:
+        """Full trials: arm, protocol, ε and row."""
+        full = [row for row in self.rows if row["measured_on"] == "validation" and not row.get("tag", {}).get("pruned")]
+        runs = [(row, Run.stored(row)) for row in full if "arm" in row.get("tag", {})]
+        return [(row["tag"]["arm"], _protocol(run), run.default("epsilon"), row) for row, run in runs]
+
     def settings(self, cell: Cell) -> dict[str, Plain]:
         """Of the best full trial of the cell's arm under the cell's protocol, empty where it was not tuned so.
 
@@ -110,14 +124,11 @@ class Tuning:
             StudyError: there are trials at several ε, and none at that of the cell.
         """
         wanted = cell.run({}, 0)
+        protocol = _protocol(wanted)
         found: dict[float, list[dict[str, Any]]] = {}
-        for row in self.rows:
-            tag = row.get("tag", {})
-            if row["measured_on"] != "validation" or tag.get("arm") not in cell.tuned.split() or tag.get("pruned"):
-                continue
-            trial = Run.of(row["run"]["recipe"], row["run"]["method"], row["run"]["settings"])
-            if trial.recipe == wanted.recipe and all(trial.default(name) == wanted.default(name) for name in _PROTOCOL):
-                found.setdefault(trial.default("epsilon"), []).append(row)
+        for arm, under, epsilon, row in self._trials:
+            if arm in cell.tuned.split() and under == protocol:
+                found.setdefault(epsilon, []).append(row)
         if not found:
             return {}
         epsilon = wanted.default("epsilon") if len(found) > 1 else next(iter(found))
@@ -180,7 +191,8 @@ def reproduce(
     ]
     with Store(results or folder / "results.json") as store:
         source = Listed(tasks, store, lambda run: tuning.row(run) is not None)
-        _leave_out_what_has_no_data(source, data_dir)
+        if left() != 0:
+            _leave_out_what_has_no_data(source, data_dir)
         found: dict[str, list[Outcome]] = {}
 
         def report() -> None:
