@@ -33,13 +33,16 @@ lint: $(TOOLS) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(TOOLS) ## time a step against plain SGD and Opacus, then refresh the tables
+bench: $(TOOLS) ## time a step against plain SGD and Opacus, and that of each method, then refresh the tables
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/method_speed.py
+	$(BIN)/python benchmarks/method_speed.py --views
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/headline.py
 
-bench-scale: $(TOOLS) ## how a step grows with width, depth, batch, positions and rank, then refresh the tables
+bench-scale: $(TOOLS) ## how a step grows with width, depth, batch, positions, rank and processes, then refresh the tables
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/scale_ranks.py
 	$(BIN)/python benchmarks/tables.py
 
 assurance: $(TOOLS) ## every check of the privacy promise at full size, then refresh the tables (up to 45 minutes)

@@ -83,6 +83,38 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
     return {name: round(value, 3) for name, value in values.items()} | {"steps": len(ms)}
 
 
+def paired(top: Sequence[float], bottom: Sequence[float]) -> dict[str, Any]:
+    """Median and quartiles over rounds of the ratio within a round: what a drift of the machine cannot move."""
+    ratios = sorted(a / b for a, b in zip(top, bottom, strict=True))
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    quartiles = [round(max(low, ratios[0]), 4), round(min(high, ratios[-1]), 4)]  # of few rounds they are extrapolated
+    return {"ratio": round(statistics.median(ratios), 4), "quartiles": quartiles, "rounds": len(ratios)}
+
+
+def judged(
+    ratio: float, goal: float | None = None, spread: Sequence[float] | None = None, *, rough: bool = False, least: bool = False
+) -> str:
+    """A ratio, its spread, its goal and whether it is met: `1.04 [1.01, 1.08] (≤ 1.05 ✓)`.
+
+    Where two digits do not tell it from the goal it has a third.
+
+    Args:
+        ratio: what was measured.
+        goal: what it may be at most, None for no goal.
+        spread: its quartiles, None where there are none.
+        rough: the spread is wider than quartiles are, and marked with °.
+        least: the goal is what it has to be at least.
+    """
+    digits = 3 if goal is not None and abs(ratio - goal) < 0.01 else 2
+    told = f"{ratio:.{digits}f}"
+    if spread is not None:
+        told += f" [{spread[0]:.2f}, {spread[1]:.2f}]" + "°" * rough
+    if goal is None:
+        return told
+    met = ratio >= goal if least else ratio <= goal
+    return f"{told} ({'≥' if least else '≤'} {goal:g} {'✓' if met else '✗'})"
+
+
 class MemoryWatch:
     """Resident memory of this process above what it was when the watch began, in MiB.
 

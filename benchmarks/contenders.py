@@ -24,13 +24,14 @@ STEPS = 1_000_000  # the plan is never exhausted
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all contenders of one model share."""
+    """What all contenders of one model share; without `copies` the only one takes the model itself, so that it is held once."""
 
     case: Case
     model: nn.Module
     data: tuple[Tensor, Tensor]
     folder: Path
     device: str = "cpu"
+    copies: bool = True
 
     @property
     def size(self) -> int:
@@ -38,7 +39,7 @@ class Setting:
 
     def fresh(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """A copy of the model at the same weights and plain SGD over it."""
-        model = copy.deepcopy(self.model).to(self.device).train()
+        model = (copy.deepcopy(self.model) if self.copies else self.model).to(self.device).train()
         return model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], LR)
 
     def draw(self, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -232,21 +233,15 @@ def materialised(setting: Setting) -> Contender:
     )
 
 
-CONTENDERS: dict[str, tuple[str, Callable[[Setting], Contender]]] = {
-    "plain": ("plain SGD", plain),
-    "dp_sgd": ("DP-SGD", dp_sgd),
-    "dp_kfc_inputs": ("DP-KFC", dp_kfc_inputs),
-    "dp_kfc": ("DP-KFC, both sides", dp_kfc),
-    "opacus_hooks": ("Opacus hooks", opacus_hooks),
-    "opacus_ghost": ("Opacus ghost", opacus_ghost),
-    "materialised": ("K-FAC on materialised gradients", materialised),
+CONTENDERS: dict[str, Callable[[Setting], Contender]] = {
+    f.__name__: f for f in (plain, dp_sgd, dp_kfc_inputs, dp_kfc, opacus_hooks, opacus_ghost, materialised)
 }
 
 
-def setting_for(case: Case, folder: Path, device: str = "cpu") -> Setting:
+def setting_for(case: Case, folder: Path, device: str = "cpu", *, copies: bool = True) -> Setting:
     torch.manual_seed(0)
     size = max(1024, 4 * case.batch_size)
-    return Setting(case=case, model=case.build(), data=case.data(size), folder=folder, device=device)
+    return Setting(case=case, model=case.build(), data=case.data(size), folder=folder, device=device, copies=copies)
 
 
 def timed(function: Callable[[], Any], device: str = "cpu") -> tuple[float, float]:

@@ -2,6 +2,8 @@
 
     python benchmarks/method_speed.py                    # both models, results/method_speed.json (ten minutes, two idle cores)
     python benchmarks/method_speed.py --only mnist-cnn
+    python benchmarks/method_speed.py --views            # DP-NGD and DP-SGD with 16 views an example, on WRN-16-4 (ten minutes)
+    python benchmarks/method_speed.py --views --device cuda --rounds 30  # the same on a card, kept apart
     python benchmarks/method_speed.py --smoke            # tiny models; prints, writes nothing
 
 All contenders take one step a round in shuffled order, as in speed.py; the figure is the median over rounds of the ratio
@@ -16,11 +18,11 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, load_average, markdown, now, read_json, write_json
+from common import RESULTS, hardware, judged, load_average, markdown, now, paired, read_json, write_json
 
 OUTPUT = RESULTS / "method_speed.json"
 # method: (what it is compared with, goal or None); goals are those of the issue that asked for the method
@@ -36,10 +38,12 @@ PAIRS: dict[str, tuple[str, float | None]] = {
     "GEP": ("DP-SGD", None),
 }
 GOALS_ON = {"DP-NGD": "wrn-16-4"}
+VIEWS, MICRO = 16, 64  # views of an example, and rows in memory at once: four examples
+VIEWS_GOALS = {"views": 1.5, "views on a card": 1.3}  # DP-NGD ÷ DP-SGD, both with so many views
 
 
-def contenders(setting: Any) -> dict[str, Callable[[], Any]]:
-    """Name to a function that builds the contender."""
+def contenders(setting: Any, **common: Any) -> dict[str, Callable[[], Any]]:
+    """Name to a function that builds the contender; `common` are settings of all."""
     import torch
 
     from contenders import CLIP, LR, Contender
@@ -51,7 +55,7 @@ def contenders(setting: Any) -> dict[str, Callable[[], Any]]:
     sgd, adam = (lambda p: torch.optim.SGD(p, LR)), (lambda p: torch.optim.AdamW(p, LR))
 
     def of(optimizer: Any = sgd, **settings: Any) -> Callable[[], Contender]:
-        return lambda: _session(setting, optimizer, {"max_grad_norm": CLIP, **settings})
+        return lambda: _session(setting, optimizer, {"max_grad_norm": CLIP, **common, **settings})
 
     ngd = NGD(**probe, lambda_safe=0.05, lambda_base=1e-3, steps=10_000, every=10_000)
     gep = GEP(**probe, rank=min(50, case.probe_size // 2), groups=1, every=10_000)
@@ -70,16 +74,25 @@ def contenders(setting: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
+def with_views(setting: Any, views: int, micro: int) -> dict[str, Callable[[], Any]]:
+    """DP-SGD and DP-NGD whose examples count by the mean gradient of so many views."""
+    several = {"augmentations": views, "max_physical_batch_size": micro}
+    built = contenders(setting, **several)
+    return {name: built[name] for name in ("DP-SGD", "DP-NGD")}
+
+
 def _session(setting: Any, optimizer: Any, settings: dict[str, Any]) -> Any:
     from contenders import DELTA, NOISE, Contender
     from dpkfc.config import PrivacyConfig
+    from dpkfc.data.augment import reflect_pad_crop_flip
     from dpkfc.session import Session
 
     model = setting.fresh()[0]
     config = PrivacyConfig(expected_batch_size=setting.case.batch_size, steps=10_000, sampler="fixed", **settings)
     plan = config.with_noise(NOISE, DELTA, setting.size)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    session = Session(plan, model, optimizer(parameters), setting.data)
+    augment = reflect_pad_crop_flip() if config.augmentations > 1 else None
+    session = Session(plan, model, optimizer(parameters), setting.data, augment=augment)
     batches = session.batches()
 
     def step() -> None:
@@ -88,25 +101,34 @@ def _session(setting: Any, optimizer: Any, settings: dict[str, Any]) -> Any:
     return Contender(step=step, close=session.close)
 
 
-def measured(case: Any, rounds: int) -> dict[str, Any]:
-    """Medians and ratios of one model; `first_ms` is the first step, the building of the preconditioner included."""
+def measured(
+    case: Any, rounds: int, pick: Callable[[Any], dict[str, Callable[[], Any]]], bases: Mapping[str, str], device: str = "cpu"
+) -> dict[str, Any]:
+    """Medians and ratios of one model; `first_ms` is the first step, the building of the preconditioner included.
+
+    Args:
+        case: the model.
+        rounds: steps of each contender.
+        pick: maps the setting of the model to what builds each contender.
+        bases: contender to the one that it is compared with.
+        device: where.
+    """
     from contenders import setting_for, timed
 
     live: dict[str, Any] = {}
     seconds: dict[str, list[float]] = {}
     first: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        setting = setting_for(case, Path(folder))
-        for name, build in contenders(setting).items():
+        for name, build in pick(setting_for(case, Path(folder), device)).items():
             live[name] = build()
-            first[name] = timed(live[name].step)[0]
+            first[name] = timed(live[name].step, device)[0]
             live[name].step()
             seconds[name] = []
         gc.collect()
         order = random.Random(0)
         for _ in range(rounds):
             for name in order.sample(list(live), len(live)):
-                seconds[name].append(timed(live[name].step)[0])
+                seconds[name].append(timed(live[name].step, device)[0])
             gc.collect()
         for contender in live.values():
             contender.close()
@@ -114,58 +136,76 @@ def measured(case: Any, rounds: int) -> dict[str, Any]:
         name: {"median_ms": round(1e3 * statistics.median(taken), 2), "first_ms": round(1e3 * first[name], 1)}
         for name, taken in seconds.items()
     }
-    for name, (base, goal) in PAIRS.items():
-        within = sorted(a / b for a, b in zip(seconds[name], seconds[base], strict=True))
-        goal = goal if GOALS_ON.get(name, case.name) == case.name else None
-        ratio = statistics.median(within)
-        found[name] |= {
-            "base": base,
-            "ratio": round(ratio, 3),
-            "quartiles": [round(within[len(within) // 4], 3), round(within[(3 * len(within)) // 4], 3)],
-            "goal": goal,
-            "met": None if goal is None else ratio <= goal,
-        }
+    for name, base in bases.items():
+        found[name] |= {"base": base, **paired(seconds[name], seconds[base])}
     return found
 
 
 def table(results: dict[str, Any], only: Sequence[str] = tuple(PAIRS)) -> str:
-    """One row a method, one column a model."""
-    models = results["models"]
+    """One row a method, one column a model; the pair with views has a row in any case, as it is owed."""
+    models = {name: entry for part in (*VIEWS_GOALS, "models") for name, entry in results.get(part, {}).items()}
+    models = {name: models[name] for name in (*results["models"], *models)}
     rows = []
     for name in only:
-        cells = [name, PAIRS[name][0]]
-        for entry in models.values():
-            found = entry["methods"][name]
-            low, high = found["quartiles"]
-            goal = "" if found["goal"] is None else f" (≤ {found['goal']:g} {'✓' if found['met'] else '✗'})"
-            cells.append(f"{found['ratio']:.2f} [{low:.2f}, {high:.2f}]{goal}")
-        rows.append(cells)
+        base, goal = PAIRS[name]
+        goals = {m: goal if GOALS_ON.get(name, m) == m and not m.startswith("smoke-") else None for m in models}
+        rows.append([name, base, *_cells(results, "models", models, name, goals)])
+    rows = [row for row in rows if set(row[2:]) != {"–"}]
+    for part, goal in VIEWS_GOALS.items() if "DP-NGD" in only else ():
+        cells = _cells(results, part, models, "DP-NGD", {"wrn-16-4": goal})
+        views = next((entry["augmentations"] for entry in results.get(part, {}).values()), VIEWS)
+        if part == "views" or set(cells) != {"–"}:
+            where = part.removeprefix("views")
+            rows.append([f"DP-NGD, {views} views of each example{where}", f"DP-SGD, {views} views{where}", *cells])
     heads = [f"{entry['title']} (batch {entry['batch_size']})" for entry in models.values()]
     return markdown(["step of", "over that of", *heads], rows)
+
+
+def _cells(
+    results: Mapping[str, Any], part: str, models: Sequence[str], method: str, goals: Mapping[str, float | None]
+) -> list[str]:
+    found = {model: entry["methods"].get(method) for model, entry in results.get(part, {}).items()}
+    return [_cell(found.get(model), goals.get(model)) for model in models]
+
+
+def _cell(found: Mapping[str, Any] | None, goal: float | None) -> str:
+    return "–" if found is None else judged(found["ratio"], goal, found["quartiles"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="MODEL")
+    parser.add_argument("--views", action="store_true", help=f"DP-NGD and DP-SGD with {VIEWS} views an example instead of all")
+    parser.add_argument("--device", default="cpu", help="cuda: with --views, kept apart in the results (default: cpu)")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args(argv)
+    if arguments.device != "cpu" and not arguments.views:
+        parser.error("--device is for --views: the other pairs are measured on the CPU")
     import torch
 
     from models import cases
 
     torch.set_num_threads(arguments.threads)
     known = cases(smoke=arguments.smoke)
-    chosen = arguments.only or (["smoke-cnn"] if arguments.smoke else ["mnist-cnn", "wrn-16-4"])
-    results: dict[str, Any] = {"models": {}} if arguments.smoke else (read_json(OUTPUT) or {"models": {}})
+    usual = ["wrn-16-4"] if arguments.views else ["mnist-cnn", "wrn-16-4"]
+    chosen = arguments.only or (["smoke-cnn"] if arguments.smoke else usual)
+    if unknown := [name for name in chosen if name not in known]:
+        parser.error(f"no model {unknown[0]!r}; there are {', '.join(known)}")
+    results: dict[str, Any] = {"models": {}} | ({} if arguments.smoke else read_json(OUTPUT))
+    part = ("views" if arguments.device == "cpu" else "views on a card") if arguments.views else "models"
+    views, micro = (2, 4) if arguments.smoke else (VIEWS, MICRO)
+    pick = (lambda setting: with_views(setting, views, micro)) if arguments.views else contenders
+    bases = {"DP-NGD": "DP-SGD"} if arguments.views else {name: base for name, (base, _) in PAIRS.items()}
     for name in chosen:
-        case = known[name]
-        load = load_average()
-        found = measured(case, 2 if arguments.smoke else arguments.rounds)
-        results["models"][name] = {
-            "title": case.title, "batch_size": case.batch_size, "date": now(), "load_before": load, "methods": found,
+        case, load = known[name], load_average()
+        found = measured(case, 2 if arguments.smoke else arguments.rounds, pick, bases, arguments.device)
+        entry = {
+            "title": case.title, "batch_size": case.batch_size, "date": now(), "load_before": load,
+            "hardware": hardware(arguments.threads, arguments.device), "methods": found,
         }  # fmt: skip
+        results.setdefault(part, {})[name] = entry | ({"augmentations": views, "micro_batch": micro} if arguments.views else {})
         results |= {"date": now(), "hardware": hardware(arguments.threads)}
         if not arguments.smoke:
             write_json(OUTPUT, results)

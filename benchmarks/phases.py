@@ -101,7 +101,7 @@ def measure(case: Any, rounds: int, warmup: int) -> dict[str, dict[str, float]]:
     clock, seen = Clock(), {name: list[dict[str, float]]() for name in NAMES}
     with tempfile.TemporaryDirectory() as folder, listening(clock):
         setting = setting_for(case, Path(folder))
-        live = {name: CONTENDERS[name][1](setting) for name in NAMES}
+        live = {name: CONTENDERS[name](setting) for name in NAMES}
         order = random.Random(0)
         for number in range(warmup + rounds):
             for name in order.sample(NAMES, len(NAMES)):

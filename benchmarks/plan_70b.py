@@ -20,6 +20,7 @@ from typing import Any
 
 from common import RESULTS, markdown, read_json
 from dpkfc import KFAC
+from speed_tables import within
 
 RANK = 64  # of the plan; what was measured has the default of KFAC
 GIB = 2**30
@@ -108,16 +109,16 @@ def check_table() -> str:
     for name, shape in MEASURED.items():
         times = models.get(name, {}).get("contenders", {})
         plain, private, preconditioned = shape.counts(KFAC.max_rank or 0)
-        first = _pair(private / plain, times, "dp_sgd", "plain")
-        second = _pair(preconditioned / private, times, "dp_kfc", "dp_sgd")
+        first = _pair(private / plain, models.get(name, {}), "dp_sgd", "plain")
+        second = _pair(preconditioned / private, models.get(name, {}), "dp_kfc", "dp_sgd")
         rows.append([shape.name, *first, *second, _rate(plain * models[name]["batch_size"], times) if name in models else "–"])
     head = ["model", "DP-SGD ÷ plain, counted", "measured", "DP-KFC ÷ DP-SGD, counted", "measured", "GFLOP/s of the plain step"]
     return markdown(head, rows)
 
 
-def _pair(counted: float, times: dict[str, Any], top: str, bottom: str) -> tuple[str, str]:
-    known = all("median_ms" in times.get(name, {}) for name in (top, bottom))
-    return f"{counted:.2f}", f"{times[top]['median_ms'] / times[bottom]['median_ms']:.2f}" if known else "–"
+def _pair(counted: float, entry: dict[str, Any], top: str, bottom: str) -> tuple[str, str]:
+    found = within(entry, top, bottom)
+    return f"{counted:.2f}", "–" if found is None else f"{found['ratio']:.2f}"
 
 
 def _rate(operations: float, times: dict[str, Any]) -> str:

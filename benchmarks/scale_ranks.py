@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, load_average, markdown, now, summary, write_json
+from common import RESULTS, hardware, judged, load_average, markdown, now, paired, read_json, summary, write_json
 
 OUTPUT = RESULTS / "ranks.json"
 WAYS = {"1 process, 1 thread": (1, 1), "1 process, 2 threads": (1, 2), "2 processes, 1 thread each": (2, 1)}
@@ -131,27 +130,20 @@ def _compared(seconds: dict[str, list[float]]) -> dict[str, Any]:
     """Medians, and the work per second of each way over that of one process with two threads, round by round."""
     found: dict[str, Any] = {}
     for way, taken in seconds.items():
-        within = sorted(base / own for base, own in zip(seconds[BASE], taken, strict=True))
-        quartiles = [round(within[len(within) // 4], 3), round(within[(3 * len(within)) // 4], 3)]
-        found[way] = {**summary(taken), "efficiency": round(statistics.median(within), 3), "quartiles": quartiles}
+        within = paired(seconds[BASE], taken)
+        found[way] = {**summary(taken), "efficiency": within["ratio"], "quartiles": within["quartiles"]}
     return found
 
 
 def table(results: dict[str, Any]) -> str:
-    """One row a model and kind of work."""
+    """One row a model and kind of work; steps and refreshes alike are the same work."""
     rows = []
-    for entry in results["models"].values():
+    for name, entry in results["models"].items():
         for what in ("step", "refresh"):
-            found = entry[what]
-            low, high = found[RANKS]["quartiles"]
-            rows.append(
-                [
-                    f"{entry['title']}, {what}",
-                    *(f"{found[way]['median_ms']:.1f} ms" for way in WAYS),
-                    f"{found[RANKS]['efficiency']:.2f} [{low:.2f}, {high:.2f}]",
-                ]
-            )
-    return markdown(["", *WAYS, "work per second, 2 processes over 2 threads"], rows)
+            found, goal = entry[what], None if name.startswith("smoke-") else GOAL
+            efficiency = judged(found[RANKS]["efficiency"], goal, found[RANKS]["quartiles"], least=True)
+            rows.append([f"{entry['title']}, {what}", *(f"{found[way]['median_ms']:.1f} ms" for way in WAYS), efficiency])
+    return markdown(["", *WAYS, "work per second, 2 processes over 2 threads (goal)"], rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -167,11 +159,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = args.only or (["smoke-mlp"] if args.smoke else list(MODELS))
     if unknown := [name for name in names if name not in known]:
         parser.error(f"no model {unknown[0]!r}; there are {', '.join(known)}")
-    results: dict[str, Any] = {"hardware": hardware(2), "date": now(), "load": load_average(), "goal": GOAL, "models": {}}
+    results: dict[str, Any] = {"models": {}} | ({} if args.smoke else read_json(args.output))
     for name in names:
         case = known[name]
-        entry = {"title": case.title, "batch_size": case.batch_size, "probe_size": case.probe_size}
+        entry = {"title": case.title, "batch_size": case.batch_size, "probe_size": case.probe_size, "date": now()}
+        entry |= {"load_before": load_average(), "hardware": hardware(2)}
         results["models"][name] = entry | measured(name, 3 if args.smoke else args.rounds, args.smoke)
+        results |= {"date": now(), "hardware": hardware(2)}
         if not args.smoke:
             write_json(args.output, results)
     print(table(results))

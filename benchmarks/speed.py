@@ -15,7 +15,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,51 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import (
-    RESULTS,
-    CardWatch,
-    MemoryWatch,
-    hardware,
-    load_average,
-    markdown,
-    now,
-    read_json,
-    summary,
-    write_json,
-)
+from common import RESULTS, hardware, load_average, now, paired, read_json, summary, write_json
+from memory import alone, peaks
+from speed_tables import EVERY, OURS, TIMES, every_model, table
 
 OUTPUT = RESULTS / "speed.json"
-ENCODERS, EVERY = ("encoder-256", "encoder-512"), 50
-_REFRESH_SHARE = 0.05
-LARGE, LORA = ("bert-base", "gpt2-small"), ("bert-base-lora", "gpt2-small-lora")
-BILLION = "llama-1b-lora"
-
-_HOOKS, _GHOST = {"mnist-cnn": 0.45, **dict.fromkeys(ENCODERS, 0.6)}, dict.fromkeys(("mnist-cnn", "mlp", *ENCODERS), 0.7)
-_OWN = {"mnist-cnn": 1.05, "mlp": 1.05, **dict.fromkeys(ENCODERS, 1.15)}
-_BASE = {"mnist-cnn": 1.4, **dict.fromkeys(ENCODERS, 1.2), **dict.fromkeys(LARGE, 1.35)}
-_PLAIN = dict.fromkeys((*LORA, BILLION), 1.15)
-OURS = ("dp_kfc_inputs", "dp_kfc")  # by default, and as in the paper
-
-# name: (numerator, denominator, {model: target})
-TIME_RATIOS: dict[str, tuple[str, str, dict[str, float]]] = {
-    f"{top} / {bottom}": (top, bottom, targets)
-    for top, bottom, targets in (
-        *((name, "opacus_hooks", _HOOKS) for name in OURS),
-        *((name, "opacus_ghost", _GHOST) for name in OURS),
-        *((name, "dp_sgd", _OWN) for name in OURS),
-        ("dp_sgd", "plain", _BASE),
-        *((name, "plain", _PLAIN) for name in OURS),
-        ("dp_sgd", "opacus_hooks", {}),
-        ("dp_sgd", "opacus_ghost", dict.fromkeys(LARGE, 0.85)),
-        ("dp_kfc", "materialised", {}),
-    )
-}
-# name: (numerator, denominator, target for every model; the large ones have a target of their own beside plain)
-MEMORY_RATIOS: dict[str, tuple[str, str, float | None]] = {
-    f"{top} / {bottom}": (top, bottom, target)
-    for top in (*OURS, "dp_sgd")
-    for bottom, target in (("plain", 1.25), ("opacus_hooks", 0.5))
-}
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
@@ -82,7 +41,7 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int, dev
         setting = setting_for(case, Path(folder), device)
         for name in names:
             try:
-                live[name] = CONTENDERS[name][1](setting)
+                live[name] = CONTENDERS[name](setting)
                 live[name].step()
             except Exception as error:  # a peer that refuses a model is a result, not a failure of the benchmark
                 if name in ("plain", "dp_sgd", *OURS):
@@ -91,7 +50,7 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int, dev
                 entries[name] = {"not_available": f"{type(error).__name__}: {str(error)[:300]}"}
         gc.collect()
         gc.freeze()
-        seconds: dict[str, list[float]] = {name: [] for name in live}
+        seconds: dict[str, dict[int, float]] = {name: {} for name in live}
         processor: dict[str, list[float]] = {name: [] for name in live}
         order = random.Random(0)
         for number in range(warmup + rounds):
@@ -99,7 +58,7 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int, dev
                 built = live[name].built_at()
                 taken = timed(live[name].step, device)
                 if number >= warmup and live[name].built_at() == built:  # a step that refreshed is not a plain step
-                    seconds[name].append(taken[0])
+                    seconds[name][number] = taken[0]
                     processor[name].append(taken[1])
             gc.collect()
         refreshes = {n: [timed(c.refresh, device)[0] for _ in range(3)] for n, c in live.items() if c.refresh is not None}
@@ -108,209 +67,35 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int, dev
             contender.close()
         gc.unfreeze()
     for name, contender in live.items():
-        entries[name] = {**summary(seconds[name]), "processor_ms": round(1e3 * statistics.median(processor[name]), 3)}
-        if contender.note:
-            entries[name]["note"] = contender.note
-        if name in refreshes:
-            refresh = 1e3 * statistics.median(refreshes[name])
-            entries[name]["refresh_ms"] = round(refresh, 1)
-            entries[name]["amortised_ms"] = round(entries[name]["median_ms"] + refresh / EVERY, 3)
-            entries[name]["refresh_share"] = _share(refresh, entries[name]["median_ms"])
-        if name in averaged:
-            refresh = 1e3 * statistics.median(averaged[name])
-            entries[name]["averaged_refresh_ms"] = round(refresh, 1)
-            entries[name]["averaged_refresh_share"] = _share(refresh, entries[name]["median_ms"])
-    paired = _paired(seconds)
-    return {"contenders": {name: entries[name] for name in names}, "paired": paired}
+        entries[name] = {**summary(list(seconds[name].values())), "processor_ms": _median_ms(processor[name])}
+        entries[name] |= {"note": contender.note} if contender.note else {}
+        for what, taken in (("refresh", refreshes), ("averaged_refresh", averaged)):
+            if name in taken:
+                entries[name] |= {f"{what}_ms": _median_ms(taken[name], 1)}
+                entries[name] |= {f"{what}_range_ms": [round(1e3 * end(taken[name]), 1) for end in (min, max)]}
+    return {"contenders": {name: entries[name] for name in names}, "paired": _ratios(seconds)}
 
 
-def _share(refresh: float, step: float) -> float:
-    """Of the time, that one refresh in so many steps takes."""
-    return round(refresh / (refresh + EVERY * step), 4)
+def _median_ms(seconds: Sequence[float], digits: int = 3) -> float:
+    return round(1e3 * statistics.median(seconds), digits)
 
 
-def _paired(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Median over rounds of the ratio within one round: what a slow drift of the machine cannot move."""
+def _ratios(seconds: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
+    """The ratios of `TIMES` over the rounds in which neither contender refreshed."""
     found = {}
-    for name, (top, bottom, _) in TIME_RATIOS.items():
-        if seconds.get(top) and seconds.get(bottom) and len(seconds[top]) == len(seconds[bottom]):
-            pairs = zip(seconds[top], seconds[bottom], strict=True)
-            found[name] = round(statistics.median(a / b for a, b in pairs), 3)
+    for top, bottom in TIMES:
+        own, base = seconds.get(top, {}), seconds.get(bottom, {})
+        if both := [number for number in own if number in base]:
+            found[f"{top} / {bottom}"] = paired([own[number] for number in both], [base[number] for number in both])
     return found
 
 
 def measure_memory(case_name: str, names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
     """Each contender alone in a process of its own, one after another."""
-    found = {}
-    for name in names:
-        command = [
-            sys.executable,
-            __file__,
-            "--memory-of",
-            name,
-            "--only",
-            case_name,
-            "--threads",
-            str(arguments.threads),
-        ]
-        command += ["--ffn-ratio", str(arguments.ffn_ratio), "--device", arguments.device] + ["--smoke"] * arguments.smoke
-        command += [] if arguments.batch_size is None else ["--batch-size", str(arguments.batch_size)]
-        # Freed blocks go back to the system at once, for all alike, so that resident memory is live memory.
-        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            found[name] = json.loads(done.stdout.splitlines()[-1])
-        else:
-            found[name] = {"not_available": (done.stderr.strip().splitlines() or ["no message"])[-1][:300]}
-    return found
-
-
-def memory_of(name: str, case: Any, steps: int = 4, device: str = "cpu") -> dict[str, Any]:
-    """Peak of the first step (with the first refresh, where there is one) and of the steps after it."""
-    import torch
-
-    from contenders import CONTENDERS, setting_for
-
-    with tempfile.TemporaryDirectory() as folder:
-        contender = CONTENDERS[name][1](setting_for(case, Path(folder), device))
-        _wake_libraries(device)
-        gc.collect()
-        watch = MemoryWatch() if device == "cpu" else CardWatch()
-        contender.step()
-        first = watch.peak()
-        gc.collect()
-        watch.reset()
-        for _ in range(steps):
-            contender.step()
-        later = watch.peak()
-        contender.close()
-    return {"first_step_mib": first, "extra_mib": later, "threads": torch.get_num_threads()}
-
-
-def _wake_libraries(device: str) -> None:
-    """Kernels and thread pools load before the watch begins."""
-    import torch
-
-    x = torch.randn(256, 256, requires_grad=True, device=device)
-    image, kernel = (torch.randn(size, requires_grad=True, device=device) for size in ((2, 4, 8, 8), (4, 4, 3, 3)))
-    (x @ x).sum().backward()
-    torch.nn.functional.conv2d(image, kernel).sum().backward()
-    torch.bmm(x.detach().view(4, 64, 256), x.detach().view(4, 256, 64))
-    torch.linalg.eigh(x.detach() @ x.detach().T)
-    torch.linalg.qr(x.detach())
-    torch.fft.ifft2(torch.fft.fft2(image.detach()))
-
-
-# -- ratios and tables -------------------------------------------------------------------------------------------------
-
-
-def _judged(value: float, target: float | None) -> dict[str, Any]:
-    return {"ratio": round(value, 3), "target": target, "met": None if target is None else value <= target}
-
-
-def ratios(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The ratios of a model beside their targets."""
-    times, memory = entry["contenders"], entry.get("memory", {})
-    found: dict[str, Any] = {"time": {}, "memory": {}}
-    for ratio, (top, bottom, targets) in TIME_RATIOS.items():
-        if all("median_ms" in times.get(c, {}) for c in (top, bottom)):
-            base, target = times[bottom]["median_ms"], targets.get(name)
-            found["time"][ratio] = _judged(times[top]["median_ms"] / base, target)
-            if ratio in entry.get("paired", {}):
-                found["time"][ratio]["paired"] = entry["paired"][ratio]
-            if "amortised_ms" in times[top]:
-                amortised = _judged(times[top]["amortised_ms"] / base, target)
-                found["time"][ratio] |= {"amortised": amortised["ratio"], "amortised_met": amortised["met"]}
-    for ratio, (top, bottom, limit) in MEMORY_RATIOS.items():
-        if all("extra_mib" in memory.get(c, {}) for c in (top, bottom)):
-            base = max(memory[bottom]["extra_mib"], 0.1)
-            with_refresh = max(memory[top]["first_step_mib"], memory[top]["extra_mib"]) / base
-            limit = 1.25 if bottom == "plain" and name == BILLION else limit
-            limit = 1.3 if bottom == "plain" and name in LARGE + LORA else limit
-            limit = None if name.startswith("smoke-") else limit
-            found["memory"][ratio] = _judged(memory[top]["extra_mib"] / base, limit)
-            found["memory"][ratio]["with_refresh"] = round(with_refresh, 3)
-    return found
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """The Markdown tables of a results file."""
-    from contenders import CONTENDERS
-
-    models = results["models"]
-    head = ["model (batch)", *(label for label, _ in CONTENDERS.values())]
-    speed, space = [], []
-    for entry in models.values():
-        label = f"{entry['title']} ({entry['batch_size']})"
-        times, memory = entry["contenders"], entry.get("memory", {})
-        speed.append([label, *(_milliseconds(times.get(name, {})) for name in CONTENDERS)])
-        space.append([label, *(_mebibytes(memory.get(name, {})) for name in CONTENDERS)])
-    parts = ["Milliseconds a step (median; + a refresh of the preconditioner)", markdown(head, speed)]
-    refreshes = [row for entry in models.values() for name in OURS if (row := _refreshes(entry, name)) is not None]
-    if refreshes:
-        share = "share of the time"
-        of = ["model", "sides", "the whole probe, ms", share, "an eighth of it, averaged, ms", f"{share} (≤ 5 %)"]
-        parts += [f"A refresh in {EVERY} steps", markdown(of, refreshes)]
-    if any(entry.get("memory") for entry in models.values()):
-        parts += ["Peak memory above the start, MiB (steps; + with a refresh)", markdown(head, space)]
-    kinds = {"time": TIME_RATIOS, "memory": MEMORY_RATIOS}
-    for kind, names in kinds.items():
-        rows = [
-            [_named(*names[ratio][:2]), *(_ratio(entry["ratios"][kind].get(ratio)) for entry in models.values())]
-            for ratio in names
-            if any(ratio in entry["ratios"][kind] for entry in models.values())
-        ]
-        if rows:
-            heading = f"Ratios of {kind} (target){f'; amortised over {EVERY} steps a refresh' * (kind == 'time')}"
-            parts += [heading, markdown(["ratio", *(entry["title"] for entry in models.values())], rows)]
-    if results.get("kept"):
-        labels = [f"{entry['title']} ({entry['batch_size']})" for entry in results["kept"].values()]
-        times = [[_milliseconds(entry["contenders"].get(name, {})) for name in CONTENDERS] for entry in results["kept"].values()]
-        heading = "The same with freed memory kept by the process (`dpkfc.keep_freed_memory`), for all alike"
-        parts += [heading, markdown(head, [[label, *row] for label, row in zip(labels, times, strict=True)])]
-    if results.get("card"):
-        cards = sorted({entry["hardware"].get("card", "a card") for entry in results["card"].values()})
-        parts += [f"On {' and '.join(cards)}", table({"models": results["card"]})]
-    return "\n\n".join(parts)
-
-
-def _named(top: str, bottom: str) -> str:
-    """A ratio in the words of the tables."""
-    from contenders import CONTENDERS
-
-    return f"{CONTENDERS[top][0]} ÷ {CONTENDERS[bottom][0]}"
-
-
-def _refreshes(entry: Mapping[str, Any], name: str) -> list[str] | None:
-    kfac = entry["contenders"].get(name, {})
-    if "averaged_refresh_ms" not in kfac:
-        return None
-    shares = [f"{100 * kfac[name]:.1f} %" for name in ("refresh_share", "averaged_refresh_share")]
-    met = "✓" if kfac["averaged_refresh_share"] <= _REFRESH_SHARE else "✗"
-    sides = "inputs" if name == "dp_kfc_inputs" else "both"
-    whole, part = (f"{kfac[of]:,.0f}" for of in ("refresh_ms", "averaged_refresh_ms"))
-    return [entry["title"], sides, whole, shares[0], part, f"{shares[1]} {met}"]
-
-
-def _milliseconds(entry: Mapping[str, Any]) -> str:
-    if "median_ms" not in entry:
-        return "n/a" if entry else "–"
-    refresh = f" + {entry['refresh_ms']:,.0f}" if "refresh_ms" in entry else ""
-    return f"{entry['median_ms']:,.1f}{refresh}"
-
-
-def _mebibytes(entry: Mapping[str, Any]) -> str:
-    if "extra_mib" not in entry:
-        return "n/a" if entry else "–"
-    more = entry["first_step_mib"] > 1.05 * entry["extra_mib"] + 1
-    return f"{entry['extra_mib']:,.0f}" + (f" + {entry['first_step_mib'] - entry['extra_mib']:,.0f}" if more else "")
-
-
-def _ratio(entry: Mapping[str, Any] | None) -> str:
-    if entry is None:
-        return "–"
-    target = "" if entry["target"] is None else f" (≤ {entry['target']:g} {'✓' if entry['met'] else '✗'})"
-    return f"{entry['ratio']:.2f}{target}" + (f"; {entry['amortised']:.2f}" if "amortised" in entry else "")
+    given = ["--only", case_name, "--threads", str(arguments.threads), "--device", arguments.device]
+    given += ["--ffn-ratio", str(arguments.ffn_ratio)] + ["--smoke"] * arguments.smoke
+    given += [] if arguments.batch_size is None else ["--batch-size", str(arguments.batch_size)]
+    return {name: alone([__file__, "--memory-of", name, *given]) for name in names}
 
 
 # -- command line ------------------------------------------------------------------------------------------------------
@@ -349,8 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     path = arguments.output or OUTPUT
     if arguments.table:
-        results = read_json(path)
-        print(table(results) if results else f"nothing measured yet: {path.name} does not exist")
+        results, every = read_json(path), every_model() if path == OUTPUT else {}
+        print(table(results, every) if results else f"nothing measured yet: {path.name} does not exist")
         return 0
     import torch
 
@@ -374,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"unknown: {', '.join(unknown)}; choose from {', '.join(there)}", file=sys.stderr)
             return 2
     if arguments.memory_of:
-        print(json.dumps(memory_of(arguments.memory_of, known[chosen[0]], device=arguments.device)))
+        print(json.dumps(peaks(CONTENDERS[arguments.memory_of], known[chosen[0]], arguments.device)))
         return 0
     writes = not arguments.smoke or arguments.output is not None
     results: dict[str, Any] = {"models": {}} | (read_json(path) if writes else {})
@@ -423,7 +208,7 @@ def measured(
         entry["memory"] = measure_memory(case.name, alive, arguments)
     elif memory:
         entry["memory"] = memory
-    return {**entry, "ratios": ratios(case.name, entry)}
+    return entry
 
 
 if __name__ == "__main__":

@@ -43,21 +43,25 @@ def speed_summary() -> str:
     for entry in results["models"].values():
         times, memory = entry["contenders"], entry.get("memory", {})
         cells = [_cell(times.get(name, {}), memory.get(name, {})) for name in SUMMARY]
-        rows.append([f"{entry['title']} (batch {entry['batch_size']})", *cells, _times(times, "opacus_hooks")])
-    head = ["milliseconds a step / extra MiB", *SUMMARY.values(), "DP-KFC ÷ Opacus hooks"]
+        rows.append([f"{entry['title']} (batch {entry['batch_size']})", *cells, _over_hooks(entry)])
+    head = ["milliseconds a step / extra MiB (of steps; of all)", *SUMMARY.values(), "DP-KFC ÷ Opacus hooks"]
     return markdown(head, rows) + "\n\n" + machine(results)
 
 
 def _cell(times: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
+    import speed_tables
+
     if "median_ms" not in times:
         return "n/a" if times else "–"
-    space = f" / {memory['extra_mib']:,.0f}" if "extra_mib" in memory else ""
+    space = f" / {speed_tables.mebibytes(memory)}" if "extra_mib" in memory else ""
     return f"{times['median_ms']:,.1f}{space}"
 
 
-def _times(times: Mapping[str, Any], base: str) -> str:
-    own = next((times[name]["median_ms"] for name in ("dp_kfc_inputs", "dp_kfc") if "median_ms" in times.get(name, {})), None)
-    return "–" if own is None or "median_ms" not in times.get(base, {}) else f"{own / times[base]['median_ms']:.2f}×"
+def _over_hooks(entry: Mapping[str, Any]) -> str:
+    import speed_tables
+
+    found = (speed_tables.within(entry, name, "opacus_hooks") for name in speed_tables.OURS)
+    return next((f"{ratio['ratio']:.2f}×" for ratio in found if ratio is not None), "–")
 
 
 def machine(results: Mapping[str, Any]) -> str:
@@ -85,10 +89,11 @@ def _unlike(results: Mapping[str, Any]) -> str:
 
 
 def speed() -> str:
-    import speed as benchmark
+    import speed_tables
 
     results = read_json(RESULTS / "speed.json")
-    return benchmark.table(results) + "\n\n" + machine(results) if results else missing("make bench")
+    every = speed_tables.every_model()
+    return speed_tables.table(results, every) + "\n\n" + machine(results) if results else missing("make bench")
 
 
 def accuracy() -> str:
