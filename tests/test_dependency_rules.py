@@ -22,17 +22,21 @@ SOURCE = ROOT / "src" / "dpkfc"
 VALUES = {"blocks", "metric", "subspace"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 PLANS = {"config", "plan"}
-ABOVE = VALUES | FOUR | PLANS | {"allocator", "launched", "checkpoint", "steps", "session", "postprocess", "coordinates"}
+ABOVE = VALUES | FOUR | PLANS | {"allocator", "launched", "exhausted", "checkpoint", "steps", "session", "postprocess"}
+ABOVE |= {"coordinates", "probe_rows"}
 ALLOWED = {
     "allocator": set(),
     "launched": set(),
+    "exhausted": set(),
     "blocks": set(),
     "metric": {"blocks"},
     "subspace": {"metric"},
     **{package: VALUES for package in FOUR},
-    "gradients": VALUES | {"launched"},
+    "gradients": VALUES | {"launched", "exhausted"},
+    "curvature": VALUES | {"exhausted"},
     "postprocess": VALUES | {"privacy", "gradients"},
-    "coordinates": VALUES | {"privacy", "gradients", "curvature"},
+    "probe_rows": {"gradients", "curvature"},
+    "coordinates": VALUES | {"privacy", "gradients", "curvature", "probe_rows"},
     "config": VALUES | FOUR | PLANS | {"postprocess"},
     "plan": VALUES | FOUR | PLANS | {"postprocess"},
     "checkpoint": VALUES,

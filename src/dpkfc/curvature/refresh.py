@@ -22,7 +22,7 @@ from dpkfc.curvature.shared import Shared
 from dpkfc.curvature.shares import Team, agreed, handed_over, moved_to, own_rows, probe_digest, told_to_all
 from dpkfc.metric import Metric
 
-__all__ = ["Measured", "added", "decomposed", "gathered", "measure", "probe_scale"]
+__all__ = ["Measured", "added", "decomposed", "gathered", "kept_for_scale", "measure", "probe_scale"]
 
 _SCALE_SIZE = 64  # probe examples, the last ones, over which the two medians are taken
 
@@ -34,8 +34,8 @@ class Measured:
     Attributes:
         layers: layer name to its factors, not decomposed yet.
         unknown: layer name to the kind of block that has no factors; such a layer keeps the identity.
-        last: the last micro-batch, which the scale is measured on without a second pass; None where several processes each
-            ran a part of the probe.
+        last: the last micro-batch where the scale can be measured on it without a second pass; None where it has too few examples
+            for that, which would stay in memory for nothing, and where several processes each ran a part of the probe.
         note: what became of labels that do not fit the model's output.
     """
 
@@ -81,7 +81,7 @@ def _measured(
     shared = Shared()
     layers: dict[str, LayerAccumulator] = {}
     unknown: dict[str, str] = {}
-    piece: Piece | None = None
+    last, note = None, ""
     rows, seen = own_rows(team, run.size), [""]
 
     def drawn(inputs: Inputs, labels: Tensor | None) -> None:
@@ -101,8 +101,11 @@ def _measured(
             if name not in layers:
                 layers[name] = LayerAccumulator(block, structure, structure.kinds.get(name), positions, shared)
             _add_named(layers[name], name, block, piece)
+            del block
         shared.forget()
-    return Measured(layers=layers, unknown=unknown, last=piece, note="" if piece is None else piece.note), seen[0]
+        note, last = piece.note, kept_for_scale(piece, run)
+        del piece  # or it stays in memory beside the next one
+    return Measured(layers=layers, unknown=unknown, last=last, note=note), seen[0]
 
 
 def gathered(
@@ -177,7 +180,8 @@ def probe_scale(
     """Median ‖g‖ ÷ median ‖P g‖ over the last examples of the probe; 1 where a median is zero.
 
     They are those of the last micro-batch where it has enough of them; otherwise these few run through the model again, in
-    parts where several processes share the refresh.
+    parts where several processes share the refresh. That pass costs what it costs: to spare it, inputs and output gradients of
+    all 64 would have to stay in memory until the factors are known, which is what small micro-batches are there to avoid.
     """
     first = _scale_from(run)
     if last is not None and last.rows.start <= first:
@@ -194,6 +198,11 @@ def probe_scale(
     return ratio if ratio > 0 and math.isfinite(ratio) else 1.0
 
 
+def kept_for_scale(piece: Piece, run: ProbeRun) -> Piece | None:
+    """The micro-batch where it holds all examples that the scale is measured on; others are not worth their memory."""
+    return piece if piece.rows.start <= _scale_from(run) and piece.rows.stop == run.size else None
+
+
 def _scale_from(run: ProbeRun) -> int:
     """The first of the examples that the scale is measured on."""
     return max(0, run.size - _SCALE_SIZE)
@@ -208,6 +217,7 @@ def _norms(pieces: Iterable[Piece], first: int, metric: Metric) -> list[Tensor]:
         norms = probe_norms(piece.blocks, {}, metric, last=None if count == piece.size else count)
         plain.append(norms[0])
         mapped.append(norms[1])
+        del piece
     return [torch.cat([x.to(found[-1]) for x in found]) for found in (plain, mapped)]
 
 
