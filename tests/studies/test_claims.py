@@ -77,7 +77,8 @@ def test_an_arm_that_the_grid_lacks_is_compared_within_the_trials(claims, tmp_pa
             "run": {"recipe": "imdb-logistic", "method": arm},
         }
         for arm, accuracy in (
-            ("dp-sgd", 0.80), ("dp-sgd", 0.81), ("dp-ngd", 0.82), ("dp-ngd", 0.83), ("dp-kfc-random", 0.5), ("dp-kfc-oracle", 0.9),
+            ("dp-sgd", 0.80), ("dp-sgd", 0.81), ("dp-ngd", 0.82), ("dp-ngd", 0.83), ("dp-kfc-random", 0.5),
+            ("dp-kfc-oracle", 0.9),
         )
     ]  # fmt: skip
     (tmp_path / "accuracy").mkdir()
