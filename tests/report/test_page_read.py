@@ -12,7 +12,7 @@ from dpkfc.report.figures import Figures
 from dpkfc.report.page_group import grouped, looks, panels
 from dpkfc.report.page_read import read_all
 from dpkfc.report.page_text import command_of, embedded, epsilon_text, escaped, number, plain, show
-from tests.report.page_cases import FIGURES, plan, row, run_folder, study, tuning
+from tests.report.page_cases import FIGURES, chart, plan, row, run_folder, study, tuning
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -117,6 +117,21 @@ def test_a_figure_of_reproduce_is_named_with_its_picture(tmp_path: Path):
     ]  # fmt: skip
 
 
+def test_accuracy_over_settings_is_read_from_a_figure_and_from_the_folder_it_lies_in(tmp_path: Path):
+    (one,) = read_all([chart(tmp_path / "kfc-fig10.json")]).charts
+    assert one.notes == ["NOT PRIVATE: said", "Missing: a: no"] and [held.method for held in one.maps] == ["dp-kfc", "dp-sgd"]
+    assert one.maps[0].values == [[0.0, 1.0], [0.5, None]]
+    found = read_all([tmp_path])
+    assert len(found.charts) == 1 and not found.runs and not found.broken
+    content = json.loads((tmp_path / "kfc-fig10.json").read_text())
+    content["sensitivity_maps"][0]["values"] = [[1.0]]
+    (tmp_path / "torn.json").write_text(json.dumps(content))
+    (tmp_path / "old.json").write_text(json.dumps({**content, "version": 2}))
+    said = [why for _, why in read_all([tmp_path]).broken]
+    assert said == ["is of version 2, this dpkfc reads 1; use the version that wrote it",
+                    "torn.json is damaged; dpkfc reproduce torn writes it again"]  # fmt: skip
+
+
 def test_smoke_runs_share_neither_group_nor_panel_with_others(tmp_path: Path):
     small = run_folder(tmp_path / "small")
     text = (small / "config.toml").read_text()
@@ -207,7 +222,7 @@ def test_figures_come_back_as_they_were_written_and_long_spectra_keep_their_rank
     values = found.spectra[0].values["A"]
     assert len(values) == 1000 and values[0] == 1000.0 and values[-1] == 1.0 and path.stat().st_size < 10_000
     assert all(abs(value - (1000 - rank)) <= 4 for rank, value in enumerate(values))
-    assert [list(line) for line in found.sensitivity_maps[0].values] == [[0.0, 1.0], [0.5, 0.25]]
+    assert list(found.sensitivity_maps) == list(FIGURES.sensitivity_maps)
 
 
 def test_what_is_not_finite_is_left_out_of_figures(tmp_path: Path):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpkfc.report.page_read import Contents, Departures, Sheet, Shown, deciding, marks_of, task_of, train_command
+from dpkfc.report.figures import read_map
+from dpkfc.report.page_read import Chart, Contents, Departures, Sheet, Shown, deciding, marks_of, task_of, train_command
 from dpkfc.report.page_text import number, percent, plain, show
 from dpkfc.report.winners import winners_tests
 
@@ -24,7 +25,8 @@ def read_file(path: Path, content: Any, departures: Departures) -> Contents:
         departures: leaves out of a run's settings what its recipe and method say.
 
     Raises:
-        ValueError: a figure; of no known format, of another version, or without a single readable entry.
+        ValueError: a figure of which there is a picture alone; of no known format, of another version, or without a single entry
+            that can be read.
     """
     if not isinstance(content, dict):
         raise ValueError("is no results file of dpkfc")
@@ -40,6 +42,9 @@ def read_file(path: Path, content: Any, departures: Departures) -> Contents:
         return Contents(runs=(), sheets=[_tuning(path, content)])
     if kind is None and isinstance(content.get("runs"), dict):
         return _benchmark(path, content["runs"])
+    if kind == "dpkfc figure" and content.get("sensitivity_maps"):
+        _check_version(content)
+        return Contents(runs=(), charts=[_chart(path, content)])
     if kind == "dpkfc figure":
         raise ValueError(f"is a figure of dpkfc reproduce, which has a picture of its own: {_pictures(path)}")
     raise ValueError("is no results file of dpkfc (study, tuning, table or benchmark); leave it out")
@@ -213,3 +218,19 @@ def _published(path: Path, content: Mapping[str, Any]) -> Sheet:
         rows=[tuple(show(cell.get(column)) for column in columns) for cell in cells],
         commands=[f"dpkfc reproduce {name}"] if isinstance(name, str) and name.replace("-", "").isalnum() else (),
     )
+
+
+def _chart(path: Path, content: Mapping[str, Any]) -> Chart:
+    """`kfc-fig10.json` of `dpkfc reproduce`: accuracy over settings, and what is said against its privacy.
+
+    Raises:
+        ValueError: damaged.
+    """
+    try:
+        maps = [read_map(one) for one in content["sensitivity_maps"]]
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError(f"{path.name} is damaged; dpkfc reproduce {path.stem} writes it again") from None
+    missing = content.get("missing")
+    notes = [content.get("private"), *(f"Missing: {one}" for one in (missing if isinstance(missing, list) else []))]
+    title = plain(content.get("title", content.get("name", path.stem)), 160)
+    return Chart(source=str(path), title=title, notes=[plain(note, 400) for note in notes if isinstance(note, str)], maps=maps)
