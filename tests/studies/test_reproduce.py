@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from dpkfc.studies.errors import StudyError
 from dpkfc.studies.published import NOT_PRINTED, Cell, Published, Table, load, names
 from dpkfc.studies.reproduce import Tuning, markdown, outcomes, verdict
 from dpkfc.studies.store import Store
+from tests.recipes.files import write_cifar
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp"}
@@ -263,6 +267,51 @@ def test_what_runs_nothing_reads_no_data(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "find_recipe", lambda name: pytest.fail("the data were read"))
     found = reproduce.reproduce(["made-up"], tmp_path, budget_minutes=0)["made-up"]
     assert [one.verdict for one in found] == ["not run (not yet run)"]
+
+
+def test_files_that_hold_a_part_of_a_set_give_no_verdict(tmp_path, monkeypatch):
+    write_cifar(tmp_path / "cifar100")
+    monkeypatch.setattr(reproduce, "load", lambda name: table_of(cell(recipe="cifar100-wrn")))
+    found = reproduce.reproduce(["made-up"], tmp_path / "out", data_dir=str(tmp_path))["made-up"]
+    assert found[0].verdict == "not run (the files hold 12 of 50,000 training images, and the published number is of all)"
+
+
+def test_cells_that_take_more_than_a_few_cores_have_a_recipe_and_a_command():
+    cells = [one for name in names() for one in load(name).cells if one.needs and not one.not_run]
+    asked = {"cifar100-wrn", "cifar100-vit", "cifar100-crossvit", "svhn-wrn", "utkface-resnet20", "cifar10-wrn"}
+    assert {one.recipe for one in cells} == asked and all(one.needs.startswith("time on an accelerator") for one in cells)
+    for one in cells:
+        words = shlex.split(one.command)
+        given = dict(zip(words[2::2], words[3::2], strict=True))
+        config = run_config({name[2:].replace("-", "_"): _number(text) for name, text in given.items()})
+        wanted = one.run({}, 0).config()
+        assert replace(config, public_data=wanted.public_data) == replace(wanted, eval_on=config.eval_on), one.command
+    assert not any("recipe missing" in one.not_run for name in names() for one in load(name).cells)
+
+
+def _number(text):
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def test_a_command_stands_where_settings_would_until_the_cell_is_run(tmp_path):
+    slow = cell(needs="a GPU", settings={"lr": 0.5, "public_data": "@digits:20"})
+    store = Store(tmp_path / "rows.json")
+    text = markdown(table_of(slow), outcomes(table_of(slow), store, Tuning(), (0,)))
+    assert "| `dpkfc train --recipe digits --method dp-sgd --lr 0.5 --public-data FILE` |" in text
+    assert "`dpkfc reproduce made-up --everything` also runs" in text
+    store.put(slow.run({}, 0), row_of(slow.run({}, 0), 0.9))
+    assert "dpkfc train" not in markdown(table_of(slow), outcomes(table_of(slow), store, Tuning(), (0,)))
+    plain = table_of(cell())
+    assert "dpkfc" not in markdown(plain, outcomes(plain, Store(tmp_path / "none.json"), Tuning(), (0,)))
+
+
+def test_settings_that_a_run_does_not_have_are_not_run_at_others():
+    values = {(one.row[:2].strip(), one.column[-1]): one.not_run for one in load("dp-ngd-6").cells}
+    assert [bool(values["p", n]) for n in "12345"] == [True, True, True, False, True]
+    assert [bool(values["T1", n]) for n in "12345"] == [True, False, True, True, True]
 
 
 def test_a_failure_is_of_its_own_cell(tmp_path):

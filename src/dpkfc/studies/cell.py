@@ -193,8 +193,8 @@ def run_cell(
         report: sees every evaluation, for the operator only, and may end the run.
 
     Returns:
-        A row of plain values: the run, accuracy in [0, 1] on the set that `evaluate_on` names, its course, ε, δ, σ, accounting,
-        steps, mean clipped fraction (NOT PRIVATE), seconds and the machine.
+        A row of plain values: the run, accuracy in [0, 1] and mean loss on the set that `evaluate_on` names, its course, ε, δ, σ,
+        accounting, steps, mean clipped fraction (NOT PRIVATE), seconds and the machine.
 
     Raises:
         Ended: ended by `report` or by a signal.
@@ -259,6 +259,7 @@ def _row(run: Run, prepared: Any, result: Any, place: Any, wall: float) -> dict[
         "accuracy": result.accuracy,
         "measured_on": result.measured_on,
         "score": getattr(result, "score", "accuracy"),
+        "loss": getattr(result, "loss", None),
         "curve": [[row.step, round(row.accuracy or 0.0, 5)] for row in metrics.evaluated()],
         "epsilon": result.epsilon,
         "target_epsilon": plan.target_epsilon,

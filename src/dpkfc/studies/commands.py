@@ -162,8 +162,8 @@ def _kinds(
     if unknown := [name for name in names if name not in known]:
         told = nearest(unknown[0], known)
         raise StudyError(f"unknown table or figure {unknown[0]!r}; {told} (dpkfc reproduce --list shows all)")
-    figures = [name for name in names if find(name) is not None]
-    tables = [name for name in names if name not in (*figures, NAME)]
+    figures = [name for name in names if find(name) is not None and not (columns and name in of_tables())]
+    tables = [name for name in names if name in of_tables() and not (smoke and name in figures)]
     for name in tables:
         load(name).of(columns)
     if smoke and tables:

@@ -75,6 +75,16 @@ class Cell:
         """Whether a few cores are enough to run it."""
         return not self.not_run and not self.needs
 
+    @property
+    def command(self) -> str:
+        """`dpkfc train` for its run, with FILE where a study takes images of another recipe; empty where there is no run."""
+        if self.not_run:
+            return ""
+        given = {name: "FILE" if str(value).startswith("@") else value for name, value in self.settings.items()}
+        flags = [f"--{name.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{name.replace('_', '-')} {value}"
+                 for name, value in given.items()]  # fmt: skip
+        return " ".join([f"dpkfc train --recipe {self.recipe} --method {self.method}", *flags])
+
     def run(self, tuned: Mapping[str, Plain], seed: int) -> Run:
         """The run of a seed, on the test set."""
         return Run.of(self.recipe, self.method, {**self.settings, **tuned}, seed=seed, evaluate_on="test")

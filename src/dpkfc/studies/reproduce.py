@@ -209,12 +209,15 @@ def reproduce(
 
 
 def _leave_out_what_has_no_data(source: Listed, data_dir: str) -> None:
-    """Read every data set once: a missing one is said in its cells, and the others are run."""
+    """Read every data set once: one that is missing, or there in part, is said in its cells, and the others are run."""
     for recipe in source.recipes:
         try:
-            find_recipe(recipe).data(run_config({"recipe": recipe, "data_dir": data_dir}))
+            part = find_recipe(recipe).data(run_config({"recipe": recipe, "data_dir": data_dir})).part
         except DatasetError as error:
             source.leave_out(recipe, str(error))
+            continue
+        if part:
+            source.leave_out(recipe, f"the files hold {part}, and the published number is of all")
 
 
 def outcomes(
@@ -258,11 +261,15 @@ def markdown(table: Table, found: Sequence[Outcome]) -> str:
         ours = f"{one.ours} ({len(one.values)})" if one.values else "–"
         sigma = "–" if one.sigma is None else f"{one.sigma:.4f}"
         chosen = f"tuned: {settings_text(one.settings)}" if one.settings else "the recipe's" if one.values else ""
+        chosen = f"`{one.cell.command}`" if one.cell.needs and one.cell.command and not one.values else chosen
         cells = [one.cell.row, one.cell.column, one.cell.published.text, ours, sigma, one.verdict, chosen]
         lines.append("| " + " | ".join(cells) + " |")
     accounting = sorted({one.accounting for one in found if one.accounting})
     notes = [f"Published: {table.accounting}." + (f" Note: {table.note}." if table.note else "")]
     notes += [f"Ours: {'; '.join(accounting)}."] if accounting else []
+    if any(one.cell.needs and not one.cell.not_run for one in found):
+        more = "also runs what needs more than a few cores, with its public images."
+        notes.append(f"`dpkfc reproduce {table.name} --everything` {more}")
     return "\n".join([*lines, "", *notes, RULE])
 
 
@@ -274,7 +281,8 @@ def _write(folder: Path, table: Table, found: Sequence[Outcome]) -> None:
             {
                 "row": one.cell.row, "column": one.cell.column, "published": one.cell.published.text, "values": list(one.values),
                 "ours": one.ours, "sigma": one.sigma, "epsilon": one.epsilon, "accounting": one.accounting,
-                "settings": dict(one.settings), "verdict": one.verdict,
+                "settings": dict(one.settings), "verdict": one.verdict, "recipe": one.cell.recipe, "method": one.cell.method,
+                "command": one.cell.command,
             }
             for one in found
         ],

@@ -15,7 +15,7 @@ from dpkfc.report.run_folder import placed
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.closing import reported
 from dpkfc.studies.errors import StudyError
-from dpkfc.studies.figures import landscape
+from dpkfc.studies.figures import landscape, noise_sweep
 from dpkfc.studies.listed import Listed
 from dpkfc.studies.pool import Place, Task, drive
 from dpkfc.studies.progress import Console, StudyProgress
@@ -37,7 +37,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure of the DP-KFC paper.
+    """A figure of a paper.
 
     Attributes:
         name: as of `dpkfc reproduce NAME`.
@@ -145,6 +145,11 @@ FIGURES: dict[str, Figure] = {
         Figure(
             name="kfc-theorem-5.4", title="DP-KFC, theorem 5.4: the realised map of every layer", runs=_courses,
             drawn="draw:realised_map", kept=_of_layers("realised"),
+        ),
+        Figure(
+            name="disk-fig6a", also=("disk-fig6",), title="DiSK, Fig. 6a: linear regression under more and more noise",
+            runs=noise_sweep.cells, private=True, drawn="draw_noise:noise_sweep", together=True,
+            kept=lambda row: {name: row.get(name) for name in ("accuracy", "loss", "measured_on", "epsilon", "delta", "steps")},
         ),
     )
 }  # fmt: skip
