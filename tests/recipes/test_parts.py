@@ -21,7 +21,7 @@ from dpkfc.recipes.datasets.utkface import UTKFACE, read_utkface
 from tests.recipes.files import write_cifar
 from tests.recipes.planted import write_faces, write_svhn, write_utkface
 
-FACES = {"30_0_3_20170101.jpg.chip.jpg": 200, "5_1_0_20170102.jpg.chip.jpg": 40, "61_1_20170103.jpg.chip.jpg": 90, "note.txt": 7}
+FACES = {"5_1_0_20170102.jpg.chip.jpg": 40, "30_0_3_20170101.jpg.chip.jpg": 200, "61_1_20170103.jpg.chip.jpg": 90, "note.txt": 7}
 
 
 def test_svhn_is_read_with_its_zeros(tmp_path: Path):
