@@ -85,6 +85,13 @@ def test_a_damaged_archive_is_one_line(tmp_path: Path, kind: str):
     assert "\n" not in str(raised.value)
 
 
+def test_without_pillow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write_faces(tmp_path, FACES)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(DatasetError, match=r"pip install 'dpkfc\[data\]'"):
+        read_utkface(path)
+
+
 def test_other_arrays_than_faces_are_named(tmp_path: Path):
     np.savez(tmp_path / "subset.npz", delta=np.zeros((3, 2, 32, 32), np.uint8))
     with pytest.raises(DatasetError, match="lacks the arrays race"):
