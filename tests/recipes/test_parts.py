@@ -21,7 +21,7 @@ from dpkfc.recipes.datasets.utkface import UTKFACE, read_utkface
 from tests.recipes.files import write_cifar
 from tests.recipes.planted import write_faces, write_svhn, write_utkface
 
-FACES = {"30_0_3_20170101.jpg.chip.jpg": 200, "5_1_0_20170102.jpg.chip.jpg": 40, "61_1_20170103.jpg.chip.jpg": 90, "note.txt": 7}
+FACES = {"5_1_0_20170102.jpg.chip.jpg": 40, "30_0_3_20170101.jpg.chip.jpg": 200, "61_1_20170103.jpg.chip.jpg": 90, "note.txt": 7}
 
 
 def test_svhn_is_read_with_its_zeros(tmp_path: Path):
@@ -83,6 +83,13 @@ def test_a_damaged_archive_is_one_line(tmp_path: Path, kind: str):
     with pytest.raises(DatasetError, match=r"UTKFace\.tar\.gz") as raised:
         read_utkface(path)
     assert "\n" not in str(raised.value)
+
+
+def test_without_pillow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write_faces(tmp_path, FACES)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(DatasetError, match=r"pip install 'dpkfc\[data\]'"):
+        read_utkface(path)
 
 
 def test_other_arrays_than_faces_are_named(tmp_path: Path):

@@ -295,12 +295,14 @@ def test_models_of_timm_are_resized_to_and_take_a_file(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("name", ["cifar100-crossvit", "cifar100-vit"])
 def test_a_recipe_of_timm_takes_private_steps_with_a_model_in_its_place(name: str, planted: Path, tmp_path: Path, monkeypatch):
-    module = SimpleNamespace(create_model=lambda name, *, num_classes, pretrained: _Timm(num_classes))
+    made: list[int] = []
+    module = SimpleNamespace(create_model=lambda name, *, num_classes, pretrained: made.append(num_classes) or _Timm(num_classes))
     monkeypatch.setitem(sys.modules, "timm", module)
     monkeypatch.setattr(plots, "save", lambda figure, path: None)
     result = run(_smoke(name, planted, out=str(tmp_path / "run")))
     card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
     assert result.steps == 2 and card["guarantee"]["certified"] and "24 of 50,000 training images" in json.dumps(card)
+    assert set(made) == {100}
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):

@@ -35,9 +35,9 @@ def noise_sweep(rows: Sequence[Mapping[str, Any]]) -> Figure:
     groups["each at its best rate"] = best(found)
     columns = -(-len(groups) // 2)
     figure = sheet(1.0 + 3.6 * columns, 7.2, "Linear regression under more and more noise", caption)
-    axes = grid(figure, 2, columns, sharey=True)
+    axes = grid(figure, 2, columns)
     for panel, (title, group) in zip(axes.flat, groups.items(), strict=False):
-        _losses(dressed(panel, title, "noise multiplier σ"), group)
+        _losses(dressed(panel, title, "noise multiplier σ"), group, found if title.startswith("learning rate") else group)
     for panel in list(axes.flat)[len(groups) :]:
         panel.set_visible(False)
     for panel in axes[:, 0]:
@@ -51,7 +51,8 @@ def noise_sweep(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _losses(panel: Axes, group: Sequence[Point]) -> None:
+def _losses(panel: Axes, group: Sequence[Point], scaled_to: Sequence[Point]) -> None:
+    """The lines of some points, on an axis that all of `scaled_to` have room on."""
     noises = sorted({one.noise for one in group})
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
@@ -63,4 +64,5 @@ def _losses(panel: Axes, group: Sequence[Point]) -> None:
             panel.errorbar([one.noise for one in held], means, yerr=deviations, linewidth=1.9, markersize=4.5, capsize=2, **look)
     panel.set_xticks(noises, [f"{noise:g}" for noise in noises])
     panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.set_ylim(0.8 * ERROR**2, 1.4 * max(one.mean + one.std for one in scaled_to))
     decades(panel.yaxis, *panel.get_ylim())
