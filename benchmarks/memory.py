@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,32 @@ LATER = 4  # steps after the first; the second and the fourth look at the exampl
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
+@contextmanager
+def given_back() -> Iterator[None]:
+    """Processes that are started in here give freed memory back at once."""
+    before = {name: os.environ.get(name) for name in GIVEN_BACK}
+    os.environ |= GIVEN_BACK
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ |= {} if value is None else {name: value}
+
+
 def alone(command: Sequence[str]) -> dict[str, Any]:
     """What a script prints as JSON in its last line, from a process of its own; `not_available` with the reason if it fails."""
-    environment = {**os.environ, **GIVEN_BACK}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    with given_back():
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     return {"not_available": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1][:300]}
 
 
 def peaks(build: Callable[[Any], Any], case: Any, device: str = "cpu") -> dict[str, Any]:
-    """Peaks in MiB above the start: of the first step, of those after it, and of a refresh while the old metric is held.
+    """Peaks in MiB above the start: of the first step, of those after it, of a refresh while the old metric is held.
+
+    `step_mib` is that of a step which neither looks at the examples nor refreshes.
 
     Args:
         build: makes the contender of a `contenders.Setting`; model, data and contender are there before the start.
@@ -42,7 +58,7 @@ def peaks(build: Callable[[Any], Any], case: Any, device: str = "cpu") -> dict[s
 
     with tempfile.TemporaryDirectory() as folder:
         contender = build(setting_for(case, Path(folder), device, copies=False))
-        _wake_libraries(device)
+        wake_libraries(device)
         gc.collect()
         watch = MemoryWatch() if device == "cpu" else CardWatch()
 
@@ -54,7 +70,7 @@ def peaks(build: Callable[[Any], Any], case: Any, device: str = "cpu") -> dict[s
             return watch.peak()
 
         found: dict[str, Any] = {"start_mib": round(watch.start / 2**20, 1), "first_step_mib": peak_of(contender.step)}
-        found["extra_mib"] = peak_of(contender.step, LATER)
+        found |= {"extra_mib": peak_of(contender.step, LATER), "step_mib": peak_of(contender.step)}
         if contender.refresh is not None:
             found["refresh_mib"] = peak_of(contender.refresh)
         contender.close()
@@ -66,7 +82,7 @@ def highest(memory: dict[str, Any]) -> float:
     return max(memory[name] for name in ("first_step_mib", "extra_mib", "refresh_mib") if name in memory)
 
 
-def _wake_libraries(device: str) -> None:
+def wake_libraries(device: str) -> None:
     """Kernels and thread pools load before the watch begins."""
     import torch
 

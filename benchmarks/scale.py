@@ -1,45 +1,46 @@
-"""How the cost of a step grows: width, depth, batch, positions and rank, each alone, with the slope of the log-log line.
+"""How the cost of a step grows: width, depth, batch, positions, rank and processes, each alone, with slopes of log-log lines.
 
-    python benchmarks/scale.py                # every axis, results/scale.json (some minutes on two idle cores)
+    python benchmarks/scale.py                # every axis, results/scale.json (a quarter of an hour on two idle cores)
     python benchmarks/scale.py --axis width   # one axis; the others keep their last results
     python benchmarks/scale.py --smoke        # tiny sizes; prints, writes nothing
 
 The model is a stack of `depth` maps of `width` × `width` with a GELU between, over `positions` rows an example, and a mean loss:
-nothing but what the mechanism pays for. Contenders take turns within one run; times are medians. The expected exponent is that
-of the operations: B·T·d² and L for everything that is a product with a weight, T²·d for a Gram norm, T·d·k for a low-rank side.
+nothing but what the mechanism pays for. Contenders take turns within one run; times are medians, ratios are medians over rounds
+of the ratio within a round. Memory is taken in a process of its own for every size and contender. Expected exponents are those
+of the dearest term; docs/speed.md derives them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
 import random
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, load_average, markdown, now, read_json, write_json
+from common import RESULTS, hardware, load_average, markdown, now, paired, read_json, write_json
+from memory import LATER, alone, given_back, peaks
+from processes import seconds, started, told
+from stack import Point, case_of, contender_of, kfac_of
 
 OUTPUT = RESULTS / "scale.json"
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "img" / "scale.png"
 CONTENDERS = ("plain", "dp_sgd", "dp_kfc")
 TITLES = {"plain": "without privacy", "dp_sgd": "DP-SGD", "dp_kfc": "DP-KFC", "refresh": "one refresh"}
+PAIRS = (("dp_sgd", "plain"), ("dp_kfc", "dp_sgd"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One size: width d, depth L, batch B, positions T, rank k of the low-rank sides."""
-
-    width: int = 512
-    depth: int = 4
-    batch: int = 16
-    positions: int = 64
-    rank: int = 64
+def worlds(cores: int) -> tuple[int, ...]:
+    """1, 2, and doubled on while there is a core for each process."""
+    return tuple(2**i for i in range(max(2, cores.bit_length())))
 
 
 AXES: dict[str, tuple[int, ...]] = {
@@ -48,119 +49,159 @@ AXES: dict[str, tuple[int, ...]] = {
     "batch": (8, 16, 32, 64),
     "positions": (32, 64, 128, 256),
     "rank": (16, 32, 64, 128),
+    "processes": worlds(os.cpu_count() or 1),
 }
 SMOKE: dict[str, tuple[int, ...]] = {
-    "width": (16, 32), "depth": (1, 2), "batch": (2, 4), "positions": (4, 8), "rank": (2, 4)
+    "width": (16, 32), "depth": (1, 2), "batch": (2, 4), "positions": (4, 8), "rank": (2, 4), "processes": (1, 2)
 }  # fmt: skip
-EXPECTED = {  # axis: contender: exponent of the dearest term
-    "width": {"plain": 2.0, "dp_sgd": 2.0, "dp_kfc": 2.0},
-    "depth": {"plain": 1.0, "dp_sgd": 1.0, "dp_kfc": 1.0, "refresh": 1.0},
-    "batch": {"plain": 1.0, "dp_sgd": 1.0, "dp_kfc": 1.0, "refresh": 0.0},
-    "positions": {"plain": 1.0, "dp_sgd": 1.0, "dp_kfc": 1.0},
-    "rank": {"plain": 0.0, "dp_sgd": 0.0, "dp_kfc": 0.0},
+_ALL, _STEPS = (*CONTENDERS, "refresh"), ("dp_sgd", "dp_kfc")
+# axis: what: exponent of the dearest term, of time and of memory
+EXPECTED: dict[str, dict[str, float]] = {
+    "width": dict.fromkeys(_ALL, 2.0),
+    "depth": dict.fromkeys(_ALL, 1.0),
+    "batch": {**dict.fromkeys(CONTENDERS, 1.0), "refresh": 0.0},
+    "positions": dict.fromkeys(_ALL, 1.0),
+    "rank": dict.fromkeys(_ALL, 0.0),
+    "processes": dict.fromkeys((*_STEPS, "refresh"), -1.0),
 }
+MEMORY: dict[str, dict[str, float]] = {**EXPECTED, "width": {"plain": 1.0, "dp_sgd": 2.0, "dp_kfc": 2.0, "refresh": 1.0}}
 
 
-def case_of(point: Point) -> Any:
-    """The stack as a case of the speed benchmark."""
-    import torch
-    from torch import nn
-
-    from models import Case
-
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        maps: list[nn.Module] = []
-        for _ in range(point.depth):
-            maps += [nn.Linear(point.width, point.width), nn.GELU()]
-        return nn.Sequential(*maps, nn.Linear(point.width, 10))
-
-    return Case(
-        name="stack", title="a stack of maps", batch_size=point.batch, shape=(point.positions, point.width), build=build,
-        probe_size=64, logits=lambda model, x: model(x).mean(1),
-    )  # fmt: skip
-
-
-def live_contenders(point: Point, folder: Path) -> dict[str, Any]:
-    """The three contenders of one size."""
+def measure(point: Point, rounds: int) -> dict[str, Any]:
+    """Median milliseconds of a step of each contender and of a refresh, and the ratios of `PAIRS`."""
     import contenders
-    from dpkfc.curvature import KFAC
 
-    case = case_of(point)
-    setting = contenders.setting_for(case, folder)
-    kfac = KFAC(probe=case.probe(), probe_size=case.probe_size, every=contenders.EVERY, max_rank=point.rank, sides="both")
-    return {
-        "plain": contenders.plain(setting),
-        "dp_sgd": contenders.dp_sgd(setting),
-        "dp_kfc": contenders.session_with(setting, "dp_kfc", kfac),
-    }
-
-
-def measure(point: Point, rounds: int) -> dict[str, float]:
-    """Median milliseconds of a step of each contender, and of a refresh."""
     with tempfile.TemporaryDirectory() as folder:
-        live = live_contenders(point, Path(folder))
-        seconds: dict[str, list[float]] = {name: [] for name in live}
+        setting = contenders.setting_for(case_of(point), Path(folder))
+        live = {name: contender_of(name, point, setting) for name in CONTENDERS}
+        taken: dict[str, list[float]] = {name: [] for name in live}
         order = random.Random(0)
         for number in range(2 + rounds):
             for name in order.sample(list(live), len(live)):
-                taken = _seconds(live[name].step)
+                found = contenders.timed(live[name].step)[0]
                 if number >= 2:
-                    seconds[name].append(taken)
-        seconds["refresh"] = [_seconds(live["dp_kfc"].refresh) for _ in range(3)]
+                    taken[name].append(found)
+        taken["refresh"] = [contenders.timed(live["dp_kfc"].refresh)[0] for _ in range(3)]
         for contender in live.values():
             contender.close()
-    return {name: round(1e3 * statistics.median(x), 3) for name, x in seconds.items()}
+    return _medians(taken)
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+def _medians(taken: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    ratios = {f"{a} / {b}": paired(taken[a], taken[b]) for a, b in PAIRS if a in taken and b in taken}
+    return {"milliseconds": {name: round(1e3 * statistics.median(x), 3) for name, x in taken.items()}, "ratios": ratios}
 
 
-def slope(sizes: Sequence[float], times: Sequence[float]) -> float:
-    """Least squares through (log size, log time)."""
-    return round(statistics.linear_regression([math.log(s) for s in sizes], [math.log(t) for t in times]).slope, 2)
+def trained(point: Point, private_only: bool) -> tuple[Any, Any]:
+    """What each of several processes trains: the stack, with DP-SGD alone or with DP-KFC."""
+    case = case_of(point)
+    return case, None if private_only else kfac_of(point, case)
 
 
-def sweep(axis: str, sizes: Sequence[int], base: Point, rounds: int) -> dict[str, Any]:
+def measure_processes(point: Point, rounds: int) -> dict[str, Any]:
+    """The same of one logical batch on so many processes of one thread each; nothing without privacy."""
+    way, order = {"": (point.processes, 1)}, random.Random(0)
+    taken: dict[str, list[float]] = {name: [] for name in _STEPS}
+    with started(way, partial(trained, point, True)) as plain, started(way, partial(trained, point, False)) as whitened:
+        pipes = {"dp_sgd": plain[""], "dp_kfc": whitened[""]}
+        for number in range(2 + rounds):
+            for name in order.sample(_STEPS, len(_STEPS)):
+                found = seconds(pipes[name], "step")
+                if number >= 2:
+                    taken[name].append(found)
+        taken["refresh"] = [seconds(pipes["dp_kfc"], "refresh") for _ in range(3)]
+    return _medians(taken)
+
+
+def mebibytes(name: str, point: Point, threads: int) -> dict[str, float]:
+    """Peaks of one contender: of a step without a look or a refresh and, of DP-KFC, of a refresh."""
+    point = point if name == "dp_kfc" else replace(point, rank=Point().rank)
+    return _told_apart(name, _alone("--memory-of", name, "--point", json.dumps(asdict(point)), "--threads", str(threads)))
+
+
+@cache
+def _alone(*given: str) -> dict[str, Any]:
+    found = alone([__file__, *given])
+    if "not_available" in found:
+        raise RuntimeError(f"{' '.join(given)}: {found['not_available']}")
+    return found
+
+
+def _told_apart(name: str, found: Mapping[str, float]) -> dict[str, float]:
+    return {name: found["step_mib"]} | ({"refresh": found["refresh_mib"]} if "refresh_mib" in found else {})
+
+
+def mebibytes_of_processes(name: str, point: Point) -> dict[str, float]:
+    """The same of the process that takes most."""
+    found = {}
+    with given_back(), started({"": (point.processes, 1)}, partial(trained, point, name == "dp_sgd")) as pipes:
+        for _ in range(1 + LATER):
+            told(pipes[""], "step")
+        for what in ("step", "refresh") if name == "dp_kfc" else ("step",):
+            told(pipes[""], "watch")
+            told(pipes[""], what)
+            found[f"{what}_mib"] = max(told(pipes[""], "peak"))
+    return _told_apart(name, found)
+
+
+def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Least squares through (log size, log value)."""
+    return round(statistics.linear_regression([math.log(s) for s in sizes], [math.log(max(v, 0.1)) for v in values]).slope, 2)
+
+
+def sweep(axis: str, sizes: Sequence[int], base: Point, rounds: int, *, threads: int, memory: bool) -> dict[str, Any]:
     """One axis, all else at the base."""
-    times = []
+    columns: dict[str, dict[str, list[Any]]] = {"milliseconds": {}, "ratios": {}, "mebibytes": {}}
     for size in sizes:
-        times.append(measure(replace(base, **{axis: size}), rounds))
-        print(f"{axis} {size}: " + ", ".join(f"{TITLES[n]} {t:,.1f} ms" for n, t in times[-1].items()), file=sys.stderr)
-    names = list(times[0])
-    return {
-        "sizes": list(sizes),
-        "milliseconds": {name: [t[name] for t in times] for name in names},
-        "slope": {name: slope(sizes, [t[name] for t in times]) for name in names},
-        "last_slope": {name: slope(sizes[-2:], [t[name] for t in times[-2:]]) for name in names},
-        "expected": EXPECTED[axis],
-        "base": vars(base),
-    }
+        point = replace(base, **{axis: size})
+        several = axis == "processes"
+        found = (measure_processes if several else measure)(point, rounds)
+        peaks_of = mebibytes_of_processes if several else partial(mebibytes, threads=threads)
+        names = [name for name in CONTENDERS if name in found["milliseconds"]] if memory else []
+        found["mebibytes"] = {what: mib for name in names for what, mib in peaks_of(name, point).items()}
+        for kind, of in found.items():
+            for name, value in of.items():
+                columns[kind].setdefault(name, []).append(value)
+        told_ms = ", ".join(f"{TITLES[n]} {t:,.1f} ms" for n, t in found["milliseconds"].items())
+        print(f"{axis} {size}: {told_ms}", file=sys.stderr)
+    where = {"date": now(), "load_before": load_average(), "hardware": hardware(1 if axis == "processes" else threads)}
+    return {**where, "sizes": list(sizes), **{kind: of for kind, of in columns.items() if of}, "base": asdict(base)}
 
 
-def table(results: dict[str, Any]) -> str:
-    """The slopes and the ratios at both ends of every axis."""
-    header = ["axis", "from … to", *(f"{TITLES[n]}: slope (last two sizes; expected)" for n in (*CONTENDERS, "refresh")),
-              "DP-SGD ÷ plain", "DP-KFC ÷ DP-SGD"]  # fmt: skip
-    rows = []
-    for axis, found in results["axes"].items():
-        cells = [
-            f"{found['slope'][n]:.2f} ({found['last_slope'][n]:.2f}; {found['expected'].get(n, '–')})"
-            for n in (*CONTENDERS, "refresh")
-        ]
-        times = found["milliseconds"]
-        ends = [
-            f"{times[a][0] / times[b][0]:.2f} … {times[a][-1] / times[b][-1]:.2f}"
-            for a, b in (("dp_sgd", "plain"), ("dp_kfc", "dp_sgd"))
-        ]
-        rows.append([axis, f"{found['sizes'][0]} … {found['sizes'][-1]}", *cells, *ends])
-    return markdown(header, rows)
+def table(results: Mapping[str, Any]) -> str:
+    """Slopes of time and of memory along every axis; an axis that was not measured has a row too."""
+    axes = results.get("axes", {})
+    head = ["axis", "from … to", *(f"{TITLES[n]}: slope (last two sizes; expected)" for n in _ALL)]
+    rows: dict[str, list[list[str]]] = {"milliseconds": [], "mebibytes": []}
+    for axis in AXES:
+        found = axes.get(axis, {})
+        for kind, expected in (("milliseconds", EXPECTED), ("mebibytes", MEMORY)):
+            sizes = found["sizes"] if kind in found else []
+            cells = [_slopes(sizes, found.get(kind, {}).get(name), expected[axis].get(name)) for name in _ALL]
+            rows[kind].append([axis, f"{sizes[0]} … {sizes[-1]}" if sizes else "–", *cells])
+        rows["milliseconds"][-1] += [_ends(found, *pair) for pair in PAIRS]
+    ends = [f"{TITLES[a]} ÷ {TITLES[b]}" for a, b in PAIRS]
+    times, memory = markdown([*head, *ends], rows["milliseconds"]), markdown(head, rows["mebibytes"])
+    told = "Peak memory above the start, of a step that neither looks nor refreshes, and of a refresh"
+    return f"Time\n\n{times}\n\n{told}\n\n{memory}"
 
 
-def plot(results: dict[str, Any], path: Path) -> None:
+def _slopes(sizes: Sequence[int], values: Sequence[float] | None, expected: float | None) -> str:
+    told = "–" if expected is None else f"{expected:.1f}"
+    return f"– ({told})" if not values else f"{slope(sizes, values):.2f} ({slope(sizes[-2:], values[-2:]):.2f}; {told})"
+
+
+def _ends(found: Mapping[str, Any], top: str, bottom: str) -> str:
+    """The ratio at both ends of an axis; older results have that of the medians, marked with °."""
+    if ratios := found.get("ratios", {}).get(f"{top} / {bottom}"):
+        return " … ".join(f"{ratio['ratio']:.2f}" for ratio in (ratios[0], ratios[-1]))
+    times = found.get("milliseconds", {})
+    if top not in times or bottom not in times:
+        return "–"
+    return " … ".join(f"{times[top][end] / times[bottom][end]:.2f}" for end in (0, -1)) + "°"
+
+
+def plot(results: Mapping[str, Any], path: Path) -> None:
     """One small picture an axis: times over size, both logarithmic, and a dotted line of the expected slope."""
     import matplotlib
 
@@ -174,7 +215,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
         sizes = found["sizes"]
         for name, times in found["milliseconds"].items():
             panel.plot(sizes, times, marker="o", markersize=4, color=colours[name], label=TITLES[name])
-            exponent = found["expected"].get(name)
+            exponent = EXPECTED[axis].get(name)
             if exponent is not None:
                 line = [times[-1] * (size / sizes[-1]) ** exponent for size in sizes]
                 panel.plot(sizes, line, linestyle=":", linewidth=1, color=colours[name])
@@ -188,28 +229,40 @@ def plot(results: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--axis", action="append", choices=list(AXES))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-memory", action="store_true", help="times only; the axes then have no memory")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--table", action="store_true")
-    arguments = parser.parse_args()
+    parser.add_argument("--memory-of", metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--point", type=json.loads, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse()
     if arguments.table:
         print(table(read_json(OUTPUT)))
         return 0
     import torch
 
     torch.set_num_threads(arguments.threads)
+    if arguments.memory_of:
+        point = Point(**arguments.point)
+        print(json.dumps(peaks(partial(contender_of, arguments.memory_of, point), case_of(point))))
+        return 0
     base = Point(width=16, depth=1, batch=2, positions=4, rank=2) if arguments.smoke else Point()
-    sizes = SMOKE if arguments.smoke else AXES
+    rounds, sizes = (2, SMOKE) if arguments.smoke else (arguments.rounds, AXES)
     results = {} if arguments.smoke else read_json(OUTPUT)
     axes = results.get("axes", {})
     for axis in arguments.axis or list(AXES):
-        axes[axis] = sweep(axis, sizes[axis], base, 2 if arguments.smoke else arguments.rounds)
+        memory = not arguments.no_memory
+        axes[axis] = sweep(axis, sizes[axis], base, rounds, threads=arguments.threads, memory=memory)
         axes = {name: axes[name] for name in AXES if name in axes}
-        results = {"date": now(), "hardware": hardware(arguments.threads), "load_average": load_average(), "axes": axes}
+        results = {"date": now(), "hardware": hardware(arguments.threads), "axes": axes}
         if not arguments.smoke:
             write_json(OUTPUT, results)
             plot(results, PICTURE)

@@ -49,11 +49,36 @@ def test_memory_is_taken_above_what_the_process_held_before_its_first_step():
         assert all(0 <= peak < 1000 for peak in peaks)
 
 
-def test_the_growth_of_a_step_is_measured_along_every_axis():
-    done = forked.script(ROOT / "benchmarks" / "scale.py", "--smoke", "--threads", 1, cwd=ROOT)
+def scale(*arguments: object) -> list[dict[str, dict[str, str]]]:
+    """Tables of time and of memory: axis to column to cell."""
+    done = forked.script(ROOT / "benchmarks" / "scale.py", "--smoke", "--threads", 1, *arguments, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
-    axes = [line.split("|")[1].strip() for line in done.stdout.splitlines()[2:]]
-    assert axes == ["width", "depth", "batch", "positions", "rank"]
+    tables = []
+    for block in (block for block in done.stdout.strip().split("\n\n") if block.startswith("|")):
+        head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines())
+        tables.append({row[0]: dict(zip(head, row, strict=True)) for row in rows})
+    return tables
+
+
+def test_the_growth_of_a_step_is_measured_along_every_axis():
+    times, memory = scale("--no-memory")
+    assert list(times) == list(memory) == ["width", "depth", "batch", "positions", "rank", "processes"]
+    assert all(row["from … to"] != "–" for row in times.values())
+    assert all(row["from … to"] == "–" for row in memory.values())
+    refresh = next(name for name in times["rank"] if name.startswith("one refresh"))
+    assert [row[refresh].split("; ")[1] for row in times.values()] == ["2.0)", "1.0)", "0.0)", "1.0)", "0.0)", "-1.0)"]
+
+
+def test_the_growth_of_memory_is_measured_in_processes_of_its_own():
+    _, memory = scale("--axis", "rank")
+    assert memory["width"]["from … to"] == "–" and memory["rank"]["from … to"] == "2 … 4"
+    assert sum(cell.startswith("– (") for cell in memory["rank"].values()) == 0
+
+
+@pytest.mark.slow
+def test_the_growth_of_memory_over_processes_is_that_of_the_one_that_takes_most():
+    _, memory = scale("--axis", "processes")
+    assert sum(cell.startswith("– (") for cell in memory["processes"].values()) == 1  # without privacy
 
 
 def test_the_phases_of_a_step_add_up_to_it():

@@ -1,0 +1,117 @@
+"""Processes that take the steps of one logical batch together (gloo), each told through a pipe what to do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Make = Callable[[], tuple[Any, Any]]  # the case and its preconditioner, or None; a function of a module, for a new process
+
+
+@contextmanager
+def started(ways: Mapping[str, tuple[int, int]], make: Make) -> Iterator[dict[str, list[Any]]]:
+    """The processes of every way, all alive at once and ready.
+
+    Args:
+        ways: name to processes and threads of each.
+        make: what they train.
+
+    Yields:
+        Name to the pipes of its processes; see `told`.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes: dict[str, list[Any]] = {way: [] for way in ways}
+        running = []
+        for number, (way, (world, threads)) in enumerate(ways.items()):
+            for rank in range(world):
+                here, there = context.Pipe()
+                running.append(context.Process(target=_worker, args=(f"{number}", rank, world, threads, make, folder, there)))
+                running[-1].start()
+                pipes[way].append(here)
+        everyone = [pipe for own in pipes.values() for pipe in own]
+        try:
+            for pipe in everyone:
+                pipe.recv()
+            yield pipes
+            for pipe in everyone:
+                pipe.send("stop")
+        except BaseException:
+            for process in running:
+                process.kill()
+            raise
+        finally:
+            for process in running:
+                process.join()
+
+
+def told(pipes: list[Any], what: str) -> list[Any]:
+    """Have all processes of a way do something; what they answer.
+
+    Args:
+        pipes: of the way.
+        what: `step`; `refresh`, of the preconditioner; `watch`, which forgets the peak of memory; `peak`, in MiB above the start.
+    """
+    for pipe in pipes:
+        pipe.send(what)
+    return [pipe.recv() for pipe in pipes]
+
+
+def seconds(pipes: list[Any], what: str) -> float:
+    """How long all processes of a way take together."""
+    time.sleep(0.02)  # idle threads of the one before have stopped spinning
+    start = time.perf_counter()
+    told(pipes, what)
+    return time.perf_counter() - start
+
+
+def _worker(way: str, rank: int, world: int, threads: int, make: Make, folder: str, pipe: Any) -> None:
+    """One process: does what it is told, until it is told to stop."""
+    import torch
+    import torch.distributed as dist
+
+    from common import MemoryWatch
+    from memory import wake_libraries
+
+    torch.set_num_threads(threads)
+    if world > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/{way}-store", rank=rank, world_size=world)
+    session, batches, loss_fn = _session(*make(), Path(folder), way)
+    wake_libraries("cpu")
+    watch, done = MemoryWatch(), [0]
+
+    def refresh() -> None:
+        done[0] += 1
+        session._coordinates.refresh(10_000 * done[0])  # a step at which it is due
+
+    work = {"step": lambda: session.step(next(batches), loss_fn), "refresh": refresh, "watch": watch.reset, "peak": watch.peak}
+    pipe.send("ready")
+    while (what := pipe.recv()) != "stop":
+        answer = work[what]()
+        pipe.send(answer if what == "peak" else what)
+    session.close()
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def _session(case: Any, preconditioner: Any, folder: Path, way: str) -> tuple[Any, Any, Any]:
+    import torch
+
+    from contenders import CLIP, DELTA, LR, NOISE, setting_for
+    from dpkfc.config import PrivacyConfig
+    from dpkfc.session import Session
+
+    setting = setting_for(case, folder, copies=False)
+    model = setting.fresh()[0]
+    config = PrivacyConfig(
+        expected_batch_size=case.batch_size, steps=1_000_000, max_grad_norm=CLIP, sampler="fixed", preconditioner=preconditioner
+    )
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], LR)
+    plan = config.with_noise(NOISE, DELTA, setting.size)
+    session = Session(plan, model, optimizer, setting.data, ledger_path=folder / f"{way}.jsonl")
+    return session, session.batches(), lambda m, batch: case.losses(m, *batch)
