@@ -43,7 +43,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "damping_mode": ("relative", "absolute"),
     "scale": ("probe", "trace", "balanced", "raw"),
     "sharing": ("expand", "reduce"),
-    "oversize": ("diagonal", "identity"),
+    "oversize": ("diagonal", "identity", "low_rank"),
     "control": ("none", "random"),
 }
 # Left out where they are these, so that older plans keep their hash.
@@ -84,7 +84,7 @@ class KFAC:
         every: steps between refreshes.
         sharing: expand or reduce, for layers with several positions; see `factors`.
         max_factor_size: largest matrix that is decomposed; wider sides stay low-rank while the probe has few rows.
-        oversize: what other wider sides become, diagonal or identity.
+        oversize: what other wider sides become, diagonal or identity; low_rank draws `max_factor_size` of their rows instead.
         layer_rules: kinds of layers to precondition (those of `RULES`), None for all; the others are only scaled, as the
             other side of `sides`.
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in low-rank sides.
@@ -217,7 +217,7 @@ class KFAC:
         if self.layer_rules is not None and rules is None:
             raise ValueError("layer_rules was set, so build() needs rules={layer name: rule}")
         structure = Structure(
-            sharing=self.sharing, sides=self.sides, max_factor_size=self.max_factor_size,
+            sharing=self.sharing, sides=self.sides, max_factor_size=self.max_factor_size, decays=self.decay > 0,
             oversize=self.oversize, rules=self.layer_rules, kinds=rules or {}, rows_per_dim=self.rows_per_dim,
         )  # fmt: skip
         runs = [run]

@@ -138,7 +138,7 @@ class RunConfig:
     factor_decay: float = _setting(0.0, "curvature", "share of the past in factors averaged over refreshes", least=0)
     later_probe_size: int = _setting(0, "curvature", "probe examples of later refreshes, averaged factors; 0: alike", least=0)
     factor_drift: float = _setting(0.0, "curvature", "a refresh that shows less movement keeps the metric; 0: never", least=0)
-    oversize: str = _setting("diagonal", "curvature", "what a wider side becomes", choices=("diagonal", "identity"))
+    oversize: str = _setting("diagonal", "curvature", "what a wider side becomes", choices=("diagonal", "identity", "low_rank"))
     layer_rules: str = _setting("", "curvature", "kinds of layers to whiten, for example 'linear conv'; empty: all")
     public_data: str = _setting("", "curvature", "safetensors file of public inputs (and labels) for `public` and pre-training")
 
