@@ -88,7 +88,7 @@ class KFAC:
         layer_rules: kinds of layers to precondition (those of `RULES`), None for all; the others are only scaled, as the
             other side of `sides`.
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in low-rank sides.
-        max_rank: eigenpairs kept of a side at least four times as wide, None for all; the rest keep their mean, so that
+        max_rank: pairs k kept of a side; all where narrower than 4k (k ≥ d too) or for None. Others keep their mean, so that
             the trace stays. Eigenvalues far below the first few are sampling noise of the probe anyway.
         tail_mass: share of a factor's trace that may be left out, 0 for none: a side keeps the fewest eigenpairs that hold the
             others, at most `max_rank` where it is wide, and the rest keep their mean.

@@ -133,7 +133,7 @@ class RunConfig:
     labels: str = _setting("model", "curvature", "labels of the probe", choices=("model", "uniform", "given"))
     likelihood: str = _setting("categorical", "curvature", "of the output, for the probe's loss", choices=LIKELIHOODS)
     max_factor_size: int = _setting(4096, "curvature", "largest matrix that is decomposed", least=1)
-    max_rank: int = _setting(32, "curvature", "most eigenpairs a wide side keeps; 0: all of them", least=0)
+    max_rank: int = _setting(32, "curvature", "eigenpairs kept of sides four times as wide or more; 0: all", least=0)
     tail_mass: float = _setting(0.0, "curvature", "share of a factor's trace that a side may leave out; 0: none", least=0)
     factor_decay: float = _setting(0.0, "curvature", "share of the past in factors averaged over refreshes", least=0)
     later_probe_size: int = _setting(0, "curvature", "probe examples of later refreshes, averaged factors; 0: alike", least=0)
