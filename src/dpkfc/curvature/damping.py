@@ -43,7 +43,7 @@ class Damping:
         gamma: γ of the absolute mode, not negative.
         exponent: p in (0, 1/2]; a side is (factor + damping)^(−p). 1/2 is full whitening.
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in a low-rank side.
-        max_rank: eigenpairs kept of a side at least four times as wide; None keeps all that matter.
+        max_rank: eigenpairs k kept of a side at least 4k wide. Narrower ones (k ≥ d too), and None, keep all that matter.
         tail_mass: share of the trace that may be left out; a side keeps the fewest eigenpairs that hold the others. 0 for none.
     """
 

@@ -45,7 +45,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "damping_mode": ("relative", "absolute"),
     "scale": ("probe", "trace", "balanced", "raw"),
     "sharing": ("expand", "reduce"),
-    "oversize": ("diagonal", "identity"),
+    "oversize": ("diagonal", "identity", "low_rank"),
     "control": ("none", "random"),
 }
 # Left out where they are these, so that older plans keep their hash.
@@ -86,11 +86,11 @@ class KFAC:
         every: steps between refreshes.
         sharing: expand or reduce, for layers with several positions; see `factors`.
         max_factor_size: largest matrix that is decomposed; wider sides stay low-rank while the probe has few rows.
-        oversize: what other wider sides become, diagonal or identity.
+        oversize: what other wider sides become, diagonal or identity; low_rank draws `max_factor_size` of their rows instead.
         layer_rules: kinds of layers to precondition (those of `RULES`), None for all; the others are only scaled, as the
             other side of `sides`.
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in low-rank sides.
-        max_rank: eigenpairs kept of a side at least four times as wide, None for all; the rest keep their mean, so that
+        max_rank: pairs k kept of a side; all where narrower than 4k (k ≥ d too) or for None. Others keep their mean, so that
             the trace stays. Eigenvalues far below the first few are sampling noise of the probe anyway.
         ranks: side, such as `conv1.A`, to the eigenpairs it keeps, 0 for all, whatever `max_rank` says; see `report.structure`.
         tail_mass: share of a factor's trace that may be left out, 0 for none: a side keeps the fewest eigenpairs that hold the
@@ -222,7 +222,7 @@ class KFAC:
         if self.layer_rules is not None and rules is None:
             raise ValueError("layer_rules was set, so build() needs rules={layer name: rule}")
         structure = Structure(
-            sharing=self.sharing, sides=self.sides, max_factor_size=self.max_factor_size,
+            sharing=self.sharing, sides=self.sides, max_factor_size=self.max_factor_size, decays=self.decay > 0,
             oversize=self.oversize, rules=self.layer_rules, kinds=rules or {}, rows_per_dim=self.rows_per_dim,
         )  # fmt: skip
         runs = [run]
