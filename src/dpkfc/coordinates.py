@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature.preconditioner import Preconditioner
-from dpkfc.curvature.shares import moved_to
+from dpkfc.curvature.probing import digest_of_probes
+from dpkfc.curvature.shares import agreed, moved_to
 from dpkfc.gradients.agreement import advice, check_in_step
 from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.diagonal import diagonal_metric
@@ -82,6 +83,8 @@ class Coordinates:
         elif (divided := is_divided(self._model)) or getattr(self._config, "divides", False):
             more |= {} if divided else {"team": self._ranks}
             build = partial(self._built, step, self._ranks, **more)  # through a divided model all make the same passes
+            if divided:  # and none of them sees that another has other inputs: what differs would be put down to rounding
+                agreed("probe", self._ranks.everyone(self._ranks.together(partial(digest_of_probes, self._config, step))))
             self.current = self._ranks.in_step(build) if divided else build()
             self._ranks.agree(lambda: {"metric": ("", self.current and self.current.digest)}, advice)
         else:

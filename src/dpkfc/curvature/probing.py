@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -17,9 +17,10 @@ from dpkfc.blocks import Block
 from dpkfc.curvature.inputs import Inputs, call, device_of, examples, padding_mask, placed, select, tensors
 from dpkfc.curvature.likelihood import Draws, fits, likelihood_loss
 from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.shares import probe_digest
 from dpkfc.exhausted import is_out_of_memory
 
-__all__ = ["Capture", "Piece", "ProbeRun", "blocks_on_probe", "public_generator", "undisturbed"]
+__all__ = ["Capture", "Piece", "ProbeRun", "blocks_on_probe", "digest_of_probes", "public_generator", "undisturbed"]
 
 _log = logging.getLogger(__name__)
 
@@ -219,6 +220,21 @@ def _sampled(run: ProbeRun, generator: torch.Generator) -> tuple[Inputs, Tensor 
     if examples(inputs) != run.size:
         raise ValueError(f"the probe {kind} returned {examples(inputs)} examples, not {run.size}")
     return inputs, labels
+
+
+def digest_of_probes(config: Any, step: int) -> str:
+    """Hash of all that the probes of a preconditioner return for a refresh; empty where it has none. Nothing is run.
+
+    Args:
+        config: with `run_at(step)` where it has a probe, and `output_probe` where it has two.
+        step: names the random stream.
+    """
+    if not hasattr(config, "run_at"):
+        return ""
+    run, other = config.run_at(step), getattr(config, "output_probe", None)
+    with torch.random.fork_rng(devices=[]):
+        runs = [run] if other is None else [run, replace(run, probe=other)]
+        return "".join(probe_digest(*_sampled(of, public_generator(of.seed, of.step))) for of in runs)
 
 
 class _OutOfTable(ValueError):
