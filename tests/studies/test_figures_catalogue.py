@@ -107,7 +107,7 @@ def test_the_maps_that_are_shipped_are_those_of_their_rows():
 def test_mistakes_are_one_line(capsys, tmp_path):
     with pytest.raises(StudyError, match=r"unknown figure 'kfc-fig4'.*did you mean"):
         find("kfc-fig4")
-    for arguments, says in ((["kfc-fgi2"], "did you mean"), (["dp-kfc-1", "--smoke"], "--smoke is for figures")):
+    for arguments, says in ((["kfc-fgi2"], "did you mean"), (["kfc-fig2", "--column", "a"], "--column is for tables")):
         with pytest.raises(SystemExit) as ended:
             app(["reproduce", *arguments, "--out", str(tmp_path)])
         shown = capsys.readouterr()

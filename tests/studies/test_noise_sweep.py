@@ -64,11 +64,8 @@ def test_one_small_run_is_a_row_with_its_loss(tmp_path):
 
 def test_a_name_may_be_a_table_and_a_figure():
     assert find("disk-fig6") is FIGURE
-    assert commands._kinds(["disk-fig6"], [], smoke=False, results=None) == (["disk-fig6"], ["disk-fig6"], False)
-    assert commands._kinds(["disk-fig6"], [], smoke=True, results=None) == ([], ["disk-fig6"], False)
+    assert commands._kinds(["disk-fig6"], [], results=None) == (["disk-fig6"], ["disk-fig6"], False)
     column = "(b) CIFAR-10, WRN"
-    assert commands._kinds(["disk-fig6"], [column], smoke=False, results=None) == (["disk-fig6"], [], False)
+    assert commands._kinds(["disk-fig6"], [column], results=None) == (["disk-fig6"], [], False)
     with pytest.raises(StudyError, match="leave out 'disk-fig6a'"):
-        commands._kinds(["disk-fig6a"], [column], smoke=False, results=None)
-    with pytest.raises(StudyError, match="--smoke is for figures"):
-        commands._kinds(["disk-fig6", "disk-6"], [], smoke=True, results=None)
+        commands._kinds(["disk-fig6a"], [column], results=None)

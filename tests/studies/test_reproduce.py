@@ -13,7 +13,7 @@ import pytest
 
 from dpkfc.recipes.base import RECIPES, run_config
 from dpkfc.report.winners import winners_tests
-from dpkfc.studies import published, reproduce
+from dpkfc.studies import listed, published, reproduce
 from dpkfc.studies.cell import Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.published import NOT_PRINTED, Cell, Published, Table, load, names
@@ -264,7 +264,7 @@ def test_a_missing_data_set_is_said_once_and_stops_nothing_else(tmp_path, monkey
 
 def test_what_runs_nothing_reads_no_data(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "load", lambda name: table_of(cell(recipe="mnist-cnn")))
-    monkeypatch.setattr(reproduce, "find_recipe", lambda name: pytest.fail("the data were read"))
+    monkeypatch.setattr(listed, "find_recipe", lambda name: pytest.fail("the data were read"))
     found = reproduce.reproduce(["made-up"], tmp_path, budget_minutes=0)["made-up"]
     assert [one.verdict for one in found] == ["not run (not yet run)"]
 
