@@ -79,7 +79,7 @@ def _reduced(file: Any) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError:
-        raise DatasetError("UTKFace's faces are JPEG files, and Pillow is not installed: pip install 'dpkfc[data]'") from None
+        raise DatasetError("faces of UTKFace are JPEG files, and Pillow is not installed: pip install 'dpkfc[data]'") from None
     with Image.open(file) as image:
         return np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX))
 
