@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import platform
 import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,61 @@ def _memory_gib() -> float | None:
 def load_average() -> float | None:
     """Mean number of running processes of the last minute; above the threads of the benchmark the machine is shared."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+# Parts of a results file whose rows were measured by themselves, and how a row of each is told from the others.
+PARTS = {
+    "models": "", "axes": "", "kept": " with freed memory kept", "card": " on a card", "views": " with views",
+    "views on a card": " with views on a card",
+}  # fmt: skip
+
+
+def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = True) -> str:
+    """Where a table was measured: processor, threads, torch, day, commit and load; of several such sets, with their rows.
+
+    Args:
+        results: with entries in some of `PARTS`, each with its own machine and date, or one of both for everything.
+        memory: whether the table has memory, which may have been taken at another time than times.
+        commit: whether it is named here; not where the rows do that.
+    """
+    rows: dict[str, list[str]] = {}
+    loads: dict[str, float] = {}
+
+    def add(title: str, found: Mapping[str, Any], date: str | None, load: float | None = None) -> None:
+        where = _described(found, date, commit)
+        rows.setdefault(where, []).append(title)
+        if (load or 0.0) > found.get("threads", math.inf):
+            loads[where] = max(loads.get(where, 0.0), load or 0.0)
+
+    last = results.get("hardware", {})
+    for part, told in PARTS.items():
+        for name, entry in results.get(part, {}).items():
+            title = entry.get("title", name).partition(" (")[0] + told
+            if entry.get("contenders") != {}:
+                own = entry.get("hardware", {**last, "commit": None})  # the last run is not the one of this row
+                add(title, own, entry.get("date", results.get("date")), entry.get("load_before"))
+            if memory and entry.get("memory"):
+                taken = entry.get("memory_taken", {})
+                add(f"memory of {title}", taken.get("hardware", {}), taken.get("date"))
+    if not rows:
+        add("", last, results.get("date"))
+    shared = {where: f", shared with other work: load average up to {load:.1f}" for where, load in loads.items()}
+    sets = [where + shared.get(where, "") + f": {'; '.join(_short(of))}" * (len(rows) > 1) for where, of in rows.items()]
+    return "*" + ". ".join(sets) + ".*"
+
+
+def _short(titles: Sequence[str]) -> list[str]:
+    """Without those whose memory and times are of one set."""
+    return [title for title in titles if not (title.startswith("memory of ") and title.removeprefix("memory of ") in titles)]
+
+
+def _described(found: Mapping[str, Any], date: str | None, commit: bool) -> str:
+    threads = found.get("threads", found.get("threads_a_run"))
+    parts = [found.get("card"), found.get("cpu", "processor not recorded"), found.get("torch_cpu_capability")]
+    parts += [threads and f"{threads} thread{'s' * (threads > 1)}", f"torch {found['torch']}" if "torch" in found else None]
+    parts += [date[:10] if date else "date not recorded"]
+    parts += [f"commit {found.get('commit') or 'not recorded'}"] if commit else []
+    return ", ".join(part for part in parts if part)
 
 
 def now() -> str:

@@ -72,7 +72,8 @@ def plain(setting: Setting) -> Contender:
 
     def step() -> None:
         x, y = setting.draw(generator)
-        setting.case.losses(model, x, y).mean().backward()
+        for part in setting.case.parts(x, y):
+            (setting.case.losses(model, *part).sum() / (len(y) * setting.case.views)).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -89,10 +90,11 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
     model, optimizer = setting.fresh()
     config = PrivacyConfig(
         expected_batch_size=setting.case.batch_size, steps=STEPS, max_grad_norm=CLIP, sampler="fixed",
-        preconditioner=preconditioner,
+        preconditioner=preconditioner, augmentations=setting.case.views, max_physical_batch_size=setting.case.micro_batch,
     )  # fmt: skip
     plan = config.with_noise(NOISE, DELTA, setting.size)
-    session = Session(plan, model, optimizer, setting.data, ledger_path=setting.folder / f"{name}.jsonl")
+    path = setting.folder / f"{name}.jsonl"
+    session = Session(plan, model, optimizer, setting.data, ledger_path=path, augment=setting.case.augment)
     batches = session.batches()
 
     def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -147,6 +149,8 @@ def _opacus(setting: Setting, mode: str) -> tuple[nn.Module, Any, Any]:
     """(model, optimizer, criterion) from Opacus' engine; batches are drawn by `Setting.draw` for all contenders alike."""
     if setting.case.language_model:
         raise ValueError("the mean over positions is not a per-example loss to Opacus' criterion")
+    if setting.case.views > 1:
+        raise ValueError("several views of an example are one gradient each to Opacus")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from opacus import PrivacyEngine

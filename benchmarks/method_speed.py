@@ -3,7 +3,7 @@
     python benchmarks/method_speed.py                    # both models, results/method_speed.json (ten minutes, two idle cores)
     python benchmarks/method_speed.py --only mnist-cnn
     python benchmarks/method_speed.py --views            # DP-NGD and DP-SGD with 16 views an example, on WRN-16-4 (ten minutes)
-    python benchmarks/method_speed.py --views --device cuda --rounds 30  # the same on a card, kept apart
+    python benchmarks/method_speed.py --views --device cuda  # the same on a card, with batches of 4,096, kept apart
     python benchmarks/method_speed.py --smoke            # tiny models; prints, writes nothing
 
 All contenders take one step a round in shuffled order, as in speed.py; the figure is the median over rounds of the ratio
@@ -19,10 +19,11 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, judged, load_average, markdown, now, paired, read_json, write_json
+from common import RESULTS, hardware, judged, load_average, machine, markdown, now, paired, read_json, write_json
 
 OUTPUT = RESULTS / "method_speed.json"
 # method: (what it is compared with, goal or None); goals are those of the issue that asked for the method
@@ -152,7 +153,7 @@ def table(results: dict[str, Any], only: Sequence[str] = tuple(PAIRS)) -> str:
         rows.append([name, base, *_cells(results, "models", models, name, goals)])
     rows = [row for row in rows if set(row[2:]) != {"–"}]
     for part, goal in VIEWS_GOALS.items() if "DP-NGD" in only else ():
-        cells = _cells(results, part, models, "DP-NGD", {"wrn-16-4": goal})
+        cells = _cells(results, part, models, "DP-NGD", {m: goal for m in models if m.startswith("wrn-16-4")})
         views = next((entry["augmentations"] for entry in results.get(part, {}).values()), VIEWS)
         if part == "views" or set(cells) != {"–"}:
             where = part.removeprefix("views")
@@ -188,28 +189,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     from models import cases
 
     torch.set_num_threads(arguments.threads)
-    known = cases(smoke=arguments.smoke)
-    usual = ["wrn-16-4"] if arguments.views else ["mnist-cnn", "wrn-16-4"]
+    on_card = arguments.device != "cpu"
+    known = cases(smoke=arguments.smoke, card=on_card)
+    usual = [f"wrn-16-4-views-{VIEWS}" if on_card else "wrn-16-4"] if arguments.views else ["mnist-cnn", "wrn-16-4"]
     chosen = arguments.only or (["smoke-cnn"] if arguments.smoke else usual)
     if unknown := [name for name in chosen if name not in known]:
         parser.error(f"no model {unknown[0]!r}; there are {', '.join(known)}")
     results: dict[str, Any] = {"models": {}} | ({} if arguments.smoke else read_json(OUTPUT))
-    part = ("views" if arguments.device == "cpu" else "views on a card") if arguments.views else "models"
+    part = ("views on a card" if on_card else "views") if arguments.views else "models"
     views, micro = (2, 4) if arguments.smoke else (VIEWS, MICRO)
-    pick = (lambda setting: with_views(setting, views, micro)) if arguments.views else contenders
+    several = {"augmentations": views, "micro_batch": micro} if arguments.views else {}
     bases = {"DP-NGD": "DP-SGD"} if arguments.views else {name: base for name, (base, _) in PAIRS.items()}
     for name in chosen:
         case, load = known[name], load_average()
+        several |= {"micro_batch": case.micro_batch or micro} if several else {}
+        pick = partial(with_views, views=views, micro=several["micro_batch"]) if several else contenders
         found = measured(case, 2 if arguments.smoke else arguments.rounds, pick, bases, arguments.device)
         entry = {
             "title": case.title, "batch_size": case.batch_size, "date": now(), "load_before": load,
             "hardware": hardware(arguments.threads, arguments.device), "methods": found,
         }  # fmt: skip
-        results.setdefault(part, {})[name] = entry | ({"augmentations": views, "micro_batch": micro} if arguments.views else {})
+        results.setdefault(part, {})[name] = entry | several
         results |= {"date": now(), "hardware": hardware(arguments.threads)}
         if not arguments.smoke:
             write_json(OUTPUT, results)
-    print(table(results))
+    print(table(results), machine(results), sep="\n\n")
     return 0
 
 

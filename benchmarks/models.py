@@ -5,8 +5,9 @@ Contents do not matter to a step's cost, so inputs are random numbers and labels
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,14 @@ CLASSES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One model with its batch: `shape` is that of one example, `vocabulary` is set where examples are token ids."""
+    """One model with its batch.
+
+    Attributes:
+        shape: that of one example.
+        vocabulary: set where examples are token ids.
+        views: of every example, which counts by the mean of their gradients.
+        micro_batch: rows in memory at once, None for all.
+    """
 
     name: str
     title: str
@@ -28,6 +36,8 @@ class Case:
     probe_size: int = 256
     logits: Callable[[nn.Module, Tensor], Tensor] = lambda model, x: model(x)
     language_model: bool = False
+    views: int = 1
+    micro_batch: int | None = None
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """One loss an example `[N]`: of its class, or the mean over its next tokens."""
@@ -54,6 +64,21 @@ class Case:
         generator = torch.Generator().manual_seed(2)
         ids = torch.randint(self.vocabulary, (self.probe_size, *self.shape), generator=generator)
         return PublicData(ids, provenance="uniformly random token ids")
+
+
+    def parts(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of a batch as they are in memory at once: views of each example, changed at random."""
+        if self.views > 1:
+            x, y = x.repeat_interleave(self.views, 0), y.repeat_interleave(self.views, 0)
+        for part in zip(x.split(self.micro_batch or len(x)), y.split(self.micro_batch or len(y)), strict=True):
+            yield part if self.augment is None else self.augment(part)
+
+    @property
+    def augment(self) -> Callable[[Any], Any] | None:
+        """What makes the views, None where there is one of each example."""
+        from dpkfc.data.augment import reflect_pad_crop_flip
+
+        return reflect_pad_crop_flip() if self.views > 1 else None
 
 
 class Attention(nn.Module):
@@ -188,7 +213,7 @@ def _with_lora(model: nn.Module, task: str, targets: list[str]) -> nn.Module:
 
 def _bert_logits(model: nn.Module, x: Tensor) -> Tensor:
     """Positions and segments are expanded, because Opacus cannot take the ones of shape [1, T]."""
-    positions = torch.arange(x.shape[1]).expand(*x.shape).contiguous()
+    positions = torch.arange(x.shape[1], device=x.device).expand(*x.shape).contiguous()
     return model(input_ids=x, position_ids=positions, token_type_ids=torch.zeros_like(x)).logits
 
 
@@ -207,30 +232,57 @@ def hugging_face_cases() -> list[Case]:
     ]
 
 
-def cases(*, smoke: bool = False, ffn_ratio: int = 4) -> dict[str, Case]:
-    """The models by name; `smoke` makes each small enough for a test."""
+def _vit(**sizes: int) -> nn.Module:
+    """A vision transformer, ViT-B/16 by default, with random weights."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(ViTConfig(num_labels=CLASSES, **sizes))
+
+
+def vit_case(name: str, batch_size: int, size: int = 224, **sizes: int) -> Case:
+    return Case(
+        name=name, title="ViT-B/16" if not sizes else "ViT", batch_size=batch_size, shape=(3, size, size),
+        build=lambda: _vit(image_size=size, **sizes), logits=lambda model, x: model(pixel_values=x).logits,
+    )  # fmt: skip
+
+
+def wrn_case(depth: int, widening: int, batch_size: int, views: int = 1, micro_batch: int | None = None) -> Case:
+    """A wide residual network; with views as De et al. (2022) and the DP-NGD paper train it."""
+    told = f", K={views} views" if views > 1 else ", GroupNorm"
+    return Case(
+        name=f"wrn-{depth}-{widening}" + f"-views-{views}" * (views > 1), title=f"WRN-{depth}-{widening}{told}",
+        batch_size=batch_size, shape=(3, 32, 32), build=lambda: wide_resnet(depth, widening), views=views,
+        micro_batch=micro_batch,
+    )  # fmt: skip
+
+
+def card_cases() -> list[Case]:
+    """What is too large for a CPU."""
+    return [vit_case("vit-b16", 64), wrn_case(16, 4, 4096, views=16, micro_batch=2048)]
+
+
+def cases(*, smoke: bool = False, ffn_ratio: int = 4, card: bool = False) -> dict[str, Case]:
+    """The models by name; `smoke` makes each small enough for a test, `card` adds those that only a card is asked for."""
+    mnist = {"shape": (1, 28, 28)}
     if smoke:
+        tiny_vit = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
         found = [
-            Case(name="cnn", title="CNN", batch_size=4, shape=(1, 28, 28), build=mnist_cnn),
+            Case(name="cnn", title="CNN", batch_size=4, build=mnist_cnn, **mnist),
             encoder_case(32, 8, 4, 1, ffn_ratio, 50),
-            Case(name="mlp", title="MLP", batch_size=4, shape=(1, 28, 28), build=lambda: mlp(16)),
-            Case(name="wrn", title="WRN-10-1", batch_size=2, shape=(3, 32, 32), build=lambda: wide_resnet(10, 1)),
+            Case(name="mlp", title="MLP", batch_size=4, build=lambda: mlp(16), **mnist),
+            replace(wrn_case(10, 1, 2), name="wrn", title="WRN-10-1"),
+            vit_case("vit", 2, 32, **tiny_vit),
+            replace(wrn_case(10, 1, 4, views=2, micro_batch=4), name="views"),
         ]
         found = [replace(case, name=f"smoke-{case.name}", probe_size=8) for case in found]
     else:
-        mlp_case = Case(
-            name="mlp", title="MLP 784-1024-1024-10", batch_size=512, shape=(1, 28, 28), build=lambda: mlp(1024)
-        )
-        wrn_case = Case(
-            name="wrn-16-4", title="WRN-16-4, GroupNorm", batch_size=32, shape=(3, 32, 32),
-            build=lambda: wide_resnet(16, 4),
-        )  # fmt: skip
         found = [
-            Case(name="mnist-cnn", title="MNIST CNN", batch_size=256, shape=(1, 28, 28), build=mnist_cnn),
+            Case(name="mnist-cnn", title="MNIST CNN", batch_size=256, build=mnist_cnn, **mnist),
             encoder_case(256, 64, 32, 4, ffn_ratio, 1000),
             encoder_case(512, 128, 16, 4, ffn_ratio, 1000),
-            mlp_case,
-            wrn_case,
+            Case(name="mlp", title="MLP 784-1024-1024-10", batch_size=512, build=lambda: mlp(1024), **mnist),
+            wrn_case(16, 4, 32),
+            *hugging_face_cases(),
+            *(card_cases() if card else []),
         ]
-        found += hugging_face_cases()
     return {case.name: case for case in found}

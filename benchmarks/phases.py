@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from common import RESULTS, hardware, load_average, markdown, now, read_json, write_json
+from common import RESULTS, hardware, load_average, machine, markdown, now, read_json, write_json
 
 OUTPUT = RESULTS / "phases.json"
 MODELS = ("mnist-cnn", "mlp", "encoder-256", "wrn-16-4")
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results |= {"date": now(), "hardware": hardware(arguments.threads)}
         if not arguments.smoke:
             write_json(OUTPUT, results)
-    print(table(results))
+    print(table(results), machine(results), sep="\n\n")
     return 0
 
 

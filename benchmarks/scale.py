@@ -26,7 +26,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, load_average, markdown, now, paired, read_json, write_json
+from common import RESULTS, hardware, load_average, machine, markdown, now, paired, read_json, write_json
 from memory import LATER, alone, given_back, peaks
 from processes import seconds, started, told
 from stack import Point, case_of, contender_of, kfac_of
@@ -245,7 +245,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     if arguments.table:
-        print(table(read_json(OUTPUT)))
+        print(table(results := read_json(OUTPUT)), machine(results), sep="\n\n")
         return 0
     import torch
 
@@ -266,7 +266,7 @@ def main() -> int:
         if not arguments.smoke:
             write_json(OUTPUT, results)
             plot(results, PICTURE)
-    print(table(results))
+    print(table(results), machine(results), sep="\n\n")
     return 0
 
 

@@ -19,7 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, judged, load_average, markdown, now, paired, read_json, summary, write_json
+from common import (
+    RESULTS,
+    hardware,
+    judged,
+    load_average,
+    machine,
+    markdown,
+    now,
+    paired,
+    read_json,
+    summary,
+    write_json,
+)
 from processes import seconds, started
 
 OUTPUT = RESULTS / "ranks.json"
@@ -94,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results |= {"date": now(), "hardware": hardware(2)}
         if not args.smoke:
             write_json(args.output, results)
-    print(table(results))
+    print(table(results), machine(results), sep="\n\n")
     return 0
 
 

@@ -2,8 +2,10 @@
 
 python benchmarks/speed.py                     # all models, results/speed.json (half an hour on two idle cores)
 python benchmarks/speed.py --only mlp          # one model; the others keep their last results
+python benchmarks/speed.py --memory-only --only llama-1b-lora gpt2-small-lora  # no times; 24 GiB of memory are enough
 python benchmarks/speed.py --table             # the Markdown tables of what has been measured
-python benchmarks/speed.py --device cuda --only bert-base --batch-size 32  # on a card
+python benchmarks/speed.py --device cuda --only vit-b16 wrn-16-4-views-16  # on a card, which has these two models more
+python benchmarks/speed.py --device cuda --only bert-base --batch-size 32
 python benchmarks/speed.py --smoke             # tiny models, to see that it works; prints, writes nothing
 """
 
@@ -22,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, load_average, now, paired, read_json, summary, write_json
+from common import RESULTS, hardware, load_average, machine, now, paired, read_json, summary, write_json
 from memory import alone, peaks
 from speed_tables import EVERY, OURS, TIMES, every_model, table
 
@@ -103,7 +105,7 @@ def measure_memory(case_name: str, names: Sequence[str], arguments: argparse.Nam
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", metavar="MODEL", help="a model; may be given several times")
+    parser.add_argument("--only", action="extend", nargs="+", metavar="MODEL", help="models to measure (default: all)")
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="contenders to run (default: all)")
     parser.add_argument("--rounds", type=int, help="timed rounds (default: 15)")
     parser.add_argument("--warmup", type=int, help="rounds before timing begins (default: 2)")
@@ -112,7 +114,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cuda: the same on a card, kept apart in the results (default: cpu)")
     parser.add_argument("--batch-size", type=int, help="instead of each model's own, as a card needs larger ones")
     parser.add_argument("--ffn-ratio", type=int, default=4, help="width of the encoders' feed-forward layers over d")
-    parser.add_argument("--no-memory", action="store_true", help="time only; memory stays as it was taken last")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--no-memory", action="store_true", help="time only; memory stays as it was taken last, with its date")
+    which.add_argument(
+        "--memory-only", action="store_true",
+        help="memory only, for models that are too slow or too large to time here: one contender at a time, each in a process "
+        "that holds the model once; times stay as they were taken last",
+    )  # fmt: skip
     parser.add_argument(
         "--smoke", action="store_true", help="tiny models and few rounds; prints, writes only to --output"
     )
@@ -125,6 +133,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.no_memory |= arguments.kept
     if arguments.threads < 1 or arguments.rounds < 1 or (arguments.batch_size or 1) < 1:
         parser.error("--threads, --rounds and --batch-size must be at least 1")
+    if arguments.kept and arguments.memory_only:
+        parser.error("--kept is about time: leave --memory-only out")
     if arguments.kept and arguments.device != "cpu":
         parser.error("--kept is about memory of the host: leave --device out")
     return arguments
@@ -135,7 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = arguments.output or OUTPUT
     if arguments.table:
         results, every = read_json(path), every_model() if path == OUTPUT else {}
-        print(table(results, every) if results else f"nothing measured yet: {path.name} does not exist")
+        told = f"{table(results, every)}\n\n{machine(results)}"
+        print(told if results else f"nothing measured yet: {path.name} does not exist")
         return 0
     import torch
 
@@ -150,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.device != "cpu" and not torch.cuda.is_available():
         print(f"torch {torch.__version__} finds no card here: leave --device out, or install a build with CUDA", file=sys.stderr)
         return 2
-    known = cases(smoke=arguments.smoke, ffn_ratio=arguments.ffn_ratio)
+    known = cases(smoke=arguments.smoke, ffn_ratio=arguments.ffn_ratio, card=arguments.device != "cpu")
     if arguments.batch_size is not None:
         known = {name: replace(case, batch_size=arguments.batch_size) for name, case in known.items()}
     chosen, names = arguments.only or list(known), arguments.contenders or list(CONTENDERS)
@@ -166,49 +177,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     part = "kept" if arguments.kept else "models" if arguments.device == "cpu" else "card"
     for name in chosen:
         before = results.setdefault(part, {}).get(name, {})
-        results[part][name] = measured(known[name], names, arguments, before.get("memory"))
+        results[part][name] = measured(known[name], names, arguments, before)
         results |= {"date": now(), "hardware": hardware(arguments.threads)} if part != "card" else {}
         if writes:
             write_json(path, results)
-    print(table({"models": {name: results[part][name] for name in chosen}}))
+    shown = {"models": {}, part: {name: results[part][name] for name in chosen}}
+    print(table(shown), machine(shown), sep="\n\n")
     return 0
 
 
-def measured(
-    case: Any, names: Sequence[str], arguments: argparse.Namespace, memory: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Everything about one model, with the machine and its load in it; `memory` is what an earlier run took."""
+def measured(case: Any, names: Sequence[str], arguments: argparse.Namespace, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything about one model, with the machine and its load in it; what is not measured stays as it was `before`."""
+    print(f"{case.name}: {case.title}, batch {case.batch_size}", file=sys.stderr, flush=True)
+    entry: dict[str, Any] = {"title": case.title, "batch_size": case.batch_size}
+    if arguments.memory_only:
+        entry = {"contenders": {}, **before, **entry}
+    else:
+        entry |= _timed_entry(case, names, arguments)
+    if not arguments.no_memory:
+        refused = [name for name, of in entry["contenders"].items() if "not_available" in of]
+        alive = [n for n in names if n not in refused and (not arguments.smoke or n in ("plain", "dp_kfc_inputs"))]
+        taken = {"date": now(), "hardware": hardware(arguments.threads, arguments.device)}
+        return {**entry, "memory": measure_memory(case.name, alive, arguments), "memory_taken": taken}
+    return {**entry, **{name: before[name] for name in ("memory", "memory_taken") if name in before}}
+
+
+def _timed_entry(case: Any, names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
     from contenders import CLIP, NOISE
 
-    print(f"{case.name}: {case.title}, batch {case.batch_size}", file=sys.stderr, flush=True)
-    idle = (os.cpu_count() or 1) - (load_average() or 0)
+    load = load_average()
+    idle = (os.cpu_count() or 1) - (load or 0)
     if idle < arguments.threads - 0.5 and not arguments.smoke:
         print(f"warning: about {max(0.0, idle):.1f} idle cores for {arguments.threads} threads; repeat on a quiet machine",
               file=sys.stderr)  # fmt: skip
-    entry: dict[str, Any] = {
-        "title": case.title,
-        "batch_size": case.batch_size,
+    setting = {"sampler": "fixed", "optimizer": "SGD", "max_grad_norm": CLIP, "noise_multiplier": NOISE, "every": EVERY}
+    return {
         "parameters": sum(p.numel() for p in case.build().parameters()),
         "date": now(),
         "hardware": hardware(arguments.threads, arguments.device),
-        "load_before": load_average(),
-        "setting": {
-            "sampler": "fixed",
-            "optimizer": "SGD",
-            "max_grad_norm": CLIP,
-            "noise_multiplier": NOISE,
-            "every": EVERY,
-        },
+        "load_before": load,
+        "setting": setting,
         **measure_times(case, names, arguments.warmup, arguments.rounds, arguments.device),
         "load_after": load_average(),
     }
-    if not arguments.no_memory:
-        alive = [n for n in names if "median_ms" in entry["contenders"][n]]
-        alive = [n for n in alive if n in ("plain", "dp_kfc_inputs")] if arguments.smoke else alive
-        entry["memory"] = measure_memory(case.name, alive, arguments)
-    elif memory:
-        entry["memory"] = memory
-    return entry
 
 
 if __name__ == "__main__":

@@ -96,6 +96,8 @@ def table(results: Mapping[str, Any], expected: Mapping[str, tuple[str, int]] | 
 
 def _tables(entries: Mapping[str, Entry], card: bool = False) -> list[str]:
     """Times, their ratios, refreshes and memory of some models."""
+    if not entries:
+        return []
     head = ["model (batch)", *TITLES.values()]
     times = [
         [_label(e), *(_milliseconds(e["contenders"].get(name, {})) for name in TITLES), _rounds(e)] for e in entries.values()
@@ -181,8 +183,18 @@ def _memory_ratios(entries: Mapping[str, Entry], card: bool) -> list[str]:
     for name, entry in entries.items():
         goals = {"plain": MEMORY.get(kind(name, card))}
         rows.append([entry["title"], *(_memory_ratio(entry.get("memory", {}), *pair, goals.get(pair[1])) for pair in pairs)])
-    head = ["model", *(named(*pair) for pair in pairs)]
-    return ["Ratios of memory: of steps; of the highest peaks, where that is another (goal)", markdown(head, rows)]
+    parts = ["Ratios of memory: of steps; of the highest peaks, where that is another (goal)"]
+    parts += [markdown(["model", *(named(*pair) for pair in pairs)], rows)]
+    whole = [
+        [entry["title"], *(_whole_ratio(entry.get("memory", {}), name, MEMORY["encoder"]) for name in ("dp_sgd", *OURS))]
+        for model, entry in entries.items()
+        if model.endswith("-lora")
+    ]
+    head = ["model", *(named(name, "plain") for name in ("dp_sgd", *OURS))]
+    if whole:
+        parts += ["Adapters: the whole process at its highest, with the weights that are not trained (goal)"]
+        parts += [markdown(head, whole)]
+    return parts
 
 
 def _memory_ratio(memory: Mapping[str, Any], top: str, bottom: str, goal: float | None) -> str:
@@ -191,6 +203,14 @@ def _memory_ratio(memory: Mapping[str, Any], top: str, bottom: str, goal: float 
     own, base = memory[top], memory[bottom]
     steps, all_in = (x / max(y, 0.1) for x, y in ((own["extra_mib"], base["extra_mib"]), (highest(own), highest(base))))
     return f"{steps:.2f}; " * (f"{steps:.2f}" != f"{all_in:.2f}") + judged(all_in, goal)
+
+
+def _whole_ratio(memory: Mapping[str, Any], name: str, goal: float) -> str:
+    """Of all that a process holds, over plain training; older results do not know what it held at its start."""
+    if not all("start_mib" in memory.get(of, {}) for of in (name, "plain")):
+        return "–"
+    own, base = (memory[of]["start_mib"] + highest(memory[of]) for of in (name, "plain"))
+    return judged(own / base, goal)
 
 
 def _milliseconds(entry: Mapping[str, Any]) -> str:

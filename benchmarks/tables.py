@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import RESULTS, markdown, read_json
+from common import RESULTS, machine, markdown, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -45,7 +45,7 @@ def speed_summary() -> str:
         cells = [_cell(times.get(name, {}), memory.get(name, {})) for name in SUMMARY]
         rows.append([f"{entry['title']} (batch {entry['batch_size']})", *cells, _over_hooks(entry)])
     head = ["milliseconds a step / extra MiB (of steps; of all)", *SUMMARY.values(), "DP-KFC ÷ Opacus hooks"]
-    return markdown(head, rows) + "\n\n" + machine(results)
+    return markdown(head, rows) + "\n\n" + machine({"models": results["models"]})
 
 
 def _cell(times: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
@@ -62,30 +62,6 @@ def _over_hooks(entry: Mapping[str, Any]) -> str:
 
     found = (speed_tables.within(entry, name, "opacus_hooks") for name in speed_tables.OURS)
     return next((f"{ratio['ratio']:.2f}×" for ratio in found if ratio is not None), "–")
-
-
-def machine(results: Mapping[str, Any]) -> str:
-    """One line: processor, threads, torch, date, and whether other work ran beside it."""
-    found = results.get("hardware", {})
-    threads = found.get("threads", found.get("threads_a_run"))
-    date = f", {results['date'][:10]}" if "date" in results else ""
-    loads = [entry.get("load_before") or 0.0 for entry in results.get("models", {}).values()]
-    shared = f"; the machine was shared, load average up to {max(loads):.1f}" if loads and max(loads) > threads else ""
-    processor, version = found.get("cpu", "unknown processor"), found.get("torch", "?")
-    return f"*{processor}, {threads} threads, torch {version}{date}{shared}{_unlike(results)}.*"
-
-
-def _unlike(results: Mapping[str, Any]) -> str:
-    """Which rows were measured with which vector instructions and when, where they are not all alike."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for entry in results.get("models", {}).values():
-        kind = entry.get("hardware", {}).get("torch_cpu_capability")
-        if kind:
-            rows.setdefault((kind, entry["date"][:10]), []).append(entry["title"].partition(" (")[0])
-    if len(rows) < 2:
-        return ""
-    told = (f"{kind}, {day}: {', '.join(of)}" for (kind, day), of in sorted(rows.items()))
-    return "; rows by instructions and day: " + "; ".join(told)
 
 
 def speed() -> str:
@@ -302,7 +278,11 @@ def plan_70b(part: str = "") -> str:
     """The paper-and-pencil plan, or (`check`) how its formulas do on what was measured."""
     import plan_70b as paper
 
-    return paper.check_table() + "\n\n" + machine(read_json(RESULTS / "speed.json")) if part else paper.plan_table()
+    if not part:
+        return paper.plan_table()
+    models = read_json(RESULTS / "speed.json").get("models", {})
+    of = {name: models[name] for name in paper.MEASURED if name in models}
+    return paper.check_table() + "\n\n" + machine({"models": of}, memory=False)
 
 
 def assurance(section: str = "summary") -> str:
@@ -314,7 +294,7 @@ def assurance(section: str = "summary") -> str:
         return missing("make assurance")
     if section != "summary":
         return checks.evidence_table(results, next(name for name in checks.SECTIONS if name.replace(" ", "-") == section))
-    return checks.summary_table(results) + "\n\n" + machine(results)
+    return checks.summary_table(results) + "\n\n" + machine(results, commit=False)
 
 
 def headline() -> str:

@@ -128,3 +128,54 @@ def test_two_processes_are_judged_by_the_work_of_two_threads(tables: ModuleType)
     done = {way: timing(10.0, efficiency=0.85, quartiles=[0.8, 0.9]) for way in scale_ranks.WAYS}
     text = scale_ranks.table({"models": {"mlp": {"title": "MLP", "step": done, "refresh": done}}})
     assert text.count("0.85 [0.80, 0.90] (≥ 0.9 ✗)") == 2
+
+
+def test_adapters_are_judged_by_the_whole_process_too(tables: ModuleType):
+    memory = {"first_step_mib": 100.0, "extra_mib": 100.0, "start_mib": 900.0}
+    llama = entry("Llama") | {"memory": {"plain": memory, "dp_kfc_inputs": {**memory, "refresh_mib": 400.0}}}
+    text = tables.table({"models": {"llama-1b-lora": llama}}, {"gpt2-small-lora": ("GPT-2", 4)})
+    gpt2, found = cells(text, "Adapters")
+    assert found["DP-KFC ÷ plain SGD"] == "1.30 (≤ 1.25 ✗)" and set(gpt2.values()) == {"GPT-2", "–"}
+    assert cells(text, "Ratios of memory")[1]["DP-KFC ÷ plain SGD"] == "1.00; 4.00 (≤ 1.25 ✗)"
+
+
+def test_the_line_below_a_table_names_commit_machine_and_day_of_each_set_of_rows(tables: ModuleType):
+    from common import machine
+
+    here = {"cpu": "a processor", "threads": 2, "torch": "2.13", "commit": "abc"}
+    one, other = ({"title": name, "date": f"2026-01-0{i}T00:00", "hardware": here} for i, name in ((1, "CNN"), (2, "MLP")))
+    assert machine({"models": {"cnn": one}}) == "*a processor, 2 threads, torch 2.13, 2026-01-01, commit abc.*"
+    old = other | {"hardware": {**here, "commit": None}, "load_before": 3.5}
+    told = machine({"models": {"cnn": one, "mlp": old}})
+    assert "2026-01-01, commit abc: CNN." in told
+    assert "commit not recorded, shared with other work: load average up to 3.5: MLP" in told
+    memory = {"memory": {"plain": {}}, "memory_taken": {"date": "2026-01-01", "hardware": here}}
+    assert "commit abc: CNN; memory of MLP." in machine({"models": {"cnn": one, "mlp": other | memory}})
+    assert "memory of" not in machine({"models": {"cnn": one | memory}})
+    undated = {"mlp": other | {"memory": {"plain": {}}}}
+    assert "date not recorded, commit not recorded: memory of MLP" in machine({"models": undated})
+    del old["hardware"]  # nor may the commit of the last run stand for it
+    assert "commit not recorded" in machine({"models": {"mlp": old}, "hardware": here})
+
+
+def test_only_a_card_is_asked_for_the_models_that_are_too_large_for_a_cpu(tables: ModuleType):
+    from models import cases
+
+    more = [case for name, case in cases(card=True).items() if name not in cases()]
+    assert [(case.name, case.batch_size, case.views, tables.kind(case.name)) for case in more] == [
+        ("vit-b16", 64, 1, "encoder"), ("wrn-16-4-views-16", 4096, 16, "cnn")
+    ]  # fmt: skip
+
+
+def test_plain_training_with_views_takes_the_rows_that_private_training_takes(tables: ModuleType):
+    import torch
+
+    from models import cases
+
+    case = cases(smoke=True)["smoke-views"]
+    x, y = case.data(case.batch_size)
+    parts = list(case.parts(x, y))
+    assert [len(rows) for rows, _ in parts] == [4, 4] and torch.equal(torch.cat([of for _, of in parts]), y.repeat_interleave(2))
+    plain = cases(smoke=True)["smoke-wrn"]
+    (one,) = plain.parts(x, y)
+    assert torch.equal(one[0], x)

@@ -60,6 +60,35 @@ def scale(*arguments: object) -> list[dict[str, dict[str, str]]]:
     return tables
 
 
+def test_the_models_for_a_card_step_at_a_size_for_a_cpu(tmp_path: Path):
+    path = tmp_path / "speed.json"
+    chosen = ("--only", "smoke-vit", "smoke-views", "--contenders", "plain", "dp_sgd", "dp_kfc_inputs", "opacus_hooks")
+    speed("--smoke", *chosen, "--rounds", 1, "--threads", 1, "--no-memory", "--output", path)
+    vit, views = json.loads(path.read_text("utf-8"))["models"].values()
+    for entry in (vit, views):
+        assert all(entry["contenders"][name]["median_ms"] > 0 for name in ("plain", "dp_sgd", "dp_kfc_inputs"))
+    assert "views" in views["contenders"]["opacus_hooks"]["not_available"]
+
+
+def test_times_and_memory_are_dated_apart(tmp_path: Path):
+    path = tmp_path / "speed.json"
+    given = ("--smoke", "--only", "smoke-mlp", "--contenders", "plain", "dp_kfc_inputs", "--threads", 1, "--output", path)
+    printed = speed(*given, "--memory-only").stdout
+    first = json.loads(path.read_text("utf-8"))["models"]["smoke-mlp"]
+    assert first["contenders"] == {} and "date" not in first and first["memory"]["plain"]["step_mib"] >= 0
+    assert "Peak memory" in printed and "commit " in printed.splitlines()[-1]
+    speed(*given, "--no-memory")
+    both = json.loads(path.read_text("utf-8"))["models"]["smoke-mlp"]
+    assert (both["memory"], both["memory_taken"]) == (first["memory"], first["memory_taken"])
+    assert both["date"] >= both["memory_taken"]["date"] and "median_ms" in both["contenders"]["plain"]
+    speed(*given, "--memory-only")
+    again = json.loads(path.read_text("utf-8"))["models"]["smoke-mlp"]
+    assert again["contenders"] == both["contenders"] and again["date"] == both["date"]
+    assert again["memory_taken"]["date"] >= both["memory_taken"]["date"]
+    done = speed("--smoke", "--memory-only", "--no-memory", check=False)
+    assert done.returncode == 2 and "--memory-only" in done.stderr
+
+
 def test_the_growth_of_a_step_is_measured_along_every_axis():
     times, memory = scale("--no-memory")
     assert list(times) == list(memory) == ["width", "depth", "batch", "positions", "rank", "processes"]
@@ -85,7 +114,7 @@ def test_the_phases_of_a_step_add_up_to_it():
     options = ("--smoke", "--only", "smoke-cnn", "--rounds", 2, "--threads", 1)
     done = forked.script(ROOT / "benchmarks" / "phases.py", *options, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:]]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:] if line.startswith("|")]
     for _, contender, step, *parts in rows:
         assert sum(float(x.replace(",", "")) for x in parts) <= 2 * float(step.replace(",", ""))
         forward, backward, norms, sums, noise, ledger = (float(x.replace(",", "")) for x in parts[:6])
@@ -109,5 +138,5 @@ def test_dp_ngd_is_timed_with_several_views_of_each_example():
     options = ("--smoke", "--views", "--threads", 1)
     done = forked.script(ROOT / "benchmarks" / "method_speed.py", *options, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
-    *_, row = done.stdout.strip().splitlines()
+    *_, row = (line for line in done.stdout.splitlines() if line.startswith("|"))
     assert "DP-NGD, 2 views" in row and "DP-SGD, 2 views" in row and "[" in row
