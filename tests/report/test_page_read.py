@@ -91,6 +91,16 @@ def test_a_broken_run_is_one_line_and_the_others_are_shown(tmp_path: Path, how: 
         read_all([tmp_path / "bad"])
 
 
+def test_where_nothing_can_be_shown_every_reason_is_told(tmp_path: Path):
+    old, half = study(tmp_path / "v9.json", [row()], version=9), tmp_path / "half.json"
+    half.write_text('{"kind": ')
+    with pytest.raises(ValueError, match=r"^nothing to report: .*v9\.json: is of version 9.*; .*half\.json: .*damaged") as told:
+        read_all([old, half])
+    assert "\n" not in str(told.value)
+    with pytest.raises(ValueError, match="; and 3 more$"):
+        read_all([tmp_path / f"{number}.json" for number in range(15)])
+
+
 def test_results_of_another_version_or_of_something_else_are_named(tmp_path: Path):
     study(tmp_path / "old.json", [row()], version=2)
     (tmp_path / "other.json").write_text('{"a": 1}')

@@ -30,7 +30,7 @@ __all__ = ["Chart", "Contents", "Departures", "Shown", "Sheet", "read_all"]
 Departures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 CARD_FORMAT = 1
-_MOST_BYTES, _PICTURE_BYTES, _POINTS = 64 * 2**20, 2 * 2**20, 240
+_MOST_BYTES, _PICTURE_BYTES, _POINTS, _MOST_TOLD = 64 * 2**20, 2 * 2**20, 240, 12
 # Settings that do not decide what a run comes to, or are shown in a place of their own.
 _ASIDE = {"recipe", "method", "seed", "epsilon", "delta", "eval_on", "out", "data_dir", "threads", "device", "num_workers"}
 _ASIDE |= {"smoke", "max_physical_batch_size", "pad_to_multiple", "chosen_by", "evaluate_every", "test_mode"}
@@ -143,7 +143,7 @@ def read_all(paths: Sequence[str | os.PathLike[str]], departures: Departures = l
         departures: leaves out of a run's settings what its recipe and method say; by default nothing.
 
     Raises:
-        ValueError: nothing can be shown; the first reason is named.
+        ValueError: nothing can be shown; why not is said of each, up to twelve.
     """
     from dpkfc.report.page_files import read_file
 
@@ -163,8 +163,9 @@ def read_all(paths: Sequence[str | os.PathLike[str]], departures: Departures = l
         charts=[chart for one in held for chart in one.charts], broken=broken, notes=[note for one in held for note in one.notes],
     )  # fmt: skip
     if not (found.runs or found.sheets or found.charts):
-        where, why = broken[0] if broken else ("", "no run folder and no results file was given")
-        raise ValueError(f"nothing to report: {where}: {why}" if where else f"nothing to report: {why}")
+        told = [f"{where}: {why}" for where, why in broken[:_MOST_TOLD]] or ["no run folder and no results file was given"]
+        told += [f"and {more} more"] if (more := len(broken) - _MOST_TOLD) > 0 else []
+        raise ValueError(f"nothing to report: {'; '.join(told)}")
     return found
 
 
