@@ -143,21 +143,27 @@ class Timings:
 
     Attributes:
         path: the file, None to keep nothing.
-        held: of this machine, thread count and version of torch.
+        held: of this machine, its instructions, thread count and version of torch.
+        doubted: those of them that are to be measured once more, and written over the old ones.
     """
 
     path: Path | None = None
     held: dict[str, float] = field(default_factory=dict)
+    doubted: set[str] = field(default_factory=set)
 
     @classmethod
-    def load(cls, path: Path | None) -> Timings:
-        """The times of this machine."""
-        return cls(path, {k: v for k, v in _read(path).get(_machine(), {}).items() if isinstance(v, int | float) and v > 0})
+    def load(cls, path: Path | Timings | None, *, again: bool = False) -> Timings:
+        """The times of this machine: those given, or from a file; `again`: to be measured anew wherever they are asked for."""
+        if isinstance(path, Timings):
+            return path
+        held = {k: v for k, v in _read(path).get(_machine(), {}).items() if isinstance(v, int | float) and v > 0}
+        return cls(path, held, set(held) if again else set())
 
     def of(self, key: str, work: Callable[[], Any]) -> float:
-        """Seconds of `work`, measured unless they are known."""
-        if key not in self.held:
+        """Seconds of `work`, measured unless they are known and not doubted."""
+        if key not in self.held or key in self.doubted:
             self.held[key] = seconds_of(work)
+            self.doubted.discard(key)
         return self.held[key]
 
     def save(self) -> None:
@@ -182,8 +188,9 @@ def _read(path: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def _machine() -> str:
+    processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    return f"{platform.node()} {platform.machine()} {threads}, torch {torch.__version__}"
+    return f"{platform.node()} {processor} {threads}, torch {torch.__version__}"
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
@@ -205,14 +212,14 @@ def _finished() -> None:
         torch.mps.synchronize()
 
 
-def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | None = None) -> Costs:
+def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | Timings | None = None) -> Costs:
     """Measure a model on probe inputs; it is left as it is.
 
     Args:
         model: any module that can be trained privately.
         kfac: whose probe, factors and low-rank sides are measured.
         rows: examples of the batch that is timed.
-        cache: file of the times of layers, None to measure all anew.
+        cache: file of the times of layers, or these times; None to measure all anew and keep nothing.
 
     Raises:
         ValueError: a layer that cannot be trained privately, inputs that the model cannot read, or no rows.

@@ -94,7 +94,9 @@ def measured_structure(
     )
 
 
-def side_choices(model: nn.Module, kfac: KFAC, *, rows: int, cache: Path | None = None) -> tuple[SideChoice, ...]:
+def side_choices(
+    model: nn.Module, kfac: KFAC, *, rows: int, cache: Path | Timings | None = None
+) -> tuple[SideChoice, ...]:
     """The sides at least twice as wide as `max_rank`, each with what its layer costs either way; arguments as above."""
     rank = kfac.max_rank
     if rank is None:
