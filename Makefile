@@ -49,8 +49,9 @@ assurance: $(TOOLS) ## every check of the privacy promise at full size, then ref
 	$(BIN)/python benchmarks/assurance.py
 	$(BIN)/python benchmarks/tables.py
 
-results: $(TOOLS) ## refresh the tables in README.md and docs/results.md from benchmarks/results
+results: $(TOOLS) ## refresh the tables in README.md and docs, and the README's picture, from benchmarks/results
 	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/headline.py
 
 picture: $(STAMP) ## run the demo and put its comparison into the README
 	rm -rf runs/picture

@@ -36,16 +36,19 @@ GRIDS = {  # data set, and the arms of a grid by the names they have in the stud
         "DP-SGD": "dp-sgd", "normalised DP-SGD": "dp-sgd-normalised", "DP-Adam": "dp-adam", "DP-AdamBC": "dp-adambc",
         "DiSK": "disk", "DP-KFC, A only, random words": "dp-kfc-a", "A only, same spectrum, random directions": "dp-kfc-a-random",
         "DP-KFC, both sides, random words": "dp-kfc-noise", "DP-KFC + AdamBC": "dp-kfc+adam-bc", "AdaDPS, random words": "adadps",
+        "DP-KFC, A only, private oracle (NOT PRIVATE)": "dp-kfc-a-oracle",
     }),
     "mapped": ("mnist-cnn", {
         "A only, dead leaves, mapped back": "leaves-mapped", "A only, dead leaves, along z, Adam": "leaves-along",
         "both sides, dead leaves, mapped back": "leaves-both", "A only, pink noise, mapped back": "pink-mapped",
         "A only, same spectrum, random directions, mapped back": "random-mapped",
+        "A only, private oracle (NOT PRIVATE), mapped back": "oracle-mapped",
     }),
     "fashion": ("fashion-mnist-cnn", {
         "A only, dead leaves, mapped back": "leaves-mapped", "A only, dead leaves, along z, Adam": "leaves-along",
         "A only, pink noise, mapped back": "pink-mapped",
         "A only, same spectrum, random directions, mapped back": "random-mapped",
+        "A only, private oracle (NOT PRIVATE), mapped back": "oracle-mapped",
     }),
 }  # fmt: skip
 FEDERATED = {"cifar10": "CIFAR-10 features", "mnist": "MNIST features", "pneumoniamnist": "PneumoniaMNIST features"}
@@ -66,6 +69,9 @@ CLAIMS = (
     Claim("", "… and normalised clipping is not the reason (inputs alone whitened)", "dp-kfc-a", "dp-sgd-normalised"),
     Claim("", "… nor is the spectrum: random directions with the same one are worse", "dp-kfc-noise", "dp-kfc-random"),
     Claim("", "… nor is the spectrum: random directions are worse (inputs alone whitened)", "dp-kfc-a", "dp-kfc-a-random"),
+    Claim("", "noise is no worse than public data of another set", "dp-kfc-noise", "dp-kfc-public"),
+    Claim("", "noise is no worse than the private data themselves (oracle, NOT PRIVATE)", "dp-kfc-noise", "dp-kfc-oracle"),
+    Claim("", "… inputs alone whitened", "dp-kfc-a", "dp-kfc-a-oracle"),
     Claim("", "both factors are better than that of the inputs alone", "dp-kfc-noise", "dp-kfc-a"),
     Claim("", "DP-AdamBC behind it adds to it", "dp-kfc+adam-bc", "dp-kfc-noise"),
     Claim("AdaDPS", "scaling by public second moments beats DP-SGD", "adadps", "dp-sgd"),
@@ -76,6 +82,7 @@ CLAIMS = (
     Claim("", "… and directions are the reason: random ones with the same spectrum are worse", "leaves-mapped", "random-mapped"),
     Claim("", "… from inputs alone no worse than from both sides", "leaves-mapped", "leaves-both"),
     Claim("", "… and dead leaves are a better probe for it than pink noise", "leaves-mapped", "pink-mapped"),
+    Claim("", "… no worse than the private images themselves (oracle, NOT PRIVATE)", "leaves-mapped", "oracle-mapped"),
     Claim("DP-FedSOFIM", "its server step beats DP-FedGD, both tuned", "sofim", "fedgd"),
     Claim("", "… also at a matched learning rate", "sofim", "fedgd-matched"),
     Claim("", "… and its momentum form beats momentum at a matched learning rate", "sofim-momentum", "fedavgm-matched"),
@@ -85,8 +92,8 @@ CLAIMS = (
 def measured(folder: Path) -> Accuracies:
     """Everything that two arms were compared in, where each has two seeds or more."""
     import grids
+    from dpkfc.report.winners import winners_tests
     from dpkfc.studies.store import Store
-    from dpkfc.studies.winners import winners_tests
 
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in read_json(folder / "accuracy.json").get("runs", {}).values():
@@ -104,7 +111,7 @@ def measured(folder: Path) -> Accuracies:
     imdb = found[STUDIES["imdb-logistic"]]
     if "dp-ngd" in imdb:  # the grid has none of it, so it is compared within the trials
         found["IMDB, twenty trials"] = {arm: imdb[arm] for arm in ("dp-ngd", "dp-sgd") if arm in imdb}
-    for arm in ("dp-ngd", "dp-kfc-random"):  # the latter beside the grid's DP-KFC is of another spectrum and clip
+    for arm in ("dp-ngd", "dp-kfc-random", "dp-kfc-oracle"):  # the latter two beside the grid's DP-KFC: another damping and clip
         imdb.pop(arm, None)
     for name, (recipe, arms) in GRIDS.items():
         store = Store(folder / "grids" / f"{name}.json")

@@ -1,4 +1,4 @@
-"""The figures of the DP-KFC paper as tables, from what `dpkfc reproduce kfc-fig3 kfc-fig7 kfc-theorem-5.4` has measured.
+"""Figures as tables, from what `dpkfc reproduce kfc-fig3 kfc-fig7 kfc-theorem-5.4 disk-fig6` has measured.
 
     python benchmarks/tables.py     # writes them into docs/figures.md
 """
@@ -57,7 +57,33 @@ def spectra() -> str:
     return f"Trace; largest eigenvalue\n\n{markdown(['model', 'steps', *(NAMES.get(n, n) for n in SPECTRA)], rows)}"
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"likeness": likeness, "maps": maps, "spectra": spectra}
+def noise() -> str:
+    """Mean squared errors of a regression under noise: no filter, DOPPLER and DiSK at every rate."""
+    from dpkfc.studies.figures.noise_sweep import METHODS, best, points
+
+    rows = read_json(RESULTS / "figures" / "disk-fig6a.json")["rows"]
+    found = points({"run": row["run"], **row["values"]} for row in rows)
+    at = {(one.method, one.lr, one.noise): one for one in found}
+    rates, noises = (sorted({getattr(one, name) for one in found}) for name in ("lr", "noise"))
+    cells = [[_three([at[method, lr, sigma] for method in METHODS]) for sigma in noises] for lr in rates]
+    lines = [[f"{lr:g}", *of] for lr, of in zip(rates, cells, strict=True)]
+    lowest = {(one.method, one.noise): one for one in best(found)}
+    lines.append(["best rate of each", *(" / ".join(f"{lowest[method, sigma].lr:g}" for method in METHODS) for sigma in noises)])
+    head = ["learning rate", *(f"σ = {sigma:g}" for sigma in noises)]
+    said = f"Mean squared error of {found[0].runs} runs, no filter / DOPPLER / DiSK; DiSK is ↓ below or ↑ above no filter by"
+    return f"{said} more than two standard errors of the difference\n\n{markdown(head, lines)}"
+
+
+def _three(of: Sequence[Any]) -> str:
+    """The means of three methods, and where the last is apart from the first."""
+    first, last = of[0], of[-1]
+    error = (first.std**2 / first.runs + last.std**2 / last.runs) ** 0.5
+    apart = (last.mean - first.mean) / error if error else 0.0
+    mark = " ↓" if apart < -2 else " ↑" if apart > 2 else ""
+    return " / ".join(f"{one.mean:.4g}" for one in of) + mark
+
+
+PARTS: Mapping[str, Callable[[], str]] = {"likeness": likeness, "maps": maps, "spectra": spectra, "noise": noise}
 
 
 def _ends(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

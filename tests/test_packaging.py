@@ -55,6 +55,13 @@ def test_torch_is_installed_first_and_alone(tmp_path: Path):
     assert "-c constraints.txt" in installs[1]
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("target", ["results", "bench"])
+def test_tables_and_picture_are_refreshed_together(target: str):
+    printed = subprocess.run(["make", "-n", "-C", str(ROOT), target], capture_output=True, text=True, check=True).stdout
+    assert "benchmarks/tables.py" in printed and "benchmarks/headline.py" in printed
+
+
 def test_the_ci_script_is_executable_and_runs_make_test():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)

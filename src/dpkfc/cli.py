@@ -316,13 +316,14 @@ def doctor(
     input_shape: Annotated[str, typer.Option(help="Shape of one input of a factory's model, e.g. 3,32,32.")] = "",
     cost: Annotated[bool, typer.Option("--cost", help="Measure what a step, its norms and a refresh cost here.")] = False,
     rows: Annotated[int, typer.Option(help="Examples of the step that --cost measures.")] = 32,
+    again: Annotated[bool, typer.Option("--again", help="Measure what --cost has kept of this machine anew.")] = False,
 ) -> None:
     """What would be done with each layer of a model: rule, norms, factors, damping, tied, frozen, not covered."""
     from dpkfc.recipes.doctor_command import doctor_report
 
     if rows < 1:
         raise ConfigError(f"--rows must be at least 1, got {rows}")
-    doctor_report(target, settings, input_shape, rows if cost else 0, _console())
+    doctor_report(target, settings, input_shape, rows if cost else 0, _console(), again=again)
 
 
 @app.command()

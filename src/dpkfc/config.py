@@ -65,7 +65,8 @@ class PrivacyConfig:
             an example.
         unit_reduction: a unit's loss is the "mean" or the "sum" of those of its records (both are clipped).
         max_physical_batch_size: most rows of a micro-batch; "auto" finds what fits into memory; None takes the whole batch.
-            Changes memory and speed, never a result.
+            Changes memory and speed, never a result. A refresh runs no more examples of its probe at once than that, or than
+            there are in a batch; see `refresh_rows`.
         pad_to_multiple: micro-batches are padded to a multiple of it by rows that count nothing, so that few shapes occur
             (for compiled parts of a model). Changes speed, never a result.
         norm_methods: layer name to "gram" or "materialised", how its per-example norms are computed, instead of the rule by the
@@ -181,6 +182,16 @@ class PrivacyConfig:
         rows = (self.max_records_per_unit or 1) * self.augmentations
         least = -(-rows // multiple) * multiple
         return most if isinstance(most, int) else None, most == "auto", least
+
+    def refresh_rows(self, processes: int = 1) -> tuple[int, bool]:
+        """Examples of a probe that a refresh may run at once: (most, whether fewer are tried where memory runs out).
+
+        As many as a step holds on each of so many processes, from public settings alone, so that memory need not be larger for
+        a refresh. `KFAC.chunk` bounds it further.
+        """
+        most, automatic, _ = self.micro_batch
+        batch = -(-self.expected_batch_size * self.augmentations // processes)
+        return min(batch, most or batch), automatic
 
     def _check_sampler(self) -> None:
         if self.sampler not in SAMPLERS:

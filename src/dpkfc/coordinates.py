@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature.preconditioner import Preconditioner
-from dpkfc.curvature.shares import moved_to
+from dpkfc.curvature.probing import digest_of_probes
+from dpkfc.curvature.shares import agreed, moved_to
 from dpkfc.gradients.agreement import advice, check_in_step
 from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.diagonal import diagonal_metric
@@ -20,6 +21,7 @@ from dpkfc.gradients.random_state import device_of
 from dpkfc.gradients.sharded import is_divided, reshard
 from dpkfc.metric import Metric
 from dpkfc.privacy.mechanism import Released
+from dpkfc.probe_rows import ProbeRows
 
 __all__ = ["Coordinates"]
 
@@ -38,10 +40,19 @@ class Coordinates:
             others are built by the first process. None: the identity.
         model, layers: the model and its layers.
         ranks: the processes that share a refresh.
+        rows: examples of a probe that a refresh may run at once, and whether fewer are tried where memory runs out; see
+            `PrivacyConfig.refresh_rows`. The default leaves the preconditioner's own number as it is.
     """
 
-    def __init__(self, config: Any, model: nn.Module, layers: Sequence[Layer], ranks: Ranks = _ALONE) -> None:
-        self._config, self._model, self._layers, self._ranks = config, model, layers, ranks
+    def __init__(
+        self,
+        config: Any,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        ranks: Ranks = _ALONE,
+        rows: tuple[int | None, bool] = (None, False),
+    ) -> None:
+        self._config, self._model, self._layers, self._ranks, self._rows = config, model, layers, ranks, ProbeRows(*rows)
         self.current: Preconditioner | None = None
         self.past: Mapping[str, Tensor] = {}
         self.refreshed: list[int] = []
@@ -68,10 +79,12 @@ class Coordinates:
         check_in_step(self._ranks, {n: p for n, p in self._model.named_parameters() if p.requires_grad}, "refresh")
         more |= {"rules": {layer.name: layer.rule for layer in self._layers}}
         if self._ranks.world_size == 1:
-            self.current = self._built(step, **more)
+            self.current = self._built(step, _ALONE, **more)
         elif (divided := is_divided(self._model)) or getattr(self._config, "divides", False):
             more |= {} if divided else {"team": self._ranks}
-            build = partial(self._built, step, **more)  # through a divided model all make the same passes
+            build = partial(self._built, step, self._ranks, **more)  # through a divided model all make the same passes
+            if divided:  # and none of them sees that another has other inputs: what differs would be put down to rounding
+                agreed("probe", self._ranks.everyone(self._ranks.together(partial(digest_of_probes, self._config, step))))
             self.current = self._ranks.in_step(build) if divided else build()
             self._ranks.agree(lambda: {"metric": ("", self.current and self.current.digest)}, advice)
         else:
@@ -79,17 +92,26 @@ class Coordinates:
         if self.current is not None and self.current.step not in self.refreshed[-1:]:  # one that stands is no refresh
             self.refreshed.append(self.current.step)
 
-    def _built(self, step: int, **more: Any) -> Preconditioner:
-        built: Preconditioner = self._config.build(
-            self._model, lambda model, loss: capture(model, self._layers, loss), step, **more
-        )
+    def _built(self, step: int, ranks: Ranks, **more: Any) -> Preconditioner:
+        """Built by these processes, with as many examples at once as fit on all of them."""
+        alike = ranks.together if "team" in more else None  # or memory that one lacks would end the run on it alone
+
+        def build(config: Any) -> Preconditioner:
+            make: Callable[[], Preconditioner] = partial(config.build, self._model, self._capture, step, **more)
+            return make() if alike is None else alike(make)
+
+        self._rows.measure(self._config, self._model, self._capture, step, ranks=ranks, device=device_of(self._layers))
+        built = self._rows.fit(self._config, build)
         reshard(self._model)
         return built
+
+    def _capture(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Any]:
+        return capture(model, self._layers, loss)
 
     def _from_first(self, step: int, **more: Any) -> Preconditioner:
         """Built on the first rank, while the others wait: what does not say how to be divided."""
         cpu, here = torch.device("cpu"), device_of(self._layers)
-        return moved_to(self._ranks.from_first(lambda: moved_to(self._built(step, **more), cpu)), here)
+        return moved_to(self._ranks.from_first(lambda: moved_to(self._built(step, _ALONE, **more), cpu)), here)
 
     def loaded(self, state: Mapping[str, Tensor]) -> Preconditioner:
         """The preconditioner of a checkpoint, once it is known to fit the model.

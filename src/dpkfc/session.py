@@ -46,7 +46,6 @@ from dpkfc.steps import Batch, StepRecord, check_dataset, step_record, warn_of_o
 __all__ = ["Batch", "Session", "StepRecord"]
 
 
-
 class Session:
     """Train a model under a plan.
 
@@ -108,7 +107,8 @@ class Session:
         self._noise, self._sampling = plan.noise_stream(), plan.sampling_stream()
         self._ledger = open_shared(plan, ledger_path, self._ranks)
         self._count_along(self._ranks.from_first(lambda: self._ledger.count))
-        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, self._ranks)
+        rows = plan.config.refresh_rows(self._ranks.world_size)
+        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, self._ranks, rows)
         self._chain = Chain(plan.config.postprocess, plan.config.readout)
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None

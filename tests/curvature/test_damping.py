@@ -61,6 +61,11 @@ def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
     assert float(squared.sum()) == pytest.approx(float(values.sum()))
     narrow = side_of(Eigen(torch.eye(19, dtype=F64), values[:19]), Damping(value=0.1, max_rank=5), F64)
     assert isinstance(narrow, Dense)
+    for rank in (6, 7, 23, 24, 25, 1000):  # of 24: between a quarter of the width and the width, and beyond it
+        kept = side_of(Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=rank), F64)
+        whole = side_of(Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=None), F64)
+        assert isinstance(kept, LowRank) == (rank == 6) and isinstance(whole, Dense)
+        assert rank == 6 or torch.equal(kept.root, whole.root)
     for wrong in (0, 2.5, float("nan"), True):
         with pytest.raises(ValueError, match="max_rank must be a whole number of at least 1"):
             Damping(max_rank=wrong)

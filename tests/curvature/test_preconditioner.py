@@ -181,6 +181,19 @@ def test_a_side_wider_than_the_cap_falls_back_and_the_report_says_so(oversize, k
     assert row["kind"] == oversize and "max_factor_size = 9" in row["note"] and row["dim"] == 13
 
 
+@pytest.mark.parametrize("samples", [30, 700])
+def test_a_rank_of_more_than_a_quarter_of_the_width_keeps_every_pair(samples: int):
+    """Where the first pairs of a wide matrix would be looked for alone, too: 660 columns, from fewer and from more rows."""
+    model = nn.Linear(659, 3).double()
+    fields = {"probe": FeatureNoise(659), "probe_size": samples, "chunk": 64}
+    whole = _kfac(max_rank=None, **fields).build(model, capture, 0)
+    for rank in (166, 400, 659, 660, 661, 5000):
+        built = _kfac(max_rank=rank, **fields).build(model, capture, 0)
+        assert built.digest == whole.digest, rank
+    cut = _kfac(max_rank=20, **fields).build(model, capture, 0)
+    assert cut.metric[""].input.scale.numel() == 20 and cut.digest != whole.digest
+
+
 def test_layer_rules_leave_the_others_scaled_but_in_shape():
     model = Text()
     kfac = _kfac(probe=_tokens(), layer_rules=("linear",), scale="raw")

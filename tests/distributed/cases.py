@@ -161,6 +161,9 @@ CASES = {
             "steps": 8,
         }
     ),
+    "DP-KFC, wide sides from drawn rows": Case(
+        {"preconditioner": kfac(probe_size=24, max_factor_size=6, oversize="low_rank", decay=0.5), "steps": 8}
+    ),
     "DP-KFC with a loss of its own": Case({"preconditioner": kfac(loss=loss)}),
     "DP-KFC in float32": Case(
         {"preconditioner": kfac()}, lambda: net(torch.float32), lambda: data(dtype=torch.float32)

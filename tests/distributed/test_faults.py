@@ -17,7 +17,8 @@ from dpkfc.privacy.ledger import verify
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
 from tests.distributed.train import CASE, die, main, train
-from tests.test_session import loss_fn, net, session, weights
+from tests.test_session import N, loss_fn, net, session, weights
+from tests.worries.test_auto_micro_batch import limited
 
 NOWHERE = "-1:0:nowhere"
 
@@ -92,6 +93,45 @@ def test_what_one_process_sees_before_or_behind_an_exchange_is_told_to_all(tmp_p
         assert "parameter '0.weight' has a hook on its gradient" in hook
         assert ("no room for noise" in failed, before, behind, last) == (True, 0, 1, steps)
     assert len(verify(tmp_path / "failed.jsonl").releases) == steps
+
+
+def _too_large_for_one(rank: int, folder: Path) -> list[list[Any]]:
+    """What both processes do where a step does not fit on the second one: with "auto", with a number, with the whole batch."""
+    start(rank, 2, folder / "store")
+    found = list[list[Any]]()
+    for size in ("auto", 6, None):
+        model = limited(3 if rank else N)
+        settings = {"expected_batch_size": 20, "steps": 3, "max_physical_batch_size": size}
+        ledger = folder / f"ledger-{size}.jsonl"
+        with session(Case(settings).plan(), model, ledger_path=ledger, verify=False) as s:
+            before = weights(model)
+            try:
+                for batch in s.batches():
+                    s.step(batch, loss_fn)
+                found.append([weights(model), s.ledger.count, max(model[2].seen), len(model[2].failed)])
+            except RuntimeError as error:
+                found.append([str(error), s.ledger.count, torch.equal(before, weights(model)), _clean(model)])
+    return found
+
+
+def test_a_step_that_does_not_fit_on_one_process(tmp_path: Path) -> None:
+    """"auto" makes it smaller there alone, and the release is that of one process; a given size is refused on all."""
+    plan, whole = Case({"expected_batch_size": 20, "steps": 3}).plan(), net()
+    with session(plan, whole) as s:
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+    (roomy, *refused), (small, *others) = run(_too_large_for_one, 2, folder=tmp_path)
+    assert roomy[:2] == small[:2] and roomy[1] == 3
+    assert roomy[2] > 3 >= small[2] and roomy[3] == 0 < small[3]
+    torch.testing.assert_close(torch.tensor(roomy[0], dtype=torch.float64), weights(whole), rtol=1e-10, atol=1e-11)
+    assert len(verify(tmp_path / "ledger-auto.jsonl").releases) == 3
+    for of in (refused, others):
+        sizes = ("a micro-batch of 6 examples", "the whole logical batch")
+        for (told, charged, unmoved, clean), size in zip(of, sizes, strict=True):
+            assert f"{size} does not fit into memory" in told and "nothing was released" in told
+            assert (charged, unmoved, clean) == (0, True, True)
+    assert all("another process failed, rank 1" in told for told, *_ in refused)
+    assert not verify(tmp_path / "ledger-6.jsonl").releases and not verify(tmp_path / "ledger-None.jsonl").releases
 
 
 def _train(rank: int, folder: Path, fault: str, store: str) -> bool:

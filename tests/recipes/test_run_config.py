@@ -34,6 +34,8 @@ def _other(field: dataclasses.Field):
         return {"method": "dp-sgd", "optimizer": "sgd", "eval_on": "validation"}[field.name]
     if field.name == "exponent":
         return 0.25
+    if field.name in {"ranks", "norm_methods"}:
+        return {"ranks": "a.A=3 b.G=0", "norm_methods": "a=gram"}[field.name]
     if choices:
         return choices[0]
     return {"bool": True, "str": 'a "b" \\ c', "int": 3, "float": 0.3125}[str(field.type)]
@@ -55,6 +57,14 @@ def test_a_written_config_replays_every_field(tmp_path: Path):
     path.write_text(to_toml(changed), "utf-8")
     assert RunConfig(**flatten(read_toml(path), "config.toml")) == changed
     assert all(getattr(changed, name) != field.default for name, field in FIELDS.items() if name != "out")
+
+
+@pytest.mark.parametrize("text", ["a", "=3", "a=", "a=1 a=2", "a = 1"])
+def test_named_values_are_names_with_values(text: str):
+    with pytest.raises(ConfigError, match="ranks takes NAME=VALUE"):
+        RunConfig(ranks=text)
+    with pytest.raises(ConfigError, match="norm_methods takes NAME=VALUE"):
+        RunConfig(norm_methods=text)
 
 
 def test_a_written_config_beats_the_recipe(tmp_path: Path):

@@ -21,7 +21,12 @@ FIGURES = Figures(
     measured="on the probe",
     spectra=[LayerSpectra(name="0 · Linear", values={"A": [3.0, 1.0, 0.1], "G": [2.0, 0.5]}, damping={"A": 0.2, "G": 0.1})],
     signal_to_noise=[LayerSignal(name="0 · Linear", plain=1.0, preconditioned=2.0)],
-    sensitivity_maps=[SensitivityMap(name="digits", values=[[0.0, 1.0], [0.5, 0.25]])],
+    sensitivity_maps=[
+        SensitivityMap(
+            name="digits", method="dp-kfc", x="learning rate", x_values=[0.1, 0.3], y="clipping norm", y_values=[1.0, 3.0],
+            values=[[0.0, 1.0], [0.5, None]], measured_on="validation",
+        )
+    ],
 )
 
 
@@ -73,6 +78,14 @@ def row(method: str = "dp-kfc", *, epsilon: float = 1.0, seed: int = 0, accuracy
 def study(path: Path, rows: list[Mapping[str, Any]], version: int = 1) -> Path:
     content = {"kind": "dpkfc study", "version": version, "rows": {str(i): one for i, one in enumerate(rows)}}
     path.write_text(json.dumps(content))
+    return path
+
+
+def chart(path: Path, words: str = "NOT PRIVATE: said") -> Path:
+    """What `dpkfc reproduce kfc-fig10` writes."""
+    content = {"kind": "dpkfc figure", "version": 1, "name": path.stem, "title": words, "private": words, "missing": ["a: no"]}
+    one = {**FIGURES.sensitivity_maps[0].as_dict(), "name": words, "method": words if "<" in words else "dp-kfc", "note": words}
+    path.write_text(json.dumps(content | {"rows": [], "sensitivity_maps": [one, {**one, "method": "dp-sgd"}]}))
     return path
 
 

@@ -73,6 +73,36 @@ def test_a_machine_measures_a_shape_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads(path.read_text())["another machine"] == {"x": 1.0}
 
 
+def test_what_is_held_can_be_measured_anew(tmp_path: Path) -> None:
+    """Those that are asked for, once; the others stay as they were."""
+    path = tmp_path / "costs.json"
+    costs_of(Sequences(), kfac(), rows=4, cache=path)
+    held = json.loads(path.read_text())
+    ((machine, times),) = held.items()
+    path.write_text(json.dumps({machine: {**dict.fromkeys(times, 7.0), "another shape": 9.0}}))
+    timings = Timings.load(path, again=True)
+    found = costs_of(Sequences(), kfac(), rows=4, cache=timings)
+    assert all(x < 7 for layer in found.layers for x in layer.seconds.values())
+    (after,) = json.loads(path.read_text()).values()
+    assert after.keys() == {*times, "another shape"} and after.pop("another shape") == 9.0
+    assert all(0 < x < 7 for x in after.values())
+    again = costs_of(Sequences(), kfac(), rows=4, cache=timings)
+    assert again.layers[0].seconds == found.layers[0].seconds  # measured once, whoever asks next
+    assert timings.doubted == {"another shape"}
+
+
+def test_other_instructions_are_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same cores take other times where torch may use wider vectors."""
+    for kind in ("AVX2", "AVX512"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda kind=kind: kind)
+        timings = Timings.load(tmp_path / "costs.json")
+        assert timings.held == {}
+        timings.of("x", lambda: None)
+        timings.save()
+    names = list(json.loads((tmp_path / "costs.json").read_text()))
+    assert len(names) == 2 and "AVX2" in names[0] and "AVX512" in names[1]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 3}', '{"a": {"b": "c"}}'])
 def test_a_damaged_file_is_measured_anew(tmp_path: Path, text: str) -> None:
     path = tmp_path / "costs.json"

@@ -13,7 +13,7 @@ import pytest
 from dpkfc.report.page import build, write_page
 from dpkfc.report.page_read import read_all
 from dpkfc.report.run_folder import RunFolderError
-from tests.report.page_cases import FIGURES, HOSTILE, row, run_folder, study, tuning
+from tests.report.page_cases import FIGURES, HOSTILE, chart, row, run_folder, study, tuning
 
 EMPTY = {"meta", "link", "img", "br", "input", "hr"}
 
@@ -55,6 +55,7 @@ def shown(tmp_path: Path, words: str = "", method: str = "dp-kfc") -> str:
     rows = [row("dp-sgd", epsilon=e, seed=s, accuracy=0.8 + 0.01 * s) for e in (1.0, 8.0) for s in range(3)]
     rows += [row(method, tag={"arm": words} if words else {}, caveats=[words or "NOT PRIVATE: said"])]
     paths = [tmp_path / "a", tmp_path / "b", study(tmp_path / "s.json", rows), tuning(tmp_path / "tune.json", words or "said")]
+    paths.append(chart(tmp_path / "kfc-fig10.json", words or "said"))
     return build(read_all([*paths, tmp_path / "missing"]), "/* library */", words or "Report")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.report.page_cases import FIGURES, HOSTILE, row, run_folder, study
+from tests.report.page_cases import FIGURES, HOSTILE, chart, row, run_folder, study
 
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs Chromium and its driver")
@@ -57,10 +57,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     small = {**row("dp-kfc")["run"], "recipe": "digits", "settings": {"smoke": True}}
     rows.append(row("dp-kfc", run=small, accuracy=0.5, curve=[]))
     rows.append(row("a-method-with-a-name-that-is-rather-long-for-a-narrow-screen", accuracy=0.75))
-    write_page([folder / "a", folder / "b", study(folder / "s.json", rows)], folder / "good.html")
+    maps = chart(folder / "kfc-fig10.json")
+    write_page([folder / "a", folder / "b", study(folder / "s.json", rows), maps], folder / "good.html")
     run_folder(folder / "h", HOSTILE, figures=FIGURES, words=HOSTILE, recipe=HOSTILE)
     hostile = study(folder / "h.json", [row(HOSTILE, tag={"arm": HOSTILE}, caveats=[HOSTILE], epsilon=e) for e in (1.0, 2.0)])
-    write_page([folder / "h", hostile], folder / "hostile.html", title=HOSTILE)
+    write_page([folder / "h", hostile, chart(folder / "c.json", HOSTILE)], folder / "hostile.html", title=HOSTILE)
     many = study(folder / "m.json", [row(f"a-method-of-many-{i}", accuracy=0.5 + i / 100) for i in range(39)])
     write_page([many], folder / "many.html")
     return {name: folder / f"{name}.html" for name in ("good", "hostile", "many")}
@@ -167,6 +168,18 @@ def fits(browser: Any) -> None:
     assert browser.execute_script("return [document.documentElement.scrollWidth <= innerWidth, innerWidth]") == [True, 390]
     wide = "return [...document.querySelectorAll('.plot')].filter((p) => p.getBoundingClientRect().right > innerWidth + 1).length"
     assert browser.execute_script(wide) == 0
+
+
+def test_maps_of_settings_are_drawn_and_hidden_with_their_method(browser: Any, pages: dict[str, Path]):
+    opened(browser, pages["good"])
+    numbers = "return [...document.querySelectorAll('#sensitivity .heatmaplayer text')].map((t) => t.textContent)"
+    assert browser.execute_script(numbers) == 2 * ["0.0%", "100.0%", "50.0%"]
+    assert "not private" in browser.execute_script("return document.getElementById('sensitivity').textContent")
+    seen = "return [...document.querySelectorAll('#sensitivity figure')].map((f) => f.hidden)"
+    assert browser.execute_script(seen) == [False, False]
+    owner = browser.execute_script("return document.querySelector('#sensitivity figure').dataset.method")
+    browser.execute_script(f"document.querySelector('[data-toggle=\"{owner}\"]').click()")
+    assert browser.execute_script(seen) == [True, False]
 
 
 def test_a_narrow_screen_needs_no_sideways_scrolling(browser: Any, pages: dict[str, Path]):

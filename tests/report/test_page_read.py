@@ -12,7 +12,7 @@ from dpkfc.report.figures import Figures
 from dpkfc.report.page_group import grouped, looks, panels
 from dpkfc.report.page_read import read_all
 from dpkfc.report.page_text import command_of, embedded, epsilon_text, escaped, number, plain, show
-from tests.report.page_cases import FIGURES, plan, row, run_folder, study, tuning
+from tests.report.page_cases import FIGURES, chart, plan, row, run_folder, study, tuning
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,6 +91,16 @@ def test_a_broken_run_is_one_line_and_the_others_are_shown(tmp_path: Path, how: 
         read_all([tmp_path / "bad"])
 
 
+def test_where_nothing_can_be_shown_every_reason_is_told(tmp_path: Path):
+    old, half = study(tmp_path / "v9.json", [row()], version=9), tmp_path / "half.json"
+    half.write_text('{"kind": ')
+    with pytest.raises(ValueError, match=r"^nothing to report: .*v9\.json: is of version 9.*; .*half\.json: .*damaged") as told:
+        read_all([old, half])
+    assert "\n" not in str(told.value)
+    with pytest.raises(ValueError, match="; and 3 more$"):
+        read_all([tmp_path / f"{number}.json" for number in range(15)])
+
+
 def test_results_of_another_version_or_of_something_else_are_named(tmp_path: Path):
     study(tmp_path / "old.json", [row()], version=2)
     (tmp_path / "other.json").write_text('{"a": 1}')
@@ -117,6 +127,21 @@ def test_a_figure_of_reproduce_is_named_with_its_picture(tmp_path: Path):
     ]  # fmt: skip
 
 
+def test_accuracy_over_settings_is_read_from_a_figure_and_from_the_folder_it_lies_in(tmp_path: Path):
+    (one,) = read_all([chart(tmp_path / "kfc-fig10.json")]).charts
+    assert one.notes == ["NOT PRIVATE: said", "Missing: a: no"] and [held.method for held in one.maps] == ["dp-kfc", "dp-sgd"]
+    assert one.maps[0].values == [[0.0, 1.0], [0.5, None]]
+    found = read_all([tmp_path])
+    assert len(found.charts) == 1 and not found.runs and not found.broken
+    content = json.loads((tmp_path / "kfc-fig10.json").read_text())
+    content["sensitivity_maps"][0]["values"] = [[1.0]]
+    (tmp_path / "torn.json").write_text(json.dumps(content))
+    (tmp_path / "old.json").write_text(json.dumps({**content, "version": 2}))
+    said = [why for _, why in read_all([tmp_path]).broken]
+    assert said == ["is of version 2, this dpkfc reads 1; use the version that wrote it",
+                    "torn.json is damaged; dpkfc reproduce torn writes it again"]  # fmt: skip
+
+
 def test_smoke_runs_share_neither_group_nor_panel_with_others(tmp_path: Path):
     small = run_folder(tmp_path / "small")
     text = (small / "config.toml").read_text()
@@ -136,6 +161,27 @@ def test_pruned_trials_measurements_and_incomplete_rows_are_left_out_and_counted
     rows = [row(), row(tag={"arm": "dp-kfc", "pruned": True}), measured, {"run": {}}]
     found = read_all([study(tmp_path / "s.json", rows)])
     assert len(found.runs) == 1 and len(found.notes) == 3
+
+
+def test_tests_of_settings_that_a_search_has_left_behind_are_counted_and_not_shown(tmp_path: Path):
+    def of(accuracy: float, lr: float, measured_on: str, **more: object) -> dict[str, object]:
+        settings = {"params": {"lr": lr}} if measured_on == "validation" else {"tuned": {"lr": lr}}
+        return row(accuracy=accuracy, measured_on=measured_on, tag={"arm": "dp-kfc", **settings}, **more)
+
+    rows = [of(0.8, 0.1, "validation"), of(0.7, 0.2, "validation"), of(0.91, 0.1, "test"), of(0.5, 0.2, "test")]
+    found = read_all([study(tmp_path / "s.json", rows)])
+    assert [run.accuracy for run in found.runs] == [0.8, 0.7, 0.91]
+    assert [note.split(": ")[1] for note in found.notes] == [
+        "1 tests of settings that are no longer the best trial of their method are not shown"
+    ]
+    strange = [of(0.5, 0.2, "test", run={"recipe": ["x"]}), {**row(), "tag": {"arm": 3}}, {**row(), "measured_on": None}]
+    assert len(read_all([study(tmp_path / "t.json", [*rows, *strange])]).runs) == 6
+
+
+def test_the_results_that_are_shipped_hold_each_method_once_at_an_epsilon():
+    path = ROOT / "benchmarks" / "results" / "accuracy" / "cnn.json"
+    runs = [run for run in read_all([path]).runs if run.measured_on == "test"]
+    assert len({(run.task, run.method, run.target, run.seed) for run in runs}) == len(runs) > 200
 
 
 def test_tuning_and_published_tables_become_sheets(tmp_path: Path):
@@ -186,7 +232,7 @@ def test_figures_come_back_as_they_were_written_and_long_spectra_keep_their_rank
     values = found.spectra[0].values["A"]
     assert len(values) == 1000 and values[0] == 1000.0 and values[-1] == 1.0 and path.stat().st_size < 10_000
     assert all(abs(value - (1000 - rank)) <= 4 for rank, value in enumerate(values))
-    assert [list(line) for line in found.sensitivity_maps[0].values] == [[0.0, 1.0], [0.5, 0.25]]
+    assert list(found.sensitivity_maps) == list(FIGURES.sensitivity_maps)
 
 
 def test_what_is_not_finite_is_left_out_of_figures(tmp_path: Path):

@@ -76,7 +76,10 @@ def test_an_arm_that_the_grid_lacks_is_compared_within_the_trials(claims, tmp_pa
             "accuracy": accuracy, "measured_on": "test", "target_epsilon": 1.0, "tag": {"arm": arm},
             "run": {"recipe": "imdb-logistic", "method": arm},
         }
-        for arm, accuracy in (("dp-sgd", 0.80), ("dp-sgd", 0.81), ("dp-ngd", 0.82), ("dp-ngd", 0.83), ("dp-kfc-random", 0.5))
+        for arm, accuracy in (
+            ("dp-sgd", 0.80), ("dp-sgd", 0.81), ("dp-ngd", 0.82), ("dp-ngd", 0.83), ("dp-kfc-random", 0.5),
+            ("dp-kfc-oracle", 0.9),
+        )
     ]  # fmt: skip
     (tmp_path / "accuracy").mkdir()
     (tmp_path / "accuracy" / "imdb.json").write_text(json.dumps({"rows": dict(enumerate(rows))}), "utf-8")
@@ -90,3 +93,12 @@ def test_arms_of_grids_are_there(claims):
 
     for name, (recipe, arms) in claims.GRIDS.items():
         assert grids.GRIDS[name].recipe == recipe and set(arms) <= set(grids.GRIDS[name].arms)
+
+
+def test_noise_is_compared_with_public_and_with_private_data_wherever_both_were_run(claims):
+    found = claims.measured(claims.RESULTS)
+    lines = claims.table(found).splitlines()
+    for words in ("no worse than public data", "no worse than the private data", "no worse than the private images"):
+        (line,) = [line for line in lines if words in line]
+        assert "MNIST, CNN: -" in line and ("Fashion" in line or "images" in words)
+    assert not {"dp-kfc-oracle", "dp-kfc-public"} & set(found["IMDB, logistic regression"])

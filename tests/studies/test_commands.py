@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from dpkfc.cli import app
+from dpkfc.report.winners import winners_tests
 from dpkfc.studies import commands, tune
 from dpkfc.studies.commands import _settings
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.store import Store
-from dpkfc.studies.winners import winners_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED, DOCUMENT = ROOT / "benchmarks" / "results" / "accuracy" / "cnn.json", ROOT / "docs" / "results.md"
@@ -47,11 +47,15 @@ def test_tables_are_listed_with_what_can_be_run_here(capsys):
         (("reproduce", "kfc-fig22"), "did you mean 'kfc-fig2'"),
         (("reproduce", "dp-kfc-1", "--seeds", "0"), "seeds = 0"),
         (("reproduce", "dp-kfc-1", "--workers", "4000"), "one core"),
+        (("reproduce", "dp-kfc-1", "--budget=-1"), "--budget -1: give minutes, 0 (nothing is run) or more"),
+        (("reproduce", "kfc-fig1", "--budget", "nan"), "--budget nan: give minutes"),
+        (("reproduce", "dp-fedsofim", "--budget", "inf"), "leave it out for no bound"),
         (("reproduce", "dp-kfc-1", "--column", "ε = 3"), "no column 'ε = 3'; it has: ε = 1 | ε = 2 | ε = 8"),
         (("reproduce", "dp-kfc-1", "kfc-fig2", "--column", "ε = 1"), "leave out 'kfc-fig2'"),
         (("reproduce", "dp-fedsofim", "dp-kfc-11"), "did you mean"),
         (("reproduce", "dp-fedsofim", "dp-kfc-1", "--results", "rows.json"), "a call of its own"),
         (("tune", "--recipe", "digits", "--method", "dp-kfk"), "did you mean 'dp-kfc'"),
+        (("tune", "--recipe", "digits", "--method", "dp-sgd", "--budget=-1"), "--budget -1: give minutes"),
         (("tune", "--recipe", "digit", "--method", "dp-sgd"), "unknown recipe"),
         (("tune", "--recipe", "digits", "--method", "dp-sgd", "--set", "steps"), "KEY=VALUE"),
         (("tune", "--recipe", "digits", "--method", "dp-sgd", "--set", "stps=3"), "did you mean 'steps'"),

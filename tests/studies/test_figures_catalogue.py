@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from dpkfc.cli import app
+from dpkfc.report.page_read import read_all
 from dpkfc.studies.errors import StudyError
-from dpkfc.studies.figures import catalogue, course
+from dpkfc.studies.figures import catalogue, course, landscape
 from dpkfc.studies.figures.catalogue import FIGURES, find, reproduce_figures
 from dpkfc.studies.store import Store
 
@@ -74,10 +76,38 @@ def test_a_missing_cell_is_said(tmp_path, monkeypatch):
     assert not one.files and one.missing == ("digits: not yet run",)
 
 
+def test_accuracy_over_settings_is_written_as_maps_that_the_report_draws(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalogue, "drive", lambda *_, **__: None)
+    runs = FIGURES["kfc-fig10"].runs(True)
+    with Store(tmp_path / "results.json") as store:
+        for run in runs[:-1]:
+            accuracy = 0.5 + run.config().lr * run.config().max_grad_norm
+            row = {"run": run.describe(), "hash": run.hash, "accuracy": accuracy, "measured_on": "validation"}
+            row |= {"epsilon": 1.9, "delta": 1e-5, "steps": 3, "noise_multiplier": 1.2, "accountant": "rdp", "sampler": "poisson"}
+            store.put(run, {**row, "dataset_size": 1000})
+    reproduce_figures(["kfc-fig10"], tmp_path, small=True)
+    content = json.loads((tmp_path / "kfc-fig10.json").read_text())
+    assert content["private"].startswith("NOT PRIVATE: accuracies on examples cut from the private training set")
+    (chart,) = read_all([tmp_path / "kfc-fig10.json"]).charts
+    first, last = chart.maps
+    assert (first.method, last.method) == ("dp-sgd", "dp-kfc") and first.x_values == [0.01, 0.03] and first.y_values == [0.1, 0.3]
+    assert first.values == [[0.501, 0.503], [0.503, pytest.approx(0.509)]] and last.values[1][1] is None
+    assert "learning rate" in first.note and "are within 2 points of the best" in first.note
+    assert FIGURES["kfc-mean-field"].privacy.startswith("nothing") and not FIGURES["kfc-fig3"].privacy
+
+
+def test_the_maps_that_are_shipped_are_those_of_their_rows():
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "figures" / "kfc-fig10.json"
+    rows = json.loads(path.read_text("utf-8"))["rows"]
+    (chart,) = read_all([path]).charts
+    assert sum(value is not None for one in chart.maps for line in one.values for value in line) == len(rows) == 50
+    assert list(chart.maps) == landscape.maps([{**row["values"], "run": row["run"]} for row in rows])
+
+
 def test_mistakes_are_one_line(capsys, tmp_path):
     with pytest.raises(StudyError, match=r"unknown figure 'kfc-fig4'.*did you mean"):
         find("kfc-fig4")
-    for arguments, says in ((["kfc-fgi2"], "did you mean"), (["dp-kfc-1", "--smoke"], "--smoke is for figures")):
+    for arguments, says in ((["kfc-fgi2"], "did you mean"), (["kfc-fig2", "--column", "a"], "--column is for tables")):
         with pytest.raises(SystemExit) as ended:
             app(["reproduce", *arguments, "--out", str(tmp_path)])
         shown = capsys.readouterr()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from dpkfc.report.winners import best_trials, winners_tests
 from dpkfc.studies.arms import arm_of
 from dpkfc.studies.halving import is_rung, stands
 from dpkfc.studies.search import Search
 from dpkfc.studies.store import Store
 from dpkfc.studies.tune import Trials
-from dpkfc.studies.winners import best_trials, winners_tests
 from tests.studies.test_tune import answered, row_of, score
 
 pytest.importorskip("optuna")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dpkfc.recipes.base import RECIPES, run_config
-from dpkfc.studies import published, reproduce
+from dpkfc.report.winners import winners_tests
+from dpkfc.studies import listed, published, reproduce
 from dpkfc.studies.cell import Run
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.published import NOT_PRINTED, Cell, Published, Table, load, names
 from dpkfc.studies.reproduce import Tuning, markdown, outcomes, verdict
 from dpkfc.studies.store import Store
+from tests.recipes.files import write_cifar
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp"}
@@ -62,11 +67,11 @@ def test_a_point_that_is_not_printed_has_a_reason_and_no_verdict():
 def test_commands_that_reasons_name_are_commands():
     reasons = {one.not_run for name in names() for one in load(name).cells}
     found = [line for reason in reasons for line in re.findall(r"dpkfc train ((?:--[\w-]+ [\w.-]+ ?)+)", reason)]
-    assert len(found) >= 6
+    assert len(found) >= 8 and not any("give one" in reason for reason in reasons)
     for line in found:
         words = line.replace("--steps N", "").split()
         given = {name.strip("-").replace("-", "_"): text for name, text in zip(words[::2], words[1::2], strict=True)}
-        run_config({name: text if name in ("recipe", "method") else float(text) for name, text in given.items()})
+        run_config({name: float(text) if re.fullmatch(r"[\d.]+", text) else text for name, text in given.items()})
     for file in {file for reason in reasons for file in re.findall(r"benchmarks/\w+\.py", reason)}:
         assert (ROOT / file).is_file()
 
@@ -175,6 +180,35 @@ def test_settings_are_taken_from_trials_of_the_same_protocol_and_budget(tmp_path
         Tuning(stores[1:]).settings(one)
 
 
+def test_trials_that_are_silent_about_a_former_default_are_of_its_protocol(tmp_path):
+    one = cell(method="dp-kfc", tuned="dp-kfc", settings={**TINY, "max_rank": 64})
+    store = Store(tmp_path / "tuned.json")
+    for lr, accuracy, rank in ((0.3, 0.8, 64), (0.4, 0.9, 32)):
+        told = {**TINY, "lr": lr, "validation_size": 50}
+        made = Run.of("digits", "dp-kfc", {**told, "max_rank": rank}, evaluate_on="validation")
+        silent = Run.of("digits", "dp-kfc", told, evaluate_on="validation")
+        tag = {"arm": "dp-kfc", "params": {"lr": lr}, "pruned": False}
+        store.put(made, row_of(made, accuracy, tag=tag) | {"run": silent.describe()})
+    assert Tuning([store]).settings(one) == {"lr": 0.3}
+
+
+def test_a_rank_that_a_method_does_not_have_is_no_protocol_of_it(tmp_path):
+    store = Store(tmp_path / "tuned.json")
+    trial = Run.of("digits", "dp-sgd", {**TINY, "lr": 0.3, "validation_size": 50}, evaluate_on="validation")
+    store.put(trial, row_of(trial, 0.8, tag={"arm": "dp-sgd", "params": {"lr": 0.3}, "pruned": False}))
+    assert Tuning([store]).settings(cell(tuned="dp-sgd", settings={**TINY, "max_rank": 64})) == {"lr": 0.3}
+
+
+def test_the_tests_of_imdb_that_are_shipped_stand_in_the_table_of_the_paper():
+    stored = [Store(ROOT / "benchmarks" / "results" / "accuracy" / "imdb.json")]
+    found = outcomes(load("dp-kfc-5"), Store(ROOT / "none.json"), Tuning(stored), range(3))
+    mine = {(one.cell.row.partition(", ")[2], one.cell.column): one for one in found if one.cell.row.startswith("IMDB")}
+    told = [(row, f"ε = {epsilon}") for row in ("DP-SGD", "Syn. KFAC") for epsilon in ("1", "2.8", "8")]
+    assert all(len(mine[which].values) == 3 for which in told)
+    best = [row for store in stored for row in winners_tests(store) if row["tag"]["arm"] == "dp-sgd"]
+    assert {tuple(row["tag"]["tuned"].items()) for row in best} == {tuple(mine["DP-SGD", "ε = 1"].settings.items())}
+
+
 def test_two_figures_of_one_run_are_not_mixed(tmp_path):
     run = cell().run({}, 0)
     stores = [Store(tmp_path / f"{n}.json") for n in range(2)]
@@ -228,6 +262,58 @@ def test_a_missing_data_set_is_said_once_and_stops_nothing_else(tmp_path, monkey
     assert re.match(r"not run \(MNIST .*", found[0].verdict)
 
 
+def test_what_runs_nothing_reads_no_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "load", lambda name: table_of(cell(recipe="mnist-cnn")))
+    monkeypatch.setattr(listed, "find_recipe", lambda name: pytest.fail("the data were read"))
+    found = reproduce.reproduce(["made-up"], tmp_path, budget_minutes=0)["made-up"]
+    assert [one.verdict for one in found] == ["not run (not yet run)"]
+
+
+def test_files_that_hold_a_part_of_a_set_give_no_verdict(tmp_path, monkeypatch):
+    write_cifar(tmp_path / "cifar100")
+    monkeypatch.setattr(reproduce, "load", lambda name: table_of(cell(recipe="cifar100-wrn")))
+    found = reproduce.reproduce(["made-up"], tmp_path / "out", data_dir=str(tmp_path))["made-up"]
+    assert found[0].verdict == "not run (the files hold 12 of 50,000 training images, and the published number is of all)"
+
+
+def test_cells_that_take_more_than_a_few_cores_have_a_recipe_and_a_command():
+    cells = [one for name in names() for one in load(name).cells if one.needs and not one.not_run]
+    asked = {"cifar100-wrn", "cifar100-vit", "cifar100-crossvit", "svhn-wrn", "utkface-resnet20", "cifar10-wrn"}
+    assert {one.recipe for one in cells} == asked and all(one.needs.startswith("time on an accelerator") for one in cells)
+    for one in cells:
+        words = shlex.split(one.command)
+        given = dict(zip(words[2::2], words[3::2], strict=True))
+        config = run_config({name[2:].replace("-", "_"): _number(text) for name, text in given.items()})
+        wanted = one.run({}, 0).config()
+        assert replace(config, public_data=wanted.public_data) == replace(wanted, eval_on=config.eval_on), one.command
+    assert not any("recipe missing" in one.not_run for name in names() for one in load(name).cells)
+
+
+def _number(text):
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def test_a_command_stands_where_settings_would_until_the_cell_is_run(tmp_path):
+    slow = cell(needs="a GPU", settings={"lr": 0.5, "public_data": "@digits:20"})
+    store = Store(tmp_path / "rows.json")
+    text = markdown(table_of(slow), outcomes(table_of(slow), store, Tuning(), (0,)))
+    assert "| `dpkfc train --recipe digits --method dp-sgd --lr 0.5 --public-data FILE` |" in text
+    assert "`dpkfc reproduce made-up --everything` also runs" in text
+    store.put(slow.run({}, 0), row_of(slow.run({}, 0), 0.9))
+    assert "dpkfc train" not in markdown(table_of(slow), outcomes(table_of(slow), store, Tuning(), (0,)))
+    plain = table_of(cell())
+    assert "dpkfc" not in markdown(plain, outcomes(plain, Store(tmp_path / "none.json"), Tuning(), (0,)))
+
+
+def test_settings_that_a_run_does_not_have_are_not_run_at_others():
+    values = {(one.row[:2].strip(), one.column[-1]): one.not_run for one in load("dp-ngd-6").cells}
+    assert [bool(values["p", n]) for n in "12345"] == [True, True, True, False, True]
+    assert [bool(values["T1", n]) for n in "12345"] == [True, False, True, True, True]
+
+
 def test_a_failure_is_of_its_own_cell(tmp_path):
     one, other = cell(), cell(method="dp-adam", row="dp-sgd")
     store = Store(tmp_path / "results.json")
@@ -251,3 +337,11 @@ def test_one_column_is_run_and_the_report_is_of_the_whole_table(tmp_path, monkey
 def test_what_is_no_results_file_of_a_tuning_study_is_named(tmp_path):
     with pytest.raises(StudyError, match=r"nothing\.json"):
         reproduce.reproduce(["dp-kfc-1"], tmp_path, tuned=[tmp_path / "nothing.json"])
+
+
+def test_every_cell_that_is_below_the_paper_stands_in_the_document(benchmark_module):
+    tables, shown = benchmark_module("tables"), (ROOT / "docs" / "results.md").read_text("utf-8")
+    below = [one for name in names() for one in tables._published(name)[1] if one.verdict == "not reproduced"]
+    assert len(below) > 10
+    for one in below:
+        assert f"| {one.cell.row} | {one.cell.column} | {one.cell.published.text} | {one.ours} (" in shown

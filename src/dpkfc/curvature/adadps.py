@@ -13,9 +13,10 @@ Source: Li et al. (2022), Algorithm 1 (RMSProp form, public data).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,11 @@ from torch import Tensor, nn
 from dpkfc.curvature.eigenpairs import condition, eigenvalues
 from dpkfc.curvature.layers import is_known
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
-from dpkfc.curvature.moments import PER, Moments, squared_gradients
+from dpkfc.curvature.moments import PER, Moments, Sums, squared_gradients, summed_gradients
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import Capture, Piece, ProbeRun, blocks_on_probe, undisturbed
-from dpkfc.curvature.refresh import probe_scale
+from dpkfc.curvature.refresh import kept_for_scale, probe_scale
 from dpkfc.curvature.report import identity_row
 from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, probe_examples
 from dpkfc.metric import Entry, Metric, scale_metric
@@ -57,6 +58,8 @@ class AdaDPS:
         as_released: the absolute ε and raw scale of published code, for reproductions: `adadps` (1e-10 inside the root), `dp2`
             (1e-7 added to the root; with batch_size=None, decay=0.9, every=1) or `dp-kfc` (as adadps, and never refreshed).
         seed: of the probe's own random stream.
+        chunk: examples of a mini-batch in one forward pass; bounds memory and changes nothing else (a `loss` of your own may
+            draw other numbers).
     """
 
     probe: Probe
@@ -72,12 +75,13 @@ class AdaDPS:
     scale: str = "probe"
     as_released: str | None = None
     seed: int = 0
+    chunk: int = 64
 
     def __post_init__(self) -> None:
         check_probe(self.probe)
         choices = {"labels": (None, *LABELS), "likelihood": LIKELIHOODS, "per": PER, "scale": ("probe", "raw")}
         check_choices(self, {**choices, "as_released": (None, *_RELEASED)})
-        check_positive(self, ("probe_size", "every"))
+        check_positive(self, ("probe_size", "every", "chunk"))
         size = self.batch_size
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ValueError(f"batch_size must be an integer of at least 1 or None, got {size!r}")
@@ -102,7 +106,8 @@ class AdaDPS:
         """JSON-able description for the plan's hash and the privacy card."""
         run = self.run_at(0)
         name = "adadps" if self.as_released is None else f"adadps as released by {self.as_released}"
-        return described(self, name, probe_size=run.size, labels=run.labels)
+        own = described(self, name, probe_size=run.size, labels=run.labels)
+        return {what: value for what, value in own.items() if (what, value) != ("chunk", 64)}  # older plans keep their hash
 
     def due(self, step: int) -> bool:
         """Whether the metric is to be rebuilt before this step (from 0)."""
@@ -114,8 +119,8 @@ class AdaDPS:
         size = probe_examples(self.probe, self.probe_size)
         batch = min(size, self.batch_size or size)
         return ProbeRun(
-            probe=self.probe, size=size // batch * batch, chunk=batch, labels=self.resolved_labels,
-            likelihood=self.likelihood, loss=self.loss, seed=self.seed, step=step,
+            probe=self.probe, size=size // batch * batch, chunk=min(batch, self.chunk), labels=self.resolved_labels,
+            likelihood=self.likelihood, loss=self.loss, seed=self.seed, step=step, within=batch,
         )  # fmt: skip
 
     def build(
@@ -139,7 +144,7 @@ class AdaDPS:
             ValueError: what the model gives on the probe is not finite, or nothing has a gradient there.
         """
         with undisturbed(model), torch.no_grad():
-            moments, last = self._moments(model, capture, step)
+            moments, last, note = self._moments(model, capture, step)
             values = {name: self._averaged(name, of, previous) for name, of in moments.items()}
             shift = self.floor * _mean(values)
             if not shift > 0:
@@ -158,25 +163,35 @@ class AdaDPS:
             scale=scale,
             spectra=spectra,
             shapes={name: of.shapes for name, of in moments.items()},
-            note=last.note,
+            note=note,
         )
 
-    def _moments(self, model: nn.Module, capture: Capture, step: int) -> tuple[dict[str, Moments], Piece]:
-        """Second moments of every layer, and the last mini-batch."""
+    def _moments(self, model: nn.Module, capture: Capture, step: int) -> tuple[dict[str, Moments], Piece | None, str]:
+        """Second moments of every layer, the last micro-batch if the scale can be measured on it, and what became of labels."""
         found: dict[str, Moments] = {}
-        piece: Piece | None = None
-        for piece in blocks_on_probe(model, capture, self.run_at(step)):
+        pending: dict[str, Sums] = {}  # of the mini-batch that is not over
+        last, note = None, ""
+        run = self.run_at(step)
+        for piece in blocks_on_probe(model, capture, run):
+            whole = run.within or run.size
+            ends = piece.rows.stop % whole == 0
             for name in piece.blocks:
-                block = piece.blocks[name]
-                if not is_known(block):
+                if not is_known(block := piece.blocks[name]):
                     continue
-                try:
-                    new = squared_gradients(block, self.per)
-                except ValueError as error:
-                    raise ValueError(f"layer '{name}': {error}") from error
-                found[name] = found[name].plus(new) if name in found else new
-        assert piece is not None
-        return found, piece
+                with _named(name):
+                    if self.per == "example":
+                        _add(found, name, squared_gradients(block, self.per))
+                    else:
+                        _add(pending, name, summed_gradients(block))
+                        if ends:
+                            _add(found, name, pending.pop(name).squared(whole))
+                del block
+            for name in list(pending) if ends else ():  # layers that its last part has not called
+                with _named(name):
+                    _add(found, name, pending.pop(name).squared(whole))
+            last, note = kept_for_scale(piece, run), piece.note
+            del piece
+        return found, last, note
 
     def _averaged(self, name: str, of: Moments, previous: Preconditioner | None) -> dict[str, Tensor]:
         """v of a layer, with what the refreshes before have left in it."""
@@ -188,6 +203,22 @@ class AdaDPS:
     def _root(self, values: Tensor, shift: float) -> Tensor:
         inside, outside, _ = (shift, 0.0, True) if self.as_released is None else _RELEASED[self.as_released]
         return 1 / ((values + inside).sqrt() + outside)
+
+
+_Added = TypeVar("_Added", Moments, Sums)
+
+
+def _add(held: dict[str, _Added], name: str, new: _Added) -> None:
+    held[name] = held[name].plus(new) if name in held else new
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """An error of a layer's values with the name of the layer."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"layer '{name}': {error}") from error
 
 
 def _mean(values: Mapping[str, Mapping[str, Tensor]]) -> float:

@@ -43,7 +43,7 @@ class Damping:
         gamma: γ of the absolute mode, not negative.
         exponent: p in (0, 1/2]; a side is (factor + damping)^(−p). 1/2 is full whitening.
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in a low-rank side.
-        max_rank: eigenpairs kept of a side at least four times as wide; None keeps all that matter.
+        max_rank: eigenpairs k kept of a side at least 4k wide. Narrower ones (k ≥ d too), and None, keep all that matter.
         tail_mass: share of the trace that may be left out; a side keeps the fewest eigenpairs that hold the others. 0 for none.
     """
 
@@ -84,7 +84,9 @@ class Damping:
         return (values.double() + shift).pow(-self.exponent)
 
 
-def side_of(factor: Factor, damping: Damping, dtype: torch.dtype, *, widest_dense: int = 4096) -> Side:
+def side_of(
+    factor: Factor, damping: Damping, dtype: torch.dtype, *, widest_dense: int = 4096, rank: int | None = None
+) -> Side:
     """The side (factor + damping)^(−p) of a metric.
 
     A factor with few eigenvalues that matter (kept ones ≤ d/2, or d > widest_dense) becomes `LowRank`: those below
@@ -98,6 +100,7 @@ def side_of(factor: Factor, damping: Damping, dtype: torch.dtype, *, widest_dens
         damping: what to add and which root to take.
         dtype: of the resulting side.
         widest_dense: no d×d matrix is formed for a wider side.
+        rank: eigenpairs kept of this side, 0 for all, whatever its width and `max_rank`; None as `max_rank` says.
     """
     shift = damping.shift(factor)
     if shift == 0.0:
@@ -108,16 +111,24 @@ def side_of(factor: Factor, damping: Damping, dtype: torch.dtype, *, widest_dens
         case DiagonalFactor():
             return Diagonal(damping.root(factor.values, shift).to(dtype))
         case Eigen():
-            return _eigen_side(factor, damping, shift, dtype, widest_dense)
+            return _eigen_side(factor, damping, _kept(factor, damping, shift, rank), dtype, widest_dense)
 
 
-def _eigen_side(factor: Eigen, damping: Damping, shift: float, dtype: torch.dtype, widest_dense: int) -> Side:
+def _kept(factor: Eigen, damping: Damping, shift: float, rank: int | None) -> int:
+    """How many eigenpairs a side keeps."""
     kept = int((factor.values >= damping.rank_tolerance * shift).sum()) if damping.rank_tolerance else factor.rank
-    if damping.max_rank is not None and factor.dim >= 4 * damping.max_rank:
+    if rank is None and damping.max_rank is not None and factor.dim >= 4 * damping.max_rank:
         kept = min(kept, damping.max_rank)
+    elif rank:
+        kept = min(kept, rank)
     if damping.tail_mass:
         left = factor.trace - factor.values.double().cumsum(0)
         kept = min(kept, 1 + int((left > damping.tail_mass * factor.trace).sum()))
+    return kept
+
+
+def _eigen_side(factor: Eigen, damping: Damping, kept: int, dtype: torch.dtype, widest_dense: int) -> Side:
+    shift = damping.shift(factor)
     dropped = (float(factor.values[kept:].sum()) + factor.rest) / max(1, factor.dim - kept)
     tail = (dropped + shift) ** -damping.exponent
     if kept == 0:

@@ -112,6 +112,8 @@ def _parts(
                     moments[name] = moments[name].plus(new) if name in moments else new
             except ValueError as error:
                 raise ValueError(f"layer '{name}': {error}") from error
+            del block
+        del piece  # or it stays in memory beside the next one
     return {**{name: of.apart() for name, of in factors.items()}, **moments}, note, seen[0]
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,101 +35,27 @@ from torch import Tensor
 from dpkfc.blocks import Outer
 from dpkfc.curvature.linalg import Eigen, eigen_of_covariance, eigen_of_rows, gram
 from dpkfc.curvature.shared import Shared
+from dpkfc.curvature.structures import DiagonalFactor, Factor, IsotropicFactor, is_empty
 
 __all__ = ["DiagonalFactor", "Factor", "FactorAccumulator", "IsotropicFactor", "is_empty", "kronecker_factors"]
 
-# Below this a mean eigenvalue belongs to a side without a gradient: its root would only magnify rounding.
-_NEGLIGIBLE = 1e-30
-
-
-@dataclass(frozen=True)
-class DiagonalFactor:
-    """A diagonal factor, `values` float64 `[d]` in the order of the coordinates."""
-
-    values: Tensor
-
-    @property
-    def dim(self) -> int:
-        """Size d."""
-        return self.values.numel()
-
-    @property
-    def spectrum(self) -> Tensor:
-        """The entries."""
-        return self.values
-
-    @property
-    def rank(self) -> int:
-        """Number of entries above zero."""
-        return int((self.values > 0).sum())
-
-    @property
-    def trace(self) -> float:
-        """Sum of the entries."""
-        return float(self.values.sum())
-
-    @property
-    def mean(self) -> float:
-        """Mean of the entries."""
-        return self.trace / self.dim
-
-    def scaled(self, factor: float) -> DiagonalFactor:
-        """The factor times a number that is not negative."""
-        return DiagonalFactor(self.values * factor)
-
-
-@dataclass(frozen=True)
-class IsotropicFactor:
-    """A factor replaced by the multiple of the identity with the same trace."""
-
-    dim: int
-    mean: float
-
-    @property
-    def rank(self) -> int:
-        """d, or 0 for the zero factor."""
-        return self.dim if self.mean > 0 else 0
-
-    @property
-    def trace(self) -> float:
-        """Trace of the factor it stands for."""
-        return self.mean * self.dim
-
-    @property
-    def values(self) -> Tensor:
-        """The one distinct eigenvalue, float64 `[1]`."""
-        return torch.tensor([self.mean], dtype=torch.float64)
-
-    @property
-    def spectrum(self) -> Tensor:
-        """The one distinct eigenvalue."""
-        return self.values
-
-    def scaled(self, factor: float) -> IsotropicFactor:
-        """The factor times a number that is not negative."""
-        return IsotropicFactor(self.dim, self.mean * factor)
-
-
-Factor = Eigen | DiagonalFactor | IsotropicFactor
-
-
-def is_empty(factor: Factor) -> bool:
-    """Whether a factor is zero for all purposes: a dead layer, or a LoRA adapter before its first step."""
-    return not factor.mean > _NEGLIGIBLE
+_PAST = 4  # of the rows that a side too wide for a matrix keeps, one in so many may be of refreshes before
 
 
 class FactorAccumulator:
     """One factor from rows that arrive in pieces.
 
     Rows are kept while there are fewer than columns, then folded into a covariance. A side wider than `max_size` never
-    gets a d×d matrix: it keeps its rows up to `max_size` of them (low rank) and becomes `oversize` beyond that. Sums
-    are kept relative to the largest entry seen, so that entries of 1e-25 or 1e25 neither vanish nor overflow.
+    gets a d×d matrix: it keeps its rows up to `max_size` of them (low rank) and becomes `oversize` beyond that, or, as
+    "low_rank", keeps all rows, of which whoever adds them draws no more than `most_rows`. Sums are kept relative to the
+    largest entry seen, so that entries of 1e-25 or 1e25 neither vanish nor overflow.
 
     Args:
         dim: columns d.
         shape: full, diagonal or isotropic.
         max_size: largest matrix to decompose.
-        oversize: diagonal or identity.
+        oversize: diagonal, identity or low_rank.
+        decays: whether refreshes before leave something in it.
         shared: what is formed once for several layers; None shares nothing.
     """
 
@@ -140,12 +66,14 @@ class FactorAccumulator:
         shape: str = "full",
         max_size: int = 4096,
         oversize: str = "diagonal",
+        decays: bool = False,
         shared: Shared | None = None,
     ) -> None:
         self.dim = dim
         self._shape = shape
         self._max_size = max_size
         self._oversize = "isotropic" if oversize == "identity" else oversize
+        self._decays = decays
         self._shared = shared
         self._scale = 0.0
         self._count = 0.0
@@ -153,8 +81,16 @@ class FactorAccumulator:
         self._kept = 0
         self._sum: Tensor | None = None
         self._start: Tensor | None = None
+        self._rest = 0.0  # trace of past rows that are kept no more
         self.reads = 0.0
-        self.note = ""
+        self.note = "" if self.most_rows is None else f"{dim} > max_factor_size = {max_size}: low rank, from drawn rows"
+
+    @property
+    def most_rows(self) -> int | None:
+        """Rows that may be added in one refresh, None for any number: what is kept of earlier ones needs a place too."""
+        if self._shape != "full" or self._oversize != "low_rank" or self.dim <= self._max_size:
+            return None
+        return max(1, self._max_size - (self._max_size // _PAST if self._decays else 0))
 
     def add(self, rows: Tensor, count: float) -> None:
         """Add rows `[m, d]` that stand for `count` samples (the divisor of their sum of outer products).
@@ -190,7 +126,7 @@ class FactorAccumulator:
 
     def _fold_when_many(self) -> None:
         """Leave the kept rows for a sum once they outnumber what is worth keeping."""
-        if self._kept < min(self.dim, self._max_size + 1):
+        if self._kept < min(self.dim, self._max_size + 1) or self.most_rows is not None:
             return
         if self.dim > self._max_size:
             self._shape = self._oversize
@@ -239,15 +175,25 @@ class FactorAccumulator:
     def decayed(self, share: float, shared: Shared | None = None) -> FactorAccumulator:
         """A copy in which everything added so far counts `share` of what it did.
 
-        Of a side too wide for a matrix nothing stays: its rows would outgrow what is kept of them.
+        Of a side too wide for a matrix nothing stays, as its rows would outgrow what is kept of them; of one that is to stay
+        low-rank, the first eigenpairs that `remember` was shown, and the trace of the others.
         """
         twin = self.apart(shared)
         if self.dim > self._max_size and self._shape == "full":
-            twin._count, twin._rows, twin._kept, twin._start = 0.0, [], 0, None
-            return twin
+            twin._count, twin._rows, twin._kept, twin._start, twin._rest = 0.0, [], 0, None, 0.0
+            return twin if self.most_rows is None or self._start is None else self._cut(twin, self._start, share)
         twin._count, twin.reads = share * self._count, share * self.reads
         twin._rows = [math.sqrt(share) * rows for rows in self._rows]
         twin._sum = None if self._sum is None else share * self._sum
+        return twin
+
+    def _cut(self, twin: FactorAccumulator, vectors: Tensor, share: float) -> FactorAccumulator:
+        """`twin` with the part of the sum along eigenvectors `[d, k]` in k rows, and the trace of the rest, at their share."""
+        rows, vectors = torch.cat(self._rows).double(), vectors.double()  # in one piece, as a checkpoint gives them back
+        held = (rows @ vectors).square().sum(0)
+        twin._rows = [((share * held).sqrt().unsqueeze(1) * vectors.T).to(self._rows[0].dtype)]
+        twin._rest = share * max(0.0, float(rows.square().sum()) + self._rest - float(held.sum()))
+        twin._count, twin._kept = share * self._count, vectors.shape[1]
         return twin
 
     def distance(self, other: FactorAccumulator) -> float:
@@ -261,17 +207,22 @@ class FactorAccumulator:
     def _total(self) -> float:
         """Trace of the sum."""
         if self._sum is None:
-            return sum(float(rows.double().square().sum()) for rows in self._rows)
+            return sum(float(rows.double().square().sum()) for rows in self._rows) + self._rest
         diagonal = self._sum.diagonal() if self._shape == "full" else self._sum
         return float(diagonal.double().sum()) * self._scale**2
 
     def _inner(self, other: FactorAccumulator) -> float:
-        """Σ_ij A_ij B_ij of two sums."""
+        """Σ_ij A_ij B_ij of two sums, with what they keep the trace of alone spread evenly."""
+        spread = self._rest * other._total() + other._rest * self._total() - self._rest * other._rest
+        return self._product(other) + spread / self.dim
+
+    def _product(self, other: FactorAccumulator) -> float:
+        """Σ_ij A_ij B_ij of rows and sums."""
         if self._sum is None and other._sum is None:
             pairs = ((mine, theirs) for mine in self._rows for theirs in other._rows)
             return sum(float((mine.double() @ theirs.double().T).square().sum()) for mine, theirs in pairs)
         if self._sum is None:
-            return other._inner(self)
+            return other._product(self)
         if other._sum is None:
             with_sum = (self._times(rows.double()) for rows in other._rows)
             products = zip(with_sum, other._rows, strict=True)
@@ -293,6 +244,8 @@ class FactorAccumulator:
         """Let the next decomposition of what grows out of this one begin with the directions of `factor`."""
         cut = isinstance(factor, Eigen) and 0 < factor.values.numel() < self.dim
         self._start = factor.vectors if cut and isinstance(factor, Eigen) else None
+        if self._start is not None and self.most_rows is not None:
+            self._start = self._start[:, : max(1, self._max_size // _PAST)].contiguous()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON-able values, from which `from_state` makes it again."""
@@ -302,6 +255,7 @@ class FactorAccumulator:
         values = {
             "dim": self.dim, "shape": self._shape, "max_size": self._max_size, "oversize": self._oversize,
             "scale": self._scale, "count": self._count, "reads": self.reads, "note": self.note,
+            **({"rest": self._rest} if self._rest else {}),
         }  # fmt: skip
         return tensors, values
 
@@ -311,6 +265,7 @@ class FactorAccumulator:
         made = cls(values["dim"], shape=values["shape"], max_size=values["max_size"], oversize=values["oversize"])
         made._scale, made._count, made.reads = values["scale"], values["count"], values["reads"]
         made._sum, made._start, made.note = tensors.get("sum"), tensors.get("start"), values["note"]
+        made._rest = values.get("rest", 0.0)
         made._rows = [tensors["rows"]] if "rows" in tensors else []
         made._kept = sum(rows.shape[0] for rows in made._rows)
         return made
@@ -319,6 +274,7 @@ class FactorAccumulator:
         """Add what another one has added up, as if its rows had come after the own ones."""
         self._count += other._count
         self.reads += other.reads
+        self._rest += other._rest
         self.note = self.note or other.note
         if self._sum is None and other._sum is not None:
             self._shape, rows, self._rows = other._shape, self._rows, []
@@ -352,7 +308,8 @@ class FactorAccumulator:
             raise ValueError("a factor was asked for before any probe example was added")
         if self._sum is None:
             rows = torch.cat(self._rows)
-            return self._eigen(rows, keep, lambda: eigen_of_rows(rows, 1.0, keep)).scaled(1.0 / self._count)
+            found = self._eigen(rows, keep, lambda: eigen_of_rows(rows, 1.0, keep))
+            return replace(found, rest=found.rest + self._rest).scaled(1.0 / self._count)
         total, factor = self._sum, self._scale**2 / self._count
         if self._shape == "full":
             return self._eigen(total, keep, lambda: eigen_of_covariance(total, 1.0, keep, self._start)).scaled(factor)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature.damping import Damping, elementwise_scale, side_of
-from dpkfc.curvature.factors import Factor
 from dpkfc.curvature.layers import LayerFactors
 from dpkfc.curvature.linalg import Eigen
 from dpkfc.curvature.report import identity_row
@@ -21,16 +19,26 @@ __all__ = ["left_alone", "metric_of", "shapes_of"]
 _log = logging.getLogger(__name__)
 
 
-def metric_of(layers: Mapping[str, LayerFactors], damping: Damping, widest: int) -> Metric:
-    """The damped roots of all layers; layers that share the eigenpairs of a side share the side."""
-    known: dict[tuple[int, float], Side] = {}
+def metric_of(
+    layers: Mapping[str, LayerFactors], damping: Damping, widest: int, rank: Callable[[str, str], int | None]
+) -> Metric:
+    """The damped roots of all layers; layers that share the eigenpairs of a side share the side.
 
-    def side(factor: Factor, dtype: torch.dtype) -> Side:
+    Args:
+        layers: factors.
+        damping: what is added, and the root.
+        widest: no matrix is formed for a wider side.
+        rank: maps layer and side to the eigenpairs kept of it, 0 for all; None where the damping's rule holds.
+    """
+    known: dict[tuple[int, float, int | None], Side] = {}
+
+    def side(name: str, which: str, factors: LayerFactors) -> Side:
+        factor, own = factors.sides[which], rank(name, which)
         if not isinstance(factor, Eigen):
-            return side_of(factor, damping, dtype, widest_dense=widest)
-        key = (id(factor.vectors), factor.trace)
+            return side_of(factor, damping, factors.dtype, widest_dense=widest)
+        key = (id(factor.vectors), factor.trace, own)
         if key not in known:
-            known[key] = side_of(factor, damping, dtype, widest_dense=widest)
+            known[key] = side_of(factor, damping, factors.dtype, widest_dense=widest, rank=own)
         return known[key]
 
     metric: dict[str, Kronecker | Elementwise] = {}
@@ -42,7 +50,7 @@ def metric_of(layers: Mapping[str, LayerFactors], damping: Damping, widest: int)
             }
             metric[name] = Elementwise(scales)
         else:
-            metric[name] = Kronecker(*(side(factors.sides[s], factors.dtype) for s in ("input", "output")))
+            metric[name] = Kronecker(*(side(name, which, factors) for which in ("input", "output")))
     return metric
 
 

@@ -204,6 +204,7 @@ class GEP:
                     images = images or [torch.zeros_like(basis) for basis in bases]
                     for group, basis, image in zip(groups, bases, images, strict=True):
                         group.add_image(known, basis, image)
+                    del piece, known  # or they stay in memory beside the next ones
                 bases = [g.orthonormal(image) for g, image in zip(groups, images, strict=True)]
             spans = _spans(groups, bases)
             defect = max(g.defect(basis) for g, basis in zip(groups, bases, strict=True))

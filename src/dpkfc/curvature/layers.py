@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,8 @@ class Structure:
         sharing: expand or reduce, for layers with several positions.
         sides: both, input or output; the other side becomes isotropic.
         max_factor_size: largest matrix that is decomposed.
-        oversize: what a wider side with more rows than that becomes, diagonal or identity (isotropic).
+        oversize: what a wider side with more rows than that becomes, diagonal or identity (isotropic); low_rank draws so many.
+        decays: whether refreshes before leave something in the factors.
         rules: kinds of layers that are preconditioned, None for all; the others become isotropic.
         kinds: layer name to kind, as far as known.
         rows_per_dim: see `Positions`.
@@ -38,6 +39,7 @@ class Structure:
     sides: str = "both"
     max_factor_size: int = 4096
     oversize: str = "diagonal"
+    decays: bool = False
     rules: tuple[str, ...] | None = None
     kinds: Mapping[str, str] = field(default_factory=dict)
     rows_per_dim: float | None = None
@@ -154,6 +156,7 @@ class LayerAccumulator:
             shape=shape,
             max_size=self._structure.max_factor_size,
             oversize=self._structure.oversize,
+            decays=self._structure.decays,
             shared=self._shared if name == "input" else None,
         )
 
@@ -197,10 +200,19 @@ class LayerAccumulator:
     def _note_kind(self, gradient: Tensor) -> None:
         self._dtype, self._device = _at_least_float32(gradient).dtype, gradient.device
 
-    def _chosen(self, x: Tensor, groups: int, dim: int) -> Chosen:
+    def _chosen(self, x: Tensor, groups: int, side: str, uses: int = 1) -> Chosen:
+        """The rows that a side is formed of; `uses` of them are added for one parameter."""
         if self._positions is None:
             return Chosen(None, None, 1.0, float(x.shape[0] * x.shape[1]))
-        return self._positions.chosen(x, groups, dim)
+        most = self._sides[side].most_rows
+        return self._positions.chosen(x, groups, self._sides[side].dim, None if most is None else max(1, most // uses))
+
+    def _some(self, rows: Tensor, groups: int, side: str, uses: int = 1) -> tuple[Tensor, float]:
+        """(rows, share) of rows `[n * groups, d]` of which there is one an example: all, but where a side may keep fewer."""
+        if self._sides[side].most_rows is None:
+            return rows, 1.0
+        chosen = self._chosen(rows.unsqueeze(1), groups, side, uses)
+        return chosen.of(rows.unsqueeze(1)), chosen.share
 
     def _weights(self, x: Tensor, groups: int = 1) -> Tensor | None:
         """1 at the positions of x `[n * groups, T, d]` that are text and 0 at the others; None where all are."""
@@ -211,9 +223,9 @@ class LayerAccumulator:
         """(rows, divisor) of A from `[N * groups, T, d_in]`."""
         a = _at_least_float32(block.a)
         if self._structure.sharing == "reduce":
-            mean = self._mean(a, block.groups)
-            return _with_ones(mean) if block.homogeneous else mean, a.shape[0]
-        chosen = self._chosen(a, block.groups, block.d_in)
+            mean, share = self._some(self._mean(a, block.groups), block.groups, "input")
+            return _with_ones(mean) if block.homogeneous else mean, a.shape[0] * share
+        chosen = self._chosen(a, block.groups, "input")
         if block.homogeneous and chosen.index is None:
             return _with_ones(chosen.of(a)), a.shape[0] * chosen.share
         if block.homogeneous:
@@ -225,8 +237,9 @@ class LayerAccumulator:
         """(rows, divisor) of G from `[N * groups, T, d_out]`."""
         b = _at_least_float32(b)
         if self._structure.sharing == "reduce":
-            return self._summed(b, groups), b.shape[0]
-        chosen = self._chosen(b, groups, b.shape[-1])
+            rows, share = self._some(self._summed(b, groups), groups, "output")
+            return rows, b.shape[0] * share
+        chosen = self._chosen(b, groups, "output")
         return chosen.of(b), chosen.active * chosen.share
 
     def _reads(self, block: Lookup) -> tuple[Tensor, float, float]:
@@ -246,16 +259,17 @@ class LayerAccumulator:
         """Both uses of one weight `[V, d]`, as contributions to E gᵀg; the rows V carry a trace of one."""
         c, a, b = (_at_least_float32(x) for x in (block.lookup.b, block.outer.a, block.outer.b))
         self._sides["output"].add_diagonal(b.new_full((block.lookup.num_rows,), 1 / block.lookup.num_rows), 1.0)
-        whole, pieces = float(block.batch_size), []
+        whole, pieces, uses = float(block.batch_size), [], 2
         lengths = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
         for x, scale in ((c, None), (a, lengths)):
             if x.shape[1] == 0:
                 continue
             if self._structure.sharing == "reduce":
                 # The gradient of the two sums over positions: Σ c and, for the head, (Σ b) ⊗ (mean a).
-                rows = self._summed(x) if scale is None else self._reduced_head(x, b)
+                rows, share = self._some(self._summed(x) if scale is None else self._reduced_head(x, b), 1, "input", uses)
+                rows = rows / math.sqrt(share)
             else:
-                chosen = self._chosen(x, 1, x.shape[-1])
+                chosen = self._chosen(x, 1, "input", uses)
                 rows = chosen.of(x if scale is None else x * scale) / math.sqrt(chosen.share)
             pieces.append(rows)
         if pieces:
@@ -311,13 +325,13 @@ class LayerAccumulator:
         """What complete bases of its sides cost."""
         return sum(float(math.prod(shape)) ** 3 for shape in self._shapes.values())
 
-    def result(self, keep: int | None = None) -> LayerFactors:
+    def result(self, keep: Callable[[str], int | None] | None = None) -> LayerFactors:
         """The layer's factors.
 
         Args:
-            keep: of a wide side only so many eigenpairs, and the trace of the rest; None for all.
+            keep: maps a side to the eigenpairs wanted of it where it is wide, and the trace of the rest; None for all.
         """
-        sides = {name: side.result(keep) for name, side in self._sides.items()}
+        sides = {name: side.result(None if keep is None else keep(name)) for name, side in self._sides.items()}
         if self.kind == "lookup":
             sides["input"] = _smoothed(sides["input"], self._sides["input"].reads)
         return LayerFactors(

@@ -6,6 +6,9 @@ replacement, and weight L/k,
 
     E[ Σ_(t drawn) (L/k) x_t x_tᵀ ] = Σ_t x_t x_tᵀ.
 
+Where even one position of every example would be more rows than may be kept, m of the M pairs of an example and a group are
+drawn in the same way, with weight M/m on top.
+
 Positions are drawn from a public stream of their own, so labels and inputs of the probe do not depend on them. They
 belong to examples, not to micro-batches, and layers with the same number of positions use the same ones.
 """
@@ -75,42 +78,61 @@ class Positions:
             return None
         return self._mask.repeat(1, positions // self._mask.shape[1])
 
-    def chosen(self, x: Tensor, groups: int, dim: int) -> Chosen:
-        """The rows from which a factor of size `dim` is formed, for a layer's `[n * groups, T, d]`."""
+    def chosen(self, x: Tensor, groups: int, dim: int, most: int | None = None) -> Chosen:
+        """The rows from which a factor of size `dim` is formed, for a layer's `[n * groups, T, d]`.
+
+        Args:
+            x: the layer's, of the examples turned to.
+            groups: of a convolution.
+            dim: of the factor.
+            most: rows of the whole probe, at most; None for any number.
+        """
         positions = x.shape[1]
-        wanted = self._wanted(positions, groups, dim)
-        key = (positions, groups, wanted)
+        key = (positions, groups, *self._wanted(positions, groups, dim, most))
         if key not in self._held:
-            self._held[key] = self._choose(positions, groups, wanted, x.device)
+            self._held[key] = self._choose(*key, x.device)
         return self._held[key]
 
-    def _wanted(self, positions: int, groups: int, dim: int) -> int:
-        """Positions k of each example."""
-        if self._rows_per_dim is None:
-            return positions
-        rows = max(LEAST_ROWS, self._rows_per_dim * dim)
-        return min(positions, max(1, math.ceil(rows / (self._size * groups))))
+    def _wanted(self, positions: int, groups: int, dim: int, most: int | None) -> tuple[int, int]:
+        """(positions k of each of some pairs of example and group, number of these pairs)."""
+        wanted, pairs = positions, self._size * groups
+        if self._rows_per_dim is not None:
+            rows = max(LEAST_ROWS, self._rows_per_dim * dim)
+            wanted = min(positions, max(1, math.ceil(rows / pairs)))
+        if most is None:
+            return wanted, pairs
+        return min(wanted, max(1, most // pairs)), min(pairs, most)
 
-    def _choose(self, positions: int, groups: int, wanted: int, device: torch.device) -> Chosen:
-        n, mask = self._rows.stop - self._rows.start, self.mask_of(positions)
-        if wanted == positions and mask is None:
+    def _choose(self, positions: int, groups: int, wanted: int, pairs: int, device: torch.device) -> Chosen:
+        n, mask, part = self._rows.stop - self._rows.start, self.mask_of(positions), pairs / (self._size * groups)
+        if wanted == positions and mask is None and part == 1:
             return Chosen(None, None, 1.0, float(n * groups * positions))
         active = torch.full((n,), positions) if mask is None else mask.sum(1).cpu()
         keys = self._keys_of(positions)[self._rows]
         order = (keys if mask is None else keys.masked_fill(~mask.cpu(), math.inf)).argsort(1)[:, :wanted]
         taken = active.clamp(max=wanted)
-        valid = torch.arange(wanted) < taken.unsqueeze(1)
-        weight = (active / taken.clamp(min=1)).unsqueeze(1).expand(n, wanted)
+        valid = (torch.arange(wanted) < taken.unsqueeze(1)).unsqueeze(1).expand(n, groups, wanted)
+        if part < 1:
+            valid = valid & self._drawn(groups, pairs)[self._rows].unsqueeze(2)
+        weight = (active.double() / taken.clamp(min=1) / part).view(n, 1, 1).expand(n, groups, wanted)
         first = torch.arange(n * groups).view(n, groups, 1) * positions
-        index = (first + order.unsqueeze(1))[valid.unsqueeze(1).expand(n, groups, wanted)]
+        index = (first + order.unsqueeze(1))[valid]
         share = 1.0
-        weights: Tensor | None = weight.unsqueeze(1).expand(n, groups, wanted)[valid.unsqueeze(1).expand(n, groups, wanted)]
+        weights: Tensor | None = weight[valid]
         if mask is None:
-            share, weights = wanted / positions, None
-        elif bool((active <= wanted).all()):
+            share, weights = part * wanted / positions, None
+        elif part == 1 and bool((active <= wanted).all()):
             weights = None
         weights = None if weights is None else weights.to(device)
         return Chosen(index.to(device), weights, share, float(active.sum()) * groups)
+
+    def _drawn(self, groups: int, pairs: int) -> Tensor:
+        """Which pairs of example and group are among so many that are drawn, `[size, groups]`, True or False."""
+        generator = torch.Generator().manual_seed((self._seed - groups) % (1 << 63))
+        order = torch.rand(self._size * groups, generator=generator).argsort()
+        drawn = torch.zeros(self._size * groups, dtype=torch.bool)
+        drawn[order[:pairs]] = True
+        return drawn.view(self._size, groups)
 
     def _keys_of(self, positions: int) -> Tensor:
         """One random number a position of every example, `[size, positions]`; the same for the same number of positions."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from dpkfc.curvature.layers import LayerFactors, Structure, filled
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import Capture, ProbeRun, undisturbed
+from dpkfc.curvature.ranks import SHORT, check_ranks, check_sides, rank_of
 from dpkfc.curvature.refresh import Measured, decomposed, gathered, measure, probe_scale
 from dpkfc.curvature.report import layer_rows
 from dpkfc.curvature.running import Running, drift_of, running_from, running_state
@@ -43,15 +45,15 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "damping_mode": ("relative", "absolute"),
     "scale": ("probe", "trace", "balanced", "raw"),
     "sharing": ("expand", "reduce"),
-    "oversize": ("diagonal", "identity"),
+    "oversize": ("diagonal", "identity", "low_rank"),
     "control": ("none", "random"),
 }
 # Left out where they are these, so that older plans keep their hash.
-_LEFT_OUT = (
+_LEFT_OUT: tuple[tuple[str, Any], ...] = (
     ("control", "none"), ("output_probe", None), ("tail_mass", 0.0), ("decay", 0.0), ("drift", 0.0), ("later_probe_size", None),
+    ("ranks", {}),
 )  # fmt: skip
 _POSITIVE = ("probe_size", "later_probe_size", "chunk", "every", "max_factor_size")
-_SHORT = {"input": "A", "output": "G"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +86,13 @@ class KFAC:
         every: steps between refreshes.
         sharing: expand or reduce, for layers with several positions; see `factors`.
         max_factor_size: largest matrix that is decomposed; wider sides stay low-rank while the probe has few rows.
-        oversize: what other wider sides become, diagonal or identity.
+        oversize: what other wider sides become, diagonal or identity; low_rank draws `max_factor_size` of their rows instead.
         layer_rules: kinds of layers to precondition (those of `RULES`), None for all; the others are only scaled, as the
             other side of `sides`.
         rank_tolerance: eigenvalues below this fraction of the damping are not kept in low-rank sides.
-        max_rank: eigenpairs kept of a side at least four times as wide, None for all; the rest keep their mean, so that
+        max_rank: pairs k kept of a side; all where narrower than 4k (k ≥ d too) or for None. Others keep their mean, so that
             the trace stays. Eigenvalues far below the first few are sampling noise of the probe anyway.
+        ranks: side, such as `conv1.A`, to the eigenpairs it keeps, 0 for all, whatever `max_rank` says; see `report.structure`.
         tail_mass: share of a factor's trace that may be left out, 0 for none: a side keeps the fewest eigenpairs that hold the
             others, at most `max_rank` where it is wide, and the rest keep their mean.
         decay: share β of the past in factors that are averaged over refreshes, in [0, 1): about 1/(1 − β) probes stand behind
@@ -125,6 +128,7 @@ class KFAC:
     layer_rules: tuple[str, ...] | None = None
     rank_tolerance: float = 1e-2
     max_rank: int | None = 32
+    ranks: Mapping[str, int] = field(default_factory=dict, hash=False)
     tail_mass: float = 0.0
     decay: float = 0.0
     later_probe_size: int | None = None
@@ -139,6 +143,7 @@ class KFAC:
         check_probe(self.probe if self.output_probe is None else self.output_probe, "output_probe")
         check_choices(self, _CHOICES)
         check_positive(self, _POSITIVE)
+        object.__setattr__(self, "ranks", check_ranks(self.ranks))
         if self.layer_rules is not None:
             object.__setattr__(self, "layer_rules", tuple(self.layer_rules))
             unknown = [rule for rule in self.layer_rules if rule not in RULES]
@@ -198,7 +203,7 @@ class KFAC:
         """
         with undisturbed(model), torch.no_grad():
             seen = self._look(model, capture, self.run_at(step), rules)
-            return dict(combined(*(decomposed(part.layers, None, model, past={}, share=0.0)[0] for part in seen)))
+            return dict(combined(*(decomposed(part.layers, lambda *_: None, model, past={}, share=0.0)[0] for part in seen)))
 
     @property
     def continues(self) -> bool:
@@ -217,7 +222,7 @@ class KFAC:
         if self.layer_rules is not None and rules is None:
             raise ValueError("layer_rules was set, so build() needs rules={layer name: rule}")
         structure = Structure(
-            sharing=self.sharing, sides=self.sides, max_factor_size=self.max_factor_size,
+            sharing=self.sharing, sides=self.sides, max_factor_size=self.max_factor_size, decays=self.decay > 0,
             oversize=self.oversize, rules=self.layer_rules, kinds=rules or {}, rows_per_dim=self.rows_per_dim,
         )  # fmt: skip
         runs = [run]
@@ -266,12 +271,13 @@ class KFAC:
             if previous is not None and moved is not None and moved < self.drift:
                 return replace(previous, step=step, drift=moved)
             own = [
-                decomposed(layers, self.max_rank, model, team, past=of, share=self.decay, remember=self.continues)
+                decomposed(layers, self._keep, model, team, past=of, share=self.decay, remember=self.continues)
                 for layers, of in zip(shown, past, strict=True)
             ]
             factors = combined(*(found for found, _ in own))
             used, damping = self._used(factors), self._damping()
-            metric, scale = metric_of(used, damping, self.max_factor_size), 1.0
+            check_sides(self.ranks, {name: f.sides for name, f in used.items()})
+            metric, scale = metric_of(used, damping, self.max_factor_size, partial(rank_of, self.ranks)), 1.0
             if self.scale in ("probe", "balanced"):
                 scale = probe_scale(model, capture, run, metric, last=seen[0].last, team=team)
                 metric = scale_metric(metric, scale)
@@ -281,7 +287,7 @@ class KFAC:
             step=step,
             report=(*rows, *left_alone(metric, seen[0].unknown, rules or {})),
             scale=scale,
-            spectra={n: {_SHORT.get(s, s): x.spectrum.cpu() for s, x in f.sides.items()} for n, f in factors.items()},
+            spectra={n: {SHORT.get(s, s): x.spectrum.cpu() for s, x in f.sides.items()} for n, f in factors.items()},
             shapes={n: shapes_of(model, n, f) for n, f in factors.items()},
             note=seen[0].note,
             running=tuple(kept for _, kept in own) if self.continues else (),
@@ -293,6 +299,9 @@ class KFAC:
         used = {n: f.normalised() for n, f in factors.items()} if self.scale in ("trace", "balanced") else factors
         used = filled(used) if self.damping_mode == "relative" else used
         return randomised(used, self.seed) if self.control == "random" else used
+
+    def _keep(self, layer: str, side: str) -> int | None:
+        return self.max_rank if (own := rank_of(self.ranks, layer, side)) is None else own or None
 
     def _damping(self) -> Damping:
         return Damping(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -16,8 +17,10 @@ from dpkfc.blocks import Block
 from dpkfc.curvature.inputs import Inputs, call, device_of, examples, padding_mask, placed, select, tensors
 from dpkfc.curvature.likelihood import Draws, fits, likelihood_loss
 from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.shares import probe_digest
+from dpkfc.exhausted import is_out_of_memory
 
-__all__ = ["Capture", "Piece", "ProbeRun", "blocks_on_probe", "public_generator", "undisturbed"]
+__all__ = ["Capture", "Piece", "ProbeRun", "blocks_on_probe", "digest_of_probes", "public_generator", "undisturbed"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +39,7 @@ class ProbeRun:
         labels, likelihood: the loss, see `likelihood`.
         loss: maps (model output, generator) to losses `[N]` instead.
         seed, step: name the random stream.
+        within: no forward pass goes over a multiple of this number of examples, counted from the first; None for any.
     """
 
     probe: Probe
@@ -46,6 +50,7 @@ class ProbeRun:
     loss: ProbeLoss | None
     seed: int
     step: int
+    within: int | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,8 @@ def blocks_on_probe(
 ) -> Iterator[Piece]:
     """The layers' contributions on the probe, one micro-batch after another; every call replays the same probe.
 
-    The micro-batch with fewer examples, if there is one, comes first: the last one is full.
+    The micro-batch with fewer examples, if there is one, comes first: the last one is full. Let go of each before the next is
+    asked for, or both are in memory.
 
     Args:
         model: should be inside `undisturbed`.
@@ -134,22 +140,28 @@ def blocks_on_probe(
     if drawn is not None:
         drawn(inputs, labels)
     draws, known = Draws(generator, run.size), _known_labels(run, labels)
-    for rows in _micro_batches(first, run.size if stop is None else stop, run.chunk, cut=gradients_from):
+    cuts = (gradients_from, *range(0, run.size, run.within or run.size))
+    for rows in _micro_batches(first, run.size if stop is None else stop, run.chunk, cuts):
         held = _refined(run, model, placed(select(inputs, rows), model), rows)
         mask = padding_mask(held, getattr(run.probe, "padding", None))
         loss = _loss_of(run, held, None if labels is None else labels[rows], draws, rows=rows, mask=mask, known=known)
         differentiated = rows.stop > gradients_from
-        with torch.set_grad_enabled(differentiated):
-            blocks = capture(model, loss)
-        if not blocks and differentiated:
-            raise ValueError("capture returned no layer: the probe's loss does not depend on any trainable layer")
-        yield Piece(blocks, rows, mask, known.note, differentiated)
+        yield Piece(_captured(model, capture, loss, differentiated), rows, mask, known.note, differentiated)
 
 
-def _micro_batches(first: int, stop: int, chunk: int, cut: int) -> Iterator[slice]:
-    """Slices of at most `chunk` examples from `first` to `stop`, none of them across `cut`."""
-    cut = min(max(cut, first), stop)
-    for low, high in ((first, cut), (cut, stop)):
+def _captured(
+    model: nn.Module, capture: Capture, loss: Callable[[nn.Module], Tensor], differentiated: bool
+) -> Mapping[str, Block]:
+    with torch.set_grad_enabled(differentiated):
+        blocks = capture(model, loss)
+    if not blocks and differentiated:
+        raise ValueError("capture returned no layer: the probe's loss does not depend on any trainable layer")
+    return blocks
+
+
+def _micro_batches(first: int, stop: int, chunk: int, cuts: Iterable[int]) -> Iterator[slice]:
+    """Slices of at most `chunk` examples from `first` to `stop`, none of them across one of the cuts."""
+    for low, high in pairwise(sorted({first, stop, *(cut for cut in cuts if first < cut < stop)})):
         for end in reversed(range(high, low, -chunk)):
             yield slice(max(low, end - chunk), end)
 
@@ -210,6 +222,21 @@ def _sampled(run: ProbeRun, generator: torch.Generator) -> tuple[Inputs, Tensor 
     return inputs, labels
 
 
+def digest_of_probes(config: Any, step: int) -> str:
+    """Hash of all that the probes of a preconditioner return for a refresh; empty where it has none. Nothing is run.
+
+    Args:
+        config: with `run_at(step)` where it has a probe, and `output_probe` where it has two.
+        step: names the random stream.
+    """
+    if not hasattr(config, "run_at"):
+        return ""
+    run, other = config.run_at(step), getattr(config, "output_probe", None)
+    with torch.random.fork_rng(devices=[]):
+        runs = [run] if other is None else [run, replace(run, probe=other)]
+        return "".join(probe_digest(*_sampled(of, public_generator(of.seed, of.step))) for of in runs)
+
+
 class _OutOfTable(ValueError):
     """A row that an embedding does not have."""
 
@@ -235,9 +262,11 @@ def _output(model: nn.Module, inputs: Inputs, probe: Probe) -> Any:
     handles = [m.register_forward_pre_hook(checked(name), with_kwargs=True) for name, m in tables]
     try:
         return call(model, inputs)
-    except (torch.OutOfMemoryError, _OutOfTable):
+    except _OutOfTable:
         raise
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
         given = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}".strip() for name, x in tensors(inputs))
         raise ValueError(
             f"the model cannot be called on what the probe {kind} gives it ({given}): {error}; the probe's inputs need the "

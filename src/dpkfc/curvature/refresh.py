@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from dpkfc.curvature.shared import Shared
 from dpkfc.curvature.shares import Team, agreed, handed_over, moved_to, own_rows, probe_digest, told_to_all
 from dpkfc.metric import Metric
 
-__all__ = ["Measured", "added", "decomposed", "gathered", "measure", "probe_scale"]
+__all__ = ["Measured", "added", "decomposed", "gathered", "kept_for_scale", "measure", "probe_scale"]
 
 _SCALE_SIZE = 64  # probe examples, the last ones, over which the two medians are taken
 
@@ -33,8 +34,8 @@ class Measured:
     Attributes:
         layers: layer name to its factors, not decomposed yet.
         unknown: layer name to the kind of block that has no factors; such a layer keeps the identity.
-        last: the last micro-batch, which the scale is measured on without a second pass; None where several processes each
-            ran a part of the probe.
+        last: the last micro-batch where the scale can be measured on it without a second pass; None where it has too few examples
+            for that, which would stay in memory for nothing, and where several processes each ran a part of the probe.
         note: what became of labels that do not fit the model's output.
     """
 
@@ -80,7 +81,7 @@ def _measured(
     shared = Shared()
     layers: dict[str, LayerAccumulator] = {}
     unknown: dict[str, str] = {}
-    piece: Piece | None = None
+    last, note = None, ""
     rows, seen = own_rows(team, run.size), [""]
 
     def drawn(inputs: Inputs, labels: Tensor | None) -> None:
@@ -100,8 +101,11 @@ def _measured(
             if name not in layers:
                 layers[name] = LayerAccumulator(block, structure, structure.kinds.get(name), positions, shared)
             _add_named(layers[name], name, block, piece)
+            del block
         shared.forget()
-    return Measured(layers=layers, unknown=unknown, last=piece, note="" if piece is None else piece.note), seen[0]
+        note, last = piece.note, kept_for_scale(piece, run)
+        del piece  # or it stays in memory beside the next one
+    return Measured(layers=layers, unknown=unknown, last=last, note=note), seen[0]
 
 
 def gathered(
@@ -117,7 +121,7 @@ def gathered(
 
 def decomposed(
     layers: Mapping[str, LayerAccumulator],
-    keep: int | None,
+    keep: Callable[[str, str], int | None],
     model: nn.Module,
     team: Team | None = None,
     *,
@@ -129,7 +133,7 @@ def decomposed(
 
     Args:
         layers: what the probe has shown; of several processes, the layers that this one owns.
-        keep: of a wide side only so many eigenpairs, and the trace of the rest; None for all.
+        keep: maps layer and side to the eigenpairs wanted of it where it is wide, and the trace of the rest; None for all.
         model: on whose device the factors are wanted.
         team: the processes that share the refresh.
         past: what is kept of earlier refreshes, of all layers.
@@ -139,7 +143,7 @@ def decomposed(
 
     def finished() -> dict[str, tuple[LayerFactors, Any]]:
         total = with_past(layers, past, share)
-        made = {name: layer.result(keep) for name, layer in total.items()}
+        made = {name: layer.result(partial(keep, name)) for name, layer in total.items()}
         kept = running_of(total, made) if remember else {}
         return {name: (made[name], kept.get(name)) for name in made}
 
@@ -176,7 +180,8 @@ def probe_scale(
     """Median ‖g‖ ÷ median ‖P g‖ over the last examples of the probe; 1 where a median is zero.
 
     They are those of the last micro-batch where it has enough of them; otherwise these few run through the model again, in
-    parts where several processes share the refresh.
+    parts where several processes share the refresh. That pass costs what it costs: to spare it, inputs and output gradients of
+    all 64 would have to stay in memory until the factors are known, which is what small micro-batches are there to avoid.
     """
     first = _scale_from(run)
     if last is not None and last.rows.start <= first:
@@ -193,6 +198,11 @@ def probe_scale(
     return ratio if ratio > 0 and math.isfinite(ratio) else 1.0
 
 
+def kept_for_scale(piece: Piece, run: ProbeRun) -> Piece | None:
+    """The micro-batch where it holds all examples that the scale is measured on; others are not worth their memory."""
+    return piece if piece.rows.start <= _scale_from(run) and piece.rows.stop == run.size else None
+
+
 def _scale_from(run: ProbeRun) -> int:
     """The first of the examples that the scale is measured on."""
     return max(0, run.size - _SCALE_SIZE)
@@ -207,6 +217,7 @@ def _norms(pieces: Iterable[Piece], first: int, metric: Metric) -> list[Tensor]:
         norms = probe_norms(piece.blocks, {}, metric, last=None if count == piece.size else count)
         plain.append(norms[0])
         mapped.append(norms[1])
+        del piece
     return [torch.cat([x.to(found[-1]) for x in found]) for found in (plain, mapped)]
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from dpkfc.exhausted import is_out_of_memory
 from dpkfc.launched import processes_on_this_host
 
 __all__ = ["MicroBatchSize", "available_bytes", "is_out_of_memory", "peak_bytes"]
@@ -30,18 +31,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MESSAGES = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
 _SHARE = 0.5  # of the available memory: rows of other lengths than the measured ones may need more
 _FEW = 4  # rows that are measured first
 _ROUNDS, _GROWTH = 3, 8  # measurements of more rows, where few rows say that not all of them fit
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on an accelerator or on the CPU."""
-    kinds = (MemoryError, torch.cuda.OutOfMemoryError)
-    return isinstance(error, kinds) or (
-        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _MESSAGES)
-    )
 
 
 @dataclass
@@ -54,11 +46,13 @@ class MicroBatchSize:
         bound: most rows at once; None for the whole batch.
         automatic: whether the bound is found by trying; otherwise running out of memory is an error.
         least: rows that cannot be divided: those of one privacy unit, or a padding multiple.
+        what: rows are, for errors.
     """
 
     bound: int | None = None
     automatic: bool = False
     least: int = 1
+    what: str = "example"
     _measured: bool = False
 
     def measure(self, work: Callable[[int], object], rows: int, device: torch.device) -> None:
@@ -113,14 +107,14 @@ class MicroBatchSize:
 
     def _halve(self, rows: int, error: Exception) -> None:
         if not self.automatic:
-            size = "the whole logical batch" if self.bound is None else f"a micro-batch of {self.bound} examples"
+            size = "the whole logical batch" if self.bound is None else f"a micro-batch of {self.bound} {self.what}s"
             raise RuntimeError(
                 f"{size} does not fit into memory ({_first_line(error)}); nothing was released. Make "
                 "max_physical_batch_size smaller, or set it to 'auto'"
             ) from error
         tried = min(rows, self.bound or rows)
         if tried <= self.least:
-            what = "one example" if self.least == 1 else f"the least micro-batch, {self.least} rows,"
+            what = f"one {self.what}" if self.least == 1 else f"the least micro-batch, {self.least} rows,"
             raise RuntimeError(
                 f"{what} does not fit into memory ({_first_line(error)}); nothing was released. Use a smaller model, shorter "
                 "inputs or another device"

@@ -84,7 +84,7 @@ class PrivateStep:
     ) -> None:
         self.plan, self.model, self.optimizer, self.ledger = plan, model, optimizer, ledger
         self.layers = find_layers(model)
-        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
+        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, rows=plan.config.refresh_rows())
         self._chain = Chain((), plan.config.readout)  # make_private takes no filters
         self.step = self._before = ledger.count
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -32,6 +32,7 @@ __all__ = [
     "event_from_dict",
     "event_to_dict",
     "pld_resolves",
+    "quiet_accountants",
 ]
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def delta_of_epsilon(
         return 0.0
     if has_no_noise(event):
         return 1.0
-    with _quiet_accountants():
+    with quiet_accountants():
         if accountant == "rdp":
             curves = [_rdp_of_one(one, neighbouring_relation) for one in neighbouring_sizes(event)]
             return max(float(compute_delta(orders, count * of_one, epsilon)[0]) for orders, of_one in curves)
@@ -257,7 +258,7 @@ class EpsilonCurve:
         sampled = isinstance(
             self.event, (dp_accounting.PoissonSampledDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent)
         )
-        with _quiet_accountants():
+        with quiet_accountants():
             if is_gaussian(self.event) and self.accountant == "pld":
                 return gaussian_epsilon(self.event.noise_multiplier / math.sqrt(count), self.delta) * (1 + 1e-9) + 1e-9
             if self.accountant == "pld" and not sampled:
@@ -349,14 +350,16 @@ def _rdp_of_one(event: dp_accounting.DpEvent, relation: str) -> tuple[NDArray[np
 
 
 @contextlib.contextmanager
-def _quiet_accountants() -> Iterator[None]:
-    """Hand the first warning of each kind that dp-accounting logs through absl to our own logger; drop repetitions.
+def quiet_accountants() -> Iterator[None]:
+    """Hand the first warning that an order of RDP was left out to our own logger, and drop its repetitions.
 
-    They say that an order of RDP was left out, which makes the bound looser and never wrong.
+    dp-accounting logs one line an order through absl; the bound becomes looser by it and never wrong. Its other warnings pass.
     """
 
     def forward_once(record: logging.LogRecord) -> bool:
         message = str(record.msg)
+        if "Excluding this order" not in message:
+            return True
         if message not in _forwarded:
             _forwarded.add(message)
             logger.info("dp-accounting (said once): %s", record.getMessage())

@@ -13,7 +13,7 @@ from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pa
 from dpkfc.plan import Plan
 from dpkfc.postprocess import WeightEMA
 from dpkfc.recipes.axes import OwnProbe, kfac, postprocess, preconditioner
-from dpkfc.recipes.settings import ConfigError, RunConfig
+from dpkfc.recipes.settings import ConfigError, RunConfig, named_values
 
 __all__ = ["kfac", "learning_rate", "make_augment", "make_optimizer", "make_plan", "privacy_config"]
 
@@ -52,6 +52,7 @@ def privacy_config(
             accountant=config.accountant or None,
             preconditioner=chosen,
             max_physical_batch_size="auto" if config.max_physical_batch_size < 0 else config.max_physical_batch_size or None,
+            norm_methods=named_values("norm_methods", config.norm_methods),
             pad_to_multiple=config.pad_to_multiple or None,
             test_mode_seed=config.seed if config.test_mode else None,
         )
@@ -69,8 +70,10 @@ def make_plan(
     """The calibrated plan.
 
     Raises:
-        ConfigError: an impossible target, or settings that do not go together.
+        ConfigError: an impossible target, settings that do not go together, or a structure that is still to be measured.
     """
+    if config.structure == "auto":
+        raise ConfigError("structure = 'auto' is measured when a run of `dpkfc train` begins; leave it out here")
     try:
         made = privacy_config(config, input_shape, own, dataset_size=dataset_size, private=private)
         if config.noise_multiplier:

@@ -29,7 +29,7 @@ from dpkfc.curvature import (
 from dpkfc.curvature.probes import Probe
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.postprocess.base import PostProcess
-from dpkfc.recipes.settings import ConfigError, RunConfig
+from dpkfc.recipes.settings import ConfigError, RunConfig, named_values
 
 OwnProbe = Callable[[RunConfig], Probe]
 
@@ -77,6 +77,7 @@ def kfac(
             max_factor_size=config.max_factor_size,
             oversize=config.oversize,
             max_rank=config.max_rank or None,
+            ranks=_ranks(config),
             tail_mass=config.tail_mass,
             decay=config.factor_decay,
             later_probe_size=config.later_probe_size or None,
@@ -88,6 +89,14 @@ def kfac(
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _ranks(config: RunConfig) -> dict[str, int]:
+    named = named_values("ranks", config.ranks)
+    wrong = [f"{name}={value}" for name, value in named.items() if not value.isdecimal()]
+    if wrong:
+        raise ConfigError(f"ranks takes whole numbers, 0 for all eigenpairs; got {wrong[0]!r}")
+    return {name: int(value) for name, value in named.items()}
 
 
 def preconditioner(

@@ -22,6 +22,7 @@ __all__ = ["RECIPES", "Recipe", "find_recipe", "image_recipe", "run_config"]
 RECIPES = (
     *("digits", "mnist-cnn", "mnist-mlp", "mnist-vit", "fashion-mnist-cnn"),
     *("cifar10-cnn", "cifar10-wrn", "cifar10-resnet20", "cifar10-vit", "cifar10-vit-small", "cifar10-crossvit"),
+    *("cifar100-wrn", "cifar100-vit", "cifar100-crossvit", "svhn-wrn", "utkface-resnet20"),
     *("pneumoniamnist-cnn", "breastmnist-cnn", "pathmnist-cnn"),
     *("linear-regression", "imdb-logistic"),
     *("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm"),
@@ -44,6 +45,7 @@ class Recipe:
         probe: the recipe's own source of probe inputs, for `source = "tokens"`.
         task: what is minimised and what a model is judged by.
         variant: this recipe, started from a folder of public weights, for `pretrained`.
+        heavy: whether one example takes a tenth of a second and more, so that smoke runs take few.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Recipe:
     probe: Callable[[RunConfig], Probe] | None = None
     task: Task = CLASSIFICATION
     variant: Callable[[str], Recipe] | None = None
+    heavy: bool = False
 
     def data(self, config: RunConfig) -> ExampleSet:
         """The tensors of a run; a slice of them for a smoke run.
@@ -73,7 +76,7 @@ class Recipe:
             )
         loaded = self.load(config)
         if config.smoke:
-            loaded = sliced(loaded, config.split_seed)
+            loaded = sliced(loaded, config.split_seed, heavy=self.heavy)
         if loaded.validation is not None:
             return loaded if config.validation_size else replace(loaded, validation=None)
         return with_validation(loaded, config.validation_size, config.split_seed)
@@ -152,5 +155,6 @@ def run_config(chosen: dict[str, Any]) -> RunConfig:
     name = chosen.get("recipe", "")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"which recipe? give --recipe, one of {' | '.join(RECIPES)}")
-    config = layered(find_recipe(name).defaults, chosen, f"{name}.toml")
-    return capped(config) if config.smoke else config
+    recipe = find_recipe(name)
+    config = layered(recipe.defaults, chosen, f"{name}.toml")
+    return capped(config, heavy=recipe.heavy) if config.smoke else config

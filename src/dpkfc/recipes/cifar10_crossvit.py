@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dpkfc.recipes.cifar10_cnn import load_cifar10
 from dpkfc.recipes.fine_tuned import fine_tuned_recipe
 
 __all__ = ["RECIPE"]
 
-RECIPE = fine_tuned_recipe("cifar10-crossvit", "crossvit_tiny_240", 240)
+RECIPE = fine_tuned_recipe(
+    "cifar10-crossvit", "crossvit_tiny_240", 240, title="CIFAR-10", pixels=load_cifar10, num_classes=10
+)

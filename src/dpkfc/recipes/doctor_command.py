@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,13 +14,16 @@ from dpkfc.recipes.base import find_recipe, run_config
 from dpkfc.recipes.config import ConfigError
 from dpkfc.recipes.settings import RunConfig
 from dpkfc.recipes.targets import load_target
-from dpkfc.report.costs import Costs, costs_of, default_cache
+from dpkfc.report.costs import Costs, Timings, costs_of, default_cache
 from dpkfc.report.doctor import examine, layer_table
+from dpkfc.report.structure import SideChoice, side_choices
 
 __all__ = ["doctor_report"]
 
 
-def doctor_report(target: str, settings: dict[str, Any], input_shape: str, rows: int, console: Console) -> None:
+def doctor_report(
+    target: str, settings: dict[str, Any], input_shape: str, rows: int, console: Console, *, again: bool = False
+) -> None:
     """Examine a model and print what would be done with it.
 
     Args:
@@ -28,10 +32,13 @@ def doctor_report(target: str, settings: dict[str, Any], input_shape: str, rows:
         input_shape: of a factory's model.
         rows: examples of the step whose cost is measured, 0 for none.
         console: where to print.
+        again: times of layers that are kept from before are measured anew.
 
     Raises:
         ConfigError: no such target, or a model that cannot be trained privately.
     """
+    if again and not rows:
+        raise ConfigError("--again measures anew what --cost has kept: give both")
     seed = RunConfig(seed=settings.get("seed", 0)).seed
     model, shape, inputs, name = load_target(target, input_shape, seed)
     defaults = {"recipe": target if ":" not in target else "digits"}
@@ -43,10 +50,14 @@ def doctor_report(target: str, settings: dict[str, Any], input_shape: str, rows:
     console.print(layer_table(diagnosis, f"{name}: {diagnosis.trainable:,} trainable parameters"))
     console.print("not covered: nothing; every trainable parameter belongs to one of the layers above")
     if rows:
-        costs = costs_of(model, curvature, rows=rows, cache=default_cache())
+        timings = Timings.load(default_cache(), again=again)
+        costs = costs_of(model, curvature, rows=rows, cache=timings)
         console.print(layers_table(costs) if costs.layers else "no layer has a choice of norm methods")
         console.print(steps_table(costs))
         console.print(_advice(costs, curvature.every, curvature.probe_size))
+        sides = side_choices(model, curvature, rows=rows, cache=timings)
+        if sides:
+            console.print(sides_table(sides))
 
 
 def layers_table(costs: Costs) -> Table:
@@ -59,6 +70,17 @@ def layers_table(costs: Costs) -> Table:
         sides = [f"{s.side} {s.width:,} {s.kind}: {_ms(s.seconds)} ({_ms(s.dense_seconds)})" for s in layer.sides]
         shape = f"{layer.positions:,} × {layer.d_in:,} × {layer.d_out:,}"
         table.add_row(layer.name, shape, *times, layer.by_rule, layer.chosen, "\n".join(sides) or "–")
+    return table
+
+
+def sides_table(sides: Sequence[SideChoice]) -> Table:
+    """What `--structure auto` would take of each side, and why."""
+    table = Table(title="sides as --structure auto takes them", title_justify="left", header_style="bold")
+    for column in ("side", "width", "norms with a full matrix, ms", "with few eigenpairs, ms", "keeps"):
+        table.add_column(column, overflow="fold", justify="left" if column in ("side", "keeps") else "right")
+    for side in sides:
+        kept = f"{side.rank} eigenpairs" if side.rank else "all"
+        table.add_row(side.name, f"{side.width:,}", _ms(side.dense_seconds), _ms(side.low_rank_seconds), kept)
     return table
 
 
@@ -92,6 +114,7 @@ def _advice(costs: Costs, every: int, probe_size: int) -> str:
     else:
         lines.append("no norm method is clearly faster than the one the rule takes")
     lines.append(f"measured on the probe with torch {torch.__version__}; times of layers are kept in {default_cache()}")
+    lines.append("--again measures these anew")
     return "\n".join(lines)
 
 

@@ -180,6 +180,7 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
     layers = find_layers(model)
     capture_layers = functools.partial(_capture, layers)
     settings, probe = _shown(prepared)
+    settings = dataclasses.replace(settings, chunk=min(settings.chunk, plan.config.refresh_rows()[0]))  # as in the run
     rules = {layer.name: layer.rule for layer in layers}
     built = settings.build(model, capture_layers, session.steps_done, rules=rules)
     where = f"at the released weights, on {probe}"

@@ -15,9 +15,10 @@ from dpkfc import checkpoint
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.launched import is_launched
 from dpkfc.privacy.ledger import verify
-from dpkfc.recipes.config import of_the_run, to_toml
+from dpkfc.recipes.config import flatten, of_the_run, read_toml, to_toml
 from dpkfc.recipes.prepared import Prepared
 from dpkfc.recipes.settings import ConfigError, RunConfig
+from dpkfc.recipes.structure import as_asked
 from dpkfc.report.run_folder import RunFolder, RunFolderError
 
 __all__ = ["apart", "check_alike", "check_named", "check_seen", "is_begun", "on_own_device", "processes"]
@@ -76,7 +77,7 @@ def is_begun(config: RunConfig, ranks: Ranks) -> bool:
     def begun() -> tuple[bool, bool]:
         if not (is_launched() and folder.config.is_file()):
             return False, False
-        if folder.config.read_text("utf-8") != to_toml(config):
+        if not _same(folder, config):
             raise RunFolderError(
                 f"run folder {config.out} holds a run of other settings: give those of its config.toml to continue it; another "
                 "--out begins a second run, with a budget of its own"
@@ -90,6 +91,14 @@ def is_begun(config: RunConfig, ranks: Ranks) -> bool:
     if cut_off:
         ranks.from_first(folder.take_away, "cut off")
     return found and not cut_off
+
+
+def _same(folder: RunFolder, config: RunConfig) -> bool:
+    """Whether a run folder was begun with these settings."""
+    if config.structure != "auto":
+        return folder.config.read_text("utf-8") == to_toml(config)
+    written = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    return to_toml(as_asked(written, config)) == to_toml(config)
 
 
 def _spent(folder: RunFolder) -> bool:

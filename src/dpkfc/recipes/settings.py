@@ -12,7 +12,7 @@ from typing import Any
 
 from dpkfc.recipes.methods import METHODS
 
-__all__ = ["OPTIMIZERS", "SECTIONS", "ConfigError", "RunConfig", "nearest"]
+__all__ = ["OPTIMIZERS", "SECTIONS", "ConfigError", "RunConfig", "named_values", "nearest"]
 
 OPTIMIZERS = ("sgd", "adam", "adam-bc", "sofim")
 PRECONDITIONERS = ("none", "kfac", "ngd", "adadps", "dp2", "gep")
@@ -25,6 +25,7 @@ AUGMENTS = ("", "reflect-pad-crop-flip", "random-crop", "horizontal-flip")
 RECIPE_DEFAULTS = "defaults of the recipe; the search behind them, if any, is not covered by ε"
 SOURCES = ("pink", "dead-leaves", "white", "tokens", "public", "private-oracle")
 LIKELIHOODS = ("categorical", "gaussian", "bernoulli")
+STRUCTURES = ("shape", "auto", "measured")
 SCALES = ("probe", "trace", "balanced", "raw")
 SECTIONS = ("run", "privacy", "optimizer", "filter", "curvature", "machine")
 
@@ -133,12 +134,15 @@ class RunConfig:
     labels: str = _setting("model", "curvature", "labels of the probe", choices=("model", "uniform", "given"))
     likelihood: str = _setting("categorical", "curvature", "of the output, for the probe's loss", choices=LIKELIHOODS)
     max_factor_size: int = _setting(4096, "curvature", "largest matrix that is decomposed", least=1)
-    max_rank: int = _setting(32, "curvature", "most eigenpairs a wide side keeps; 0: all of them", least=0)
+    structure: str = _setting("shape", "curvature", "wide sides low-rank by shape, or by measured cost", choices=STRUCTURES)
+    ranks: str = _setting("", "curvature", "eigenpairs of single sides, for example 'conv1.A=32 head.A=0'; 0: all")
+    norm_methods: str = _setting("", "curvature", "norms of single layers, for example 'conv1=gram head=materialised'")
+    max_rank: int = _setting(32, "curvature", "eigenpairs kept of sides four times as wide or more; 0: all", least=0)
     tail_mass: float = _setting(0.0, "curvature", "share of a factor's trace that a side may leave out; 0: none", least=0)
     factor_decay: float = _setting(0.0, "curvature", "share of the past in factors averaged over refreshes", least=0)
     later_probe_size: int = _setting(0, "curvature", "probe examples of later refreshes, averaged factors; 0: alike", least=0)
     factor_drift: float = _setting(0.0, "curvature", "a refresh that shows less movement keeps the metric; 0: never", least=0)
-    oversize: str = _setting("diagonal", "curvature", "what a wider side becomes", choices=("diagonal", "identity"))
+    oversize: str = _setting("diagonal", "curvature", "what a wider side becomes", choices=("diagonal", "identity", "low_rank"))
     layer_rules: str = _setting("", "curvature", "kinds of layers to whiten, for example 'linear conv'; empty: all")
     public_data: str = _setting("", "curvature", "safetensors file of public inputs (and labels) for `public` and pre-training")
 
@@ -181,6 +185,8 @@ class RunConfig:
         if self.exponent > 0.5:
             raise ConfigError(f"exponent must be at most 0.5, got {self.exponent}")
         self._check_public_data()
+        for name in ("ranks", "norm_methods"):
+            named_values(name, getattr(self, name))
         if self.schedule_steps and self.steps and self.schedule_steps > self.steps:
             raise ConfigError(f"schedule_steps = {self.schedule_steps} is longer than the plan of {self.steps} steps")
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
@@ -197,6 +203,21 @@ class RunConfig:
     def uses_preconditioner(self) -> bool:
         """Whether gradients are whitened."""
         return self.preconditioner != "none"
+
+
+def named_values(setting: str, text: str) -> dict[str, str]:
+    """`a=1 b=2` by name.
+
+    Raises:
+        ConfigError: naming the setting and the part that has no name, no value, or a name that stood before.
+    """
+    found: dict[str, str] = {}
+    for part in text.replace(",", " ").split():
+        name, _, value = part.rpartition("=")
+        if not name or not value or name in found:
+            raise ConfigError(f"{setting} takes NAME=VALUE with spaces between, each name once; got {part!r}")
+        found[name] = value
+    return found
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from dpkfc.recipes.prepared import LABELS, Prepared, Result
 from dpkfc.recipes.pretrain import pretrain
 from dpkfc.recipes.processes import apart, check_alike, check_named, check_seen, is_begun, on_own_device, processes
 from dpkfc.recipes.stopping import stop_on_signals
+from dpkfc.recipes.structure import structured, told
 from dpkfc.report.card import stamp
 from dpkfc.report.metrics import Metrics, Row
 from dpkfc.report.progress import Console, TrainingProgress
@@ -44,6 +46,7 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
+    config = structured(config)
     recipe = find_recipe(config.recipe).starting_from(config.pretrained)
     make_augment(config, recipe.input_shape)  # what is wrong with it is said before data are read
     data = recipe.data(config) if data is None else data
@@ -82,6 +85,7 @@ def run(config: RunConfig, console: Console | None = None, *, any_world_size: bo
             return _continued(config.out, console, ranks, any_world_size)
         folder = ranks.from_first(lambda: _new_folder(config), "run folder")
         try:
+            config = ranks.from_first(partial(structured, config), "structure")
             prepared = ranks.together(lambda: prepare(on_own_device(config)))
         except BaseException:
             if ranks.first:
@@ -89,6 +93,8 @@ def run(config: RunConfig, console: Console | None = None, *, any_world_size: bo
             raise
         ranks.from_first(lambda: folder.begin(to_toml(config)), "settings")
         check_seen(folder, ranks)
+        if console is not None and ranks.first and told(config):
+            console.print(told(config), markup=False, highlight=False)
         return _train(prepared, folder, Metrics(config.eval_on, settings=of_the_run(config)), console, ranks)
 
 

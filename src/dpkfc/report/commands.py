@@ -43,4 +43,5 @@ def register(app: typer.Typer, departures: Departures) -> None:
         for path, why in contents.broken:
             console.print(f"dpkfc: not shown: {plain(path)}: {why}", markup=False, highlight=False, soft_wrap=True)
         shown = f"{counted(len(contents.runs), 'run')}, {counted(len(contents.sheets), 'table')}"
+        shown += f", {counted(len(contents.charts), 'figure')}" if contents.charts else ""
         Console().print(f"report: {out} ({shown})", markup=False, highlight=False, soft_wrap=True)

@@ -40,10 +40,10 @@ from dpkfc.gradients.rules import AnyBlock, blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.metric import Dense, Entry, Kronecker, LowRank, Side
 
-__all__ = ["Costs", "LayerCost", "SideCost", "Timings", "costs_of", "default_cache"]
+__all__ = ["WORTH", "Costs", "LayerCost", "SideCost", "Timings", "blocks_of_batch", "costs_of", "default_cache", "norm_seconds"]
 
 _REPEATS = 3
-_WORTH = 0.9  # another method must take less than this share of the time, or the rule stays
+WORTH = 0.9  # another method must take less than this share of the time, or the rule stays
 _SHARE = 0.05  # of the time that refreshes may take
 _SMALLER = 8  # times fewer examples in a probe that is averaged over refreshes, but not fewer than 16
 _GRADIENT_BYTES = 1 << 28  # of one layer's gradients formed at once, beyond which materialising is not tried
@@ -84,7 +84,7 @@ class LayerCost:
     def chosen(self) -> str:
         """The fastest method, or that of the rule where none is clearly faster."""
         fastest = min(self.seconds, key=lambda method: self.seconds[method])
-        faster = self.seconds[fastest] < _WORTH * self.seconds[self.by_rule]
+        faster = self.seconds[fastest] < WORTH * self.seconds[self.by_rule]
         return fastest if faster else self.by_rule
 
 
@@ -143,21 +143,27 @@ class Timings:
 
     Attributes:
         path: the file, None to keep nothing.
-        held: of this machine, thread count and version of torch.
+        held: of this machine, its instructions, thread count and version of torch.
+        doubted: those of them that are to be measured once more, and written over the old ones.
     """
 
     path: Path | None = None
     held: dict[str, float] = field(default_factory=dict)
+    doubted: set[str] = field(default_factory=set)
 
     @classmethod
-    def load(cls, path: Path | None) -> Timings:
-        """The times of this machine."""
-        return cls(path, {k: v for k, v in _read(path).get(_machine(), {}).items() if isinstance(v, int | float) and v > 0})
+    def load(cls, path: Path | Timings | None, *, again: bool = False) -> Timings:
+        """The times of this machine: those given, or from a file; `again`: to be measured anew wherever they are asked for."""
+        if isinstance(path, Timings):
+            return path
+        held = {k: v for k, v in _read(path).get(_machine(), {}).items() if isinstance(v, int | float) and v > 0}
+        return cls(path, held, set(held) if again else set())
 
     def of(self, key: str, work: Callable[[], Any]) -> float:
-        """Seconds of `work`, measured unless they are known."""
-        if key not in self.held:
+        """Seconds of `work`, measured unless they are known and not doubted."""
+        if key not in self.held or key in self.doubted:
             self.held[key] = seconds_of(work)
+            self.doubted.discard(key)
         return self.held[key]
 
     def save(self) -> None:
@@ -182,8 +188,9 @@ def _read(path: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def _machine() -> str:
+    processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    return f"{platform.node()} {platform.machine()} {threads}, torch {torch.__version__}"
+    return f"{platform.node()} {processor} {threads}, torch {torch.__version__}"
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
@@ -205,14 +212,14 @@ def _finished() -> None:
         torch.mps.synchronize()
 
 
-def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | None = None) -> Costs:
+def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | Timings | None = None) -> Costs:
     """Measure a model on probe inputs; it is left as it is.
 
     Args:
         model: any module that can be trained privately.
         kfac: whose probe, factors and low-rank sides are measured.
         rows: examples of the batch that is timed.
-        cache: file of the times of layers, None to measure all anew.
+        cache: file of the times of layers, or these times; None to measure all anew and keep nothing.
 
     Raises:
         ValueError: a layer that cannot be trained privately, inputs that the model cannot read, or no rows.
@@ -232,7 +239,7 @@ def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | None
     with undisturbed(model):
         metric, refresh = build().metric, seconds_of(build)
         small = seconds_of(lambda: build(few))
-        blocks = _blocks(model, layers, inputs, rows)
+        blocks = blocks_of_batch(model, layers, inputs, rows)
         found = [_layer_cost(name, block, metric.get(name), timings) for name, block in blocks.items()]
         timings.save()
         chosen = {layer.name: layer.chosen for layer in found if layer and layer.chosen != layer.by_rule}
@@ -272,7 +279,8 @@ def _step_seconds(
     return seconds_of(step)
 
 
-def _blocks(model: nn.Module, layers: Sequence[Layer], inputs: Any, rows: int) -> dict[str, AnyBlock]:
+def blocks_of_batch(model: nn.Module, layers: Sequence[Layer], inputs: Any, rows: int) -> dict[str, AnyBlock]:
+    """What the layers have read and how their outputs were differentiated, for inputs `[rows, ...]`."""
     tape = Tape(model, layers)
     with torch.enable_grad(), tape:
         losses = _loss(call(model, inputs))
@@ -288,24 +296,36 @@ def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> Lay
     rule = choice_for(block, metric).method
     if rule == "rank-one":
         return None
-    positions = block.positions if isinstance(block, ConvBlock) else block.a.shape[1]
-    d_in, d_out = block.d_in, block.d_out if isinstance(block, ConvBlock) else block.b.shape[2]
-    shape = f"{type(block).__name__} {block.batch_size}x{positions} {d_in}>{d_out} {_kind(metric.input)},{_kind(metric.output)}"
-    shape += _where(block.b)
-    too_large = block.b.element_size() * d_in * d_out * block.batch_size * block.groups > _GRADIENT_BYTES
-    tried = [m for m in METHODS if m == rule or m != "materialised" or not too_large]
-
-    def norms(method: str) -> None:
-        with full_precision():
-            per_example_norms(block, metric, method)
-
-    seconds = {method: timings.of(f"{method} {shape}", partial(norms, method)) for method in tried}
+    positions, d_in, d_out = _shape(block)
+    seconds = norm_seconds(block, metric, timings)
     outer = block.outer() if isinstance(block, ConvBlock) else block
     sides = [_side_cost(*of, timings) for of in (("A", metric.input, outer.explicit().a), ("G", metric.output, outer.b))]
     return LayerCost(
         name=name, positions=positions, d_in=d_in, d_out=d_out, by_rule=rule, seconds=seconds,
         sides=tuple(side for side in sides if side is not None),
     )  # fmt: skip
+
+
+def _shape(block: Outer | ConvBlock) -> tuple[int, int, int]:
+    """Positions and widths."""
+    if isinstance(block, ConvBlock):
+        return block.positions, block.d_in, block.d_out
+    return block.a.shape[1], block.d_in, block.b.shape[2]
+
+
+def norm_seconds(block: Outer | ConvBlock, metric: Kronecker, timings: Timings) -> dict[str, float]:
+    """Seconds of the norms of one layer, by every method that fits into memory; by its own where it has one position."""
+    (positions, d_in, d_out), rule = _shape(block), choice_for(block, metric).method
+    shape = f"{type(block).__name__} {block.batch_size}x{positions} {d_in}>{d_out} {_kind(metric.input)},{_kind(metric.output)}"
+    shape += _where(block.b)
+    too_large = block.b.element_size() * d_in * d_out * block.batch_size * block.groups > _GRADIENT_BYTES
+    tried = [rule] if rule not in METHODS else [m for m in METHODS if m == rule or m != "materialised" or not too_large]
+
+    def norms(method: str) -> None:
+        with full_precision():
+            per_example_norms(block, metric, method if method in METHODS else None)
+
+    return {method: timings.of(f"{method} {shape}", partial(norms, method)) for method in tried}
 
 
 def _kind(side: Side) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from dpkfc.report.page_text import number, plain
 from dpkfc.report.plots import LayerSignal, LayerSpectra
 from dpkfc.report.run_folder import placed
 
-__all__ = ["FILE", "Figures", "SensitivityMap"]
+__all__ = ["FILE", "Figures", "SensitivityMap", "read_map"]
 
 FILE = "figures.json"
 KIND, VERSION = "dpkfc figures", 1
@@ -22,26 +22,44 @@ _POINTS, _PIXELS, _LAYERS = 256, 256, 200
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityMap:
-    """How strongly a metric stretches each place of an input.
+    """How sensitive the accuracy of a method is to two of its settings.
 
     Attributes:
-        name: what is shown.
-        values: rows of numbers, the first row on top.
+        name: what is shown, for example the task.
+        method: whose runs.
+        x: the setting that runs across.
+        x_values: its values, from left to right.
+        y: the setting that runs upwards.
+        y_values: its values, the lowest line first.
+        values: accuracies in [0, 1], a row for each value of `y`; None where a run is missing.
+        measured_on: the set that judged them: "validation" or "test".
+        note: what else is to be told of them, in words.
     """
 
     name: str
-    values: Sequence[Sequence[float]]
+    method: str
+    x: str
+    x_values: Sequence[float]
+    y: str
+    y_values: Sequence[float]
+    values: Sequence[Sequence[float | None]]
+    measured_on: str
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `read_map` takes it back."""
+        return {**asdict(self), "values": [list(row) for row in self.values]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What is drawn of the curvature of a run; all of it measured on a probe, so public where the probe is.
+    """What is drawn of a run beside its curves; spectra and ratios are measured on a probe, so public where the probe is.
 
     Attributes:
         measured: on what and when, in words.
         spectra: eigenvalues of the factors, layer by layer.
         signal_to_noise: of each layer.
-        sensitivity_maps: of the inputs.
+        sensitivity_maps: accuracy over settings.
     """
 
     measured: str = ""
@@ -65,7 +83,7 @@ class Figures:
                 for s in self.signal_to_noise
                 if math.isfinite(s.plain + s.preconditioned)
             ],
-            "sensitivity_maps": [{"name": m.name, "values": [list(row) for row in m.values]} for m in self.sensitivity_maps],
+            "sensitivity_maps": [one.as_dict() for one in self.sensitivity_maps],
         }
         text = json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n"
         return placed(path, lambda part: part.write_text(text, "utf-8"))
@@ -86,7 +104,7 @@ class Figures:
                 measured=str(content.get("measured", "")),
                 spectra=[_spectra(row) for row in content.get("spectra", [])[:_LAYERS]],
                 signal_to_noise=[_signal(row) for row in content.get("signal_to_noise", [])[:_LAYERS]],
-                sensitivity_maps=[_map(row) for row in content.get("sensitivity_maps", [])[:_LAYERS]],
+                sensitivity_maps=[read_map(row) for row in content.get("sensitivity_maps", [])[:_LAYERS]],
             )
         except (TypeError, KeyError, AttributeError, IndexError):
             raise ValueError(f"{FILE} is damaged") from None
@@ -141,8 +159,16 @@ def _signal(row: Mapping[str, Any]) -> LayerSignal:
     return LayerSignal(name=str(row["name"]), plain=without, preconditioned=with_it)
 
 
-def _map(row: Mapping[str, Any]) -> SensitivityMap:
-    values = [_numbers(line) for line in row["values"][:_PIXELS]]
-    if not values or any(len(line) != len(values[0]) or not 0 < len(line) <= _PIXELS for line in values):
-        raise TypeError("not a picture")
-    return SensitivityMap(name=str(row["name"]), values=values)
+def read_map(row: Mapping[str, Any]) -> SensitivityMap:
+    """A map from what `as_dict` gave, already parsed.
+
+    Raises:
+        TypeError, KeyError, AttributeError: damaged.
+    """
+    x_values, y_values = _numbers(row["x_values"]), _numbers(row["y_values"])
+    values = [[None if value is None else _numbers([value])[0] for value in line] for line in row["values"]]
+    wide, high = len(x_values), len(y_values)
+    if not (0 < wide <= _PIXELS and 0 < high <= _PIXELS) or [len(line) for line in values] != [wide] * high:
+        raise TypeError("not a map")
+    texts = {name: str(row[name]) for name in ("name", "method", "x", "y", "measured_on")}
+    return SensitivityMap(x_values=x_values, y_values=y_values, values=values, note=str(row.get("note", "")), **texts)

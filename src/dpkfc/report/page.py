@@ -13,8 +13,8 @@ from pathlib import Path
 
 from dpkfc.report import page_parts as parts
 from dpkfc.report.page_group import Group, Look, grouped, looks, panels
-from dpkfc.report.page_plots import Plot, accuracy, curvature, learning, spending
-from dpkfc.report.page_read import Contents, Departures, Shown, read_all
+from dpkfc.report.page_plots import Plot, accuracy, curvature, learning, sensitivity, spending
+from dpkfc.report.page_read import Chart, Contents, Departures, Shown, read_all
 from dpkfc.report.page_text import embedded, escaped
 from dpkfc.report.run_folder import RunFolderError, placed
 
@@ -105,6 +105,7 @@ def build(contents: Contents, library: str, title: str) -> str:
         "learning": _learning(groups, look, drawn),
         "table": parts.run_table(groups, look),
         "sheets": parts.sheets(contents.sheets),
+        "sensitivity": _charts(contents.charts, look, drawn),
         "runs": _folders(contents.runs, look, drawn),
         "commands": parts.commands(groups, look),
     }
@@ -139,6 +140,11 @@ def _learning(groups: Sequence[Group], look: Mapping[str, Look], drawn: _Drawn) 
         spent = spending(panel, look)
         shown += [] if spent is None else [drawn.place(spent)]
     return parts.section("learning", "Learning curves", shown)
+
+
+def _charts(charts: Sequence[Chart], look: Mapping[str, Look], drawn: _Drawn) -> str:
+    shown = [parts.chart(chart, [drawn.place(plot) for plot in sensitivity(chart.maps, look)]) for chart in charts]
+    return parts.section("sensitivity", "Accuracy over settings", shown, grid=False)
 
 
 def _folders(runs: Sequence[Shown], look: Mapping[str, Look], drawn: _Drawn) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpkfc.report.page_read import Contents, Departures, Sheet, Shown, deciding, marks_of, task_of, train_command
+from dpkfc.report.figures import read_map
+from dpkfc.report.page_read import Chart, Contents, Departures, Sheet, Shown, deciding, marks_of, task_of, train_command
 from dpkfc.report.page_text import number, percent, plain, show
+from dpkfc.report.winners import winners_tests
 
 __all__ = ["read_file"]
 
@@ -23,7 +25,8 @@ def read_file(path: Path, content: Any, departures: Departures) -> Contents:
         departures: leaves out of a run's settings what its recipe and method say.
 
     Raises:
-        ValueError: a figure; of no known format, of another version, or without a single readable entry.
+        ValueError: a figure of which there is a picture alone; of no known format, of another version, or without a single entry
+            that can be read.
     """
     if not isinstance(content, dict):
         raise ValueError("is no results file of dpkfc")
@@ -39,6 +42,9 @@ def read_file(path: Path, content: Any, departures: Departures) -> Contents:
         return Contents(runs=(), sheets=[_tuning(path, content)])
     if kind is None and isinstance(content.get("runs"), dict):
         return _benchmark(path, content["runs"])
+    if kind == "dpkfc figure" and content.get("sensitivity_maps"):
+        _check_version(content)
+        return Contents(runs=(), charts=[_chart(path, content)])
     if kind == "dpkfc figure":
         raise ValueError(f"is a figure of dpkfc reproduce, which has a picture of its own: {_pictures(path)}")
     raise ValueError("is no results file of dpkfc (study, tuning, table or benchmark); leave it out")
@@ -57,31 +63,46 @@ def _pictures(path: Path) -> str:
     return f"open {', '.join(found[:6])}" if found else f"none lies beside it; dpkfc reproduce {path.stem} draws it again"
 
 
-def _gathered(path: Path, rows: Mapping[str, Any], made: list[Shown], others: int, pruned: int) -> Contents:
-    lost = len(rows) - len(made) - others - pruned
+_LEFT_OUT = {
+    "pruned": "trials that were pruned, so not trained to the end, are not shown",
+    "withdrawn": "tests of settings that are no longer the best trial of their method are not shown",
+    "measurements": "entries that hold no run but measurements are not shown",
+}
+
+
+def _gathered(path: Path, rows: Mapping[str, Any], made: list[Shown], left_out: Mapping[str, int]) -> Contents:
+    lost = len(rows) - len(made) - sum(left_out.values())
     if not made and lost:
         raise ValueError("none of its entries can be read")
     notes = [f"{path}: {lost} incomplete entries are not shown"] if lost else []
-    notes += [f"{path}: {pruned} trials that were pruned, so not trained to the end, are not shown"] if pruned else []
-    notes += [f"{path}: {others} entries that hold no run but measurements are not shown"] if others else []
+    notes += [f"{path}: {count} {_LEFT_OUT[what]}" for what, count in left_out.items() if count]
     return Contents(runs=made, notes=notes)
 
 
 def _study(path: Path, rows: Mapping[str, Any], departures: Departures) -> Contents:
-    """Rows of `dpkfc.studies`: one finished run each."""
-    made: list[Shown] = []
-    others = pruned = 0
-    for row in rows.values():
-        if not isinstance(row, dict) or not isinstance(row.get("run"), dict):
-            continue
-        tag = _mapping(row.get("tag"))
+    """Rows of `dpkfc.studies`: one finished run each, and of a method that was tuned the tests of what won alone."""
+    held = [row for row in rows.values() if isinstance(row, dict) and isinstance(row.get("run"), dict)]
+    left_out = dict.fromkeys(_LEFT_OUT, 0)
+    full = []
+    for row in held:
         if row["run"].get("measure") and number(row.get("accuracy")) is None:
-            others += 1
-        elif tag.get("pruned") is True:
-            pruned += 1
+            left_out["measurements"] += 1
+        elif _mapping(row.get("tag")).get("pruned") is True:
+            left_out["pruned"] += 1
         elif number(row.get("accuracy")) is not None and number(row.get("epsilon")) is not None:
-            made.append(_row(path, row, tag, departures))
-    return _gathered(path, rows, made, others, pruned)
+            full.append(row)
+    withdrawn = _withdrawn(full)
+    left_out["withdrawn"] = len(withdrawn)
+    made = [_row(path, row, _mapping(row.get("tag")), departures) for row in full if id(row) not in withdrawn]
+    return _gathered(path, rows, made, left_out)
+
+
+def _withdrawn(rows: list[dict[str, Any]]) -> set[int]:
+    """Identities of tests of settings that a search has left behind since."""
+    named = [row for row in rows if isinstance(row["run"].get("recipe"), str) and "measured_on" in row]
+    arms = [row for row in named if isinstance(_mapping(row.get("tag")).get("arm"), str)]
+    current = {id(row) for row in winners_tests(arms)}
+    return {id(row) for row in arms if row["measured_on"] == "test" and id(row) not in current}
 
 
 def _row(path: Path, row: Mapping[str, Any], tag: Mapping[str, Any], departures: Departures) -> Shown:
@@ -150,7 +171,7 @@ def _benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
                 command="python benchmarks/accuracy.py --data-dir DIR",
             )
         )
-    return _gathered(path, rows, made, 0, 0)
+    return _gathered(path, rows, made, {})
 
 
 def _tuning(path: Path, content: Mapping[str, Any]) -> Sheet:
@@ -197,3 +218,19 @@ def _published(path: Path, content: Mapping[str, Any]) -> Sheet:
         rows=[tuple(show(cell.get(column)) for column in columns) for cell in cells],
         commands=[f"dpkfc reproduce {name}"] if isinstance(name, str) and name.replace("-", "").isalnum() else (),
     )
+
+
+def _chart(path: Path, content: Mapping[str, Any]) -> Chart:
+    """`kfc-fig10.json` of `dpkfc reproduce`: accuracy over settings, and what is said against its privacy.
+
+    Raises:
+        ValueError: damaged.
+    """
+    try:
+        maps = [read_map(one) for one in content["sensitivity_maps"]]
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError(f"{path.name} is damaged; dpkfc reproduce {path.stem} writes it again") from None
+    missing = content.get("missing")
+    notes = [content.get("private"), *(f"Missing: {one}" for one in (missing if isinstance(missing, list) else []))]
+    title = plain(content.get("title", content.get("name", path.stem)), 160)
+    return Chart(source=str(path), title=title, notes=[plain(note, 400) for note in notes if isinstance(note, str)], maps=maps)

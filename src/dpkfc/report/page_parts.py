@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dpkfc.report.page_card import card_html, definition_table, not_protected
 from dpkfc.report.page_group import Group, Look
 from dpkfc.report.page_plots import Plot
-from dpkfc.report.page_read import Contents, Sheet, Shown
+from dpkfc.report.page_read import Chart, Contents, Sheet, Shown
 from dpkfc.report.page_text import delta_text, epsilon_text, escaped, percent, plain
 
 __all__ = [
-    "commands", "counted", "figure", "method_boxes", "notice", "paragraph", "run_details", "run_table", "section", "sheets",
-    "validation_warning",
+    "chart", "commands", "counted", "figure", "method_boxes", "notice", "paragraph", "run_details", "run_table", "section",
+    "sheets", "validation_warning",
 ]  # fmt: skip
 
 _COVERS = (
@@ -47,8 +47,9 @@ def _glyph(look: Look) -> str:
 def figure(name: str, plot: Plot) -> str:
     """The place of a figure, which the script in the page fills."""
     said = escaped(f"{plot.title}. {plot.says}", 800)
+    owner = "" if plot.owner is None else f' data-method="{plot.owner}"'
     return (
-        f"<figure><figcaption>{escaped(plot.title, 200)}</figcaption>"
+        f"<figure{owner}><figcaption>{escaped(plot.title, 200)}</figcaption>"
         f'<div class="plot" id="{name}" role="img" aria-label="{said}" style="height:{plot.height}px"></div>'
         f'<p class="says">{escaped(plot.says, 600)}</p></figure>'
     )
@@ -173,6 +174,13 @@ def sheets(found: Sequence[Sheet]) -> str:
     return section("studies", "Studies", made, grid=False)
 
 
+def chart(one: Chart, figures: Sequence[str]) -> str:
+    """A figure of the DP-KFC paper with what is said of it."""
+    warned = validation_warning() if any(held.measured_on != "test" for held in one.maps) else ""
+    notes = "".join(paragraph(note) for note in one.notes)
+    return f'<article><h3>{escaped(one.title)}</h3>{notes}<div class="grid">{"".join(figures)}{warned}</div></article>'
+
+
 def copied(text: str, what: str) -> str:
     """Text to be copied, with a button."""
     lines = "\n".join(escaped(line, 4000) for line in text.split("\n"))
@@ -202,7 +210,7 @@ def run_details(run: Shown, look: Look, plots: Sequence[str]) -> str:
         for title, uri in run.pictures.items()
     ]
     measured = f'<p class="says">{escaped(run.figures.measured, 400)}</p>' if run.figures and run.figures.measured else ""
-    figures = f'<h3>Curvature figures</h3>{measured}<div class="grid">{"".join(shown)}</div>' if shown else ""
+    figures = f'<h3>Figures</h3>{measured}<div class="grid">{"".join(shown)}</div>' if shown else ""
     card = f'<div class="card">{card_html(run.card or {})}</div>'
     again = _reproduce(run)
     return (

@@ -12,7 +12,7 @@ from dpkfc.report.page_group import Group, Look, Panel
 from dpkfc.report.page_text import drawn, epsilon_text, percent, plain
 from dpkfc.report.plots import LayerSignal, LayerSpectra
 
-__all__ = ["Plot", "accuracy", "curvature", "learning", "spending"]
+__all__ = ["Plot", "accuracy", "curvature", "learning", "sensitivity", "spending"]
 
 MAX_LINES, MAX_LAYERS, MAX_MAPS, MAX_POINTS = 48, 16, 12, 400
 A_COLOUR, G_COLOUR, QUIET = "#0072B2", "#D55E00", "#8a8f98"
@@ -30,6 +30,7 @@ class Plot:
         traces: of the plotting library; `meta` is the number of the method that hides them.
         layout: of the plotting library, without colours, which follow the page.
         height: in pixels.
+        owner: number of the method that the whole figure is of and is hidden with; None of several.
     """
 
     title: str
@@ -37,6 +38,7 @@ class Plot:
     traces: Sequence[Mapping[str, Any]]
     layout: Mapping[str, Any]
     height: int = 360
+    owner: int | None = None
 
 
 def _axis(title: str, **more: Any) -> dict[str, Any]:
@@ -218,7 +220,14 @@ def curvature(figures: Figures, look: Look) -> list[Plot]:
     """Signal-to-noise profile, spectra and sensitivity maps of one run."""
     made = [_signal(figures.signal_to_noise, look)] if figures.signal_to_noise else []
     made += [_spectrum(layer) for layer in _evenly(figures.spectra, MAX_LAYERS)]
-    return made + [_map(one) for one in _evenly(figures.sensitivity_maps, MAX_MAPS)]
+    return made + sensitivity(figures.sensitivity_maps, {look.name: look})
+
+
+def sensitivity(maps: Sequence[SensitivityMap], looks: Mapping[str, Look]) -> list[Plot]:
+    """Accuracy over two settings, a figure for each map; all on one scale, so that methods can be compared."""
+    known = [value for one in maps for row in one.values for value in row if value is not None]
+    scale = {"zmin": min(known), "zmax": max(known)} if known else {}
+    return [_map(one, looks.get(one.method), scale) for one in _evenly(maps, MAX_MAPS)]
 
 
 def _signal(layers: Sequence[LayerSignal], look: Look) -> Plot:
@@ -281,10 +290,22 @@ def _spectrum(layer: LayerSpectra) -> Plot:
     return Plot(title=title, says=says, traces=traces, layout=layout, height=320)
 
 
-def _map(one: SensitivityMap) -> Plot:
-    title = f"Sensitivity map: {plain(one.name, 60)}"
-    trace = {"type": "heatmap", "z": [list(row) for row in one.values], "colorscale": "Cividis", "colorbar": {"thickness": 12}}
-    y = {"autorange": "reversed", "scaleanchor": "x", "visible": False}
-    layout = _layout({"visible": False, "constrain": "domain"}, y)
-    layout["margin"] = {"l": 8, "r": 8, "t": 8, "b": 8}
-    return Plot(title=title, says="Bright: where the metric stretches the input most.", traces=[trace], layout=layout)
+def _map(one: SensitivityMap, look: Look | None, scale: Mapping[str, float]) -> Plot:
+    trace = {
+        "type": "heatmap", "z": [list(row) for row in one.values], "colorscale": "Cividis", "hoverongaps": False,
+        "x": [f"{value:g}" for value in one.x_values], "y": [f"{value:g}" for value in one.y_values], "xgap": 2, "ygap": 2,
+        "colorbar": {"thickness": 12, "tickformat": ".0%", "outlinewidth": 0}, "texttemplate": "%{z:.1%}",
+        "hovertext": [
+            [f"{drawn(one.x)} {x:g}, {drawn(one.y)} {y:g}: {percent(value)}" for x, value in zip(one.x_values, row, strict=True)]
+            for y, row in zip(one.y_values, one.values, strict=True)
+        ],
+        "hoverinfo": "text",
+        **scale,
+    }  # fmt: skip
+    layout = _layout(_axis(one.x, type="category", showgrid=False), _axis(one.y, type="category", showgrid=False))
+    warned = "" if one.measured_on == "test" else ", which is NOT PRIVATE"
+    says = f"Accuracy on the {plain(one.measured_on, 20)} set{warned}; one run a cell, the lighter the better."
+    title = f"Sensitivity map: {plain(one.name, 60)}, {plain(one.method, 40)}"
+    owner = None if look is None else look.index
+    says = f"{says} {plain(one.note, 300)}".strip()
+    return Plot(title=title, says=says, traces=[trace], layout=layout, height=340, owner=owner)

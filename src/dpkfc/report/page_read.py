@@ -13,7 +13,7 @@ from typing import Any
 
 from dpkfc.report import figures
 from dpkfc.report.audited import failed_checks
-from dpkfc.report.figures import Figures
+from dpkfc.report.figures import Figures, SensitivityMap
 from dpkfc.report.metrics import Metrics
 from dpkfc.report.page_text import command_of, number, plain
 from dpkfc.report.run_folder import RunFolder
@@ -23,14 +23,14 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Contents", "Departures", "Shown", "Sheet", "read_all"]
+__all__ = ["Chart", "Contents", "Departures", "Shown", "Sheet", "read_all"]
 
 # From `recipe`, `method` and `settings` (of a study's row also `seed`, `evaluate_on` and `hash`) to the settings that these two
 # do not say by themselves.
 Departures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 CARD_FORMAT = 1
-_MOST_BYTES, _PICTURE_BYTES, _POINTS = 64 * 2**20, 2 * 2**20, 240
+_MOST_BYTES, _PICTURE_BYTES, _POINTS, _MOST_TOLD = 64 * 2**20, 2 * 2**20, 240, 12
 # Settings that do not decide what a run comes to, or are shown in a place of their own.
 _ASIDE = {"recipe", "method", "seed", "epsilon", "delta", "eval_on", "out", "data_dir", "threads", "device", "num_workers"}
 _ASIDE |= {"smoke", "max_physical_batch_size", "pad_to_multiple", "chosen_by", "evaluate_every", "test_mode"}
@@ -107,18 +107,30 @@ class Sheet:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A figure of `dpkfc reproduce` that a page draws by itself: accuracy over settings."""
+
+    source: str
+    title: str
+    notes: Sequence[str]
+    maps: Sequence[SensitivityMap]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Contents:
     """All that was found.
 
     Attributes:
         runs: in the order given.
         sheets: in the same order.
+        charts: in the same order.
         broken: (file or folder, why it is not shown).
         notes: what was left out on purpose, in words.
     """
 
     runs: Sequence[Shown]
     sheets: Sequence[Sheet] = ()
+    charts: Sequence[Chart] = ()
     broken: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
 
@@ -131,29 +143,30 @@ def read_all(paths: Sequence[str | os.PathLike[str]], departures: Departures = l
         departures: leaves out of a run's settings what its recipe and method say; by default nothing.
 
     Raises:
-        ValueError: nothing can be shown; the first reason is named.
+        ValueError: nothing can be shown; why not is said of each, up to twelve.
     """
     from dpkfc.report.page_files import read_file
 
-    runs: list[Shown] = []
-    sheets: list[Sheet] = []
+    held: list[Contents] = []
     broken: list[tuple[str, str]] = []
-    notes: list[str] = []
     for path in _unique(paths, broken):
         try:
-            if path.is_dir():
-                runs.append(_run_folder(path, departures))
-            else:
-                found = read_file(path, parsed(path), departures)
-                runs, sheets, notes = runs + list(found.runs), sheets + list(found.sheets), notes + list(found.notes)
+            held.append(
+                Contents(runs=[_run_folder(path, departures)]) if path.is_dir() else read_file(path, parsed(path), departures)
+            )
         except ValueError as error:
             broken.append((str(path), plain(error)))
         except OSError as error:
             broken.append((str(path), plain(f"cannot be read ({error.strerror or error})")))
-    if not runs and not sheets:
-        where, why = broken[0] if broken else ("", "no run folder and no results file was given")
-        raise ValueError(f"nothing to report: {where}: {why}" if where else f"nothing to report: {why}")
-    return Contents(runs=runs, sheets=sheets, broken=broken, notes=notes)
+    found = Contents(
+        runs=[run for one in held for run in one.runs], sheets=[sheet for one in held for sheet in one.sheets],
+        charts=[chart for one in held for chart in one.charts], broken=broken, notes=[note for one in held for note in one.notes],
+    )  # fmt: skip
+    if not (found.runs or found.sheets or found.charts):
+        told = [f"{where}: {why}" for where, why in broken[:_MOST_TOLD]] or ["no run folder and no results file was given"]
+        told += [f"and {more} more"] if (more := len(broken) - _MOST_TOLD) > 0 else []
+        raise ValueError(f"nothing to report: {'; '.join(told)}")
+    return found
 
 
 def _unique(paths: Sequence[str | os.PathLike[str]], broken: list[tuple[str, str]]) -> list[Path]:

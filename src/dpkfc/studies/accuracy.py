@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpkfc.recipes.base import find_recipe, run_config
+from dpkfc.report.winners import best_trials, winners_tests
 from dpkfc.studies.arms import Arm, Range, arm_of, with_public, with_source
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.pool import Task
@@ -15,7 +16,6 @@ from dpkfc.studies.search import Search
 from dpkfc.studies.store import Store
 from dpkfc.studies.tune import Trials, searches
 from dpkfc.studies.tuned import percent, settings_text, spread
-from dpkfc.studies.winners import best_trials, winners_tests
 
 __all__ = ["MLP", "OTHER", "TEXT", "AccuracyStudy", "Chain", "Tests", "arms", "table"]
 

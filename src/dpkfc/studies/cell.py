@@ -28,7 +28,9 @@ MECHANISM = 1  # raised when runs of equal settings come to other results than b
 
 _MACHINE = {"out", "data_dir", "threads", "device", "num_workers", "max_physical_batch_size", "pad_to_multiple", "chosen_by"}
 _OF_RUN = {"recipe", "method", "seed", "eval_on"}
-_UNTOLD: dict[str, Any] = {"max_rank": 64, "sides": "both"}  # former defaults of K-FAC: what silent rows were run with
+# Former defaults of K-FAC, which rows are silent about that were made under them; of `sides` methods are never silent.
+_FORMER: dict[str, Any] = {"max_rank": 64}
+_UNTOLD: dict[str, Any] = {**_FORMER, "sides": "both"}
 
 Plain = str | int | float | bool
 
@@ -87,6 +89,24 @@ class Run:
         if wrong:
             raise StudyError(f"{wrong[0]} is no setting of a cell: it is an attribute of `Run`, or chosen by the study")
         return cls(recipe, method, tuple(sorted((settings or {}).items())), seed, evaluate_on, measure)
+
+    @classmethod
+    def stored(cls, row: Mapping[str, Any]) -> Run:
+        """The run of a stored row.
+
+        A default may have changed since: what the row is silent about is then as its hash says, the former one or today's.
+
+        Args:
+            row: with `run`, as of `describe`, and, where the row has one, `hash`.
+
+        Raises:
+            ConfigError: settings that this version does not know.
+        """
+        held = row["run"]
+        of_run = {name: held[name] for name in ("seed", "evaluate_on", "measure") if name in held}
+        run = cls.of(held["recipe"], held["method"], held["settings"], **of_run)
+        former = cls.of(held["recipe"], held["method"], {**_FORMER, **held["settings"]}, **of_run)
+        return former if "hash" in row and row["hash"] != run.hash and row["hash"] == former.hash else run
 
     def config(self, **machine: Plain) -> RunConfig:
         """The settings of the run, all of them."""
@@ -173,8 +193,8 @@ def run_cell(
         report: sees every evaluation, for the operator only, and may end the run.
 
     Returns:
-        A row of plain values: the run, accuracy in [0, 1] on the set that `evaluate_on` names, its course, ε, δ, σ, accounting,
-        steps, mean clipped fraction (NOT PRIVATE), seconds and the machine.
+        A row of plain values: the run, accuracy in [0, 1] and mean loss on the set that `evaluate_on` names, its course, ε, δ, σ,
+        accounting, steps, mean clipped fraction (NOT PRIVATE), seconds and the machine.
 
     Raises:
         Ended: ended by `report` or by a signal.
@@ -239,6 +259,7 @@ def _row(run: Run, prepared: Any, result: Any, place: Any, wall: float) -> dict[
         "accuracy": result.accuracy,
         "measured_on": result.measured_on,
         "score": getattr(result, "score", "accuracy"),
+        "loss": getattr(result, "loss", None),
         "curve": [[row.step, round(row.accuracy or 0.0, 5)] for row in metrics.evaluated()],
         "epsilon": result.epsilon,
         "target_epsilon": plan.target_epsilon,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
+
+from dpkfc.studies.errors import StudyError
 
 __all__ = ["Clock", "TimeIsUp", "minutes_left"]
 
@@ -25,11 +28,18 @@ class Clock:
     Attributes:
         minutes: the time; None is no bound.
         expected: seconds of a cell, None where not known.
+
+    Raises:
+        StudyError: minutes below zero, or no number of them.
     """
 
     minutes: float | None
     expected: Callable[[Any], float | None]
     started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and not (math.isfinite(self.minutes) and self.minutes >= 0):
+            raise StudyError(f"--budget {self.minutes:g}: give minutes, 0 (nothing is run) or more; leave it out for no bound")
 
     def left(self) -> float | None:
         """Seconds, 0 when the time is up; None is no bound."""
@@ -65,7 +75,11 @@ class Clock:
 
 
 def minutes_left(budget: float | None) -> Callable[[], float | None]:
-    """What is left of so many minutes that begin now; None is no bound."""
+    """What is left of so many minutes that begin now; None is no bound.
+
+    Raises:
+        StudyError: as of `Clock`.
+    """
     clock = Clock(budget, lambda run: None)
 
     def left() -> float | None:

@@ -90,8 +90,9 @@ def reproduce(
     workers: _Workers = None,
     seeds: Annotated[int, typer.Option(help="Of tables: runs of every cell, each with its own initial weights.")] = 3,
     tuned: Annotated[list[Path] | None, typer.Option(help="Results of a tuning study, whose settings are taken.")] = None,
+    speed: Annotated[Path | None, typer.Option(help="Results of benchmarks/speed.py, for `throughput`.")] = None,
     everything: Annotated[bool, typer.Option("--everything", help="Also cells that ask for an accelerator.")] = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Figures and dp-fedsofim in small, in a minute.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="In small, to see that it runs; of tables no number.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of results and reports; taken up again.")] = Path("runs/reproduce"),
     results: Annotated[Path | None, typer.Option(help="File of the results; left out: below --out.")] = None,
     data_dir: _Data = "",
@@ -106,30 +107,30 @@ def reproduce(
     from dpkfc.studies.federated import run as federated
     from dpkfc.studies.figures.catalogue import reproduce_figures
     from dpkfc.studies.pool import worker_count
-    from dpkfc.studies.reproduce import reproduce as run_tables
 
     console, columns, left = _console(), column or [], minutes_left(budget)
     if every:
         console.print(_published_tables())
         return
-    tables, figures, with_federated = _kinds(table or [], columns, smoke=smoke, results=results)
-    common: dict[str, Any] = {"results": results, "data_dir": data_dir, "console": None if quiet else console}
-    common["workers"] = worker_count(workers)
+    tables, figures, with_federated = _kinds(table or [], columns, results=results)
+    common: dict[str, Any] = {"data_dir": data_dir, "console": None if quiet else console, "workers": worker_count(workers)}
+    kept, failed = common | {"results": results}, False
     with _interruptible(console, f"the same command goes on (reports so far: {out})"):
-        if tables:
-            found = run_tables(
-                tables, out, columns=columns, seeds=range(seeds), tuned=tuned or (), everything=everything,
-                budget_minutes=left(), **common,
-            )  # fmt: skip
-            _show_tables(found, columns, out, console)
+        if tables and smoke:
+            failed = _show_smoke(tables, out, console, columns=columns, budget_minutes=left(), **common)
+        elif tables:
+            settings = {"seeds": range(seeds), "tuned": tuned or (), "everything": everything, "speed": speed}
+            _show_tables(tables, columns, out, console, budget_minutes=left(), **settings, **kept)
         if figures:
-            _show_figures(reproduce_figures(figures, out, small=smoke, budget_minutes=left(), **common), console)
+            _show_figures(reproduce_figures(figures, out, small=smoke, budget_minutes=left(), **kept), console)
         if with_federated:
             report = federated.reported(
                 federated.SMOKE if smoke else federated.STUDY, out, results=results, data_dir=data_dir, budget_minutes=left(),
                 told=(lambda line: None) if quiet else console.print,
             )  # fmt: skip
             console.print(f"report: {report}", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
 
 
 @contextmanager
@@ -143,7 +144,7 @@ def _interruptible(console: Console, how: str) -> Iterator[None]:
 
 
 def _kinds(
-    names: list[str], columns: list[str], *, smoke: bool, results: Path | None
+    names: list[str], columns: list[str], *, results: Path | None
 ) -> tuple[list[str], list[str], bool]:
     """Tables, figures, and whether the federated study is among the names; mistakes are said before anything runs.
 
@@ -162,12 +163,10 @@ def _kinds(
     if unknown := [name for name in names if name not in known]:
         told = nearest(unknown[0], known)
         raise StudyError(f"unknown table or figure {unknown[0]!r}; {told} (dpkfc reproduce --list shows all)")
-    figures = [name for name in names if find(name) is not None]
-    tables = [name for name in names if name not in (*figures, NAME)]
+    figures = [name for name in names if find(name) is not None and not (columns and name in of_tables())]
+    tables = [name for name in names if name in of_tables()]
     for name in tables:
         load(name).of(columns)
-    if smoke and tables:
-        raise StudyError(f"--smoke is for figures and {NAME}; leave out the table {tables[0]!r}")
     if columns and len(tables) < len(names):
         raise StudyError(f"--column is for tables; leave out {next(name for name in names if name not in tables)!r}")
     if results and NAME in names and set(names) != {NAME}:
@@ -175,10 +174,29 @@ def _kinds(
     return tables, figures, NAME in names
 
 
-def _show_tables(found: dict[str, list[Any]], columns: list[str], out: Path, console: Console) -> None:
+def _show_smoke(names: list[str], out: Path, shown_on: Console, **more: Any) -> bool:
+    """Run cells of tables for a few steps and show what became of them; whether something failed."""
+    from dpkfc.studies.published import load
+    from dpkfc.studies.smoke import SAYS, tried
+
+    found = tried([load(name) for name in names], out, **more)
+    shown = Table(title=f"smoke runs. {SAYS}", header_style="bold", title_justify="left")
+    for column in ("table", "method", "recipe", "smoke run"):
+        shown.add_column(column)
+    for one in found:
+        shown.add_row(one.table, one.row, one.recipe, one.said)
+    shown_on.print(shown)
+    return any(one.failed for one in found)
+
+
+def _show_tables(names: list[str], columns: list[str], out: Path, shown_on: Console, **more: Any) -> None:
+    """Run cells of tables and show what became of them."""
+    from dpkfc.studies.reproduce import reproduce as run_tables
+
+    found = run_tables(names, out, columns=columns, **more)
     for name, cells in found.items():
-        console.print(_reproduced_table(name, [one for one in cells if not columns or one.cell.column in columns]))
-        console.print(f"report: {out / name}.md", soft_wrap=True)
+        shown_on.print(_reproduced_table(name, [one for one in cells if not columns or one.cell.column in columns]))
+        shown_on.print(f"report: {out / name}.md", soft_wrap=True)
 
 
 def _show_figures(made: dict[str, Any], console: Console) -> None:

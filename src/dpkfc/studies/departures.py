@@ -27,8 +27,11 @@ def departures(run: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = {str(name): value for name, value in run["settings"].items()}
     try:
-        if "hash" in run and _hash(run, given) != run["hash"]:
-            return given
+        if "hash" in run:
+            held = Run.stored({"run": {**run, "settings": given}, "hash": run["hash"]})
+            if held.hash != run["hash"]:
+                return given
+            given = dict(held.settings)
         chosen = {name: value for name, value in given.items() if name in _FIELDS}
         said = {"recipe": run["recipe"], "method": run["method"]}
         full = dataclasses.asdict(run_config({**chosen, **said}))
@@ -37,10 +40,6 @@ def departures(run: Mapping[str, Any]) -> dict[str, Any]:
         return given
     unknown = {name: value for name, value in given.items() if name not in _FIELDS}
     return {name: value for name, value in full.items() if value != usual[name]} | unknown
-
-
-def _hash(run: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    return Run.of(run["recipe"], run["method"], settings, seed=run["seed"], evaluate_on=run["evaluate_on"]).hash
 
 
 @functools.cache

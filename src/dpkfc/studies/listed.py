@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dpkfc.recipes.base import find_recipe, run_config
+from dpkfc.recipes.datasets.errors import DatasetError
 from dpkfc.studies.cell import Run
 from dpkfc.studies.pool import Task
 from dpkfc.studies.store import Store
@@ -42,6 +44,22 @@ class Listed:
         """Do not run the cells of a recipe."""
         self.failures |= {task.run.hash: reason for task in self._left if task.run.recipe == recipe}
         self._left = [task for task in self._left if task.run.recipe != recipe]
+
+    def leave_out_what_has_no_data(self, data_dir: str, *, parts: bool = False) -> None:
+        """Read every data set once: one that is missing is said in its cells, and the others are run.
+
+        Args:
+            data_dir: folder of the data sets.
+            parts: whether files that hold a part of a set will do; otherwise that is said in its cells too.
+        """
+        for recipe in self.recipes:
+            try:
+                part = find_recipe(recipe).data(run_config({"recipe": recipe, "data_dir": data_dir})).part
+            except DatasetError as error:
+                self.leave_out(recipe, str(error))
+                continue
+            if part and not parts:
+                self.leave_out(recipe, f"the files hold {part}, and the published number is of all")
 
     def next(self, fits: Callable[[Run], bool]) -> Task | None:
         """The first cell that fits."""

@@ -58,6 +58,7 @@ class Cell:
         tuned: the arms, by name, of a tuning study whose settings are taken where they are known.
         needs: what the run needs beyond two cores; empty for nothing.
         not_run: why there is no run; empty where there is one.
+        timed: a ratio of step times that stands beside it, by the name it has in `studies.timed`.
     """
 
     row: str
@@ -69,11 +70,22 @@ class Cell:
     tuned: str = ""
     needs: str = ""
     not_run: str = ""
+    timed: str = ""
 
     @property
     def here(self) -> bool:
         """Whether a few cores are enough to run it."""
         return not self.not_run and not self.needs
+
+    @property
+    def command(self) -> str:
+        """`dpkfc train` for its run, with FILE where a study takes images of another recipe; empty where there is no run."""
+        if self.not_run:
+            return ""
+        given = {name: "FILE" if str(value).startswith("@") else value for name, value in self.settings.items()}
+        flags = [f"--{name.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{name.replace('_', '-')} {value}"
+                 for name, value in given.items()]  # fmt: skip
+        return " ".join([f"dpkfc train --recipe {self.recipe} --method {self.method}", *flags])
 
     def run(self, tuned: Mapping[str, Plain], seed: int) -> Run:
         """The run of a seed, on the test set."""
@@ -161,7 +173,7 @@ def _cell(table: Mapping[str, Any], column: Mapping[str, Any], row: Mapping[str,
         row=row["label"], column=column["label"], published=Published.of(row["values"][key]), recipe=recipe,
         method=row.get("method", ""), settings=settings, tuned=row.get("tuned", ""),
         needs=next((level["needs"] for level in reversed(levels) if "needs" in level), ""),
-        not_run=reason if isinstance(reason, str) else reason.get(key, ""),
+        not_run=reason if isinstance(reason, str) else reason.get(key, ""), timed=row.get("timed", ""),
     )  # fmt: skip
     if cell.published.text == NOT_PRINTED and not cell.not_run:
         raise StudyError(f"{cell.row}, {cell.column}: a point that is not printed needs a reason, for no verdict can be given")

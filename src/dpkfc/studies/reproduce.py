@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
@@ -10,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpkfc.recipes.base import find_recipe, run_config
-from dpkfc.recipes.datasets.errors import DatasetError
 from dpkfc.report.run_folder import placed
+from dpkfc.report.winners import best_trials
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.clock import minutes_left
 from dpkfc.studies.closing import reported
@@ -22,9 +22,9 @@ from dpkfc.studies.pool import Place, Task, drive
 from dpkfc.studies.progress import Console, StudyProgress
 from dpkfc.studies.published import Cell, Published, Table, load
 from dpkfc.studies.store import Store
+from dpkfc.studies.timed import read_speed, timed
 from dpkfc.studies.tune import expected_seconds
 from dpkfc.studies.tuned import settings_text, spread
-from dpkfc.studies.winners import best_trials
 
 __all__ = ["RULE", "Outcome", "markdown", "outcomes", "reproduce", "verdict"]
 
@@ -44,7 +44,7 @@ class Outcome:
     Attributes:
         cell: of the table.
         values: ours in percent, one a seed.
-        verdict: "reproduced", "better", "not reproduced" or "not run (why)".
+        verdict: "reproduced", "better", "not reproduced", "not run (why)", or of a ratio of times "no verdict (what was timed)".
         settings: chosen by tuning; empty where the recipe's own were taken.
         sigma: noise multiplier of our runs.
         epsilon: spent by our runs.
@@ -80,7 +80,13 @@ def verdict(published: Published, seeds: int, values: Sequence[float]) -> str:
     return "better" if above > tolerance else "reproduced" if above >= -tolerance else "not reproduced"
 
 
-_PROTOCOL = ("delta", "epochs", "steps", "expected_batch_size", "sampler", "max_rank")  # settings tuned under another do not fit
+_PROTOCOL = ("delta", "epochs", "steps", "expected_batch_size", "sampler")  # settings tuned under another do not fit
+
+
+def _protocol(run: Run) -> dict[str, Any]:
+    """What settings are tuned under; the rank of wide sides concerns K-FAC alone."""
+    names = [*_PROTOCOL, "max_rank"] if run.default("preconditioner") == "kfac" else _PROTOCOL
+    return {"recipe": run.recipe, **{name: run.default(name) for name in names}}
 
 
 class Tuning:
@@ -103,6 +109,13 @@ class Tuning:
                     raise StudyError(f"{store.path} and another file of results differ in run {row['hash']}; give one of them")
                 self.rows.append(row)
 
+    @functools.cached_property
+    def _trials(self) -> list[tuple[str, dict[str, Any], float, dict[str, Any]]]:
+        """Full trials: arm, protocol, ε and row."""
+        full = [row for row in self.rows if row["measured_on"] == "validation" and not row.get("tag", {}).get("pruned")]
+        runs = [(row, Run.stored(row)) for row in full if "arm" in row.get("tag", {})]
+        return [(row["tag"]["arm"], _protocol(run), run.default("epsilon"), row) for row, run in runs]
+
     def settings(self, cell: Cell) -> dict[str, Plain]:
         """Of the best full trial of the cell's arm under the cell's protocol, empty where it was not tuned so.
 
@@ -110,14 +123,11 @@ class Tuning:
             StudyError: there are trials at several ε, and none at that of the cell.
         """
         wanted = cell.run({}, 0)
+        protocol = _protocol(wanted)
         found: dict[float, list[dict[str, Any]]] = {}
-        for row in self.rows:
-            tag = row.get("tag", {})
-            if row["measured_on"] != "validation" or tag.get("arm") not in cell.tuned.split() or tag.get("pruned"):
-                continue
-            trial = Run.of(row["run"]["recipe"], row["run"]["method"], row["run"]["settings"])
-            if trial.recipe == wanted.recipe and all(trial.default(name) == wanted.default(name) for name in _PROTOCOL):
-                found.setdefault(trial.default("epsilon"), []).append(row)
+        for arm, under, epsilon, row in self._trials:
+            if arm in cell.tuned.split() and under == protocol:
+                found.setdefault(epsilon, []).append(row)
         if not found:
             return {}
         epsilon = wanted.default("epsilon") if len(found) > 1 else next(iter(found))
@@ -146,6 +156,7 @@ def reproduce(
     workers: int = 1,
     budget_minutes: float | None = None,
     console: Console | None = None,
+    speed: Path | None = None,
 ) -> dict[str, list[Outcome]]:
     """Run the cells of tables that can be run here, and write `NAME.json` and `NAME.md` for each into a folder.
 
@@ -161,6 +172,7 @@ def reproduce(
         workers: cells at once.
         budget_minutes: no cell is started that would not end in time, and those that run when it is up are stopped.
         console: where progress is drawn.
+        speed: results of `benchmarks/speed.py`; None for those of the checkout, where there are some.
 
     Raises:
         StudyError: an unknown table or column, no seeds, a file that cannot be used, or a full disk.
@@ -173,19 +185,20 @@ def reproduce(
     missing = next((path for path in tuned if not path.is_file()), None)
     if missing is not None:
         raise StudyError(f"{missing} is no results file of a tuning study; give the results.json of `dpkfc tune`")
-    tuning = Tuning(Store(path) for path in tuned)
+    tuning, times = Tuning(Store(path) for path in tuned), read_speed(speed)
     cells = [cell for table in tables for cell in table.of(columns) if not cell.not_run and (everything or not cell.needs)]
     tasks = [
         Task(cell.run(tuning.settings(cell), seed), label=f"{cell.row}, {cell.column}") for seed in seeds for cell in cells
     ]
     with Store(results or folder / "results.json") as store:
         source = Listed(tasks, store, lambda run: tuning.row(run) is not None)
-        _leave_out_what_has_no_data(source, data_dir)
+        if left() != 0:
+            source.leave_out_what_has_no_data(data_dir)
         found: dict[str, list[Outcome]] = {}
 
         def report() -> None:
             for table in tables:
-                found[table.name] = outcomes(table, store, tuning, seeds, source.failures)
+                found[table.name] = outcomes(table, store, tuning, seeds, source.failures, times=times)
                 _write(folder, table, found[table.name])
 
         with reported(report), StudyProgress(source.total, done=source.done_before, console=console) as progress:
@@ -196,23 +209,29 @@ def reproduce(
     return found
 
 
-def _leave_out_what_has_no_data(source: Listed, data_dir: str) -> None:
-    """Read every data set once: a missing one is said in its cells, and the others are run."""
-    for recipe in source.recipes:
-        try:
-            find_recipe(recipe).data(run_config({"recipe": recipe, "data_dir": data_dir}))
-        except DatasetError as error:
-            source.leave_out(recipe, str(error))
-
-
 def outcomes(
-    table: Table, store: Store, tuning: Tuning, seeds: Sequence[int], failures: Mapping[str, str] | None = None
+    table: Table,
+    store: Store,
+    tuning: Tuning,
+    seeds: Sequence[int],
+    failures: Mapping[str, str] | None = None,
+    *,
+    times: Mapping[str, Any] | None = None,
 ) -> list[Outcome]:
-    """Every cell of a table with what is known of it; `failures` say by the hash of a run why it could not be made."""
+    """Every cell of a table with what is known of it.
+
+    Args:
+        table: the published one.
+        store: runs of this folder.
+        tuning: settings that were chosen, and runs made there.
+        seeds: of the runs.
+        failures: by the hash of a run why it could not be made.
+        times: from `read_speed`.
+    """
     found = []
     for cell in table.cells:
         if cell.not_run:
-            found.append(Outcome(cell=cell, verdict=f"not run ({cell.not_run})", settings={}))
+            found.append(_without_a_run(cell, times or {}))
             continue
         chosen = tuning.settings(cell)
         runs = [cell.run(chosen, seed) for seed in seeds]
@@ -225,6 +244,14 @@ def outcomes(
             else Outcome(cell=cell, verdict=f"not run ({why})", settings=chosen)
         )
     return found
+
+
+def _without_a_run(cell: Cell, times: Mapping[str, Any]) -> Outcome:
+    """A ratio of times where one was measured, or else why nothing was."""
+    ours = timed(cell.timed, times) if cell.timed else None
+    if ours is None:
+        return Outcome(cell=cell, verdict=f"not run ({cell.not_run})", settings={})
+    return Outcome(cell=cell, values=[ours.ratio], verdict=f"no verdict (ours: {ours.where})", settings={})
 
 
 def _outcome(table: Table, cell: Cell, chosen: Mapping[str, Plain], rows: Sequence[Mapping[str, Any]]) -> Outcome:
@@ -245,24 +272,35 @@ def markdown(table: Table, found: Sequence[Outcome]) -> str:
     for one in found:
         ours = f"{one.ours} ({len(one.values)})" if one.values else "–"
         sigma = "–" if one.sigma is None else f"{one.sigma:.4f}"
-        chosen = f"tuned: {settings_text(one.settings)}" if one.settings else "the recipe's" if one.values else ""
+        own = "the recipe's" if one.values and one.cell.recipe else ""
+        chosen = f"tuned: {settings_text(one.settings)}" if one.settings else own
+        chosen = f"`{one.cell.command}`" if one.cell.needs and one.cell.command and not one.values else chosen
         cells = [one.cell.row, one.cell.column, one.cell.published.text, ours, sigma, one.verdict, chosen]
         lines.append("| " + " | ".join(cells) + " |")
     accounting = sorted({one.accounting for one in found if one.accounting})
     notes = [f"Published: {table.accounting}." + (f" Note: {table.note}." if table.note else "")]
     notes += [f"Ours: {'; '.join(accounting)}."] if accounting else []
-    return "\n".join([*lines, "", *notes, RULE])
+    if any(one.cell.needs and not one.cell.not_run for one in found):
+        more = "also runs what needs more than a few cores, with its public images."
+        notes.append(f"`dpkfc reproduce {table.name} --everything` {more}")
+    return "\n".join([*lines, "", *notes, *filter(None, [_rule(found)])])
+
+
+def _rule(found: Sequence[Outcome]) -> str:
+    """The rule of the verdicts; empty where there is none to give."""
+    return "" if found and all(one.verdict.startswith("no verdict") for one in found) else RULE
 
 
 def _write(folder: Path, table: Table, found: Sequence[Outcome]) -> None:
     content = {
         "kind": "dpkfc table", "version": 1, "name": table.name, "title": table.title, "accounting": table.accounting,
-        "note": table.note, "unit": table.unit, "rule": RULE,
+        "note": table.note, "unit": table.unit, "rule": _rule(found),
         "cells": [
             {
                 "row": one.cell.row, "column": one.cell.column, "published": one.cell.published.text, "values": list(one.values),
                 "ours": one.ours, "sigma": one.sigma, "epsilon": one.epsilon, "accounting": one.accounting,
-                "settings": dict(one.settings), "verdict": one.verdict,
+                "settings": dict(one.settings), "verdict": one.verdict, "recipe": one.cell.recipe, "method": one.cell.method,
+                "command": one.cell.command,
             }
             for one in found
         ],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import dp_accounting
 from dp_accounting import dp_event, rdp
 
-from dpkfc.privacy.events import epsilon
+from dpkfc.privacy.events import epsilon, quiet_accountants
 from dpkfc.studies.errors import StudyError
 
 __all__ = ["SCOPE", "TrialLaw", "composed", "draw", "trial_law", "with_selection"]
@@ -122,10 +122,11 @@ def with_selection(
     neighbours = relations.ADD_OR_REMOVE_ONE if relation == "add_or_remove_one" else relations.REPLACE_ONE
     accountant = rdp.RdpAccountant(neighboring_relation=neighbours)
     run = dp_accounting.SelfComposedDpEvent(event, steps)
-    accountant.compose(dp_event.RepeatAndSelectDpEvent(run, law.mean, law.shape))
-    if then is not None:
-        accountant.compose(*then)
-    return float(accountant.get_epsilon(delta))
+    with quiet_accountants():
+        accountant.compose(dp_event.RepeatAndSelectDpEvent(run, law.mean, law.shape))
+        if then is not None:
+            accountant.compose(*then)
+        return float(accountant.get_epsilon(delta))
 
 
 def composed(runs: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float, relation: str) -> float:

@@ -20,9 +20,11 @@ class ExampleSet:
         test: the same for the test split.
         validation: examples cut from the training set by a public seed, or the set's own validation split, or None.
         source: where they were read from.
+        part: how much of the data set they are, where files hold a part of it: no published number is of that.
     """
 
     train: Examples
     test: Examples
     validation: Examples | None = None
     source: str = ""
+    part: str = ""

@@ -47,12 +47,14 @@ class Pixels:
         test: the same for the test split.
         source: where they were read from, for the privacy card.
         validation: the same for the set's own validation split, or None.
+        part: how much of the set the files hold, where that is not all of it.
     """
 
     train: tuple[np.ndarray, np.ndarray]
     test: tuple[np.ndarray, np.ndarray]
     source: str
     validation: tuple[np.ndarray, np.ndarray] | None = None
+    part: str = ""
 
     def check(self, name: str, shape: tuple[int, ...], num_classes: int) -> Pixels:
         """These pixels, if they are what a recipe expects.
@@ -87,4 +89,4 @@ class Pixels:
             return normalisation.apply(part[0]), torch.from_numpy(np.asarray(part[1], np.int64))
 
         own = None if self.validation is None else made(self.validation)
-        return ExampleSet(train=made(self.train), test=made(self.test), validation=own, source=self.source)
+        return ExampleSet(train=made(self.train), test=made(self.test), validation=own, source=self.source, part=self.part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,13 @@ from dpkfc.recipes.datasets.errors import DatasetError
 from dpkfc.recipes.datasets.idx import read_idx
 from dpkfc.recipes.datasets.images import Pixels
 
-__all__ = ["CIFAR10", "CIFAR100", "FASHION_MNIST", "MNIST", "VARIABLE", "Source", "from_hub", "load_pixels", "local_files"]
+__all__ = [
+    "CIFAR10", "CIFAR100", "CIFAR100_TASK", "FASHION_MNIST", "MNIST", "VARIABLE", "Source", "from_hub", "load_pixels",
+    "local_files",
+]  # fmt: skip
 
 VARIABLE = "DPKFC_DATA"
+_OR = " or "
 _LOG = logging.getLogger(__name__)
 Split = tuple[np.ndarray, np.ndarray]
 
@@ -30,12 +34,16 @@ class Source:
     Attributes:
         name: what people call it.
         folder: its folder below a data directory; the directory itself is looked into as well.
-        files: file names that all must be there; a `.gz` or `.bz2` may be missing from a name on disk.
+        files: file names that all must be there, of "a or b" the first that is; a `.gz` or `.bz2` may be missing from a name on
+            disk.
         read: files in that order to (training split, test split), or with the set's own validation split behind them.
         hub: repository on the Hugging Face hub; empty where it has none.
+        hub_config: which of the sets of that repository; empty where it has one.
         image_column: column of the images there.
+        label_column: column of the labels of images there.
         text_column: column of the texts there.
         hub_splits: names of the training and the test split there.
+        whole: training images of the whole set, where files may hold a part of it; 0 where they do not.
     """
 
     name: str
@@ -43,9 +51,12 @@ class Source:
     files: tuple[str, ...]
     read: Callable[[list[Path]], tuple[Any, ...]]
     hub: str = ""
+    hub_config: str = ""
     image_column: str = "image"
+    label_column: str = "label"
     text_column: str = "sentence"
     hub_splits: tuple[str, str] = ("train", "test")
+    whole: int = 0
 
     @property
     def by_hand(self) -> str:
@@ -95,7 +106,9 @@ CIFAR10 = Source(
     image_column="img",
 )
 
+# Without a hub: as public images of other tasks the files decide, on every machine alike.
 CIFAR100 = Source(name="CIFAR-100", folder="cifar100", files=("train.npz", "test.npz"), read=_read_cifar_files)
+CIFAR100_TASK = replace(CIFAR100, hub="uoft-cs/cifar100", image_column="img", label_column="fine_label", whole=50_000)
 
 
 def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
@@ -109,7 +122,7 @@ def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
         data_dir: a folder with `source.folder` in it, or with the files themselves.
 
     Returns:
-        Raw pixels; their `source` names the home.
+        Raw pixels; their `source` names the home, and says where files hold a part of the set only.
 
     Raises:
         DatasetError: no home has the set, files are missing or damaged. The message says how to get them.
@@ -117,9 +130,10 @@ def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
     paths = local_files(source, data_dir)
     if paths:
         train, test, *own = source.read(paths)
-        where = f"files in {paths[0].parent.name}/"
-        return Pixels(train, test, source=where, validation=own[0] if own else None)
-    return Pixels(*from_hub(source, lambda part: _columns(part, source.image_column)), source=f"Hugging Face {source.hub}")
+        part = f"{len(train[1]):,} of {source.whole:,} training images" if len(train[1]) < source.whole else ""
+        where = f"files in {paths[0].parent.name}/" + (f", {part}" if part else "")
+        return Pixels(train, test, source=where, validation=own[0] if own else None, part=part)
+    return Pixels(*from_hub(source, lambda part: _columns(part, source)), source=f"Hugging Face {source.hub}")
 
 
 def local_files(source: Source, data_dir: str | Path | None = None) -> list[Path]:
@@ -146,7 +160,7 @@ def _find(source: Source, root: Path, *, must: bool) -> list[Path]:
         raise DatasetError(f"data_dir {root} is not a folder; {source.how_to_get}")
     best: list[Path | None] = []
     for folder in (root / source.folder, root):
-        found = [_existing(folder / name) for name in source.files]
+        found = [_existing(folder, name) for name in source.files]
         present = [path for path in found if path is not None]
         if len(present) == len(found):
             return present
@@ -159,9 +173,10 @@ def _find(source: Source, root: Path, *, must: bool) -> list[Path]:
     return []
 
 
-def _existing(path: Path) -> Path | None:
-    plain = path.with_suffix("") if path.suffix in (".gz", ".bz2") else path
-    return next((candidate for candidate in (path, plain) if candidate.is_file()), None)
+def _existing(folder: Path, names: str) -> Path | None:
+    paths = [folder / name for name in names.split(_OR)]
+    plain = ((path, path.with_suffix("")) if path.suffix in (".gz", ".bz2") else (path,) for path in paths)
+    return next((candidate for pair in plain for candidate in pair if candidate.is_file()), None)
 
 
 def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -178,7 +193,7 @@ def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
         raise DatasetError(f"{source.name} is not on this machine: {source.how_to_get}") from None
     _LOG.info("loading %s through Hugging Face datasets", source.hub)
     try:
-        stored = load_dataset(source.hub)
+        stored = load_dataset(source.hub, *filter(None, [source.hub_config]))
         train, test = (convert(stored[part]) for part in source.hub_splits)
     except Exception as error:  # whatever the hub, its cache or the network raise becomes one line
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -187,10 +202,10 @@ def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
     return train, test
 
 
-def _columns(part: object, image_column: str) -> Split:
+def _columns(part: object, source: Source) -> Split:
     images, labels = [], []
     for row in part:  # type: ignore[attr-defined]
-        images.append(np.asarray(row[image_column], dtype=np.uint8))
-        labels.append(int(row["label"]))
+        images.append(np.asarray(row[source.image_column], dtype=np.uint8))
+        labels.append(int(row[source.label_column]))
     stacked = np.stack(images)
     return (stacked[..., None] if stacked.ndim == 3 else stacked), np.asarray(labels, np.int64)

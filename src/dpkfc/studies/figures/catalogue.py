@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.recipes.config import nearest
+from dpkfc.report.figures import SensitivityMap
 from dpkfc.report.plots import save
 from dpkfc.report.run_folder import placed
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.closing import reported
 from dpkfc.studies.errors import StudyError
-from dpkfc.studies.figures import landscape
+from dpkfc.studies.figures import landscape, noise_sweep
 from dpkfc.studies.listed import Listed
 from dpkfc.studies.pool import Place, Task, drive
 from dpkfc.studies.progress import Console, StudyProgress
@@ -36,27 +37,29 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure of the DP-KFC paper.
+    """A figure of a paper.
 
     Attributes:
         name: as of `dpkfc reproduce NAME`.
         also: other names it has: the paper shows some things several times.
         title: paper, number and subject.
         runs: its cells; given whether they are to be small.
-        private: whether nothing in it is of private examples.
+        privacy: what is said of it; empty where oracles are in it.
         drawn: "module:function" from finished rows to a picture, below this package.
         together: whether one picture is made of all rows, or one of each.
         kept: of a row, what the JSON file holds.
+        maps: from finished rows to what `dpkfc report` draws of them; None where the picture is all there is.
     """
 
     name: str
     also: tuple[str, ...] = ()
     title: str
     runs: Callable[[bool], list[Run]]
-    private: bool = False
+    privacy: str = ""
     drawn: str
     together: bool = False
     kept: Callable[[Row], Any]
+    maps: Callable[[Sequence[Row]], list[SensitivityMap]] | None = None
 
     def draw(self, what: Any) -> Any:
         """The picture; matplotlib is loaded here and not before."""
@@ -131,17 +134,23 @@ FIGURES: dict[str, Figure] = {
         ),
         Figure(
             name="kfc-fig10", also=("kfc-fig11",), title="DP-KFC, Figs 10 and 11: accuracy over settings, and their importance",
-            runs=_grid, private=True, drawn="draw_more:landscape", together=True,
+            runs=_grid, privacy=landscape.NOT_PRIVATE, drawn="draw_more:landscape", together=True, maps=landscape.maps,
             kept=lambda row: {name: row[name] for name in ("accuracy", "measured_on", "epsilon", "delta", "steps")},
         ),
         Figure(
             name="kfc-mean-field", title="DP-KFC, section 3.3 and appendix F: mean-field theory beside random networks",
-            runs=_theory, private=True, drawn="draw_more:mean_field",
+            runs=_theory, privacy="nothing here is of private examples", drawn="draw_more:mean_field",
             kept=lambda row: {name: row[name] for name in ("networks", "contraction", "seeds", "examples")},
         ),
         Figure(
             name="kfc-theorem-5.4", title="DP-KFC, theorem 5.4: the realised map of every layer", runs=_courses,
             drawn="draw:realised_map", kept=_of_layers("realised"),
+        ),
+        Figure(
+            name="disk-fig6a", also=("disk-fig6",), title="DiSK, Fig. 6a: linear regression under more and more noise",
+            runs=noise_sweep.cells, privacy="nothing here is of private examples beyond what ε covers",
+            drawn="draw_noise:noise_sweep", together=True,
+            kept=lambda row: {name: row.get(name) for name in ("accuracy", "loss", "measured_on", "epsilon", "delta", "steps")},
         ),
     )
 }  # fmt: skip
@@ -227,11 +236,12 @@ def _json(figure: Figure, folder: Path, rows: Sequence[Row], missing: Sequence[s
 
     content = {
         "kind": "dpkfc figure", "version": 1, "name": figure.name, "title": figure.title,
-        "private": "nothing here is of private examples beyond what ε covers" if figure.private else NOT_PRIVATE,
+        "private": figure.privacy or NOT_PRIVATE,
         "missing": list(missing),
         "rows": [
             {"run": row["run"], "hash": row["hash"], "sizes": row.get("sizes"), "values": figure.kept(row)} for row in rows
         ],
+        **({} if figure.maps is None else {"sensitivity_maps": [one.as_dict() for one in figure.maps(rows)]}),
     }  # fmt: skip
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
     return placed(folder / f"{figure.name}.json", lambda part: part.write_text(text, "utf-8"))

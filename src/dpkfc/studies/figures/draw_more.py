@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from dpkfc.report.plots import INK, MUTED, PAPER, PLAIN, SPENT, WHITENED
 from dpkfc.studies.figures.canvas import dressed, grid, sheet
-from dpkfc.studies.figures.landscape import METHODS, importance, plateau
+from dpkfc.studies.figures.landscape import METHODS, NAMES, importance, maps, plateau
 
 __all__ = ["landscape", "mean_field"]
 
@@ -79,11 +79,8 @@ def landscape(rows: Sequence[Row]) -> Figure:
 
 
 def _heat(panel: Axes, method: str, rows: Sequence[Row]) -> None:
-    rates, clips = (sorted({row["run"]["settings"][name] for row in rows}) for name in ("lr", "max_grad_norm"))
-    values = np.full((len(clips), len(rates)), np.nan)
-    for row in rows:
-        settings = row["run"]["settings"]
-        values[clips.index(settings["max_grad_norm"]), rates.index(settings["lr"])] = 100 * row["accuracy"]
+    (one,) = maps(rows)
+    values = 100 * np.array(one.values, dtype=float)
     dressed(panel, f"{method}: {100 * plateau(rows):.0f} % of cells within 2 points of the best", "learning rate").grid(False)
     panel.imshow(values, cmap=_MAP, vmin=0, vmax=100, aspect="auto", origin="lower")
     for (i, j), value in np.ndenumerate(values):
@@ -93,8 +90,8 @@ def _heat(panel: Axes, method: str, rows: Sequence[Row]) -> None:
                 j, i, f"{value:.1f}", ha="center", va="center", fontsize=9, color=PAPER if value > 55 else INK,
                 fontweight="bold" if best else "normal",
             )  # fmt: skip
-    panel.set_xticks(range(len(rates)), [f"{x:g}" for x in rates])
-    panel.set_yticks(range(len(clips)), [f"{x:g}" for x in clips])
+    panel.set_xticks(range(len(one.x_values)), [f"{x:g}" for x in one.x_values])
+    panel.set_yticks(range(len(one.y_values)), [f"{x:g}" for x in one.y_values])
     panel.set_ylabel("clipping norm", fontsize=9, color=MUTED)
 
 
@@ -103,7 +100,7 @@ def _bars(panel: Axes, rows: Sequence[Row]) -> None:
     found = {
         f"{label}\n{method}": importance([r for r in rows if r["run"]["method"] == method], [name]).get(name)
         for method in METHODS
-        for name, label in (("lr", "learning rate"), ("max_grad_norm", "clipping norm"))
+        for name, label in NAMES.items()
     }
     held = {name: one for name, one in found.items() if one is not None}
     colours = [WHITENED if name.endswith("kfc") else PLAIN for name in held]

@@ -1,0 +1,255 @@
+"""Sides too wide for a matrix that stay low-rank: from rows that are drawn, unbiased, with the trace of what is left out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpkfc.blocks import Block, Lookup, Outer, Tied
+from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Preconditioner
+from dpkfc.curvature.factors import FactorAccumulator
+from dpkfc.curvature.layers import LayerAccumulator, Structure
+from dpkfc.curvature.linalg import Eigen
+from dpkfc.curvature.positions import Positions
+from dpkfc.metric import Diagonal, LowRank
+from tests.curvature.toys import CNN_SHAPE, capture, cnn, mlp, rules_of
+
+F64 = torch.float64
+WIDE, CAP = 9, 7
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def positions(size: int, seed: int = 0) -> Positions:
+    return Positions(torch.Generator().manual_seed(seed), size, None)
+
+
+def structure(cap: int = CAP, **fields: object) -> Structure:
+    return Structure(max_factor_size=cap, oversize="low_rank", **fields)
+
+
+def head(block: Block, rows: slice) -> Block:
+    if isinstance(block, Tied):
+        return Tied(head(block.lookup, rows), head(block.outer, rows))
+    if isinstance(block, Lookup):
+        return Lookup(block.ids[rows], block.b[rows], block.num_rows)
+    wide = slice(rows.start * block.groups, rows.stop * block.groups)
+    return Outer(block.a[wide], block.b[wide], block.groups, block.homogeneous)
+
+
+def accumulated(block: Block, how: Structure, seed: int = 0, mask: Tensor | None = None, cuts: tuple[int, ...] = ()):
+    n, held = block.batch_size, positions(block.batch_size, seed)
+    layer = LayerAccumulator(block, how, None, held)
+    for low, high in zip((0, *cuts), (*cuts, n), strict=True):
+        held.start(slice(low, high), None if mask is None else mask[low:high])
+        layer.add(head(block, slice(low, high)))
+    return layer
+
+
+# n examples of T positions: few, more rows than the cap, more examples than the cap.
+SIZES = [(3, 2), (2, 6), (3, 4), (5, 1), (12, 1), (11, 3)]
+CASES = [(n, t, groups) for n, t in SIZES for groups in (1, 2)]
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize(("n", "t", "groups"), CASES)
+def test_never_more_rows_than_may_be_kept_and_each_split_the_same(n: int, t: int, groups: int, sharing: str) -> None:
+    block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
+    whole = accumulated(block, structure(sharing=sharing))
+    for side in whole.sides.values():
+        assert 0 < side._kept <= CAP and side._sum is None and "low rank" in side.note
+    for cuts in ((1,), tuple(range(1, n))):
+        parts = accumulated(block, structure(sharing=sharing), cuts=cuts)
+        for side, factor in parts.result().sides.items():
+            torch.testing.assert_close(factor.dense(), whole.result().sides[side].dense(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("n", "t", "groups"), CASES)
+def test_the_drawn_rows_in_a_loop(n: int, t: int, groups: int, masked: bool) -> None:
+    """k positions of m pairs of an example and a group, each times what it stands for."""
+    block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
+    lengths = torch.randint(1, t + 1, (n,), generator=torch.Generator().manual_seed(n)) if masked else torch.full((n,), t)
+    mask = torch.arange(t) < lengths.unsqueeze(1)
+    held = positions(n)
+    held.start(slice(0, n), mask if masked else None)
+    chosen = held.chosen(block.a, groups, WIDE, CAP)
+    pairs, each = min(n * groups, CAP), max(1, CAP // (n * groups))
+    index = range(n * groups * t) if chosen.index is None else chosen.index.tolist()
+    counts = [0] * (n * groups)
+    total_a, total_g = torch.zeros(WIDE, WIDE, dtype=F64), torch.zeros(10, 10, dtype=F64)
+    for row in index:
+        pair, position = divmod(row, t)
+        length = int(lengths[pair // groups])
+        assert position < length
+        counts[pair] += 1
+        weight = length / min(length, each) * (n * groups / pairs)
+        total_a += weight * torch.outer(block.a[pair, position], block.a[pair, position])
+        total_g += weight * torch.outer(block.b[pair, position], block.b[pair, position])
+    assert sum(count > 0 for count in counts) == pairs
+    assert all(count in (0, min(each, int(lengths[i // groups]))) for i, count in enumerate(counts))
+    sides = accumulated(block, structure(), mask=mask if masked else None).result().sides
+    torch.testing.assert_close(sides["input"].dense(), total_a / (n * groups), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(sides["output"].dense(), total_g / (int(lengths.sum()) * groups), rtol=1e-10, atol=1e-12)
+    for side, matrix in (("input", total_a / (n * groups)), ("output", total_g / (int(lengths.sum()) * groups))):
+        cut = accumulated(block, structure(), mask=mask if masked else None).sides[side].result(2)
+        assert cut.trace == pytest.approx(float(matrix.trace()), rel=1e-9)  # whatever is left out
+
+
+def _exact(block: Block, lengths: Tensor, sharing: str) -> Tensor:
+    """A, or the factor of a table's columns, from every position."""
+    n = block.batch_size
+    if isinstance(block, Tied):
+        read = block.outer.b.norm(dim=-1, keepdim=True) * block.outer.a
+        if sharing == "reduce":
+            summed = block.outer.b.sum(1).norm(dim=-1, keepdim=True) * block.outer.a.mean(1)
+            return sum(x.T @ x for x in (block.lookup.b.sum(1), summed)) / n
+        return sum(x.flatten(0, 1).T @ x.flatten(0, 1) for x in (block.lookup.b, read)) / n
+    kept = [block.a[i, : lengths[i // block.groups]] for i in range(n * block.groups)]
+    kept = [x.mean(0, keepdim=True) for x in kept] if sharing == "reduce" else kept
+    return sum(x.T @ x for x in kept) / (n * block.groups)
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize(
+    ("kind", "n", "t", "masked"),
+    [("outer", 4, 9, False), ("outer", 12, 3, False), ("outer", 12, 3, True), ("groups", 6, 2, False), ("tied", 9, 2, False)],
+)
+def test_what_is_drawn_is_unbiased(kind: str, n: int, t: int, masked: bool, sharing: str) -> None:
+    groups = 2 if kind == "groups" else 1
+    if kind == "tied":
+        ids = torch.randint(11, (n, t), generator=torch.Generator().manual_seed(1))
+        block: Block = Tied(Lookup(ids, randn(n, t, WIDE), 11), Outer(randn(n, t, WIDE, seed=2), randn(n, t, 11, seed=3)))
+    else:
+        block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 2, seed=1), groups)
+    lengths = torch.randint(1, t + 1, (n,), generator=torch.Generator().manual_seed(n)) if masked else torch.full((n,), t)
+    mask = torch.arange(t) < lengths.unsqueeze(1) if masked else None
+    exact, draws = _exact(block, lengths, sharing), 1500
+    how, total = structure(sharing=sharing), torch.zeros(WIDE, WIDE, dtype=F64)
+    for seed in range(draws):
+        found = accumulated(block, how, seed, mask).result().sides["input"].dense()
+        total += found / draws
+    assert torch.allclose(total, exact, atol=0.05 * float(exact.trace()))
+    if not (sharing == "reduce" and n <= CAP // (2 if kind == "tied" else 1) and groups == 1):
+        assert not torch.allclose(found, exact, atol=1e-3)  # some were left out
+
+
+# -- averages over refreshes -------------------------------------------------------------------------------------------
+
+
+def sums(rows: Tensor, cap: int = 24) -> FactorAccumulator:
+    made = FactorAccumulator(rows.shape[1], max_size=cap, oversize="low_rank", decays=True)
+    made.add(rows, len(rows))
+    return made
+
+
+def matrix(found: FactorAccumulator) -> Tensor:
+    factor = found.result()
+    assert isinstance(factor, Eigen)
+    return factor.dense()
+
+
+def test_an_average_keeps_first_directions_and_every_trace() -> None:
+    """As many directions of the past as a quarter of the cap are exact; of more, the first ones and the trace of the rest."""
+    share, old, new = 0.8, randn(5, 40), randn(9, 40, seed=1)
+    past = sums(old)
+    past.remember(past.result())
+    later = past.decayed(share)
+    later.take_in(sums(new))
+    exact = (share * old.T @ old + new.T @ new) / (share * 5 + 9)
+    torch.testing.assert_close(matrix(later), exact, rtol=1e-9, atol=1e-11)
+
+    old = randn(17, 40) * torch.linspace(3, 0.1, 40, dtype=F64)
+    past = sums(old)
+    past.remember(past.result())
+    later = past.decayed(share)
+    later.take_in(sums(new))
+    assert later._kept == 24 // 4 + 9 <= 24
+    exact = (share * old.T @ old + new.T @ new) / (share * 17 + 9)
+    assert later.result().trace == pytest.approx(float(exact.trace()), rel=1e-12)
+    vectors = torch.linalg.eigh(old.T @ old).eigenvectors.flip(1)[:, :6]
+    along = vectors.T @ (share * old.T @ old / (share * 17 + 9)) @ vectors
+    kept = later._rows[0].T @ later._rows[0] / (share * 17 + 9)
+    torch.testing.assert_close(vectors.T @ kept @ vectors, along, rtol=1e-9, atol=1e-11)
+    assert sums(old).decayed(0.5)._kept == 0  # nothing was remembered: its directions are not known
+
+
+def test_the_place_of_the_past_is_left_free() -> None:
+    for cap in (1, 3, 7, 24):
+        made = FactorAccumulator(40, max_size=cap, oversize="low_rank", decays=True)
+        assert 1 <= made.most_rows <= cap and (cap < 4 or made.most_rows + cap // 4 == cap)
+        assert FactorAccumulator(40, max_size=cap, oversize="low_rank").most_rows == cap
+    for settings in ({"max_size": 40}, {"oversize": "diagonal"}, {"shape": "diagonal"}, {"shape": "isotropic"}):
+        assert FactorAccumulator(40, **{"max_size": 8, "oversize": "low_rank", **settings}).most_rows is None
+
+
+def test_distances_count_what_only_the_trace_is_kept_of() -> None:
+    past = sums(randn(17, 40))
+    past.remember(past.result())
+    later = past.decayed(0.7)
+    assert later._rest > 0
+    other = sums(randn(9, 40, seed=1))
+    even = later._rows[0].T @ later._rows[0] + later._rest / 40 * torch.eye(40, dtype=F64)
+    b = other._rows[0].T @ other._rows[0]
+    a, b = even / even.trace(), b / b.trace()
+    for one, two, mine, theirs in ((later, other, a, b), (other, later, b, a)):
+        expected = torch.linalg.matrix_norm(mine - theirs) / torch.linalg.matrix_norm(mine)
+        assert one.distance(two) == pytest.approx(float(expected), rel=1e-9)
+    assert later.distance(later) == pytest.approx(0, abs=1e-7)
+
+
+# -- in a refresh ------------------------------------------------------------------------------------------------------
+
+
+def kfac(**fields: object) -> KFAC:
+    settings = {"probe": FeatureNoise(30), "sides": "both", "probe_size": 64, "max_factor_size": 16, "oversize": "low_rank"}
+    return KFAC(**{**settings, **fields})
+
+
+def test_a_wide_side_is_low_rank_and_was_a_diagonal() -> None:
+    model = mlp(30, 20, 4).double()
+    built = kfac().build(model, capture, 0)
+    rows = {(row["layer"], row["side"]): row for row in built.report}
+    for layer, side, dim in (("0", "input", 31), ("0", "output", 20), ("2", "input", 21)):
+        row = rows[layer, side]
+        assert (row["kind"], row["dim"]) == ("lowrank", dim) and row["rank"] <= 16
+        assert "max_factor_size = 16: low rank" in row["note"]
+        values = built.spectra[layer]["A" if side == "input" else "G"]
+        assert float(values.sum()) == pytest.approx(row["trace"], rel=1e-9)
+    assert not rows["2", "output"]["note"]
+    assert isinstance(built.metric["0"].input, LowRank)
+    assert isinstance(kfac(oversize="diagonal").build(model, capture, 0).metric["0"].input, Diagonal)
+    narrow = kfac(max_factor_size=64, oversize="diagonal").build(model, capture, 0)
+    same = kfac(max_factor_size=64).build(model, capture, 0)
+    assert same.digest == narrow.digest  # nothing is drawn where every side has room
+
+
+@pytest.mark.parametrize("make", ["mlp", "cnn"])
+@pytest.mark.parametrize("max_rank", [2, None])
+def test_a_refresh_is_the_same_in_any_micro_batches(make: str, max_rank: int | None) -> None:
+    model, probe = (mlp(30, 20, 4), FeatureNoise(30)) if make == "mlp" else (cnn(), PinkNoise(CNN_SHAPE))
+    model, found = model.double(), []
+    for chunk in (64, 5):
+        built = kfac(probe=probe, max_rank=max_rank, chunk=chunk).build(model, capture, 0, rules_of(model))
+        g = randn(3, built.shapes["0"]["output"][0], built.shapes["0"]["input"][0])
+        found.append(built.metric["0"].whiten(g))
+        assert torch.isfinite(found[-1]).all()
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+
+
+def test_averages_are_restored_with_the_trace_they_keep() -> None:
+    model, settings = mlp(30, 20, 4).double(), kfac(decay=0.8)
+    built = None
+    for step in (0, 50, 100):
+        built = settings.build(model, capture, step, previous=built)
+    rest = [x._rest for layers in built.running for sides in layers.values() for x in sides.values()]
+    assert sum(x > 0 for x in rest) == 3 and all(math.isfinite(x) for x in rest)
+    restored = Preconditioner.from_state_dict(built.state_dict())
+    assert restored.digest == built.digest
+    after = [settings.build(model, capture, 150, previous=of).digest for of in (built, restored)]
+    assert after[0] == after[1]

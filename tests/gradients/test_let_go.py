@@ -1,0 +1,215 @@
+"""What a micro-batch holds in memory: each layer's pair (a, b) until it is used and no longer, never all gradients at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from dpkfc.blocks import Lookup, Outer, Tied
+from dpkfc.gradients import accumulate, gram, tied
+from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.memory import peak_bytes
+from dpkfc.gradients.norms import Formed, per_example_norms
+from dpkfc.gradients.sums import weighted_sum
+from dpkfc.gradients.tape import Tape
+from dpkfc.metric import Dense, Eigenbasis, Identity, Kronecker
+from tests.gradients.whitened import metric_of
+
+N, T, WIDE, DEPTH = 4, 3, 40, 4
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(m for _ in range(DEPTH) for m in (nn.Linear(WIDE, WIDE), nn.Tanh()))).double()
+
+
+def taped(model: nn.Module) -> Any:
+    """The calls of one pass, of which nothing else refers to the inputs and the gradients."""
+    tape = Tape(model, find_layers(model))
+    with tape:
+        losses = model(torch.randn(N, T, WIDE, dtype=torch.float64)).square().sum((1, 2))
+    return tape.backward(losses)
+
+
+class Held:
+    """Which layers' inputs and output gradients are still in memory, whatever view of them is held."""
+
+    def __init__(self, calls: Any) -> None:
+        self._pairs = {
+            name: [StorageWeakRef(x.untyped_storage()) for call in of for x in (call.args[0], call.outputs[0])]
+            for name, of in calls.items()
+        }
+
+    def __call__(self) -> list[str]:
+        return [name for name, pair in self._pairs.items() if not all(x.expired() for x in pair)]
+
+    def half(self) -> list[str]:
+        return [name for name, pair in self._pairs.items() if any(x.expired() for x in pair)]
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, what: str, held: Held) -> list[list[str]]:
+    """What was in memory whenever a function of `accumulate` was called, and behind its last call."""
+    seen, own = list[list[str]](), getattr(accumulate, what)
+
+    def wrapped(*args: Any, **more: Any) -> Any:
+        seen.append(held())
+        return own(*args, **more)
+
+    monkeypatch.setattr(accumulate, what, wrapped)
+    return seen
+
+
+NAMES = [str(2 * i) for i in range(DEPTH)]
+FROM_EACH_ON = [NAMES[i:] for i in range(DEPTH)]
+CASES: dict[str, tuple[str, str | None, bool]] = {  # metric, method, whether its norm is the last that needs a pair
+    "plain, Gram": ("none", "gram", False),
+    "dense, Gram": ("dense", "gram", True),
+    "low rank, Gram": ("lowrank", "gram", True),
+    "dense, materialised": ("dense", "materialised", False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_pair_is_let_go_when_it_has_been_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its norm where the sum is taken of whitened rows, else by its sum: at each layer only those still to come are held."""
+    kind, method, at_once = CASES[name]
+    model = network()
+    layers, calls = find_layers(model), taped(model)
+    held = Held(calls)
+    assert held() == NAMES and not held.half()
+    at_norms, at_sums = (noted(monkeypatch, what, held) for what in ("per_example_norms", "weighted_sum"))
+    metric = {} if kind == "none" else metric_of(layers, kind)
+    summer = ClippedSummer(layers, metric, Clip(0.5, methods=dict.fromkeys(NAMES, method)))
+    summer.add(calls, N)
+    assert at_norms == (FROM_EACH_ON if at_once else [NAMES] * DEPTH)
+    assert at_sums == ([[]] * DEPTH if at_once else FROM_EACH_ON)
+    assert not held() and not calls
+
+
+def test_gradients_that_were_formed_stand_in_for_their_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A narrow layer's gradients are kept for the sum, and its pair is not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDE, 3), nn.Tanh(), nn.Linear(3, WIDE)).double()
+    calls = taped(model)
+    held = Held(calls)
+    at_norms, at_sums = (noted(monkeypatch, what, held) for what in ("per_example_norms", "weighted_sum"))
+    ClippedSummer(find_layers(model), {}, Clip(0.5, methods=dict.fromkeys(("0", "2"), "materialised"))).add(calls, N)
+    assert at_norms == [["0", "2"], ["2"]] and at_sums == [[], []]
+
+
+def test_an_error_lets_go_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    calls = taped(model)
+    held = Held(calls)
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr(accumulate, "weighted_sum", fails)
+    summer = ClippedSummer(find_layers(model), {}, Clip(0.5))
+    with pytest.raises(RuntimeError, match="in the middle"):
+        summer.add(calls, N)
+    assert not held()
+
+
+# -- gradients in chunks -----------------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """The most entries of one tensor that an operation has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: PLW3201
+        result = func(*args, **(kwargs or {}))
+        made = [x.untyped_storage().nbytes() // x.element_size() for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
+        self.entries = max(self.entries, *made, 0)
+        return result
+
+
+def dense(d: int, seed: int) -> Dense:
+    g = torch.randn(d, d, generator=torch.Generator().manual_seed(seed))
+    root = torch.eye(d) + 0.1 * (g + g.T)
+    return Dense(root, float(torch.linalg.matrix_norm(root, 2)) * 1.001)
+
+
+BATCH, IN, OUT = 60, 48, 56
+KRON = Kronecker(dense(IN, 1), dense(OUT, 2))
+EIGEN = Eigenbasis(torch.rand(OUT, IN) + 0.5, torch.linalg.qr(torch.randn(IN, IN)).Q, torch.linalg.qr(torch.randn(OUT, OUT)).Q)
+
+
+def outer(positions: int) -> Outer:
+    return Outer(torch.randn(BATCH, positions, IN), torch.randn(BATCH, positions, OUT))
+
+
+def tied_block() -> Tied:
+    ids = torch.randint(OUT, (BATCH, 2))
+    return Tied(Lookup(ids, torch.randn(BATCH, 2, IN), OUT), Outer(torch.randn(BATCH, 2, IN), torch.randn(BATCH, 2, OUT)))
+
+
+def conv() -> ConvBlock:
+    """Few positions of many channels, whose gradients are larger than what was read."""
+    model = nn.Sequential(nn.Conv2d(IN // 4, OUT, 2))
+    tape = Tape(model, layers := find_layers(model))
+    with tape:
+        losses = model(torch.randn(BATCH, IN // 4, 3, 3)).square().sum((1, 2, 3))
+    from dpkfc.gradients.rules import blocks_of
+
+    found = blocks_of(layers[0], tape.backward(losses)["0"], BATCH)
+    assert isinstance(found, ConvBlock)
+    return found
+
+
+CHUNKED: dict[str, tuple[Callable[[], Any], Any, str | None]] = {
+    "identity": (lambda: outer(2), Kronecker(), "materialised"),
+    "dense": (lambda: outer(2), KRON, "materialised"),
+    "eigenbasis": (lambda: outer(2), EIGEN, None),
+    "convolution": (conv, None, "materialised"),
+    "tied": (tied_block, Kronecker(dense(IN, 1), Identity()), "materialised"),
+}
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_gradients_are_formed_a_few_examples_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor holds more than the bound, or than the batch's rows themselves; the norms are those of all at once."""
+    torch.manual_seed(0)
+    make, metric, method = CHUNKED[name]
+    block = make()
+    monkeypatch.setattr("dpkfc.gradients.norms._KEPT", 0)  # gradients of this size would be kept for the sum
+    wide = per_example_norms(block, metric, method).norms
+    bound = 4 * IN * OUT
+    for module in (gram, tied):
+        monkeypatch.setattr(module, "_CHUNK_ELEMENTS", bound)
+    with Largest() as seen:
+        found = per_example_norms(block, metric, method)
+        weighted_sum(found.block, torch.ones(BATCH))
+    torch.testing.assert_close(found.norms, wide, rtol=1e-6, atol=0)
+    assert not isinstance(found.block, Formed)
+    parts = (block.lookup, block.outer) if isinstance(block, Tied) else (block,)
+    rows = max(x.numel() for part in parts for x in vars(part).values() if isinstance(x, Tensor))
+    whole = BATCH * IN * OUT
+    assert seen.entries <= max(bound, 2 * rows) < whole / 4, (seen.entries, rows)
+
+
+def test_the_peak_does_not_grow_with_the_gradients_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the examples take as many bytes more as their rows have, not as their gradients would."""
+    monkeypatch.setattr(gram, "_CHUNK_ELEMENTS", 2 * IN * OUT)
+    monkeypatch.setattr("dpkfc.gradients.norms._KEPT", 0)
+    peaks = []
+    for n in (40, 80):
+        block = Outer(torch.randn(n, 2, IN), torch.randn(n, 2, OUT))
+        peaks.append(peak_bytes(lambda block=block: per_example_norms(block, KRON, "materialised")))
+    assert peaks[1] - peaks[0] < 0.1 * 40 * IN * OUT * 4
+    assert math.isfinite(peaks[0]) and peaks[0] > 2 * IN * OUT * 4
