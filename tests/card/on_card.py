@@ -16,6 +16,7 @@ from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.gradients.lengths import lengths
 from dpkfc.postprocess.adam_bc import AdamBC
 from dpkfc.postprocess.disk import DiSK
+from dpkfc.postprocess.sofim import SOFIM
 from tests.gradients.cases import CASES, build, loss_fn
 
 CARD: Any = torch.ops.card
@@ -130,6 +131,7 @@ def main(path: str) -> None:
     methods: dict[str, dict[str, Any]] = {
         "filtered": {"postprocess": (DiSK(),)},
         "bias corrected": {"postprocess": (AdamBC(),)},
+        "second moments": {"postprocess": (SOFIM(),)},
         "rescaled": {"preconditioner": AdaDPS(probe=noise, probe_size=8)},
         "mapped back": {"preconditioner": dpkfc.KFAC(probe=noise, probe_size=8), "readout": "natural"},
         "layer by layer": {"clipping": "per_layer"},
