@@ -70,6 +70,22 @@ def test_nought_is_all_of_them_where_the_rule_would_keep_few() -> None:
     torch.testing.assert_close(_matrix(all_of_one["first"].input), _matrix(few["first"].input), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("ranks", "kept"), [({}, 8), ({"0.A": 20}, 20), ({"0.A": 0}, None)])
+def test_of_a_side_that_is_cut_when_it_is_decomposed_as_many_are_found(ranks, kept) -> None:
+    """From 640 columns on the first eigenpairs alone are looked for; a side that keeps more needs more of them."""
+    inputs = torch.randn(720, 650, generator=torch.Generator().manual_seed(0))
+    probe = PublicData(inputs, provenance="random numbers")
+    kfac = KFAC(probe=probe, probe_size=720, chunk=720, sides="both", scale="raw", rank_tolerance=0.0, max_rank=8, ranks=ranks)
+    torch.manual_seed(1)
+    side = kfac.build(nn.Sequential(nn.Linear(650, 3)), capture, 0).metric["0"].input
+    if kept is None:
+        assert isinstance(side, Dense)
+        values = torch.linalg.eigvalsh(side.root.double())
+        assert torch.unique(values).numel() > 600  # the eigenvalues of all pairs, not the first few and a mean
+    else:
+        assert isinstance(side, LowRank) and side.vectors.shape == (651, kept)
+
+
 def test_output_sides_have_ranks_of_their_own() -> None:
     metric = _built(sides="both", ranks={"first.G": 2})
     assert isinstance(metric["first"].output, LowRank) and metric["first"].output.vectors.shape[1] == 2

@@ -6,24 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from dpkfc import KFAC
 from dpkfc.curvature import PublicData
 from dpkfc.metric import Dense, LowRank
 from dpkfc.report import structure
 from dpkfc.report.structure import measured_structure, side_choices
-
-
-class Sequences(nn.Module):
-    """Maps over 6 positions, and a head with one position that is too narrow for a choice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = nn.Linear(40, 48), nn.Linear(48, 40), nn.Linear(40, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.second(torch.tanh(self.first(x))).mean(1))
+from tests.report.test_costs import Sequences
 
 
 def kfac(**fields) -> KFAC:
