@@ -8,8 +8,8 @@ more easily than those of DP-SGD. `probes`: what curvature from pink noise, dead
 far MNIST at ε = 1 goes with larger batches and schedules. `refined`, `refined-fashion`: inputs that the released model has
 moved, four seeds on the validation split. `mapped`: the step along the release in whitened coordinates, or mapped back to those
 of the weights. `fashion`: the same and baselines on Fashion-MNIST. `cifar`: a five-layer CNN on CIFAR-10 at ε = 2. `imdb`:
-logistic regression on hashed words, where twenty trials of the study left six of thirteen arms with one or two that ran to their
-end.
+logistic regression on hashed words, where twenty trials of the study had left six of thirteen arms with one or two that ran to
+their end.
 """
 
 from __future__ import annotations

@@ -60,8 +60,9 @@ def _cell(times: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
 def _over_hooks(entry: Mapping[str, Any]) -> str:
     import speed_tables
 
-    found = (speed_tables.within(entry, name, "opacus_hooks") for name in speed_tables.OURS)
-    return next((f"{ratio['ratio']:.2f}×" for ratio in found if ratio is not None), "–")
+    found = ((name, speed_tables.within(entry, name, "opacus_hooks")) for name in speed_tables.OURS)
+    told = (f"{r['ratio']:.2f}×{'' if name == 'dp_kfc_inputs' else ' (both sides)'}" for name, r in found if r is not None)
+    return next(told, "–")
 
 
 def speed() -> str:
