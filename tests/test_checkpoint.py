@@ -152,6 +152,42 @@ def test_a_file_in_the_way_is_one_clear_error(tmp_path: Path) -> None:
         read(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("other", ["ledger.jsonl", "weights.safetensors", "folder/file"])
+def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path, other: str) -> None:
+    """A ledger that went with a checkpoint would let its budget be spent twice."""
+    for name in ("c", "c.old", "c.new"):
+        if name != "c" and other.endswith(".safetensors"):
+            continue  # what a crash leaves there
+        held = tmp_path / name / other
+        held.parent.mkdir(parents=True)
+        held.write_text("spent")
+        with pytest.raises(CheckpointError, match=rf"holds '{other.partition('/')[0]}', which is no part .* a folder of its own"):
+            write(tmp_path / "c", {}, {"step": 1})
+        assert held.read_text() == "spent"
+        shutil.rmtree(tmp_path / name)
+    (tmp_path / "c").mkdir()
+    write(tmp_path / "c", {}, {"step": 1})  # an empty one is free to take
+    (tmp_path / "c" / "notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"holds 'notes\.txt'"):
+        write(tmp_path / "c", {}, {"step": 2})
+    assert read(tmp_path / "c")[1] == {"step": 1}
+
+
+def test_a_link_leads_to_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "c").symlink_to(tmp_path / "disk")
+    for step in range(3):
+        write(tmp_path / "c", {}, {"step": step})
+        assert read(tmp_path / "c")[1] == read(tmp_path / "disk")[1] == {"step": step}
+    assert (tmp_path / "c").is_symlink() and {x.name for x in tmp_path.iterdir()} == {"c", "disk"}
+    (tmp_path / "disk").rename(tmp_path / "disk.old")  # as a crash between the two renames leaves it
+    assert checkpoint.is_there(tmp_path / "c") and read(tmp_path / "c")[1] == {"step": 2}
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write(".", {}, {"step": 4})
+    assert read(tmp_path / "here")[1] == {"step": 4}
+
+
 def test_another_format_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "c", {}, {})
     path = tmp_path / "c" / "manifest.json"

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from dpkfc.packing import packed, unpacked
 
 __all__ = [
     "CheckpointError",
@@ -31,6 +32,7 @@ __all__ = [
     "is_there",
     "keep_of_others",
     "load_optimizer",
+    "plain_entries",
     "read",
     "read_session",
     "remembered_ledger",
@@ -42,7 +44,6 @@ _ADVICE = "use another checkpoint, or start a new run: what the ledger holds sta
 _FORMAT = 3
 _READABLE = (2, 3)  # 2 had no digest of the manifest itself
 _STATE = "state"  # the group of tensors that were found inside meta
-_MARKS = ("!tensor", "!tuple", "!dict")
 _GROUP = re.compile(r"\w[\w-]*")  # a name that stays inside the folder
 _NO_STATE = torch.empty(0, dtype=torch.uint8)
 _SESSION = {"plan": str, "step": int, "ledger_count": int, "ledger_head": str, "optimizer": dict}
@@ -58,18 +59,21 @@ def write(folder: str | os.PathLike[str], tensors: Mapping[str, Mapping[str, Ten
     """Write a checkpoint so that a crash leaves the old one or the new one, never a mixture.
 
     Args:
-        folder: the checkpoint's folder; an existing one is replaced.
+        folder: the checkpoint's folder, or a link to it; an existing checkpoint is replaced, and nothing else ever is.
         tensors: group name (a file each) to named tensors.
         meta: plain values and tensors in dicts, lists and tuples.
 
     Raises:
-        CheckpointError: the folder cannot be written, or `meta` holds a value of another kind.
+        CheckpointError: the folder cannot be written or holds something else, such as the ledger; `meta` holds a value of
+            another kind.
     """
-    target = Path(folder)
+    target = Path(folder).resolve()
     fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
     inside: dict[str, Tensor] = {}
-    manifest: dict[str, Any] = {"format": _FORMAT, "meta": _packed(dict(meta), "meta", inside), "sha256": {}}
     try:
+        manifest: dict[str, Any] = {"format": _FORMAT, "meta": packed(dict(meta), "meta", inside), "sha256": {}}
+        for place in (target, fresh, old):
+            _check_replaceable(place, whole=place == target)
         _bring_back(target, old)
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
@@ -87,12 +91,34 @@ def write(folder: str | os.PathLike[str], tensors: Mapping[str, Mapping[str, Ten
         fresh.rename(target)
         _sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)
+    except TypeError as error:
+        raise CheckpointError(str(error)) from error
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             _bring_back(target, old)
         shutil.rmtree(fresh, ignore_errors=True)  # a full disk gets its space back
         kept = "; the one before is still there" if target.exists() else ""
         raise CheckpointError(f"cannot write the checkpoint {target}: {error}{kept}") from error
+
+
+def _check_replaceable(place: Path, *, whole: bool) -> None:
+    """Raise where a folder holds anything but a checkpoint (`whole`) or what is left of one: it would be deleted with it.
+
+    Raises:
+        CheckpointError: naming it.
+    """
+    if not place.exists():
+        return
+    held = list(place.iterdir())
+    others = [x for x in held if x.is_dir() or (x.name != "manifest.json" and x.suffix != ".safetensors")]
+    if whole and "manifest.json" not in {x.name for x in held}:
+        others = others or held
+    if others:
+        raise CheckpointError(
+            f"cannot write the checkpoint {place}: the folder holds {sorted(x.name for x in others)[0]!r}, which is no part of a "
+            "checkpoint and would be deleted with the one before; give a folder of its own, such as "
+            f"{place / 'checkpoint'}"
+        )
 
 
 def _bring_back(target: Path, old: Path) -> None:
@@ -103,7 +129,7 @@ def _bring_back(target: Path, old: Path) -> None:
 
 def is_there(folder: str | os.PathLike[str]) -> bool:
     """Whether a checkpoint lies here, or the one before that a crash has left."""
-    target = Path(folder)
+    target = Path(folder).resolve()
     return target.exists() or target.with_name(target.name + ".old").exists()
 
 
@@ -137,7 +163,7 @@ def remembered_ledger(folder: str | os.PathLike[str]) -> tuple[int, str] | None:
     Raises:
         CheckpointError: damaged, or it remembers no ledger.
     """
-    target = Path(folder)
+    target = Path(folder).resolve()
     if not is_there(target):
         return None
     try:
@@ -166,7 +192,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], 
     Raises:
         CheckpointError: missing, truncated, corrupt or of another format.
     """
-    target = Path(folder)
+    target = Path(folder).resolve()
     try:
         target = _newest(target)
         manifest = _manifest(target)
@@ -177,7 +203,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], 
                 raise CheckpointError(f"{path} is damaged (its hash is not the one in manifest.json); {_ADVICE}")
             # Copies: those of a file begin at any address, and sums over them could differ in the last bit.
             tensors[group] = {name: tensor.clone() for name, tensor in load_file(path).items()}
-        return tensors, _unpacked(manifest["meta"], tensors.pop(_STATE, {}))
+        return tensors, unpacked(manifest["meta"], tensors.pop(_STATE, {}))
     except (OSError, SafetensorError, *_UNFIT) as error:
         raise CheckpointError(f"checkpoint {target} is damaged ({_reason(error)}); {_ADVICE}") from error
 
@@ -302,52 +328,6 @@ def _sync(path: Path) -> None:
             os.close(descriptor)
 
 
-def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """What JSON keeps exactly: tensors move to `tensors` under their path; tuples and keys that are no texts are marked.
-
-    Raises:
-        CheckpointError: a value of another kind, by its path.
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, Tensor):
-        while where in tensors:
-            where += "'"
-        tensors[where] = value
-        return {"!tensor": where}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) and key not in _MARKS for key in value):
-            return {key: _packed(item, f"{where}.{key}", tensors) for key, item in value.items()}
-        pairs = [
-            (_packed(key, where, tensors), _packed(item, f"{where}.{key}", tensors)) for key, item in value.items()
-        ]
-        return {"!dict": [list(pair) for pair in pairs]}
-    if isinstance(value, (list, tuple)):
-        items = [_packed(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
-        return items if isinstance(value, list) else {"!tuple": items}
-    raise CheckpointError(
-        f"{where} is a {type(value).__name__}, which no checkpoint can hold; give plain values and tensors in dicts, lists "
-        "and tuples"
-    )
-
-
-def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    match value:
-        case {"!tensor": name}:
-            return tensors[name]
-        case {"!tuple": items}:
-            return tuple(_unpacked(item, tensors) for item in items)
-        case {"!dict": pairs}:
-            return {_unpacked(key, tensors): _unpacked(item, tensors) for key, item in pairs}
-        case dict():
-            return {key: _unpacked(item, tensors) for key, item in value.items()}
-        case list():
-            return [_unpacked(item, tensors) for item in value]
-    return value
-
-
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load a state into an optimizer of the same shape.
 
@@ -369,11 +349,18 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         )
 
 
-def unique_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with each storage once (tied weights keep their first name)."""
+def plain_entries(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What modules keep in a state dict that is no tensor (`get_extra_state`)."""
+    return {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+
+
+def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a state dict, each storage once (tied weights keep their first name)."""
     seen: set[tuple[int, torch.Size]] = set()
     result = {}
     for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            continue
         key = (tensor.data_ptr(), tensor.shape)
         if tensor.numel() and key in seen:
             continue

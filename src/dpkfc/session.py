@@ -294,12 +294,12 @@ class Session:
         Of several processes all call it, and the first writes.
 
         Args:
-            folder: an earlier checkpoint in it is replaced, and stays readable until the new one is complete.
-            extra: the caller's own state, handed back by `restore`: plain values and tensors in dicts, lists and tuples,
-                such as `scheduler.state_dict()`. It must hold nothing that was computed from private data.
+            folder: of its own; an earlier checkpoint in it is replaced, and stays readable until the new one is complete.
+            extra: the caller's own state, such as `scheduler.state_dict()`, handed back by `restore`: plain values and tensors
+                in dicts, lists and tuples. It must hold nothing that was computed from private data.
 
         Raises:
-            CheckpointError: a folder that cannot be written; values of another kind; a checkpoint that was not gone on from.
+            CheckpointError: a folder that cannot be written, holds other files, or a checkpoint that was not gone on from.
         """
         check_in_step(self._ranks, self._parameters, "save")
         self._ranks.from_first(lambda: checkpoint.keep_of_others(folder, self._others, self._ledger.contains))
@@ -319,8 +319,8 @@ class Session:
             "preconditioner_step": None if self.preconditioner is None else self.preconditioner.step,
             "extra": extra,
         }
-        if self._ranks.world_size > 1:
-            meta["world_size"] = self._ranks.world_size
+        meta |= {"world_size": self._ranks.world_size} if self._ranks.world_size > 1 else {}
+        meta |= {"plain": plain} if (plain := checkpoint.plain_entries(self.model.state_dict())) else {}
         if self.plan.test_mode:  # bit for bit, dropout included; elsewhere a run goes on with whatever torch draws
             meta["torch_rng"] = torch.cat(self._ranks.everyone(torch.get_rng_state()))
         held, told = sharded.whole((tensors, meta), keep=self._ranks.first)
@@ -370,7 +370,7 @@ class Session:
         self._chain.load_state_dict(self._here(tensors.get("filters", {})))
         self._coordinates.past = self._here(tensors.get("past", {}))
         self._average.load_state_dict(self._here(tensors.get("average", {})))
-        self.model.load_state_dict(sharded.divided_state(tensors["model"], self.model), strict=False)
+        self.model.load_state_dict(sharded.divided_state(tensors["model"], self.model) | meta.get("plain", {}), strict=False)
         if "torch_rng" in meta:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())

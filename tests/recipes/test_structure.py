@@ -100,7 +100,15 @@ def test_what_has_no_factors_or_private_ones_is_refused(measured) -> None:
         structured(run_config({**QUICK, "method": "dp-sgd"}))
     with pytest.raises(ConfigError, match="measured on private data"):
         structured(run_config({**QUICK, "source": "private-oracle"}))
+    for own in ({"ranks": "3.A=8"}, {"norm_methods": "3=gram"}):
+        with pytest.raises(ConfigError, match="both would be lost"):
+            structured(run_config({**QUICK, **own}))
     assert measured == []
+
+
+def test_views_are_rows_of_a_step(measured) -> None:
+    structured(run_config({**QUICK, "augmentations": 4, "augment": "reflect-pad-crop-flip"}))
+    assert measured == [96]
 
 
 def test_a_plan_needs_what_was_measured() -> None:

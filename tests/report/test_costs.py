@@ -13,9 +13,11 @@ from torch import nn
 
 from dpkfc import KFAC
 from dpkfc.curvature import PublicData
+from dpkfc.gradients.conv import ConvBlock
+from dpkfc.metric import Dense, Identity, Kronecker
 from dpkfc.recipes.doctor_command import _advice, layers_table, steps_table
 from dpkfc.report import costs
-from dpkfc.report.costs import Costs, LayerCost, Timings, costs_of, default_cache
+from dpkfc.report.costs import Costs, LayerCost, Timings, costs_of, default_cache, norm_seconds
 
 
 class Sequences(nn.Module):
@@ -170,3 +172,13 @@ def test_a_time_is_one_of_a_number_type_and_an_accelerator_is_waited_for(monkeyp
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("wait"))
     costs.seconds_of(lambda: waits.append("work"))
     assert waits == ["wait", "work", "wait"] * 4
+
+
+def test_times_of_convolutions_are_told_apart_by_groups_and_kernels() -> None:
+    """All of these have 9 inputs, one output and 36 positions."""
+    timings, metric = Timings(), Kronecker(Dense(torch.eye(9), 1.0), Identity())
+    for channels, kernel, padding in ((1, (3, 3), (1, 1)), (4, (3, 3), (1, 1)), (1, (1, 9), (0, 4))):
+        x = torch.randn(2, channels, 6, 6)
+        block = ConvBlock(x, torch.randn(2, channels, 6, 6), kernel, (1, 1), padding, (1, 1), channels, True, False)
+        norm_seconds(block, metric, timings)
+    assert len({key.partition(" ")[2] for key in timings.held}) == 3

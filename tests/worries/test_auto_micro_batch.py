@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -210,6 +211,35 @@ def test_peak_bytes_counts_what_exists_at_one_time() -> None:
 
 def test_the_machine_says_what_is_left() -> None:
     assert available_bytes() > 1 << 20
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_group_of_the_process_bounds_it_and_cached_files_do_not(tmp_path: Path, version: int) -> None:
+    top = tmp_path / "memory" if version == 1 else tmp_path
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }[version]
+
+    def group(path: str, most: object, now: int, cached: int) -> None:
+        (top / path).mkdir(parents=True, exist_ok=True)
+        for name, value in zip(names, (most, now), strict=False):
+            (top / path / name).write_text(f"{value}\n")
+        (top / path / "memory.stat").write_text(f"anon 7\n{names[2]} {cached}\n")
+
+    own = tmp_path / "cgroup"
+    own.write_text("3:cpu:/else\n2:memory:/slurm/job\n" if version == 1 else "0::/slurm/job\n")
+    assert memory._control_group(tmp_path, own) is None
+    group("", 1 << 40 if version == 1 else "max", 0, 0)
+    group("slurm", 1000, 900, 300)
+    group("slurm/job", 700, 600, 0)
+    group("else", 10, 10, 0)
+    assert memory._control_group(tmp_path, own) == 100
+    group("slurm/job", 700, 600, 590)
+    assert memory._control_group(tmp_path, own) == 400  # of the group above
+    (top / "slurm" / "memory.stat").unlink()
+    assert memory._control_group(tmp_path, own) == 100
+    assert memory._control_group(tmp_path, tmp_path / "none") == (1 << 40 if version == 1 else None)
 
 
 def test_sizes_keep_to_what_is_never_divided() -> None:

@@ -70,3 +70,15 @@ def test_a_checkpoint_of_another_ledger_stays_though_it_knows_of_more_releases(t
             if saves:
                 with pytest.raises(CheckpointError, match="stays as it is"):
                     session.save(tmp_path / "other" / "checkpoint")
+
+
+def test_a_ledger_is_not_lost_to_a_checkpoint_in_its_folder(tmp_path: Path):
+    model = net()
+    plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, N)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), data(), ledger_path=tmp_path / "ledger.jsonl") as session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+            with pytest.raises(CheckpointError, match=r"holds 'ledger\.jsonl'.* a folder of its own"):
+                session.save(tmp_path)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), data(), ledger_path=tmp_path / "ledger.jsonl") as session:
+        assert session.steps_done == 2 and list(session.batches()) == []

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.privacy.ledger import verify
@@ -244,3 +245,35 @@ def test_a_drawn_batch_survives_a_restore(tmp_path: Path) -> None:
         assert s.steps_done == 2
         train(s)
     assert len(verify(tmp_path / "l.jsonl").releases) == 4
+
+
+class Labelled(nn.Linear):
+    """A layer whose extra state is no tensor."""
+
+    labels: object = ()
+
+    def get_extra_state(self) -> object:
+        return {"labels": self.labels}
+
+    def set_extra_state(self, state: object) -> None:
+        self.labels = state["labels"]
+
+
+def test_extra_state_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
+    def begun(labels: object) -> Session:
+        model = nn.Sequential(Labelled(6, 3))
+        model[0].labels = labels
+        plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, N)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return Session(plan, model.double(), optimizer, data(), ledger_path=tmp_path / "ledger.jsonl")
+
+    with begun(["cat", "dog"]) as first:
+        first.step(next(first.batches()), loss_fn)
+        first.save(tmp_path / "checkpoint")
+        first.model[0].labels = {object()}
+        with pytest.raises(CheckpointError, match=r"plain\.0\._extra_state\.labels is a set, which no checkpoint can hold"):
+            first.save(tmp_path / "checkpoint")
+    with begun(None) as second:
+        second.restore(tmp_path / "checkpoint")
+        assert second.model[0].labels == ["cat", "dog"]
+        assert torch.equal(second.model[0].weight, first.model[0].weight)

@@ -131,6 +131,8 @@ def test_an_optimizer_with_a_closure_is_refused_before_anything_is_charged():
     plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, len(X))
     with pytest.raises(ValueError, match="LBFGS steps with a closure"):
         Session(plan, model, torch.optim.LBFGS(model.parameters()), (X, Y))
+    with pytest.raises(ValueError, match="SparseAdam takes sparse gradients alone, and a release is dense"):
+        Session(plan, model, torch.optim.SparseAdam(list(model.parameters())), (X, Y))
 
 
 def test_a_parameter_without_an_axis_behind_a_filter():

@@ -186,15 +186,33 @@ def _meminfo() -> int | None:
     return None
 
 
-def _control_group() -> int | None:
-    folder = Path("/sys/fs/cgroup")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            return max(0, int((folder / limit).read_text()) - int((folder / used).read_text()))
-    return None
+_GROUPS = (  # of both versions of control groups: folder, limit, use, and what of it the system takes back when it must
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def _control_group(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """What the process's control group and those above it leave, cached files counted as free; None without limits."""
+    paths = {Path()}
+    with contextlib.suppress(OSError):
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+        for of in (Path(path.strip("/")) for _, names, path in lines if not names or "memory" in names.split(",")):
+            paths |= {of, *of.parents}
+    found = []
+    for folder, limit, used, cached in _GROUPS:
+        for group in (root / folder / path for path in paths):
+            with contextlib.suppress(OSError, ValueError):
+                most, now = (int((group / name).read_text()) for name in (limit, used))
+                found.append(max(0, most - now + _told(group / "memory.stat", cached)))
+    return min(found) if found else None
+
+
+def _told(stat: Path, name: str) -> int:
+    """One number of a table of names and numbers; 0 where it is not there."""
+    with contextlib.suppress(OSError, ValueError):
+        return next((int(line.split()[1]) for line in stat.read_text().splitlines() if line.split()[:1] == [name]), 0)
+    return 0
 
 
 def _without_proc() -> int:

@@ -234,7 +234,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
     reshard(model)
     first: dict[int, str] = {}
     others = {name for name, p in model.named_parameters(remove_duplicate=False) if first.setdefault(id(p), name) != name}
-    return {name: x for name, x in model.state_dict().items() if name not in others}
+    return {name: x for name, x in model.state_dict().items() if name not in others and isinstance(x, Tensor)}
 
 
 def divided_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

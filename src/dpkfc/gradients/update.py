@@ -22,12 +22,18 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
 
     Raises:
         ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows private gradients; an
-            optimizer whose step needs a closure, which would ask for gradients without noise; a complex parameter.
+            optimizer whose step needs a closure, which would ask for gradients without noise, or that takes sparse gradients
+            alone; a complex parameter.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             f"{type(optimizer).__name__} steps with a closure that asks for gradients again and again, and none of them would be "
             "noised; use SGD, Adam or another torch optimizer that takes one gradient a step"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(
+            "SparseAdam takes sparse gradients alone, and a release is dense: every entry has its noise, since rows without any "
+            "would tell which tokens the private texts hold; use Adam or another torch optimizer"
         )
     scaler = getattr(optimizer, "scaler", None)  # that of accelerate's optimizer under float16
     if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:

@@ -26,7 +26,7 @@ def structured(config: RunConfig) -> RunConfig:
     Nothing but the probe and the initial weights is looked at. Times of layers are kept in the user's cache folder.
 
     Raises:
-        ConfigError: a method without factors, or curvature of private data.
+        ConfigError: a method without factors, curvature of private data, or choices that were made already.
     """
     if config.structure != "auto":
         return config
@@ -34,13 +34,19 @@ def structured(config: RunConfig) -> RunConfig:
         raise ConfigError(f"structure = 'auto' chooses sides of K-FAC, and method = {config.method!r} has none; leave it out")
     if "private-oracle" in (config.source, config.output_source):
         raise ConfigError("structure = 'auto' would be measured on private data with source = 'private-oracle'; leave it out")
+    if config.ranks or config.norm_methods:
+        raise ConfigError(
+            "structure = 'auto' chooses ranks and norm_methods itself, and both would be lost; leave those out (--ranks '' "
+            "--norm-methods ''), or keep them and leave structure out"
+        )
     if config.threads:
         torch.set_num_threads(config.threads)
     recipe = find_recipe(config.recipe).starting_from(config.pretrained)
     try:
         model = recipe.model(config.seed).to(torch.device(config.device))
         curvature = kfac(config, recipe.input_shape, own=recipe.probe)
-        found = measured_structure(model, curvature, expected_batch_size=config.expected_batch_size, cache=default_cache())
+        rows = config.expected_batch_size * config.augmentations
+        found = measured_structure(model, curvature, expected_batch_size=rows, cache=default_cache())
     except ConfigError:
         raise
     except (ValueError, RuntimeError, AssertionError) as error:

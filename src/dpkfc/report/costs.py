@@ -317,7 +317,7 @@ def norm_seconds(block: Outer | ConvBlock, metric: Kronecker, timings: Timings) 
     """Seconds of the norms of one layer, by every method that fits into memory; by its own where it has one position."""
     (positions, d_in, d_out), rule = _shape(block), choice_for(block, metric).method
     shape = f"{type(block).__name__} {block.batch_size}x{positions} {d_in}>{d_out} {_kind(metric.input)},{_kind(metric.output)}"
-    shape += _where(block.b)
+    shape += _where(block.b) + _patches(block)
     too_large = block.b.element_size() * d_in * d_out * block.batch_size * block.groups > _GRADIENT_BYTES
     tried = [rule] if rule not in METHODS else [m for m in METHODS if m == rule or m != "materialised" or not too_large]
 
@@ -330,6 +330,12 @@ def norm_seconds(block: Outer | ConvBlock, metric: Kronecker, timings: Timings) 
 
 def _kind(side: Side) -> str:
     return f"lowrank{side.vectors.shape[1]}" if isinstance(side, LowRank) else type(side).__name__.lower()
+
+
+def _patches(block: Outer | ConvBlock) -> str:
+    """What of a convolution its widths do not say."""
+    told = f" groups {block.groups}" if block.groups > 1 else ""
+    return f"{told} {block.kernel}/{block.stride}/{block.dilation}" if isinstance(block, ConvBlock) else told
 
 
 def _where(x: Tensor) -> str:
