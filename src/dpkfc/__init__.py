@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dpkfc.allocator import keep_freed_memory
 from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.generated import generated_text
 from dpkfc.curvature.leaves import DeadLeaves
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise, PinkNoise, PublicData, WhiteNoise
@@ -32,5 +33,6 @@ __all__ = [
     "Session",
     "TokenNoise",
     "WhiteNoise",
+    "generated_text",
     "keep_freed_memory",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.delayed import DP2
+from dpkfc.curvature.generated import generated_text
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.leaves import DeadLeaves
 from dpkfc.curvature.ngd import NGD
@@ -31,4 +32,5 @@ __all__ = [
     "Refined",
     "TokenNoise",
     "WhiteNoise",
+    "generated_text",
 ]
