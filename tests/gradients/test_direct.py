@@ -10,7 +10,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from dpkfc.gradients import rules
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.gradients.verify import check_whole_batch
 from tests.gradients.loop import assert_equals_a_loop, examples, taped
@@ -126,6 +127,7 @@ USES = {
     "positions as many as examples": lambda x, p: x + p.unsqueeze(0).expand(x.shape[1], -1),
     "spread within an example": lambda x, p: x + p.view(1, 1, D).expand(1, x.shape[1], D),
     "a tensor that all share": lambda x, p: x + p * torch.ones(x.shape[1], D, dtype=x.dtype),
+    "positions in a product": lambda x, p: x + (x @ x.mT).tanh() @ p.expand(x.shape[1], -1),
     "another shared one": lambda x, p: x * (p * p).exp(),
 }
 
@@ -194,6 +196,191 @@ def test_an_example_without_a_finite_gradient_leaves_the_others_as_they_were(see
     after = after or rows(broken)
     for name, gradients in before.items():
         torch.testing.assert_close(after[name][[0, 1, 3]], gradients[[0, 1, 3]])
+
+
+def _numbers(model: nn.Module, x: Tensor, loss=loss_fn) -> Tensor:
+    torch.manual_seed(5)  # the same masks of dropout in every pass
+    return loss(model, (x,))
+
+
+def assert_clipped_as_in_a_loop(
+    model: nn.Module, layers: list[Layer], x: Tensor, broken: tuple[int, ...] = (), sane: Tensor | None = None, loss=loss_fn
+) -> None:
+    """Norms and clipped sum of one batch; `sane` holds other examples in place of those that are broken."""
+    parameters = dict(model.named_parameters())
+    zero = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    losses, bound, expected = _numbers(model, x if sane is None else sane, loss), 0.7, dict(zero)
+    norms = torch.full((len(x),), float("nan"), dtype=torch.float64)
+    for i in set(range(len(x))).difference(broken):
+        grads = torch.autograd.grad(losses[i], list(parameters.values()), retain_graph=True, allow_unused=True)
+        row = {name: zero[name] if g is None else g for name, g in zip(zero, grads, strict=True)}
+        norms[i] = torch.cat([g.flatten() for g in row.values()]).norm()
+        expected = {name: expected[name] + g * min(1.0, bound / float(norms[i])) for name, g in row.items()}
+    tape, summer = Tape(model, layers, batch_size=len(x)), ClippedSummer(layers, {}, Clip(bound))
+    with tape:
+        losses = _numbers(model, x, loss)
+    found = summer.add(tape.backward(losses), len(x))
+    fine = norms.isfinite()
+    torch.testing.assert_close(found.norms[fine], norms[fine], rtol=1e-9, atol=1e-10)
+    assert not found.factors[list(broken)].any()
+    for name, total in summer.result().items():
+        torch.testing.assert_close(total, expected[name], rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def _own(layers: list[Layer]) -> Layer:
+    (own,) = (layer for layer in layers if layer.rule == "fallback")
+    return own
+
+
+@pytest.fixture
+def never_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "fallback_gradients", None)
+
+
+def _steep(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    """Where an input is large, so is the gradient: a few of them add up to infinity."""
+    return loss_fn(model, batch) * torch.where(batch[0][:, 0, 0] > 9, batch[0].new_tensor(1e307), 1.0)
+
+
+@pytest.mark.usefixtures("never_run_again")
+@pytest.mark.parametrize(("value", "loss"), [(float("nan"), loss_fn), (float("inf"), loss_fn), (10.0, _steep)])
+@pytest.mark.parametrize("broken", [(2,), (0, 1, 3)])
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_with_dropout_broken_examples_decide_nothing(seen_before: bool, broken: tuple[int, ...], value: float, loss) -> None:
+    model, x = Vision(dropout=0.5).double(), randn(4, T, 3)
+    layers, first = find_layers(model), x.clone()
+    if seen_before:
+        assert_clipped_as_in_a_loop(model, layers, x)
+    first[list(broken)] = value
+    assert_clipped_as_in_a_loop(model, layers, first, broken, x, loss)
+    assert not _own(layers).direct.opaque
+    assert bool(_own(layers).direct.followed) == (seen_before or len(broken) == 1), "a single row does not show enough"
+    assert_clipped_as_in_a_loop(model, layers, x)
+
+
+@pytest.mark.usefixtures("never_run_again")
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_with_dropout_all_examples_may_be_broken(seen_before: bool) -> None:
+    model, x = Vision(dropout=0.5).double(), randn(4, T, 3)
+    layers = find_layers(model)
+    if seen_before:
+        assert_clipped_as_in_a_loop(model, layers, x)
+    assert_clipped_as_in_a_loop(model, layers, x * torch.nan, (0, 1, 2, 3), x)
+    assert not _own(layers).direct.opaque
+
+
+@pytest.mark.usefixtures("never_run_again")
+def test_with_dropout_an_example_alone_may_be_broken() -> None:
+    model, layers = (m := Vision(dropout=0.5).double()), find_layers(m)
+    assert_clipped_as_in_a_loop(model, layers, torch.full((1, T, 3), float("nan"), dtype=torch.float64), (0,), randn(1, T, 3))
+    assert_clipped_as_in_a_loop(model, layers, randn(1, T, 3))
+
+
+def _root(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    """Its gradient is NaN where the output is zero, while the loss is finite."""
+    return model(*batch).flatten(1).square().sum(1).sqrt()
+
+
+@pytest.mark.usefixtures("never_run_again")
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_a_finite_loss_may_have_a_broken_gradient(seen_before: bool) -> None:
+    class Masked(Vision):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (x[:, :, :1].amax(1, keepdim=True) < 9)
+
+    model, x = Masked(dropout=0.5).double(), randn(4, T, 3)
+    layers, large = find_layers(model), x.clone()
+    large[1] = 10
+    if seen_before:
+        assert_clipped_as_in_a_loop(model, layers, x, loss=_root)
+    assert bool(_numbers(model, large, _root).isfinite().all())
+    assert_clipped_as_in_a_loop(model, layers, large, (1,), x, loss=_root)
+
+
+@pytest.mark.parametrize("use", ["unseen", "seen and unseen", "positions in a product"])
+@pytest.mark.parametrize("n", [4, T])
+def test_what_cannot_be_followed_is_found_beside_a_broken_example(use: str, n: int) -> None:
+    model, x = Read(lambda x, p: USES[use](x, p) + 0 * p).double(), randn(n, T, 3)
+    layers, broken = find_layers(model), x.clone()
+    broken[1] = float("nan")
+    assert_clipped_as_in_a_loop(model, layers, broken, (1,), x)
+    assert not _own(layers).direct.followed
+    assert_clipped_as_in_a_loop(model, layers, x)
+    assert _own(layers).direct.opaque
+
+
+def test_where_nothing_shows_whose_the_rows_are_they_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken gradient of a finite loss beside zeros: the row might be a position that all examples have."""
+    model, again = Read(lambda x, p: x * p).double(), list[int]()
+    layers, real = find_layers(model), rules.fallback_gradients
+
+    def noted(*args, **kwargs):
+        again.append(1)
+        return real(*args, **kwargs)
+
+    def loss(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        out = m(*batch).flatten(1).sum(1) * 0
+        return torch.cat([out[:1].square().sqrt(), out[1:]])
+
+    monkeypatch.setattr(rules, "fallback_gradients", noted)
+    tape = Tape(model, layers)
+    with tape:
+        losses = loss(model, (randn(3, T, 3),))
+    found = rules.blocks_of(_own(layers), tape.backward(losses)[""], 3).grads["own"]
+    assert bool(found[0].isnan().any()) and not found[1:].any()
+    assert again and not _own(layers).direct.opaque and not _own(layers).direct.followed
+
+
+@pytest.mark.usefixtures("never_run_again")
+@pytest.mark.parametrize("broken", [(), (1,)])
+def test_with_dropout_gradients_may_all_be_zero_at_first(broken: tuple[int, ...]) -> None:
+    model, x = Vision(dropout=0.5).double(), randn(4, T, 3)
+    nn.init.zeros_(model.head.weight)
+    nn.init.zeros_(model.head.bias)
+    layers, first = find_layers(model), x.clone()
+    first[list(broken)] = float("nan")
+    assert_clipped_as_in_a_loop(model, layers, first, broken, x)
+    assert not _own(layers).direct.followed and not _own(layers).direct.opaque, "zeros show nothing"
+    nn.init.normal_(model.head.weight)
+    assert_clipped_as_in_a_loop(model, layers, x)
+    assert _own(layers).direct.followed
+
+
+SPREAD = {  # as many rows as positions, or as examples: in a batch of T nobody can tell from the shapes
+    "positions": lambda x, p: x + p.expand(x.shape[1], -1),
+    "positions repeated": lambda x, p: x * p.repeat(x.shape[1], 1).unsqueeze(0),
+    "positions, then examples": lambda x, p: torch.cat([p.expand(x.shape[1], -1).expand(len(x), -1, -1), x], 1),
+    "positions twice": lambda x, p: (x + (q := 2 * p.expand(x.shape[1], -1))) * q,
+    "examples": lambda x, p: torch.cat([p.expand(len(x), -1).unsqueeze(1), x], 1),
+    "examples, then positions": lambda x, p: x + p.expand(len(x), -1).unsqueeze(1).expand(-1, x.shape[1], -1),
+    "examples without positions": lambda x, p: (x.mean(1) + p.expand(len(x), -1)).tanh() * p,
+    "examples written to": lambda x, p: x + p.expand(len(x), -1).clone().mul_(2).unsqueeze(1),
+    "examples behind positions": lambda x, p: (x.transpose(0, 1) + p.expand(len(x), -1)).transpose(0, 1),
+    "examples and positions": lambda x, p: torch.cat([p.expand(len(x), -1).unsqueeze(1), x + p.expand(x.shape[1], -1)], 1),
+}
+
+
+_SIZES = [(T, 3, T), (3, T, 1), (1, T)]  # behind positions, examples are left to the fallback where nothing is known yet
+
+
+class Spread(Read):
+    def __init__(self, use) -> None:
+        super().__init__(use)
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(D, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(super().forward(x)))
+
+
+@pytest.mark.usefixtures("never_run_again")
+@pytest.mark.parametrize(("use", "sizes"), [(u, s) for u in SPREAD for s in _SIZES if s[0] == 3 or "behind" not in u])
+def test_with_dropout_a_batch_may_be_as_long_as_the_positions(use: str, sizes: tuple[int, ...]) -> None:
+    model = Spread(SPREAD[use]).double()
+    layers = find_layers(model)
+    for n in sizes:
+        assert_clipped_as_in_a_loop(model, layers, randn(n, T, 3))
+        assert not _own(layers).direct.opaque
+    assert _own(layers).direct.followed
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

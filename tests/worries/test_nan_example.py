@@ -46,6 +46,37 @@ def test_the_run_is_the_one_without_the_example(
         torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
 
 
+class Token(nn.Module):
+    """A parameter of its own, and dropout below: it cannot be run again for single examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.position = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.body, self.drop, self.head = nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), 1, -1), x], 1) + self.position.expand(x.shape[1] + 1, -1)
+        return self.head(self.drop(self.body(x).relu()).mean(1))
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_model_with_dropout_that_cannot_be_run_again_trains_on(verify: bool) -> None:
+    """From the first step on, with gradients of zero below the head, and in batches as long as the seven positions."""
+    torch.manual_seed(3)
+    model, x, y = Token(), torch.randn(N, 6, 4), torch.randint(0, 3, (N,))
+    x[::3] = float("nan")
+    nn.init.zeros_(model.head.weight)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    p, optimizer = plan(1.0, expected_batch_size=7, steps=30), torch.optim.SGD(model.parameters(), 0.1)
+    with Session(p, model, optimizer, (x, y), verify=verify) as s:
+        for batch in s.batches():
+            s.step(batch, loss)
+    assert bool(weights(model).isfinite().all())
+
+
 def test_a_loss_that_is_not_finite_contributes_zero() -> None:
     results = []
     for broken in (float("nan"), float("inf"), 0.0):

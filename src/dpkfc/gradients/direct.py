@@ -4,10 +4,13 @@ Where such a parameter is added to, multiplied with or set beside what the examp
 an example. The values are the same, and the backward pass that is made anyway brings every example a gradient of its own: the
 module need not run again, and may hold whatever it likes below, dropout too. Torch's function mode shows these uses. What is
 used in any other way is left to the per-module fallback, and what was found is compared with the gradient that autograd adds up.
+
+One example decides for nobody else: where its gradient is not finite, it is left out on both sides of every comparison.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Direct", "Passed", "Uses", "direct_parameters"]
 
-Structure: TypeAlias = tuple[tuple[str, str, int, int], ...]  # of the uses in a call: role, function, axes before and after
+Use: TypeAlias = tuple[str, str, int, int]  # role, function, axes before and after
+Structure: TypeAlias = tuple[Use, ...]  # of a call
 
 _BROADCASTING = {
     "add", "iadd", "radd", "sub", "isub", "rsub", "subtract", "mul", "imul", "rmul", "multiply", "div", "idiv", "rdiv", "truediv",
@@ -43,18 +47,24 @@ _SHARED = _SPREADING | _BROADCASTING - {"where"} | {
 _WIDE = (torch.float32, torch.float64)
 _STRUCTURES = 100  # of calls that are remembered; one that is not is looked at each time
 _RELATIVE = 1e-3  # how far the rows may add up to something else than autograd's own sum
+_LARGEST = 2.0**100  # entries of rows that are compared: beyond it, few of them already add up to infinity in float32
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """A tensor that is made of one parameter alone: `value = made(parameter)`."""
+    """A tensor that is made of one parameter alone: `value = made(parameter)`.
+
+    `rows`: it was spread to as many rows as there are examples, and handed on as theirs. What it meets next may show that they
+    are as many by chance: positions in a batch of T examples.
+    """
 
     role: str
     value: Tensor
     made: Callable[[Tensor], Tensor]
+    rows: _Rows | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Rows:
     """A use: `value = made(parameter)` was handed on with one row an example.
 
@@ -82,14 +92,17 @@ class Uses(TorchFunctionMode):
         rows: the uses that were seen.
         structure: what they were, whatever N is.
         lost: a parameter was used in a way that cannot be followed.
+        other_lengths: the uses that spread a parameter to another length than N.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], batch_size: int) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], batch_size: int, direct: Direct) -> None:
         super().__init__()
         self.rows: list[_Rows] = []
-        self.structure: list[tuple[str, str, int, int]] = []
+        self.structure: list[Use] = []
         self.lost = False
+        self.other_lengths = set[Use]()
         self._size = batch_size
+        self._settled = {use for structure in direct.followed for use in structure} - direct.other_lengths
         self._known = {id(p): _Shared(role, p, lambda own: own) for role, p in parameters.items()}
 
     def __torch_function__(
@@ -100,7 +113,9 @@ class Uses(TorchFunctionMode):
         if self.lost or not torch.is_grad_enabled() or not self._mentions((*args, *kwargs.values())):
             return func(*args, **kwargs)
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        shared, others = [x for x in tensors if id(x) in self._known], [x for x in tensors if id(x) not in self._known]
+        sure = [x for x in tensors if self._is_shared(x)]
+        shared = sure or [x for x in tensors if id(x) in self._known]
+        others = [x for x in tensors if not any(x is y for y in shared)]
         name = getattr(func, "__name__", "").strip("_")
         if name == "get":
             name = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -113,12 +128,16 @@ class Uses(TorchFunctionMode):
         alone = len(shared) == 1 and bool(args) and shared[0] is args[0] and isinstance(result, Tensor)
         followed = alone and not written and name in (_SHARED | {"T", "mT"})
         if not followed or others and name not in ("expand_as", "type_as", "to"):
-            self.lost = True
+            self.lost = bool(sure)  # rows of the examples may be used in any way
             return result
         return self._followed(name, self._known[id(args[0])], result, lambda x: func(x, *args[1:], **kwargs))
 
     def _mentions(self, values: Iterable[Any]) -> bool:
         return any(id(x) in self._known or (isinstance(x, (list, tuple, dict)) and self._inside(x)) for x in values)
+
+    def _is_shared(self, x: Any) -> bool:
+        known = self._known.get(id(x))
+        return known is not None and known.rows is None
 
     def _inside(self, x: Any) -> bool:
         return any(id(leaf) in self._known for leaf in tree_flatten(x)[0])
@@ -132,17 +151,20 @@ class Uses(TorchFunctionMode):
     def _followed(self, name: str, shared: _Shared, result: Tensor, again: Callable[[Tensor], Tensor]) -> Tensor:
         """What an operation makes of a shared tensor alone: shared too, or rows, where it is spread over the examples."""
         shape, dtype, place = result.shape, result.dtype, result.device
-        grown = name in _SPREADING and result.dim() and shape[0] == self._size
-        if grown and (shared.value.dim() < result.dim() or shared.value.shape[0] == 1):
-            if all(a in (1, b) for a, b in zip(reversed(shared.value.shape), reversed(shape), strict=False)):
-                return self._handed_on(name, shared, result, result.dim())
         before = shared.made
         if name in ("expand_as", "type_as", "to"):
             made: Callable[[Tensor], Tensor] = lambda own: before(own).to(place, dtype).expand(shape)  # noqa: E731
         else:
             made = lambda own: again(before(own))  # noqa: E731
-        known = _Shared(shared.role, result, made)
-        self._known[id(result)] = known
+        rows, use = shared.rows, (shared.role, name, shared.value.dim(), result.dim())
+        if name in _SPREADING and result.dim() and (shared.value.dim() < result.dim() or shared.value.shape[0] == 1):
+            if shape[0] != self._size:
+                self.other_lengths.add(use)
+            elif all(a in (1, b) for a, b in zip(reversed(shared.value.shape), reversed(shape), strict=False)):
+                result, rows = self._handed_on(name, shared, result, result.dim()), self.rows[-1]
+                if use in self._settled or self._size == 1:
+                    return result
+        self._known[id(result)] = _Shared(shared.role, result, made, rows)
         return result
 
     def _beside(
@@ -157,7 +179,7 @@ class Uses(TorchFunctionMode):
                 return x
             shared = self._known[id(x)]
             if not leads or x.dim() > most or (x.dim() == most and x.shape[0] != 1):
-                self.lost = True
+                self.lost = self.lost or shared.rows is None
                 return x
             rows = x.reshape((1,) * (most - x.dim()) + tuple(x.shape)).expand(self._size, *(-1,) * (most - 1))
             return self._handed_on(name, shared, rows, most)
@@ -165,14 +187,19 @@ class Uses(TorchFunctionMode):
         return func(*tree_map(with_rows, args), **tree_map(with_rows, kwargs))
 
     def _handed_on(self, name: str, shared: _Shared, rows: Tensor, most: int) -> Tensor:
+        if shared.rows is not None and shared.rows in self.rows:  # they were as many by chance
+            i = self.rows.index(shared.rows)
+            del self.rows[i], self.structure[i]
         rows = rows.view_as(rows)  # a node of its own: the one of expand(1, ...) may be the parameter itself
+        rows.register_hook(_finite_alone)
+        rows = rows.view_as(rows)
         self.rows.append(_Rows(shared.role, shared.made, rows.shape, get_gradient_edge(rows)))
         self.structure.append((shared.role, name, shared.value.dim(), most))
         return rows
 
     def end(self, output: Any) -> None:  # noqa: ANN401
         """The module has returned: what it hands on may hold no parameter as it is."""
-        self.lost = self.lost or self._inside(output)
+        self.lost = self.lost or any(self._is_shared(x) for x in tree_flatten(output)[0])
         self._known = {}
 
 
@@ -182,10 +209,12 @@ class Direct:
 
     Attributes:
         followed: structures of calls whose rows were seen to belong to the examples.
+        other_lengths: uses that were seen with another length than the batch; where it is the same, that may be by chance.
         opaque: they cannot be followed; the fallback is used from then on.
     """
 
     followed: set[Structure] = field(default_factory=set)
+    other_lengths: set[Use] = field(default_factory=set)
     opaque: bool = False
 
 
@@ -245,13 +274,17 @@ class Passed:
             whole[name][role] = g
         found: dict[Uses, dict[str, Tensor]] = {}
         for name, several in self._calls.items():
-            layer = self._layers[name]
+            layer, structure = self._layers[name], _structure(several)
+            layer.direct.other_lengths.update(*(uses.other_lengths for uses in several))  # not before: a checkpoint repeats
             own = [_gradients(layer, uses, at, self._size) for uses in several]
             pairs = [(at[r.edge], marked_at[r.edge]) for uses in several for r in uses.rows] if name in self._new else []
-            agrees = _adds_up(own, whole[name])
-            layer.direct.opaque = not agrees and _is_finite(whole[name])
-            if agrees and _told(layer.direct, _structure(several), pairs, losses):
-                found.update(zip(several, own, strict=True))
+            if _adds_up(layer, [x for rows in own for x in rows], whole[name]):
+                usable = structure in layer.direct.followed or _told(layer.direct, structure, pairs, losses)
+            else:  # where the sum is not finite, it shows nothing: what was seen before holds
+                layer.direct.opaque = _is_finite(whole[name])
+                usable = not layer.direct.opaque and structure in layer.direct.followed
+            if usable:
+                found.update(zip(several, (_joined(layer, rows, self._size) for rows in own), strict=True))
         return found
 
 
@@ -260,59 +293,83 @@ def _structure(calls: Sequence[Uses]) -> Structure:
 
 
 def _told(direct: Direct, structure: Structure, pairs: Sequence[tuple[Tensor | None, Tensor | None]], losses: Tensor) -> bool:
-    """Whether the rows belong to the examples, now or as was seen before; one example alone shows nothing."""
-    if structure in direct.followed:
-        return True
-    belongs = _belongs(pairs, losses)
-    direct.opaque = belongs is False
-    if belongs and len(losses) > 1:
+    """Whether rows of a structure that is not known may be used. It is known from then on, where they have shown enough."""
+    if len(losses) == 1:
+        return True  # there is no other example that they could belong to
+    verdicts = [_belongs(gradient, marked, losses) for gradient, marked in pairs if gradient is not None and marked is not None]
+    direct.opaque = any(usable is False for usable, _ in verdicts)
+    if verdicts and all(usable and shown for usable, shown in verdicts):
         direct.followed |= {structure} if len(direct.followed) < _STRUCTURES else set()
-    return bool(belongs)
+    return all(usable for usable, _ in verdicts)
 
 
-def _gradients(layer: Layer, uses: Uses, gradients: Mapping[GradientEdge, Tensor | None], n: int) -> dict[str, Tensor]:
-    """Role to gradients `[N, *parameter.shape]` of one call, in float32 at least."""
-    parameters = {role: layer.tensor(role) for role in layer.parameters}
-    found = dict[str, Tensor]()
+def _gradients(
+    layer: Layer, uses: Uses, gradients: Mapping[GradientEdge, Tensor | None], n: int
+) -> list[tuple[str, Tensor, Tensor]]:
+    """Of every use in one call the role, gradients `[N, *parameter.shape]`, and which of them autograd's sum holds `[N]`."""
+    found = list[tuple[str, Tensor, Tensor]]()
     for rows in uses.rows:
         gradient = gradients[rows.edge]
         if gradient is not None:
-            own = rows.pulled(parameters[rows.role], gradient)
-            found[rows.role] = found[rows.role] + own if rows.role in found else own
-    every = {role: found[role] if role in found else p.detach().new_zeros(n, *p.shape) for role, p in parameters.items()}
+            found.append((rows.role, rows.pulled(layer.tensor(rows.role), gradient), _fine(gradient)))
+    return found
+
+
+def _joined(layer: Layer, found: Sequence[tuple[str, Tensor, Tensor]], n: int) -> dict[str, Tensor]:
+    """Role to gradients `[N, *parameter.shape]` of one call, in float32 at least; zeros where nothing came."""
+    every = dict[str, Tensor]()
+    for role, own, _ in found:
+        every[role] = every[role] + own if role in every else own
+    for role in layer.parameters:
+        every[role] = every[role] if role in every else layer.tensor(role).detach().new_zeros(n, *layer.tensor(role).shape)
     return {role: g if g.dtype in _WIDE else g.float() for role, g in every.items()}
 
 
-def _adds_up(found: Sequence[Mapping[str, Tensor]], whole: Mapping[str, Tensor | None]) -> bool:
+def _adds_up(layer: Layer, found: Sequence[tuple[str, Tensor, Tensor]], whole: Mapping[str, Tensor | None]) -> bool:
     """Whether the rows of all calls add up to autograd's gradient: a use that nobody saw would be missing.
 
-    An example without a finite gradient says nothing, and nothing is known of the others then.
+    Rows that are not finite are in neither: see `_finite_alone`.
     """
     agrees = list[Tensor]()
     for role, expected in whole.items():
-        rows = torch.cat([x[role].double().reshape(len(x[role]), -1) for x in found])
-        total = 0.0 if expected is None else expected.double().flatten()
         coarse = 1.0 if expected is None or expected.dtype in _WIDE else 50.0
-        allowed = coarse * _RELATIVE * rows.norm(dim=1).sum()
-        agrees.append((rows.sum(0) - total).norm() <= allowed + 1e-12)
+        total = layer.tensor(role).detach().new_zeros(()) if expected is None else expected
+        apart, allowed = -total.double().flatten(), total.new_zeros((), dtype=torch.float64)
+        for _, own, fine in (x for x in found if x[0] == role):
+            rows = torch.where(fine.unsqueeze(1), own.double().reshape(len(own), -1), 0.0)
+            apart, allowed = apart + rows.sum(0), allowed + rows.norm(dim=1).sum()
+        agrees.append(apart.norm() <= coarse * _RELATIVE * allowed + 1e-12)
     return bool(torch.stack(agrees).all())
+
+
+def _fine(gradient: Tensor) -> Tensor:
+    """Which rows are finite, and small enough to stay so when they are added up `[N]`."""
+    small = gradient.abs() <= min(_LARGEST, torch.finfo(gradient.dtype).max)
+    return small.reshape(len(gradient), math.prod(gradient.shape[1:])).all(1)
+
+
+def _finite_alone(gradient: Tensor) -> Tensor:
+    """What goes on to the parameter: so autograd's sum is one over the rows that are finite, and can be compared with theirs."""
+    return gradient.masked_fill(~_fine(gradient).view(-1, *(1,) * (gradient.dim() - 1)), 0.0)
 
 
 def _is_finite(whole: Mapping[str, Tensor | None]) -> bool:
     return all(bool(g.isfinite().all()) for g in whole.values() if g is not None)
 
 
-def _belongs(pairs: Sequence[tuple[Tensor | None, Tensor | None]], losses: Tensor) -> bool | None:
-    """Whether row n of every gradient scales with the loss of example n; None where all are zero, or not finite."""
-    factors, told = marks(losses).double(), None
-    for gradient, marked in pairs:
-        if gradient is None or marked is None:
-            continue
-        expected = gradient.double().reshape(len(factors), -1) * factors.unsqueeze(1)
-        size, apart = float(expected.norm()), float((marked.double().reshape_as(expected) - expected).norm())
-        if not size < float("inf") or size == 0.0:
-            return None
-        if not apart <= (_RELATIVE if gradient.dtype in _WIDE else 50 * _RELATIVE) * size:
-            return False
-        told = True
-    return told
+def _belongs(gradient: Tensor, marked: Tensor, losses: Tensor) -> tuple[bool | None, bool]:
+    """Whether rows can be used, as row n scales with the loss of example n, and whether two rows or more have shown it.
+
+    None where nothing shows whom they belong to. Rows of zeros can be used all the same, and those not finite where the loss of
+    that example is not finite either: nobody else's contribution is lost.
+    """
+    factors, fine = marks(losses).double(), _fine(gradient) & _fine(marked)
+    expected = gradient.double().reshape(len(factors), -1) * factors.unsqueeze(1)
+    expected = torch.where(fine.unsqueeze(1), expected, 0.0)
+    error = torch.where(fine.unsqueeze(1), marked.double().reshape_as(expected) - expected, 0.0)
+    size, apart = float(expected.norm()), float(error.norm())
+    if size == 0.0:
+        usable = apart == 0.0 and bool((fine | ~losses.isfinite()).all())
+        return (True if usable else None), False
+    belongs = apart <= (_RELATIVE if gradient.dtype in _WIDE else 50 * _RELATIVE) * size
+    return belongs, int(expected.any(1).sum()) > 1

@@ -150,7 +150,7 @@ class Tape:
         if attended is not None:
             self._open.append((module, attended))
         elif parameters is not None:
-            uses = Uses(parameters, self._size or 0)
+            uses = Uses(parameters, self._size or 0, layers[0].direct)
             uses.__enter__()
             self._open.append((module, uses))
 
