@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 from dpkfc.report.winners import best_trials
@@ -22,13 +23,14 @@ def part(heading: str) -> str:
 def test_cells_that_are_below_the_paper_are_counted_where_goals_are_told(benchmark_module):
     tables, told = benchmark_module("tables"), part("What was aimed at, and not reached")
     for number in (1, 2, 5, 7):
-        below = sum(one.verdict == "not reproduced" for one in tables._published(f"dp-kfc-{number}")[1])
+        run = [one for one in tables._published(f"dp-kfc-{number}")[1] if one.values]
+        below = sum(statistics.mean(one.values) < one.cell.published.mean for one in run)
         words = re.findall(rf"(two|three|four|five)(?: cells)? of \[Table {number}\]", told)
         assert [NUMBERS[word] for word in words] == [below], number
 
 
 def test_what_is_said_not_to_have_been_tried_was_not():
-    (line,) = re.findall(r"\*\*Not tried\*\*: (.*?)\. No run", part("What was aimed at, and not reached"))
+    (line,) = re.findall(r"\*\*Not tried\*\*: (.*?): no study", part("What was aimed at, and not reached"))
     names = re.findall(r"`(\w+)`", line)
     assert sorted(names) == ["every", "exponent", "labels", "output_source"]
     held = [row for path in RESULTS.rglob("*.json") for row in rows_of(path)]
