@@ -251,7 +251,7 @@ GRIDS: dict[str, Grid] = {
     "cifar": Grid(
         recipe="cifar10-cnn", common={"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 512, "epsilon": 2.0},
         arms={
-            "DP-SGD": ("dp-sgd", _each(lr=(0.1, 0.2, 0.4, 0.8))),
+            "DP-SGD": ("dp-sgd", _each(lr=(0.1, 0.2, 0.4, 0.8, 1.6))),
             "A only, dead leaves, mapped back": ("dp-kfc-natural", _each(lr=(0.03, 0.06, 0.1), **_one(DISCS))),
             "A only, pink noise, along z, Adam": ("dp-kfc-a", _each(lr=(0.001, 0.002, 0.004))),
             "DiSK": ("disk", _each(lr=(1.0, 2.0, 4.0, 8.0))),

@@ -83,9 +83,12 @@ def highest(memory: dict[str, Any]) -> float:
 
 
 def wake_libraries(device: str) -> None:
-    """Kernels and thread pools load before the watch begins."""
+    """Kernels, thread pools, and what an optimizer imports in its first step, load before the watch begins."""
     import torch
 
+    weight = torch.nn.Parameter(torch.zeros(1, device=device))
+    weight.grad = torch.zeros_like(weight)
+    torch.optim.SGD([weight]).step()
     x = torch.randn(256, 256, requires_grad=True, device=device)
     image, kernel = (torch.randn(size, requires_grad=True, device=device) for size in ((2, 4, 8, 8), (4, 4, 3, 3)))
     (x @ x).sum().backward()

@@ -2,6 +2,7 @@
 
     python benchmarks/scale.py                # every axis, results/scale.json (a quarter of an hour on two idle cores)
     python benchmarks/scale.py --axis width   # one axis; the others keep their last results
+    python benchmarks/scale.py --memory-only  # memory alone; times keep their last results
     python benchmarks/scale.py --smoke        # tiny sizes; prints, writes nothing
 
 The model is a stack of `depth` maps of `width` × `width` with a GELU between, over `positions` rows an example, and a mean loss:
@@ -20,7 +21,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -149,16 +150,30 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     return round(statistics.linear_regression([math.log(s) for s in sizes], [math.log(max(v, 0.1)) for v in values]).slope, 2)
 
 
+def peaks_at(axis: str, point: Point, timed: Collection[str], threads: int) -> dict[str, float]:
+    """Peaks of every contender that was timed at a point."""
+    peaks_of = mebibytes_of_processes if axis == "processes" else partial(mebibytes, threads=threads)
+    return {what: mib for name in CONTENDERS if name in timed for what, mib in peaks_of(name, point).items()}
+
+
+def with_memory(axis: str, before: Mapping[str, Any], threads: int) -> dict[str, Any]:
+    """An axis whose memory is taken anew; its times stay."""
+    columns: dict[str, list[float]] = {}
+    for size in before["sizes"]:
+        point = replace(Point(**before["base"]), **{axis: size})
+        for what, mib in peaks_at(axis, point, before["milliseconds"], threads).items():
+            columns.setdefault(what, []).append(mib)
+        print(f"{axis} {size}: memory", file=sys.stderr)
+    return {**before, "mebibytes": columns, "memory_taken": {"date": now(), "hardware": hardware(threads)}}
+
+
 def sweep(axis: str, sizes: Sequence[int], base: Point, rounds: int, *, threads: int, memory: bool) -> dict[str, Any]:
     """One axis, all else at the base."""
     columns: dict[str, dict[str, list[Any]]] = {"milliseconds": {}, "ratios": {}, "mebibytes": {}}
     for size in sizes:
         point = replace(base, **{axis: size})
-        several = axis == "processes"
-        found = (measure_processes if several else measure)(point, rounds)
-        peaks_of = mebibytes_of_processes if several else partial(mebibytes, threads=threads)
-        names = [name for name in CONTENDERS if name in found["milliseconds"]] if memory else []
-        found["mebibytes"] = {what: mib for name in names for what, mib in peaks_of(name, point).items()}
+        found = (measure_processes if axis == "processes" else measure)(point, rounds)
+        found["mebibytes"] = peaks_at(axis, point, found["milliseconds"], threads) if memory else {}
         for kind, of in found.items():
             for name, value in of.items():
                 columns[kind].setdefault(name, []).append(value)
@@ -235,6 +250,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-memory", action="store_true", help="times only; the axes then have no memory")
+    parser.add_argument("--memory-only", action="store_true", help="memory only; times stay as they were taken last")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--memory-of", metavar="NAME", help=argparse.SUPPRESS)
@@ -259,8 +275,11 @@ def main() -> int:
     results = {} if arguments.smoke else read_json(OUTPUT)
     axes = results.get("axes", {})
     for axis in arguments.axis or list(AXES):
-        memory = not arguments.no_memory
-        axes[axis] = sweep(axis, sizes[axis], base, rounds, threads=arguments.threads, memory=memory)
+        if arguments.memory_only and axis in axes:
+            axes[axis] = with_memory(axis, axes[axis], arguments.threads)
+        else:
+            memory = not arguments.no_memory
+            axes[axis] = sweep(axis, sizes[axis], base, rounds, threads=arguments.threads, memory=memory)
         axes = {name: axes[name] for name in AXES if name in axes}
         results = {"date": now(), "hardware": hardware(arguments.threads), "axes": axes}
         if not arguments.smoke:
