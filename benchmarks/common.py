@@ -79,7 +79,7 @@ PARTS = {
 }  # fmt: skip
 
 
-_OWN = 0.25  # load beyond its threads that the part of a benchmark that ran just before may leave by itself
+_OWN = 0.25  # load beyond the cores that the part of a benchmark that ran just before may leave by itself
 
 
 def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = True) -> str:
@@ -96,7 +96,7 @@ def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = T
     def add(title: str, found: Mapping[str, Any], date: str | None, load: float | None = None) -> None:
         where = _described(found, date, commit)
         rows.setdefault(where, []).append(title)
-        if (load or 0.0) > found.get("threads", math.inf) + _OWN:
+        if (load or 0.0) > max(found.get("threads", math.inf), found.get("cores", 0)) + _OWN:
             loads[where] = max(loads.get(where, 0.0), load or 0.0)
 
     last = results.get("hardware", {})
