@@ -83,8 +83,10 @@ def highest(memory: dict[str, Any]) -> float:
 
 
 def wake_libraries(device: str) -> None:
-    """Kernels, thread pools, and what an optimizer imports in its first step, load before the watch begins."""
+    """Kernels, thread pools, and what a first step imports, load before the watch begins."""
     import torch
+
+    import dpkfc.session  # noqa: F401
 
     weight = torch.nn.Parameter(torch.zeros(1, device=device))
     weight.grad = torch.zeros_like(weight)
