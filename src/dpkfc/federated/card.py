@@ -8,7 +8,7 @@ from typing import Any
 
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.server import Server
-from dpkfc.privacy.events import cross_check
+from dpkfc.privacy import events
 
 __all__ = ["build_card", "to_markdown"]
 
@@ -39,7 +39,7 @@ def build_card(
     """
     plan, config = server.plan, server.plan.config
     releases = server.ledger.count
-    beside = cross_check(plan.event, releases, plan.delta) if releases else {"pld": 0.0, "rdp": 0.0}
+    beside = events.cross_check(plan.event, releases, plan.delta) if releases else {"pld": 0.0, "rdp": 0.0}
     return {
         "format": FORMAT,
         "title": title,

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from dpkfc.plan import Plan
-from dpkfc.privacy.events import cross_check
+from dpkfc.privacy import events
 from dpkfc.report.audited import audit_rows, audited, failed_checks
 from dpkfc.report.numbers import rounded_up
 
@@ -175,7 +175,7 @@ def _accounting(plan: Plan, releases: int) -> dict[str, Any]:
     if releases == plan.steps:
         checked = plan.cross_check()
     else:
-        checked = cross_check(plan.event, releases, plan.delta, plan.neighbouring_relation)
+        checked = events.cross_check(plan.event, releases, plan.delta, plan.neighbouring_relation)
     beside = {name: None if value is None else _number(value) for name, value in checked.items()}
     return {"accountant": plan.accountant, "library": "dp-accounting", "epsilon_by": beside}
 
