@@ -42,6 +42,8 @@ def speed_summary() -> str:
     rows = []
     for entry in results["models"].values():
         times, memory = entry["contenders"], entry.get("memory", {})
+        if not times:  # memory alone is told in docs/speed.md
+            continue
         cells = [_cell(times.get(name, {}), memory.get(name, {})) for name in SUMMARY]
         rows.append([f"{entry['title']} (batch {entry['batch_size']})", *cells, _over_hooks(entry)])
     head = ["milliseconds a step / extra MiB (of steps; of all)", *SUMMARY.values(), "DP-KFC ÷ Opacus hooks"]
