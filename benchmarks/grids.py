@@ -254,9 +254,9 @@ GRIDS: dict[str, Grid] = {
             "DP-SGD": ("dp-sgd", _each(lr=(0.1, 0.2, 0.4, 0.8, 1.6))),
             "A only, dead leaves, mapped back": ("dp-kfc-natural", _each(lr=(0.03, 0.06, 0.1), **_one(DISCS))),
             "A only, pink noise, along z, Adam": ("dp-kfc-a", _each(lr=(0.001, 0.002, 0.004, 0.008, 0.016))),
-            "DP-Adam": ("dp-adam", _each(lr=(0.001, 0.002, 0.004))),
+            "DP-Adam": ("dp-adam", _each(lr=(0.001, 0.002, 0.004, 0.008, 0.016))),
             "A only, same spectrum, random directions, mapped back": (
-                "dp-kfc-random", _each(lr=(0.03, 0.06, 0.12), sides=("input",), **_one(MAPPED | DISCS)),
+                "dp-kfc-random", _each(lr=(0.03, 0.06, 0.12, 0.24, 0.48), sides=("input",), **_one(MAPPED | DISCS)),
             ),
             "DiSK": ("disk", _each(lr=(1.0, 2.0, 4.0, 8.0))),
             "DP-NGD, 500 public images of CIFAR-100": ("dp-ngd", _each(
