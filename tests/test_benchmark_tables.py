@@ -139,6 +139,16 @@ def test_adapters_are_judged_by_the_whole_process_too(tables: ModuleType):
     assert cells(text, "Ratios of memory")[1]["DP-KFC ÷ plain SGD"] == "1.00; 4.00 (≤ 1.25 ✗)"
 
 
+def test_the_summary_and_the_line_below_it_name_models_with_times_alone(tables: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    import tables as documents
+
+    here = {"cpu": "a processor", "threads": 2, "torch": "2.13", "commit": "abc"}
+    memory = {"memory": {"plain": {"extra_mib": 7.0}}, "memory_taken": {"date": "2026-01-01", "hardware": here}}
+    timed, weighed = entry("CNN") | {"hardware": here, "date": "2026-01-01"}, entry("Llama") | memory | {"contenders": {}}
+    monkeypatch.setattr(documents, "read_json", lambda _: {"models": {"cnn": timed, "llama": weighed}})
+    assert "| CNN (batch 8) | 10.0 |" in documents.speed_summary() and "Llama" not in documents.speed_summary()
+
+
 def test_the_line_below_a_table_names_commit_machine_and_day_of_each_set_of_rows(tables: ModuleType):
     from common import machine
 
