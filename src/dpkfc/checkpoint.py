@@ -45,6 +45,8 @@ _FORMAT = 3
 _READABLE = (2, 3)  # 2 had no digest of the manifest itself
 _STATE = "state"  # the group of tensors that were found inside meta
 _GROUP = re.compile(r"\w[\w-]*")  # a name that stays inside the folder
+_PART = re.compile(r"manifest\.json|.+\.safetensors")
+_BEGUN = re.compile(rf"{_PART.pattern}|\.tmp\w{{6}}")  # safetensors writes into a file of such a name, then renames it
 _NO_STATE = torch.empty(0, dtype=torch.uint8)
 _SESSION = {"plan": str, "step": int, "ledger_count": int, "ledger_head": str, "optimizer": dict}
 # What code that trusts its input does with a file that was made by hand: it is the file that is wrong.
@@ -79,7 +81,10 @@ def write(folder: str | os.PathLike[str], tensors: Mapping[str, Mapping[str, Ten
         fresh.mkdir(parents=True)
         for group, named in {**tensors, **({_STATE: inside} if inside else {})}.items():
             path = fresh / f"{group}.safetensors"
+            path.touch()
+            mode = path.stat().st_mode  # safetensors renames a file over it that its owner alone may read
             save_file(_separate(named), path)
+            path.chmod(mode)
             _sync(path)
             manifest["sha256"][group] = file_digest(path)
         (fresh / "manifest.json").write_text(json.dumps(manifest | {"digest": _digest_of(manifest)}, indent=1), "utf-8")
@@ -109,8 +114,8 @@ def _check_replaceable(place: Path, *, whole: bool) -> None:
     """
     if not place.exists():
         return
-    held = list(place.iterdir())
-    others = [x for x in held if x.is_dir() or (x.name != "manifest.json" and x.suffix != ".safetensors")]
+    held, part = list(place.iterdir()), _PART if whole else _BEGUN
+    others = [x for x in held if x.is_dir() or not part.fullmatch(x.name)]
     if whole and "manifest.json" not in {x.name for x in held}:
         others = others or held
     if others:

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpkfc import checkpoint
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.preconditioner import KFAC
@@ -21,6 +23,11 @@ from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
 from tests import forked
 from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train, weights
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None
 
 # -- killed at any moment ----------------------------------------------------------------------------------------------
 
@@ -63,6 +70,8 @@ def killed_and_resumed(folder: Path) -> None:
             try:
                 one_run(folder, go, writer)
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         os.close(writer)
@@ -80,7 +89,7 @@ def killed_and_resumed(folder: Path) -> None:
         os.close(reader)
         os.close(allow)
         _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status) == (kill < KILLS) or os.WEXITSTATUS(status) == 0, status
+        assert status == (signal.SIGKILL if kill < KILLS else 0), f"run {kill} ended with {status}"
         seen.append(got)
     (folder / "seen.json").write_text(json.dumps(seen))
 
@@ -96,6 +105,29 @@ def test_killed_at_any_moment_and_resumed(tmp_path: Path) -> None:
     assert len(ledger.releases) - sum(seen) <= KILLS  # at most the one in whose middle the process ended is lost
     meta = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["meta"]
     assert meta["ledger_count"] == STEPS and meta["ledger_head"] == ledger.heads[-1]
+
+
+def cut_off(folder: Path, size: int) -> None:
+    """A save whose process is taken away when it has written this many bytes of a file."""
+    checkpoint.write(folder, {"model": {"weight": torch.zeros(1000)}}, {"step": 1})
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    checkpoint.write(folder, {"model": {"weight": torch.ones(100_000)}}, {"step": 2})
+
+
+@pytest.mark.skipif(resource is None, reason="no limits of processes")
+def test_a_save_that_was_cut_off_inside_a_file_stands_in_nobodys_way(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    done = forked.call(cut_off, folder, 65536)
+    assert done.returncode == -signal.SIGXFSZ, done.stderr
+    assert list((tmp_path / "checkpoint.new").iterdir())  # the file that was being written
+    tensors, meta = checkpoint.read(folder)
+    assert meta == {"step": 1} and not tensors["model"]["weight"].any()
+    checkpoint.write(folder, {"model": {"weight": torch.full((3,), 3.0)}}, {"step": 3})
+    assert checkpoint.read(folder)[1] == {"step": 3}
+    assert [x.name for x in tmp_path.iterdir()] == ["checkpoint"]
+    (tmp_path / "any").touch()
+    assert {x.stat().st_mode for x in folder.iterdir()} == {(tmp_path / "any").stat().st_mode}  # those whom umask lets read it
 
 
 # -- bit for bit in test mode ------------------------------------------------------------------------------------------

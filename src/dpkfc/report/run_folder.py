@@ -201,7 +201,10 @@ def placed(path: Path, write: Callable[[Path], object]) -> Path:
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        mode = part.stat().st_mode  # safetensors renames a file over it that its owner alone may read
         write(part)
+        part.chmod(mode)
         _sync(part)
         part.replace(path)
     except (OSError, SafetensorError) as error:
