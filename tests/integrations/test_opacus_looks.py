@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
+from dpkfc.gradients.layers import find_layers
+from dpkfc.integrations._checks import check_model
 from dpkfc.integrations._rows import picker
+from tests.gradients.test_finer import Rounded
 from tests.integrations.opacus_cases import backward, loader, mlp, private, train
 
 
@@ -252,3 +256,12 @@ def test_what_is_shared_stays_whole() -> None:
     args, kwargs = picker(inputs, size[0])(2, 0)
     assert args[0].tolist() == [[4, 5], [0, 1]] and args[1] is table and args[2:] == ([3, 1], ["a"], 0.5)
     assert kwargs["more"]["y"].tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("mixing", [0.0, 0.5])
+def test_a_kink_that_rounding_decides_is_no_mixing_of_examples(mixing: float) -> None:
+    torch.manual_seed(0)
+    model = Rounded(mixing)
+    x = torch.randn(4, 40)
+    with pytest.raises(ValueError, match="differs from that of the example alone") if mixing else nullcontext():
+        check_model(model, find_layers(model), ((x,), {}), 4)

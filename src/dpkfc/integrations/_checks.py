@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.beside import check_draws
 from dpkfc.gradients.broadcast import leading_size
+from dpkfc.gradients.finer import check_alone
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.model_state import check_memory, checked_state
 from dpkfc.gradients.random_state import kept_numbers
-from dpkfc.gradients.verify import check_mode, check_per_example_gradients, check_whole_batch
+from dpkfc.gradients.verify import check_mode, check_whole_batch
 from dpkfc.integrations._rows import Inputs, picker, row_outputs
 
 __all__ = ["SHOWN", "Hook", "check_model", "check_optimizer", "check_untouched"]
@@ -119,7 +120,7 @@ def check_model(model: nn.Module, layers: Sequence[Layer], inputs: Inputs, size:
     several = range(min(6, size))  # what a pair cannot show: groups of four
     device = layers[0].tensor(next(iter(layers[0].parameters))).device
     with checked_state(model) as before, kept_numbers(), torch.autocast(device.type, enabled=False):
-        check_per_example_gradients(model, layers, losses, rows(*few), [rows(i) for i in few])
+        check_alone(model, layers, losses, rows(*few), [rows(i) for i in few])
         if len(few) < 2:
             return
         drawn = check_mode(model, layers, losses, rows(0, 1), rows(0, 0))
