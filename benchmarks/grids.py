@@ -114,6 +114,7 @@ REFINED = {
 MAPPED = {"optimizer": "sgd", "readout": "natural"}
 ALONG = {"optimizer": "sgd"}
 DISCS = {"source": "dead-leaves"}
+NGD = {"max_grad_norm": 17.0, "lambda_safe": 0.0018, "probe_size": 64}
 
 TEXT = {"delta": 1e-5, "epochs": 20.0, "expected_batch_size": 512, "epsilon": 1.0, "evaluate_every": 156, "max_rank": 64}
 WORDS = {"zipf_exponent": 1.5}
@@ -252,7 +253,7 @@ GRIDS: dict[str, Grid] = {
         recipe="cifar10-cnn", common={"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 512, "epsilon": 2.0},
         arms={
             "DP-SGD": ("dp-sgd", _each(lr=(0.1, 0.2, 0.4, 0.8, 1.6))),
-            "normalised DP-SGD": ("dp-sgd-normalised", _each(lr=(0.4, 0.8, 1.6))),
+            "normalised DP-SGD": ("dp-sgd-normalised", _each(lr=(0.4, 0.8, 1.6, 3.2))),
             "A only, dead leaves, mapped back": ("dp-kfc-natural", _each(lr=(0.03, 0.06, 0.1), **_one(DISCS))),
             "A only, pink noise, along z, Adam": ("dp-kfc-a", _each(lr=(0.001, 0.002, 0.004, 0.008, 0.016))),
             "DP-Adam": ("dp-adam", _each(lr=(0.001, 0.002, 0.004, 0.008, 0.016))),
@@ -261,9 +262,10 @@ GRIDS: dict[str, Grid] = {
             ),
             "DiSK": ("disk", _each(lr=(1.0, 2.0, 4.0, 8.0))),
             "DP-NGD, 500 public images of CIFAR-100": ("dp-ngd", _each(
-                lr=(0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024), max_grad_norm=(17.0,), lambda_safe=(0.0018,),
-                public_data=("@cifar100:500",), probe_size=(64,),
+                lr=(0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048), public_data=("@cifar100:500",), **_one(NGD),
             )),
+            "DP-NGD, dead leaves": ("dp-ngd", _each(lr=(0.024, 0.012), **_one(NGD | DISCS))),
+            "A only, pink noise, mapped back": ("dp-kfc-natural", _each(lr=(0.06, 0.03), source=("pink",))),
         },
     ),
     "refined": Grid(recipe="mnist-cnn", common=AVERAGED, arms=REFINED, tuned_with=(100, 101, 102, 103)),
