@@ -7,9 +7,9 @@
 more easily than those of DP-SGD. `probes`: what curvature from pink noise, dead leaves and private images is worth. `best`: how
 far MNIST at ε = 1 goes with larger batches and schedules. `refined`, `refined-fashion`: inputs that the released model has
 moved, four seeds on the validation split. `mapped`: the step along the release in whitened coordinates, or mapped back to those
-of the weights. `fashion`: the same and baselines on Fashion-MNIST. `cifar`: a five-layer CNN on CIFAR-10 at ε = 2. `imdb`:
-logistic regression on hashed words, where twenty trials of the study had left six of thirteen arms with one or two that ran to
-their end.
+of the weights. `varied`: root, interval of refreshes, labels and source of G, each by itself, two seeds on the validation split.
+`fashion`: mapped back and baselines on Fashion-MNIST. `cifar`: a five-layer CNN on CIFAR-10 at ε = 2. `imdb`: logistic
+regression on hashed words, where twenty trials of the study had left six of thirteen arms with one or two that ran to their end.
 """
 
 from __future__ import annotations
@@ -115,6 +115,12 @@ MAPPED = {"optimizer": "sgd", "readout": "natural"}
 ALONG = {"optimizer": "sgd"}
 DISCS = {"source": "dead-leaves"}
 NGD = {"max_grad_norm": 17.0, "lambda_safe": 0.0018, "probe_size": 64}
+
+VARIED: list[Settings] = [{}, {"exponent": 0.375}, {"exponent": 0.25}, {"every": 10}, {"every": 200}]
+OUTPUTS: list[Settings] = [
+    {"labels": "uniform"}, {"output_source": "dead-leaves"}, {"output_source": "private-oracle"},  # the last is NOT PRIVATE
+]  # fmt: skip
+SMALLER = {"later_probe_size": 32, "factor_decay": 0.9}
 
 TEXT = {"delta": 1e-5, "epochs": 20.0, "expected_batch_size": 512, "epsilon": 1.0, "evaluate_every": 156, "max_rank": 64}
 WORDS = {"zipf_exponent": 1.5}
@@ -266,6 +272,16 @@ GRIDS: dict[str, Grid] = {
             )),
             "DP-NGD, dead leaves": ("dp-ngd", _each(lr=(0.024, 0.012), **_one(NGD | DISCS))),
             "A only, pink noise, mapped back": ("dp-kfc-natural", _each(lr=(0.06, 0.03), source=("pink",))),
+        },
+    ),
+    "varied": Grid(
+        recipe="mnist-cnn", common=PROTOCOL, tuned_with=(100, 101),
+        arms={
+            "both sides, pink noise, along z, Adam": ("dp-kfc", [{"lr": 0.002, **own} for own in (*VARIED, *OUTPUTS)]),
+            "A only, dead leaves, mapped back": ("dp-kfc-natural", [
+                *({"lr": 0.03, **own} for own in (*VARIED, {"every": 2000}, SMALLER)),
+                {"lr": 0.06, "exponent": 0.375}, *({"lr": lr, "exponent": 0.25} for lr in (0.06, 0.12)),
+            ]),
         },
     ),
     "refined": Grid(recipe="mnist-cnn", common=AVERAGED, arms=REFINED, tuned_with=(100, 101, 102, 103)),
