@@ -85,6 +85,7 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
     from dpkfc.config import PrivacyConfig
     from dpkfc.curvature import KFAC
     from dpkfc.gradients.contributions import capture
+    from dpkfc.probe_rows import at_once
     from dpkfc.session import Session
 
     model, optimizer = setting.fresh()
@@ -105,6 +106,7 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
 
     def refresh(of: Any = preconditioner, **more: Any) -> Any:
         rules = {layer.name: layer.rule for layer in session.layers}
+        of = replace(of, chunk=at_once(of, config.refresh_rows()[0]))  # as many at once as the session's own
         return of.build(model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules, **more)
 
     averages = isinstance(preconditioner, KFAC)

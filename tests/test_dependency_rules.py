@@ -35,7 +35,7 @@ ALLOWED = {
     "gradients": VALUES | {"launched", "exhausted"},
     "curvature": VALUES | {"exhausted"},
     "postprocess": VALUES | {"privacy", "gradients"},
-    "probe_rows": {"gradients", "curvature"},
+    "probe_rows": VALUES | {"gradients", "curvature"},
     "coordinates": VALUES | {"privacy", "gradients", "curvature", "probe_rows"},
     "config": VALUES | FOUR | PLANS | {"postprocess"},
     "plan": VALUES | FOUR | PLANS | {"postprocess"},

@@ -1,17 +1,19 @@
 """Normal forms: what one layer contributes to the per-example gradients of a batch.
 
 Every covered layer is reduced to one of four values, so that norms, clipped sums and curvature factors are written
-once. With inputs `a_t` and output gradients `b_t` at position t the gradient of example n is `g_n = Σ_t b_nt a_ntᵀ`.
+once (a convolution to a fifth for whoever looks at curvature: the first, before its patches are formed). With inputs
+`a_t` and output gradients `b_t` at position t the gradient of example n is `g_n = Σ_t b_nt a_ntᵀ`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "Lookup", "Outer", "PerExample", "Tied"]
+__all__ = ["Block", "Lookup", "Outer", "Patched", "PerExample", "Tied", "formed"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,74 @@ class Outer:
     def per_example(self) -> Tensor:
         """Materialised gradients `[N * groups, d_out, d_in]`."""
         return torch.bmm(self.b.transpose(1, 2), self.explicit().a)
+
+
+_MOST = 4  # where one patch in so many is wanted, or more, forming all of them is faster
+
+
+@dataclass(frozen=True)
+class Patched:
+    """An `Outer` whose inputs are patches of a convolution, none of which is formed before it is asked for.
+
+    Attributes:
+        view: the patches as a strided view of the padded input, `[N, views, groups, c_in / groups, *kernel, *positions]`.
+        b: as of `Outer`, `[N * groups, T, d_out]`; the T positions are those of the views one after the other.
+        homogeneous: the bias is trained, so that every row ends in 1.
+    """
+
+    view: Tensor
+    b: Tensor
+    homogeneous: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Groups of the convolution."""
+        return self.view.shape[2]
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples N."""
+        return self.view.shape[0]
+
+    @property
+    def d_in(self) -> int:
+        """Input features, the homogeneous coordinate included."""
+        return math.prod(self.view.shape[3 : 4 + self._axes]) + self.homogeneous
+
+    @property
+    def _axes(self) -> int:
+        """Spatial axes of the convolution."""
+        return (self.view.dim() - 4) // 2
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of a `[N * groups, T, d]`, flattened over its first two axes, without the column of ones: `[m, d]`."""
+        if _MOST * len(index) > self.b.shape[0] * self.b.shape[1]:
+            return replace(self, homogeneous=False).explicit().a.flatten(0, 1)[index]
+        axes, place = self._axes, []
+        for size in reversed(self.view.shape[4 + self._axes :]):  # of the row-major number, the last axis first
+            place.append(index % size)
+            index = index // size
+        views, groups = self.view.shape[1:3]
+        view, index = index % views, index // views
+        patch = range(3, 4 + axes)
+        ordered = self.view.permute(0, 1, 2, *range(4 + axes, 4 + 2 * axes), *patch)
+        return ordered[(index // groups, view, index % groups, *reversed(place))].flatten(1)
+
+    def examples(self, chosen: slice) -> Patched:
+        """The block of some of the examples."""
+        of_groups = slice(chosen.start * self.groups, chosen.stop * self.groups)
+        return replace(self, view=self.view[chosen], b=self.b[of_groups])
+
+    def explicit(self) -> Outer:
+        """The same block with all patches formed."""
+        width = self.d_in - self.homogeneous
+        columns = self.view.permute(0, 2, 1, *range(3, self.view.dim()))
+        columns = columns.reshape(self.b.shape[0], self.view.shape[1], width, -1)  # faster than rows at once
+        return Outer(columns.transpose(2, 3).reshape(*self.b.shape[:2], -1), self.b, self.groups, self.homogeneous).explicit()
+
+    def per_example(self) -> Tensor:
+        """Materialised gradients `[N * groups, d_out, d_in]`."""
+        return self.explicit().per_example()
 
 
 @dataclass(frozen=True)
@@ -117,4 +187,9 @@ class Tied:
         return self.outer.per_example().scatter_add_(1, ids, self.lookup.b)
 
 
-Block = Outer | Lookup | PerExample | Tied
+Block = Outer | Patched | Lookup | PerExample | Tied
+
+
+def formed(block: Block) -> Block:
+    """A block as it is, with the patches of a convolution written out."""
+    return block.explicit() if isinstance(block, Patched) else block

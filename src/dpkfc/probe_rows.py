@@ -1,5 +1,9 @@
 """How many examples of a probe a refresh runs at once: no more than a step of the run holds.
 
+Where that is fewer than the examples on which the scale of a metric is measured, it is half as many: a refresh holds the factors
+of all layers beside what it runs, and those examples run through the model a second time there anyway. Elsewhere halving adds
+that second pass.
+
 The number comes from public settings alone; where these are "auto", also from what passes over the PROBE take of the memory. What
 steps have found for their own micro-batches is not asked: private batches have decided it, and the last bits of a metric, which
 depend on how sums are cut, are not protected by any noise.
@@ -15,13 +19,23 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from dpkfc.blocks import formed
 from dpkfc.curvature.probing import Capture, blocks_on_probe, undisturbed
+from dpkfc.curvature.refresh import SCALE_SIZE
+from dpkfc.curvature.settings import probe_examples
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.memory import MicroBatchSize
 
-__all__ = ["ProbeRows"]
+__all__ = ["ProbeRows", "at_once"]
 
 T = TypeVar("T")
+
+
+def at_once(config: Any, most: int) -> int:
+    """Examples at once of a preconditioner with a `chunk`, where a step holds `most`; at least 1."""
+    smallest = getattr(config, "later_probe_size", None) or probe_examples(config.probe, config.probe_size)
+    rows: int = min(config.chunk, most)
+    return rows if rows >= min(config.chunk, SCALE_SIZE, smallest) else -(-rows // 2)
 
 
 class ProbeRows:
@@ -57,7 +71,7 @@ class ProbeRows:
             with undisturbed(model), torch.no_grad():
                 for piece in blocks_on_probe(model, capture, run):
                     for name in piece.blocks:
-                        piece.blocks[name]
+                        formed(piece.blocks[name])
 
         self._size.measure(look, rows, device)
         self._size.bound = min(ranks.everyone(min(rows, self._size.bound or rows)))
@@ -84,7 +98,7 @@ class ProbeRows:
         """Examples at once, None where that is not to be changed: of a loss that draws numbers of its own it is a setting."""
         chunk: int | None = getattr(config, "chunk", None) if is_dataclass(config) else None
         own = getattr(config, "loss", None) is not None
-        return None if self._most is None or chunk is None or own else min(chunk, self._most)
+        return None if self._most is None or chunk is None or own else at_once(config, self._most)
 
 
 def _with_rows(config: Any, build: Callable[[Any], T], rows: int, bound: int | None) -> T:

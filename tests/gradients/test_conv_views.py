@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpkfc.blocks import Outer, Patched, formed
 from dpkfc.gradients.conv import ConvBlock, conv_block, interleaved
 from dpkfc.gradients.groups import Groups, grouped
 from dpkfc.gradients.layers import Layer
@@ -141,3 +142,30 @@ def test_a_position_whose_channels_cancel_counts(last: bool):
     b[1, :, 0, 2] = float("nan")
     b = b.to(memory_format=torch.channels_last) if last else b
     assert conv_block(module, torch.randn(2, 2, 3, 3), b).own_positions().tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("views", [1, VIEWS])
+@pytest.mark.parametrize("name", sorted(CONVS))
+@pytest.mark.parametrize("layout", ["first", "last"])
+def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(name: str, views: int, layout: str) -> None:
+    module, [(x, b)] = _calls(name, N * views)
+    if layout == "last":
+        x, b = (side.movedim(1, -1).contiguous().movedim(-1, 1) for side in (x, b))
+    block = grouped(conv_block(module, x, b), Groups(N, views))
+    assert isinstance(block, ConvBlock)
+    whole, patched = block.outer(), block.patched()
+    if name == "bias alone":
+        assert isinstance(patched, Outer) and torch.equal(patched.a, whole.a)
+        return
+    assert isinstance(patched, Patched)
+    assert (patched.batch_size, patched.groups, patched.d_in) == (N, whole.groups, whole.d_in)
+    again = formed(patched)
+    assert isinstance(again, Outer)
+    assert torch.equal(again.a, whole.a) and torch.equal(again.b, whole.b) and again.groups == whole.groups
+    assert torch.equal(patched.per_example(), whole.per_example())
+    flat = whole.a.flatten(0, 1)[:, : whole.d_in - patched.homogeneous]
+    for count in (3, len(flat)):  # a few, which are gathered, and all, which are formed
+        index = torch.randperm(len(flat))[:count]
+        assert torch.equal(patched.rows(index), flat[index])
+    part = patched.examples(slice(1, 3)).explicit()
+    assert torch.equal(part.a, whole.a[whole.groups : 3 * whole.groups]) and part.batch_size == 2

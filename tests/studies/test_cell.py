@@ -7,17 +7,21 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.ledger import verify
 from dpkfc.recipes.config import ConfigError
-from dpkfc.recipes.datasets import DatasetError
+from dpkfc.recipes.datasets import DatasetError, load_texts
+from dpkfc.recipes.datasets.hashing import hashed_texts
+from dpkfc.recipes.datasets.texts import AG_NEWS
 from dpkfc.studies import cell as cells
 from dpkfc.studies.cell import Ended, Run, run_cell
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.public import resolved
 from tests.recipes.files import write_cifar
+from tests.recipes.planted import write_ag_news
 
 pytest.importorskip("sklearn")
 TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp", "probe_size": 16}
@@ -141,6 +145,16 @@ def test_public_images_may_be_those_of_a_set_that_no_recipe_trains_on(tmp_path):
     assert held["inputs"].shape == (5, 3, 32, 32) and held["labels"].shape == (5,)
     with pytest.raises(DatasetError, match="into DIR/cifar100"):
         resolved("@cifar100:4", tmp_path, str(tmp_path / "nowhere"))
+
+
+def test_public_texts_may_be_news_in_the_words_of_the_reviews(tmp_path):
+    write_ag_news(tmp_path / "data")
+    held = load_file(resolved("@ag-news-words:5", tmp_path, str(tmp_path / "data")))
+    assert held["inputs"].shape == (5, 4096) and held["labels"].shape == (5,)
+    torch.testing.assert_close(held["inputs"].norm(dim=1), torch.ones(5))
+    lines = load_texts(AG_NEWS, str(tmp_path / "data")).train[0]
+    rows = hashed_texts(lines, 4096)
+    assert all(bool((rows == one).all(1).any()) for one in held["inputs"])
 
 
 def test_a_path_of_a_machine_is_no_part_of_the_hash_of_named_public_examples(tmp_path):

@@ -122,8 +122,8 @@ def finite_pulled(model: nn.Module, batch: Batch) -> Tensor:
 @pytest.mark.parametrize(
     ("match", "loss", "more"),
     [
-        ("in a batch of 32 differs from that of the example alone", hardest, ()),
-        ("in a batch of 32 differs from that of the example alone", plain, (Experts(),)),
+        ("in a batch of 24 differs from that of the example alone", hardest, ()),
+        ("in a batch of 24 differs from that of the example alone", plain, (Experts(),)),
         ("numbers of two became NaN", without_bad_batches, ()),
         ("numbers of two became NaN", pulled, ()),
         ("numbers of two became very large", finite_pulled, ()),

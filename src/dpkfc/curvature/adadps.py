@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from dpkfc.blocks import formed
 from dpkfc.curvature.eigenpairs import condition, eigenvalues
 from dpkfc.curvature.layers import is_known
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
@@ -176,7 +177,7 @@ class AdaDPS:
             whole = run.within or run.size
             ends = piece.rows.stop % whole == 0
             for name in piece.blocks:
-                if not is_known(block := piece.blocks[name]):
+                if not is_known(block := formed(piece.blocks[name])):
                     continue
                 with _named(name):
                     if self.per == "example":

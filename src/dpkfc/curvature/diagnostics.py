@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Block, Lookup, Outer, PerExample, Tied
+from dpkfc.blocks import Block, Lookup, Outer, Patched, PerExample, Tied
 from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor
 from dpkfc.curvature.layers import LayerFactors, is_known
 from dpkfc.curvature.linalg import Eigen
@@ -108,7 +108,7 @@ def _clipped_energies(blocks: Mapping[str, Block], metric: Metric, clip: float) 
 def _entries(block: Block) -> int:
     """Entries of one per-example gradient."""
     match block:
-        case Outer():
+        case Outer() | Patched():
             return block.groups * block.d_in * block.b.shape[-1]
         case Lookup():
             return block.num_rows * block.b.shape[-1]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Outer
+from dpkfc.blocks import Outer, formed
 from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor
 from dpkfc.curvature.inputs import Inputs, device_of
 from dpkfc.curvature.layers import LayerAccumulator, Structure, is_known
@@ -101,7 +101,7 @@ def _parts(
         positions.start(piece.rows, piece.mask)
         note = piece.note
         for name in piece.blocks:
-            block = piece.blocks[name]
+            block = formed(piece.blocks[name])
             if not is_known(block):
                 raise ValueError(f"layer '{name}': no curvature is known for a {type(block).__name__}; freeze it")
             try:

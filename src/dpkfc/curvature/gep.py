@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Block, PerExample
+from dpkfc.blocks import Block, PerExample, formed
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
 from dpkfc.curvature.norms import KNOWN
 from dpkfc.curvature.preconditioner import Preconditioner
@@ -197,7 +197,7 @@ class GEP:
             for _ in range(self.power_iterations):
                 images: list[Tensor] = []
                 for piece in blocks_on_probe(model, capture, self.run_at(step)):
-                    known = {n: b for n in piece.blocks if isinstance(b := piece.blocks[n], KNOWN)}
+                    known = {n: b for n in piece.blocks if isinstance(b := formed(piece.blocks[n]), KNOWN)}
                     if not groups:
                         groups = _groups(known, self.rank, self.groups)
                         bases = _gaussian(groups, known, public_generator(self.seed, step, "subspace"))

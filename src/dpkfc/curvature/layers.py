@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Block, Lookup, Outer, PerExample, Tied
+from dpkfc.blocks import Block, Lookup, Outer, Patched, PerExample, Tied
 from dpkfc.curvature.factors import DiagonalFactor, Factor, FactorAccumulator, IsotropicFactor, is_empty
 from dpkfc.curvature.norms import KNOWN
 from dpkfc.curvature.positions import Chosen, Positions
@@ -135,7 +135,7 @@ class LayerAccumulator:
             case Lookup():
                 self.kind = "lookup"
                 shapes = {"input": (block.num_rows,), "output": (block.b.shape[-1],)}
-            case Outer():
+            case Outer() | Patched():
                 self.kind = "outer"
                 shapes = {"input": (block.d_in,), "output": (block.b.shape[-1],)}
             case Tied():
@@ -175,7 +175,7 @@ class LayerAccumulator:
                 self._note_kind(block.b)
                 self._sides["input"].add_diagonal(*self._reads(block))
                 self._sides["output"].add(*self._output_rows(block.b, 1))
-            case Outer():
+            case Outer() | Patched():
                 self._note_kind(block.b)
                 self._sides["input"].add(*self._input_rows(block))
                 self._sides["output"].add(*self._output_rows(block.b, block.groups))
@@ -193,7 +193,7 @@ class LayerAccumulator:
             case Lookup():
                 self._note_kind(block.b)
                 self._sides["input"].add_diagonal(*self._reads(block))
-            case Outer():
+            case Outer() | Patched():
                 self._note_kind(block.b)
                 self._sides["input"].add(*self._input_rows(block))
 
@@ -219,19 +219,20 @@ class LayerAccumulator:
         mask = None if self._positions is None else self._positions.mask_of(x.shape[1])
         return None if mask is None else mask.repeat_interleave(groups, 0).to(x.device, x.dtype).unsqueeze(-1)
 
-    def _input_rows(self, block: Outer) -> tuple[Tensor, float]:
-        """(rows, divisor) of A from `[N * groups, T, d_in]`."""
-        a = _at_least_float32(block.a)
+    def _input_rows(self, block: Outer | Patched) -> tuple[Tensor, float]:
+        """(rows, divisor) of A from `[N * groups, T, d_in]`; of patches those that are chosen alone are formed."""
         if self._structure.sharing == "reduce":
-            mean, share = self._some(self._mean(a, block.groups), block.groups, "input")
-            return _with_ones(mean) if block.homogeneous else mean, a.shape[0] * share
-        chosen = self._chosen(a, block.groups, "input")
-        if block.homogeneous and chosen.index is None:
-            return _with_ones(chosen.of(a)), a.shape[0] * chosen.share
-        if block.homogeneous:
-            one = a.new_ones(1, 1, 1).expand(*a.shape[:2], 1)
-            return torch.cat([chosen.of(a), chosen.of(one)], 1), a.shape[0] * chosen.share
-        return chosen.of(a), a.shape[0] * chosen.share
+            whole = block.explicit() if isinstance(block, Patched) else block
+            mean, share = self._some(self._mean(_at_least_float32(whole.a), block.groups), block.groups, "input")
+            return _with_ones(mean) if whole.homogeneous else mean, len(block.b) * share
+        chosen = self._chosen(block.b, block.groups, "input")
+        if isinstance(block, Patched):
+            rows = block.explicit().a.flatten(0, 1) if chosen.index is None else block.rows(chosen.index)
+            ones = block.homogeneous and chosen.index is not None
+        else:
+            rows, ones = chosen.taken(block.a), block.homogeneous
+        rows = _at_least_float32(rows)
+        return chosen.weighed(_with_ones(rows) if ones else rows), len(block.b) * chosen.share
 
     def _output_rows(self, b: Tensor, groups: int) -> tuple[Tensor, float]:
         """(rows, divisor) of G from `[N * groups, T, d_out]`."""

@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Block, Lookup, Outer, PerExample, Tied
+from dpkfc.blocks import Block, Lookup, Outer, Patched, PerExample, Tied
 from dpkfc.metric import Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, Metric
 
 __all__ = ["KNOWN", "layer_squares", "probe_norms"]
 
-KNOWN = (Outer, Lookup, PerExample, Tied)
+KNOWN = (Outer, Patched, Lookup, PerExample, Tied)
 _CHUNK_ELEMENTS = 1 << 22
 
 
@@ -45,6 +45,8 @@ def probe_norms(blocks: Mapping[str, Block], *metrics: Metric, last: int | None 
 def _tail(block: Block, count: int) -> Block:
     """The last examples of a block."""
     match block:
+        case Patched():
+            return block.examples(slice(block.batch_size - count, block.batch_size))
         case Outer():
             rows = slice(-count * block.groups, None)
             return replace(block, a=block.a[rows], b=block.b[rows])
@@ -60,6 +62,11 @@ def _tail(block: Block, count: int) -> Block:
 
 def layer_squares(block: Block, entry: Entry | None) -> Tensor:
     """‖P g_n‖² of one layer, `[N]` in float64."""
+    if isinstance(block, Patched):  # a few examples' patches at a time
+        step = max(1, _CHUNK_ELEMENTS // (block.b.shape[1] * block.d_in * block.groups))
+        ends = range(0, block.batch_size, step)
+        parts = (block.examples(slice(start, min(block.batch_size, start + step))) for start in ends)
+        return torch.cat([layer_squares(part.explicit(), entry) for part in parts])
     if isinstance(entry, Eigenbasis):
         return _eigenbasis_squares(block, entry)
     match block:

@@ -44,8 +44,15 @@ class Chosen:
 
     def of(self, x: Tensor) -> Tensor:
         """The rows `[m, d]` of x `[n * groups, T, d]`, scaled so that their outer products carry the weights."""
-        # By two indices, so that a transposed x (the patches of a convolution) is not copied whole.
-        rows = x.flatten(0, 1) if self.index is None else x[self.index // x.shape[1], self.index % x.shape[1]]
+        return self.weighed(self.taken(x))
+
+    def taken(self, x: Tensor) -> Tensor:
+        """The rows `[m, d]` of x `[n * groups, T, d]` as they are."""
+        # By two indices, so that a transposed x is not copied whole.
+        return x.flatten(0, 1) if self.index is None else x[self.index // x.shape[1], self.index % x.shape[1]]
+
+    def weighed(self, rows: Tensor) -> Tensor:
+        """Rows `[m, d]` of these positions, scaled so that their outer products carry the weights."""
         return rows if self.weight is None else rows * self.weight.sqrt().to(rows.dtype).unsqueeze(1)
 
 

@@ -22,9 +22,9 @@ from dpkfc.curvature.shared import Shared
 from dpkfc.curvature.shares import Team, agreed, handed_over, moved_to, own_rows, probe_digest, told_to_all
 from dpkfc.metric import Metric
 
-__all__ = ["Measured", "added", "decomposed", "gathered", "kept_for_scale", "measure", "probe_scale"]
+__all__ = ["SCALE_SIZE", "Measured", "added", "decomposed", "gathered", "kept_for_scale", "measure", "probe_scale"]
 
-_SCALE_SIZE = 64  # probe examples, the last ones, over which the two medians are taken
+SCALE_SIZE = 64  # probe examples, the last ones, over which the two medians are taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ def kept_for_scale(piece: Piece, run: ProbeRun) -> Piece | None:
 
 def _scale_from(run: ProbeRun) -> int:
     """The first of the examples that the scale is measured on."""
-    return max(0, run.size - _SCALE_SIZE)
+    return max(0, run.size - SCALE_SIZE)
 
 
 def _norms(pieces: Iterable[Piece], first: int, metric: Metric) -> list[Tensor]:

@@ -41,7 +41,8 @@ def capture(
         batch_size: examples N, as for `Tape`.
 
     Returns:
-        Layer name to block, formed on access; `b` is the gradient of each example's own loss, whatever N is.
+        Layer name to block, formed on access; `blocks.formed` writes out the patches of a convolution. `b` is
+        the gradient of each example's own loss, whatever N is.
 
     Raises:
         ValueError: as `Tape.backward`.
@@ -57,7 +58,7 @@ def capture(
 
 
 class _Contributions(Mapping[str, Block]):
-    """Layer name to block, each formed when it is asked for: the patches of one convolution are in memory at a time."""
+    """Layer name to block, each formed when it is asked for; of a convolution not even then are its patches."""
 
     def __init__(self, layers: Sequence[Layer], calls: dict[str, list[Call]], batch_size: int) -> None:
         self._layers = {layer.name: layer for layer in layers if layer.name in calls}
@@ -66,7 +67,8 @@ class _Contributions(Mapping[str, Block]):
 
     def __getitem__(self, name: str) -> Block:
         block = blocks_of(self._layers[name], self._calls[name], self._batch_size)
-        block = block.outer() if isinstance(block, ConvBlock) else block
+        if isinstance(block, ConvBlock):
+            return block.patched()
         return block.explicit() if isinstance(block, Outer) else block
 
     def __iter__(self) -> Iterator[str]:

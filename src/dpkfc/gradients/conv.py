@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from dpkfc.blocks import Outer
+from dpkfc.blocks import Outer, Patched
 from dpkfc.gradients.lengths import lengths, within_reach
 
 __all__ = ["ConvBlock", "conv_block", "interleaved"]
@@ -78,6 +78,15 @@ class ConvBlock:
             columns.append(b.new_ones(*b.shape[:2], 1))
         return Outer(columns[0] if len(columns) == 1 else torch.cat(columns, -1), b, self.groups)
 
+    def patched(self) -> Outer | Patched:
+        """The normal form before patches are formed; explicit where the bias alone is trained, which reads none."""
+        if not self.weight:
+            return self.outer()
+        b = self._joined(self.b.reshape(len(self.b) * self.groups, self.d_out, -1).transpose(1, 2))
+        view = self._windows()
+        view = view.view(self.batch_size, self.views, self.groups, -1, *view.shape[2:])
+        return Patched(view, b, self.bias)
+
     def _joined(self, rows: Tensor) -> Tensor:
         """`[N * views * groups, T / views, d]` to `[N * groups, T, d]`: the positions of the views one after the other."""
         if self.views == 1:
@@ -91,6 +100,11 @@ class ConvBlock:
 
     def _columns(self) -> Tensor:
         """Patches as columns `[N * views * groups, c_in / groups * prod(kernel), T / views]` by a strided view and one copy."""
+        windows = self._windows()
+        return windows.reshape(len(windows) * self.groups, -1, math.prod(self.b.shape[2:]))
+
+    def _windows(self) -> Tensor:
+        """Patches `[N * views, c_in, *kernel, *positions]` as a strided view of the padded input."""
         pads = [p for size in reversed(self.padding) for p in (size, size)]
         x = F.pad(self.x, pads) if any(pads) else self.x.contiguous()
         steps = x.stride()[2:]
@@ -100,7 +114,7 @@ class ConvBlock:
             *(s * d for s, d in zip(steps, self.dilation, strict=True)),
             *(s * d for s, d in zip(steps, self.stride, strict=True)),
         )
-        return x.as_strided(shape, strides).reshape(len(x) * self.groups, -1, math.prod(self.b.shape[2:]))
+        return x.as_strided(shape, strides)
 
     def per_example(self) -> Tensor:
         """Materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution: examples as groups, views as batch.

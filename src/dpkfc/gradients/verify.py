@@ -94,14 +94,18 @@ def check_per_example_gradients(
         calls = tape.backward(losses)
         comparable = comparable and not drawn()
         precision = _precision(calls)
-        found = _per_example(layers, calls, len(singles), range(len(singles)))
+        for _ in _row(layers, calls, len(singles), 0):
+            pass  # what a layer says of calls that have no examples comes before any comparison
         for i, single in enumerate(singles):
             expected = _autograd(model, loss_fn, single)
             tolerance = _Tolerance.of(expected, precision, slack)
-            for name, gradient in expected.items() if comparable else ():
-                _compare(name, gradient, found[i].get(name), len(singles), tolerance)
             used |= {name for name, gradient in expected.items() if gradient is not None}
             shown = shown and any(g is not None and bool(g.any()) and bool(g.isfinite().all()) for g in expected.values())
+            if comparable:  # one layer's gradient at a time, and none is held once it has been compared
+                for name, found in _row(layers, calls, len(singles), i):
+                    _compare(name, expected.pop(name), found, len(singles), tolerance)
+                for name, gradient in expected.items():
+                    _compare(name, gradient, None, len(singles), tolerance)
     _check_coverage(layers, used)
     return shown
 
@@ -147,7 +151,7 @@ def check_mode(
         check_losses(losses, batch_size)
         calls = tape.backward(losses)
         precision = _coarser(precision, _precision(calls))
-        found += _per_example(layers, calls, batch_size, [row])
+        found.append(dict(_row(layers, calls, batch_size, row)))
     for name, expected in found[1].items():
         _compare(name, expected, found[0].get(name), batch_size, _Tolerance.of(found[1], precision))
     return drawn()
@@ -185,17 +189,12 @@ def check_whole_batch(
         losses = loss_fn(model, batch)
     calls = tape.backward(losses)
     tolerance = _Tolerance.of(expected, _precision(calls))
-    found: dict[str, Tensor] = {}
-    with full_precision():
-        for layer in layers:
-            if layer.name in calls:
-                block = blocks_of(layer, calls.pop(layer.name), batch_size)
-                own = weights.to(layer.tensor(next(iter(layer.parameters))).device)
-                found.update(split_sum(layer, weighted_sum(block, own)))
-    what = f"of {batch_size} examples do not add up to the gradient of their losses"
     wide = replace(tolerance, relative=5 * tolerance.relative)
+    what = f"of {batch_size} examples do not add up to the gradient of their losses"
+    for name, found in _sums(layers, calls, batch_size, weights):
+        _compare(name, expected.pop(name), found, batch_size, wide, what=what)
     for name, gradient in expected.items():
-        _compare(name, gradient, found.get(name), batch_size, wide, what=what)
+        _compare(name, gradient, None, batch_size, wide, what=what)
 
 
 def in_training_mode(model: nn.Module) -> str:
@@ -215,20 +214,24 @@ def as_long_as(pair: Any, twins: Any, batch_size: int = 2, row: int = 0) -> Any:
     return tree_map(lambda x: x[same] if isinstance(x, Tensor) and x.dim() and x.shape[0] == batch_size else x, pair)
 
 
-def _per_example(
-    layers: Sequence[Layer], calls: dict[str, list[Any]], n: int, wanted: Sequence[int]
-) -> list[dict[str, Tensor]]:
-    rows: list[dict[str, Tensor]] = [{} for _ in wanted]
-    with full_precision():
-        for layer in layers:
-            if layer.name not in calls:
-                continue
-            block = blocks_of(layer, calls[layer.name], n)
-            for held, i in zip(rows, wanted, strict=True):
-                weights = torch.zeros(n, device=layer.tensor(next(iter(layer.parameters))).device)
-                weights[i] = 1.0
-                held.update(split_sum(layer, weighted_sum(block, weights)))
-    return rows
+def _row(layers: Sequence[Layer], calls: dict[str, list[Any]], n: int, row: int) -> Iterator[tuple[str, Tensor]]:
+    """Names and gradients of the parameters of one of n examples, layer by layer."""
+    weights = torch.zeros(n, dtype=torch.float64)
+    weights[row] = 1.0
+    return _sums(layers, dict(calls), n, weights)
+
+
+def _sums(
+    layers: Sequence[Layer], calls: dict[str, list[Any]], n: int, weights: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """Names of parameters and weighted sums of their gradients over n examples, layer by layer; `calls` lose what was used."""
+    for layer in layers:
+        if layer.name in calls:
+            own = weights.to(layer.tensor(next(iter(layer.parameters))).device)
+            with full_precision():
+                gradients = dict(split_sum(layer, weighted_sum(blocks_of(layer, calls.pop(layer.name), n), own)))
+            for name in list(gradients):
+                yield name, gradients.pop(name)
 
 
 def _autograd(model: nn.Module, loss_fn: Callable[[nn.Module, Any], Tensor], single: Any) -> dict[str, Tensor | None]:

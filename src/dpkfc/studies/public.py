@@ -1,4 +1,4 @@
-"""Public examples of a study: images of another recipe, named by a text that is the same on every machine."""
+"""Public examples of a study: those of another recipe or set, named by a text that is the same on every machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def resolved(name: Any, folder: Path, data_dir: str = "") -> str:
     """The file of public examples behind a name; the file is made when it is not there, or not whole.
 
     Args:
-        name: `@RECIPE:N`, N training images of that recipe chosen by a public seed, or `@cifar100:N`, which no recipe trains on;
-            any other text is returned as it is.
+        name: `@RECIPE:N`, N training examples of that recipe, chosen by a public seed; `@cifar100:N`, in CIFAR-10's constants;
+            `@ag-news-words:N`, AG News in the hashed words of `imdb-logistic`. Any other text is returned as it is.
         folder: where the file is kept, for all cells of a study.
         data_dir: folder of the data sets.
 
@@ -60,7 +60,7 @@ def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
 
     from dpkfc.report.run_folder import placed
 
-    inputs, labels = _images(recipe, data_dir)
+    inputs, labels = _examples(recipe, data_dir)
     if not 0 < count <= len(labels):
         raise StudyError(f"public_data = '@{recipe}:{count}': the set has {len(labels)} training examples; choose 1 to that")
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SEED))[:count]
@@ -68,14 +68,21 @@ def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
     placed(path, lambda part: save_file(content, part))
 
 
-def _images(name: str, data_dir: str) -> tuple[Any, Any]:
-    """Training images and labels of a recipe; those of CIFAR-100 in the constants of CIFAR-10."""
+def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
+    """Training inputs and labels of a recipe, or of a set in the form of one."""
     if name == "cifar100":
         from dpkfc.recipes.cifar10_cnn import NORMALISATION
         from dpkfc.recipes.datasets import load_pixels
         from dpkfc.recipes.datasets.sources import CIFAR100
 
         return load_pixels(CIFAR100, data_dir or None).tensors(NORMALISATION).train
+    if name == "ag-news-words":
+        from dpkfc.recipes.datasets import load_texts
+        from dpkfc.recipes.datasets.hashing import hashed_texts
+        from dpkfc.recipes.datasets.texts import AG_NEWS
+        from dpkfc.recipes.imdb_logistic import SIZE
+
+        return load_texts(AG_NEWS, data_dir or None).tensors(lambda lines: hashed_texts(lines, SIZE)).train
     from dpkfc.recipes.base import find_recipe, run_config
 
     given = {"data_dir": data_dir} if data_dir else {}
