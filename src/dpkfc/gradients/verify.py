@@ -140,20 +140,23 @@ def check_mode(
     Raises:
         ValueError: naming the parameter whose gradient differs.
     """
-    found, precision = list[dict[str, Tensor]](), torch.float64
     device = device_of(layers)
     restart, drawn = restarter(device), drawn_since_now(device)
-    for batch in (pair, as_long_as(pair, twins, batch_size, row)):
+
+    def passed(batch: Any) -> dict[str, list[Any]]:
         restart()
         tape = Tape(model, layers, batch_size=batch_size)
         with tape:
             losses = loss_fn(model, batch)
         check_losses(losses, batch_size)
-        calls = tape.backward(losses)
-        precision = _coarser(precision, _precision(calls))
-        found.append(dict(_row(layers, calls, batch_size, row)))
-    for name, expected in found[1].items():
-        _compare(name, expected, found[0].get(name), batch_size, _Tolerance.of(found[1], precision))
+        return tape.backward(losses)
+
+    calls = passed(pair)
+    precision, beside = _precision(calls), dict(_row(layers, calls, batch_size, row))
+    calls = passed(as_long_as(pair, twins, batch_size, row))
+    tolerance = _Tolerance.of(beside, _coarser(precision, _precision(calls)))
+    for name, expected in _row(layers, calls, batch_size, row):
+        _compare(name, expected, beside.pop(name, None), batch_size, tolerance)
     return drawn()
 
 
