@@ -94,7 +94,8 @@ class Patched:
     def rows(self, index: Tensor) -> Tensor:
         """Rows of a `[N * groups, T, d]`, flattened over its first two axes, without the column of ones: `[m, d]`."""
         if _MOST * len(index) > self.b.shape[0] * self.b.shape[1]:
-            return replace(self, homogeneous=False).explicit().a.flatten(0, 1)[index]
+            a = replace(self, homogeneous=False).explicit().a
+            return a[index // a.shape[1], index % a.shape[1]]  # by two indices, as `flatten` copies what is transposed
         axes, place = self._axes, []
         for size in reversed(self.view.shape[4 + self._axes :]):  # of the row-major number, the last axis first
             place.append(index % size)

@@ -183,6 +183,13 @@ class PrivacyConfig:
         least = -(-rows // multiple) * multiple
         return most if isinstance(most, int) else None, most == "auto", least
 
+    @property
+    def expected_rows(self) -> int:
+        """Rows of a batch of the expected size: every view of every record of its units, rounded up by padding."""
+        multiple = self.pad_to_multiple or 1
+        rows = self.expected_batch_size * self.augmentations * (self.max_records_per_unit or 1)
+        return -(-rows // multiple) * multiple
+
     def refresh_rows(self, processes: int = 1) -> tuple[int, bool]:
         """Examples of a probe that a refresh may run at once: (most, whether fewer are tried where memory runs out).
 

@@ -149,6 +149,13 @@ class LowRank:
         )
         return flat.view(x.shape)
 
+    def apply_(self, x: Tensor) -> Tensor:
+        """Map the last axis of a contiguous x `[..., d]` in its own memory."""
+        rows = x.view(-1, x.shape[-1])
+        coordinates = (rows @ self.vectors).mul_(self.scale - self.tail)
+        rows.addmm_(coordinates, self.vectors.T, beta=self.tail)
+        return x
+
     def apply_homogeneous(self, x: Tensor) -> Tensor:
         """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
         rows, d = x.reshape(-1, x.shape[-1]), x.shape[-1]
@@ -199,9 +206,28 @@ class Kronecker:
         """Whether the map changes nothing."""
         return self.input == Identity() and self.output == Identity()
 
+    @cached_property
+    def folded(self) -> Kronecker:
+        """The same map, with a multiple of the identity on the output side moved to an input side that is a few vectors.
+
+        Rows of output gradients, or whole gradients, are then not multiplied by a number, which is a copy of each.
+        """
+        if isinstance(self.output, Identity) and self.output.factor != 1.0 and isinstance(self.input, LowRank | Diagonal):
+            return Kronecker(self.input.scaled(self.output.factor))
+        return self
+
     def whiten(self, g: Tensor) -> Tensor:
         """z for g `[..., d_out, d_in]`."""
-        return self.output.apply_left(self.input.apply(g))
+        sides = self.folded
+        return sides.output.apply_left(sides.input.apply(g))
+
+    def whiten_(self, g: Tensor) -> None:
+        """Put z into the memory of g `[n, d_out, d_in]`."""
+        sides = self.folded
+        if isinstance(sides.input, LowRank) and sides.output == Identity() and g.is_contiguous():
+            sides.input.apply_(g)
+        else:
+            g.copy_(self.whiten(g))
 
     def scaled(self, factor: float) -> Kronecker:
         """The map `factor · z`."""
@@ -263,6 +289,10 @@ class Eigenbasis:
         if self.rest is None:
             return self.rotate_back(self.rotate(g) * self.scale)
         return g * self.rest + self.rotate_back(self.rotate(g) * (self.scale - self.rest))
+
+    def whiten_(self, g: Tensor) -> None:
+        """Put z into the memory of g `[n, d_out, d_in]`."""
+        g.copy_(self.whiten(g))
 
     def parted(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """What is turned and scaled `[..., d_out, k]`, and what keeps its direction, scaled; their squares add up to ‖z‖²."""

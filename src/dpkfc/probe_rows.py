@@ -1,8 +1,8 @@
 """How many examples of a probe a refresh runs at once: no more than a step of the run holds.
 
 Where that is fewer than the examples on which the scale of a metric is measured, it is half as many: a refresh holds the factors
-of all layers beside what it runs, and those examples run through the model a second time there anyway. Elsewhere halving adds
-that second pass.
+of all layers beside what it runs, and no pass is saved by more, as those examples run through the model a second time either way
+(or none do, where a method has no such scale). With all of them at once they run once, which halving would undo.
 
 The number comes from public settings alone; where these are "auto", also from what passes over the PROBE take of the memory. What
 steps have found for their own micro-batches is not asked: private batches have decided it, and the last bits of a metric, which
@@ -33,8 +33,10 @@ T = TypeVar("T")
 
 def at_once(config: Any, most: int) -> int:
     """Examples at once of a preconditioner with a `chunk`, where a step holds `most`; at least 1."""
-    smallest = getattr(config, "later_probe_size", None) or probe_examples(config.probe, config.probe_size)
     rows: int = min(config.chunk, most)
+    if not hasattr(config, "probe"):
+        return rows
+    smallest = getattr(config, "later_probe_size", None) or probe_examples(config.probe, getattr(config, "probe_size", None))
     return rows if rows >= min(config.chunk, SCALE_SIZE, smallest) else -(-rows // 2)
 
 

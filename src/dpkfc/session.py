@@ -232,7 +232,7 @@ class Session:
         """Before the first release of a loss in a mode: does the tape agree with plain autograd on examples of this batch?"""
         drawn = batch.drawn if batch.drawn.ndim == 1 else batch.drawn[:, 0]
         most, varies = max(2, min(MOST, self._size.bound or MOST)), self.plan.config.sampler != "fixed"
-        usual, augment = looked_at(self.plan.expected_batch_size, self._size.bound, varies=varies), self._augment
+        usual, augment = looked_at(self.plan.config.expected_rows, self._size.bound, varies=varies), self._augment
         check = partial(check_examples, self.model, self.layers, loss_fn, filled=usual, augment=augment, all_rows=self._divided)
         reader = partial(readings, self._dataset, drawn, self._collate_fn)
         seed = partial(int, self._step) if self.plan.test_mode else fresh_seed

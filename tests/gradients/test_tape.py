@@ -143,6 +143,37 @@ def test_verification_finds_what_inspection_cannot(model: nn.Module) -> None:
         check_per_example_gradients(model, find_layers(model), lambda m, b: m(b).square().sum(1), x, [x[:1], x[1:]])
 
 
+class Workspace(nn.Module):
+    """Copies its batch into memory of its own, which the next pass writes over; row by row, or each row with those before it."""
+
+    def __init__(self, *, mixes: bool) -> None:
+        super().__init__()
+        self.inner, self.mixes = nn.Linear(3, 1), mixes
+        self.place = [torch.zeros(64 * 3)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mixes:  # from the end, so that one row alone lies where the last of several does
+            held = self.place[0][-3 * len(x) :].view(-1, 3)
+            held.copy_(x.cumsum(0))
+            return self.inner(held).sum(1)
+        held = self.place[0][: 3 * len(x)].view(3, len(x))
+        held.copy_(x.T)
+        return self.inner(held.T).square().sum(1)
+
+
+def test_verification_compares_what_the_tape_saw_when_it_saw_it() -> None:
+    x, right, wrong = torch.randn(2, 3), Workspace(mixes=False), Workspace(mixes=True)
+    assert check_per_example_gradients(right, find_layers(right), lambda m, b: m(b), x, [x[:1], x[1:]])
+
+    def without_value(m: nn.Module, b: torch.Tensor) -> torch.Tensor:
+        losses: torch.Tensor = m(b)
+        return losses - losses.detach()
+
+    for loss in (lambda m, b: m(b), without_value):  # the second is zero, so that losses show nothing
+        with pytest.raises(ValueError, match=r"per-example gradient of 'inner.weight'.*differs"):
+            check_per_example_gradients(wrong, find_layers(wrong), loss, x, [x[:1], x[1:]])
+
+
 def test_verification_accepts_every_case_and_restores_modes() -> None:
     for case in CASES:
         model, (x, y) = build(case, n=2)

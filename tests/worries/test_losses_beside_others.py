@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset, default_collate
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.apart import apart
 from dpkfc.gradients.layers import find_layers
-from dpkfc.gradients.micro import check_examples
+from dpkfc.gradients.micro import check_examples, looked_at
 from dpkfc.gradients.watch import Watch, code_of
 from dpkfc.session import Session
 
@@ -176,6 +176,33 @@ def test_two_rows_are_not_all_that_is_looked_at() -> None:
             check=lambda batch_of, rows, beside: not looked.append(rows),
         )  # fmt: skip
     assert looked == [2, 2, 3, 3, 32]  # the second step and the fourth were due in any case
+
+
+@pytest.mark.parametrize(
+    "settings", [{"augmentations": 2}, {"pad_to_multiple": 4}, {"unit": "person", "max_records_per_unit": 2}]
+)
+def test_a_look_has_as_many_rows_as_a_pass(settings: dict[str, Any]) -> None:
+    """Views, padding and several records of a unit make more rows of a batch of two, also where its size is fixed."""
+
+    def mixes_three(model: nn.Module, batch: Batch) -> Tensor:
+        losses = plain(model, batch)
+        return losses + 0.1 * losses.sum() if len(losses) >= 3 else losses
+
+    x, y = data()
+    config = PrivacyConfig(expected_batch_size=2, steps=3, max_grad_norm=1.0, sampler="fixed", **settings)
+    units = {"units": torch.arange(len(y)) // 2} if "unit" in settings else {}
+    views = {"augment": lambda batch: (batch[0] + torch.randn_like(batch[0]), batch[1])} if "augmentations" in settings else {}
+    model, plan = net(), config.with_noise(1.0, 1e-3, len(y) // (2 if units else 1))
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, y), **units, **views) as s:
+        with pytest.raises(ValueError, match="mixes examples"):
+            train(s, mixes_three)
+        assert s.ledger.count == 0
+
+
+def test_rows_of_a_look() -> None:
+    assert [looked_at(rows, None) for rows in (1, 4, 16, 100)] == [3, 8, 24, 32]
+    assert [looked_at(rows, None, varies=False) for rows in (1, 4, 16, 100)] == [2, 4, 16, 32]
+    assert looked_at(16, 6, varies=False) == 6
 
 
 # -- honest programs -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -111,6 +112,7 @@ def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway()
     assert held(30, decay=0.9, later_probe_size=24) == 30
     assert at_once(AdaDPS(probe=FeatureNoise(6), probe_size=24, batch_size=12), 12) == 6
     assert at_once(AdaDPS(probe=PublicData(*tokens(10), provenance="x"), batch_size=5), 12) == 12
+    assert at_once(SimpleNamespace(chunk=64), 12) == 12  # a user's own, which says nothing of its probe
 
 
 def capturing(model: nn.Module) -> Callable[..., Any]:

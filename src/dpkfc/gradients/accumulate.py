@@ -20,6 +20,7 @@ from dpkfc.gradients.groups import Groups, grouped
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.norms import LayerNorms, per_example_norms
 from dpkfc.gradients.put_off import answered, put_off
+from dpkfc.gradients.reread import Reread
 from dpkfc.gradients.rules import Calls, joined_calls
 from dpkfc.gradients.subspace import split_for
 from dpkfc.gradients.sums import weighted_sum
@@ -131,16 +132,17 @@ class ClippedSummer:
             return self._add_micro_batch(calls, batch_size, groups or Groups(batch_size))
 
     def _add_micro_batch(self, calls: Calls, batch_size: int, groups: Groups) -> MicroBatch:
-        found: dict[str, LayerNorms] = {}
+        found, reread = dict[str, LayerNorms](), Reread()
         with put_off() as questions:
             for layer in self._layers:
                 if layer.name not in calls:
                     continue
                 block = grouped(joined_calls(layer, calls.pop(layer.name), batch_size), groups)
                 found[layer.name] = per_example_norms(
-                    block, self._metric.get(layer.name), self._clip.methods.get(layer.name)
+                    block, self._metric.get(layer.name), self._clip.methods.get(layer.name), reread
                 )
                 del block
+            del reread
         if not found:
             raise ValueError("no layer of the model was called by loss_fn")
         own, all_finite = _settled(found, questions)

@@ -16,6 +16,7 @@ from torch import Tensor
 from dpkfc.blocks import Outer
 from dpkfc.gradients.lengths import TINY, lengths, within_reach
 from dpkfc.gradients.put_off import any_of
+from dpkfc.gradients.reread import Reread
 
 __all__ = ["SURE", "chunks", "gram_norms", "input_squares", "lookup_squares", "magnitudes_of_rows", "roundoff"]
 
@@ -25,26 +26,25 @@ SURE = 2.0**-8  # share of a squared norm that rounding may move; beyond it the 
 _LEAST = torch.finfo(torch.float32).tiny  # below it numbers lose bits, and then vanish
 
 
-def gram_norms(block: Outer) -> Tensor:
-    """Upper bounds of ‖Σ_t b_t a_tᵀ‖ `[N * groups]` in float64."""
+def gram_norms(block: Outer, reread: Reread | None = None) -> Tensor:
+    """Upper bounds of ‖Σ_t b_t a_tᵀ‖ `[N * groups]` in float64; `reread` has what other layers have made of the same inputs."""
     t, size = block.a.shape[1], block.d_in + block.b.shape[2]
     pieces = [block.b.new_zeros(0, dtype=torch.float64)]
     for rows in chunks(block.a.shape[0], t * t):
         part = replace(block, a=block.a[rows], b=block.b[rows])
-        square, magnitudes, positions = _gram_squares(part)
+        square, magnitudes, positions = _gram_squares(part, reread or Reread())
         square = torch.where(positions == 1, magnitudes.square(), square)
         rounding = (positions + size) * roundoff(block.a) * magnitudes.square()
         pieces.append((square.clamp(min=0) + rounding + 0 * square).sqrt())  # NaN in the Gram stays NaN
     return torch.cat(pieces)
 
 
-def _gram_squares(block: Outer) -> tuple[Tensor, Tensor, Tensor]:
+def _gram_squares(block: Outer, reread: Reread) -> tuple[Tensor, Tensor, Tensor]:
     """‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and the number of positions that count, each `[n]` in float64."""
-    into, out = input_squares(block).sqrt(), lengths(block.b)
+    into = reread.of(block.a, ("lengths", block.homogeneous), lambda: input_squares(block).sqrt())
+    inputs = reread.of(block.a, ("products", block.homogeneous), lambda: _input_products(block))
+    out, outputs = lengths(block.b), _products(block.b)
     magnitudes, positions = (into * out).sum(1), (out > 0).sum(1)
-    inputs, outputs = _products(block.a), _products(block.b)
-    if block.homogeneous:
-        inputs += 1
     square = (inputs * outputs).sum((1, 2)).double()
     if block.b.dtype != torch.float32:
         return square, magnitudes, positions
@@ -60,8 +60,14 @@ def _gram_squares(block: Outer) -> tuple[Tensor, Tensor, Tensor]:
         rows = rows[~(closer <= SURE * square[rows]) | (square[rows] <= lost[rows] / SURE)]
         if len(rows):
             exact = replace(block, a=block.a[rows].double(), b=block.b[rows].double())
-            square[rows] = _gram_squares(exact)[0]
+            square[rows] = _gram_squares(exact, Reread())[0]
     return square, magnitudes, positions
+
+
+def _input_products(block: Outer) -> Tensor:
+    """Inner products of the inputs `[n, t, t]`, with the implied coordinate."""
+    products = _products(block.a)
+    return products.add_(1) if block.homogeneous else products
 
 
 def _products(x: Tensor) -> Tensor:

@@ -73,13 +73,13 @@ _EIGHT = 8  # a batch beyond the usual is filled up to a multiple of it, so that
 _SOME = 3  # rows that do not all happen to be broken
 
 
-def looked_at(expected_batch_size: int, max_physical_batch_size: int | None, *, varies: bool = True) -> int:
+def looked_at(expected_rows: int, max_physical_batch_size: int | None, *, varies: bool = True) -> int:
     """Rows that a look is filled up to: as many as a batch of the run may well have, so that they fit into memory.
 
     Of batches drawn by Poisson sampling one in forty has more than B + 2√B; all rows of such a one are looked at when it comes.
-    Where the number of rows never `varies` that is the number.
+    Where batches are not drawn so, and their number of rows does not vary, that is the number.
     """
-    usual = math.ceil(expected_batch_size + 2 * math.sqrt(expected_batch_size)) if varies else expected_batch_size
+    usual = math.ceil(expected_rows + 2 * math.sqrt(expected_rows)) if varies else expected_rows
     return max(2, min(MOST, usual, max_physical_batch_size or MOST))
 
 

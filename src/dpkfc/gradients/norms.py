@@ -39,6 +39,7 @@ from dpkfc.gradients.eigen import (
 from dpkfc.gradients.gram import SURE, chunks, gram_norms, lookup_squares, magnitudes_of_rows, roundoff
 from dpkfc.gradients.lengths import lengths, within_reach
 from dpkfc.gradients.methods import Choice, choose_method, is_formed
+from dpkfc.gradients.reread import Reread
 from dpkfc.gradients.rules import AnyBlock
 from dpkfc.gradients.tied import tied_costs, tied_norms
 from dpkfc.metric import Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker
@@ -86,13 +87,16 @@ def choice_for(block: Outer | Tied | ConvBlock, metric: Kronecker) -> Choice:
     return choose_method(*_shape(block), metric, patches=isinstance(block, ConvBlock))
 
 
-def per_example_norms(block: AnyBlock, metric: Entry | None, method: str | None = None) -> LayerNorms:
+def per_example_norms(
+    block: AnyBlock, metric: Entry | None, method: str | None = None, reread: Reread | None = None
+) -> LayerNorms:
     """Upper bounds of ‖U_G g_n U_A‖ for every example of a block.
 
     Args:
         block: one layer's contribution.
         metric: the layer's map, None for the identity.
         method: gram or materialised to overrule the rule (layers of matrices only), the same whatever the batch holds.
+        reread: of the layers of one micro-batch, what they have made of inputs that several of them read; None shares nothing.
 
     Returns:
         Norms `[N]`, NaN or infinite where the example's gradient is; at least the exact norm up to the last bits.
@@ -100,13 +104,13 @@ def per_example_norms(block: AnyBlock, metric: Entry | None, method: str | None 
     Raises:
         ValueError: a metric of the wrong kind or size for the block.
     """
-    found = _norms_of(block, metric, method)
+    found = _norms_of(block, metric, method, reread)
     if found.block is block:
         return replace(found, again=lambda: _norms_of(block, metric, method).norms)
     return found
 
 
-def _norms_of(block: AnyBlock, metric: Entry | None, method: str | None) -> LayerNorms:
+def _norms_of(block: AnyBlock, metric: Entry | None, method: str | None, reread: Reread | None = None) -> LayerNorms:
     if isinstance(block, PerExample):
         return LayerNorms(_elementwise_norms(block, metric), block, False)
     if isinstance(metric, Eigenbasis):
@@ -118,16 +122,16 @@ def _norms_of(block: AnyBlock, metric: Entry | None, method: str | None) -> Laye
         case Tied():
             return _tied_norms(block, sides, method)
         case _:
-            return _outer_norms(block, sides, method or choice_for(block, sides).method)
+            return _outer_norms(block, sides, method or choice_for(block, sides).method, reread or Reread())
 
 
-def _outer_norms(block: Outer | ConvBlock, metric: Kronecker, method: str) -> LayerNorms:
+def _outer_norms(block: Outer | ConvBlock, metric: Kronecker, method: str, reread: Reread) -> LayerNorms:
     if method == "materialised":
         return _formed_norms(block, metric)
     plain = block.outer() if isinstance(block, ConvBlock) else block
-    rows = _whitened_rows(plain, metric)
+    rows = _whitened_rows(plain, metric, reread)
     take = _rank_one_norms if method == "rank-one" else gram_norms
-    norms = _over_groups(take(rows), rows.groups)
+    norms = _over_groups(gram_norms(rows, reread) if take is gram_norms else take(rows), rows.groups)
     if isinstance(block, ConvBlock):  # patches are larger than the image: the sum is taken of the image again
         slack = _rounding_of_second_pass(block, metric, norms / max(_gain(metric), 1e-30))
         if not metric.is_identity:  # rounds relative to ‖g‖, which may be far above what a flat direction leaves of it
@@ -217,14 +221,15 @@ def _over_groups(norms: Tensor, groups: int) -> Tensor:
     return norms if groups == 1 else norms.view(-1, groups).square().sum(1).sqrt()
 
 
-def _whitened_rows(block: Outer, metric: Kronecker) -> Outer:
+def _whitened_rows(block: Outer, metric: Kronecker, reread: Reread) -> Outer:
     """The rows ã = U_in a and b̃ = U_out b; the column of ones stays implied where the input side is the identity."""
-    b = metric.output.apply(block.b)
-    if metric.input == Identity():
+    sides = metric.folded
+    b = sides.output.apply(block.b)
+    if sides.input == Identity():
         return replace(block, b=b)
-    if block.homogeneous:
-        return Outer(metric.input.apply_homogeneous(block.a), b, block.groups)
-    return Outer(metric.input.apply(block.a), b, block.groups)
+    whiten = sides.input.apply_homogeneous if block.homogeneous else sides.input.apply
+    by = id(metric.input), 1.0 if sides is metric else metric.output.bound, block.homogeneous  # layers may share a side
+    return Outer(reread.of(block.a, by, lambda: whiten(block.a)), b, block.groups)
 
 
 def _rank_one_norms(block: Outer) -> Tensor:
@@ -242,7 +247,7 @@ def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> Lay
     z = block.per_example()
     slack = _slack_of_formed(block, metric, _over_groups(lengths(z.flatten(1)), block.groups))
     for rows in chunks(len(z), 64 * z[0].numel()) if len(z) and not metric.is_identity else ():
-        z[rows] = metric.whiten(z[rows])  # a few at a time: the products need no second copy of all
+        metric.whiten_(z[rows])  # a few at a time: the products need no second copy of all
     norms = _over_groups(lengths(z.flatten(1)), block.groups)
     return LayerNorms(_rounded_up(norms, z, slack, block, metric), Formed(z, block.groups), True)
 

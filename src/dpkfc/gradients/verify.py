@@ -85,27 +85,27 @@ def check_per_example_gradients(
     Raises:
         ValueError: naming the parameter whose gradient differs, and the likely causes.
     """
-    shown, used = True, set()
+    shown, used = True, set[str]()
     with evaluation_mode(model):
-        tape, drawn = Tape(model, layers, batch_size=len(singles)), drawn_since_now(device_of(layers))
-        with tape:
-            losses = loss_fn(model, pair)
-        check_losses(losses, len(singles))
-        calls = tape.backward(losses)
-        comparable = comparable and not drawn()
-        precision = _precision(calls)
-        for _ in _row(layers, calls, len(singles), 0):
-            pass  # what a layer says of calls that have no examples comes before any comparison
-        for i, single in enumerate(singles):
+        for row, single in enumerate(singles):
+            # Before the tape's pass, as what that notes may lie in memory which another pass writes over; one at a time, as a
+            # pass of a few rows is cheaper than a gradient of the whole model that waits.
             expected = _autograd(model, loss_fn, single)
-            tolerance = _Tolerance.of(expected, precision, slack)
             used |= {name for name, gradient in expected.items() if gradient is not None}
-            shown = shown and any(g is not None and bool(g.any()) and bool(g.isfinite().all()) for g in expected.values())
-            if comparable:  # one layer's gradient at a time, and none is held once it has been compared
-                for name, found in _row(layers, calls, len(singles), i):
-                    _compare(name, expected.pop(name), found, len(singles), tolerance)
-                for name, gradient in expected.items():
-                    _compare(name, gradient, None, len(singles), tolerance)
+            shown = shown and any(_shows(gradient) for gradient in expected.values())
+            tape, drawn = Tape(model, layers, batch_size=len(singles)), drawn_since_now(device_of(layers))
+            with tape:
+                losses = loss_fn(model, pair)
+            check_losses(losses, len(singles))
+            calls = tape.backward(losses)
+            comparable = comparable and not drawn()
+            tolerance = _Tolerance.of(expected, _precision(calls), slack)
+            with _Comparison(len(singles)) as comparison:
+                for name, found in _sums(layers, calls, len(singles), _of_row(len(singles), row)):
+                    if comparable:
+                        comparison.add(name, expected.pop(name), found, tolerance)
+                for name, gradient in expected.items() if comparable else ():
+                    comparison.add(name, gradient, None, tolerance)
     _check_coverage(layers, used)
     return shown
 
@@ -151,12 +151,16 @@ def check_mode(
         check_losses(losses, batch_size)
         return tape.backward(losses)
 
-    calls = passed(pair)
-    precision, beside = _precision(calls), dict(_row(layers, calls, batch_size, row))
+    only = _of_row(batch_size, row)
     calls = passed(as_long_as(pair, twins, batch_size, row))
-    tolerance = _Tolerance.of(beside, _coarser(precision, _precision(calls)))
-    for name, expected in _row(layers, calls, batch_size, row):
-        _compare(name, expected, beside.pop(name, None), batch_size, tolerance)
+    precision, expected = _precision(calls), dict(_sums(layers, calls, batch_size, only))
+    calls = passed(pair)
+    tolerance = _Tolerance.of(expected, _coarser(precision, _precision(calls)))
+    with _Comparison(batch_size) as comparison:
+        for name, found in _sums(layers, calls, batch_size, only):
+            comparison.add(name, expected.pop(name, None), found, tolerance)
+        for name, gradient in expected.items():
+            comparison.add(name, gradient, None, tolerance)
     return drawn()
 
 
@@ -193,11 +197,11 @@ def check_whole_batch(
     calls = tape.backward(losses)
     tolerance = _Tolerance.of(expected, _precision(calls))
     wide = replace(tolerance, relative=5 * tolerance.relative)
-    what = f"of {batch_size} examples do not add up to the gradient of their losses"
-    for name, found in _sums(layers, calls, batch_size, weights):
-        _compare(name, expected.pop(name), found, batch_size, wide, what=what)
-    for name, gradient in expected.items():
-        _compare(name, gradient, None, batch_size, wide, what=what)
+    with _Comparison(batch_size, f"of {batch_size} examples do not add up to the gradient of their losses") as comparison:
+        for name, found in _sums(layers, calls, batch_size, weights):
+            comparison.add(name, expected.pop(name), found, wide)
+        for name, gradient in expected.items():
+            comparison.add(name, gradient, None, wide)
 
 
 def in_training_mode(model: nn.Module) -> str:
@@ -217,13 +221,6 @@ def as_long_as(pair: Any, twins: Any, batch_size: int = 2, row: int = 0) -> Any:
     return tree_map(lambda x: x[same] if isinstance(x, Tensor) and x.dim() and x.shape[0] == batch_size else x, pair)
 
 
-def _row(layers: Sequence[Layer], calls: dict[str, list[Any]], n: int, row: int) -> Iterator[tuple[str, Tensor]]:
-    """Names and gradients of the parameters of one of n examples, layer by layer."""
-    weights = torch.zeros(n, dtype=torch.float64)
-    weights[row] = 1.0
-    return _sums(layers, dict(calls), n, weights)
-
-
 def _sums(
     layers: Sequence[Layer], calls: dict[str, list[Any]], n: int, weights: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
@@ -235,6 +232,42 @@ def _sums(
                 gradients = dict(split_sum(layer, weighted_sum(blocks_of(layer, calls.pop(layer.name), n), own)))
             for name in list(gradients):
                 yield name, gradients.pop(name)
+
+
+def _of_row(n: int, row: int) -> Tensor:
+    """Weights `[n]` of one example alone."""
+    return torch.eye(n, dtype=torch.float64)[row]
+
+
+class _Comparison:
+    """Compares gradients one by one, so that none has to be kept; the first that differs is named when all have been formed.
+
+    So what a layer says of calls that have no examples comes before a difference in an earlier layer.
+    """
+
+    def __init__(self, n: int, what: str | None = None) -> None:
+        self._n, self._what = n, what
+        self._failure: ValueError | None = None
+
+    def __enter__(self) -> _Comparison:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._failure is not None:
+            raise self._failure
+
+    def add(self, name: str, expected: Tensor | None, found: Tensor | None, tolerance: _Tolerance) -> None:
+        """Compare two gradients of a parameter, None for none."""
+        if self._failure is None:
+            try:
+                _compare(name, expected, found, self._n, tolerance, what=self._what)
+            except ValueError as error:
+                self._failure = error
+
+
+def _shows(gradient: Tensor | None) -> bool:
+    """Whether a gradient is finite and not zero."""
+    return gradient is not None and bool(gradient.any()) and bool(gradient.isfinite().all())
 
 
 def _autograd(model: nn.Module, loss_fn: Callable[[nn.Module, Any], Tensor], single: Any) -> dict[str, Tensor | None]:

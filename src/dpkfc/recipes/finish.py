@@ -17,6 +17,7 @@ from dpkfc.curvature.diagnostics import signal_to_noise
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
+from dpkfc.probe_rows import at_once
 from dpkfc.recipes.assemble import kfac
 from dpkfc.recipes.choice import how_chosen
 from dpkfc.recipes.config import RunConfig
@@ -180,7 +181,7 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
     layers = find_layers(model)
     capture_layers = functools.partial(_capture, layers)
     settings, probe = _shown(prepared)
-    settings = dataclasses.replace(settings, chunk=min(settings.chunk, plan.config.refresh_rows()[0]))  # as in the run
+    settings = dataclasses.replace(settings, chunk=at_once(settings, plan.config.refresh_rows()[0]))  # as in the run
     rules = {layer.name: layer.rule for layer in layers}
     built = settings.build(model, capture_layers, session.steps_done, rules=rules)
     where = f"at the released weights, on {probe}"

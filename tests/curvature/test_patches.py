@@ -1,0 +1,123 @@
+"""Patches of convolutions that are formed when asked for give the factors and norms of those that are all written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.blocks import Outer, Patched, formed
+from dpkfc.curvature import KFAC, PinkNoise, norms, positions
+from dpkfc.curvature.layers import LayerAccumulator, Structure
+from dpkfc.curvature.norms import layer_squares, probe_norms
+from dpkfc.curvature.positions import Positions
+from dpkfc.gradients.contributions import capture
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.memory import peak_bytes
+from dpkfc.metric import Dense, Eigenbasis, Kronecker
+
+N = 6
+
+
+class Twice(nn.Module):
+    """One convolution called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(torch.tanh(self.conv(x)))
+
+
+CONVS = {
+    "plain": lambda: nn.Conv2d(4, 5, 3, padding=1),
+    "without bias": lambda: nn.Conv2d(4, 5, 3, bias=False),
+    "groups": lambda: nn.Conv2d(4, 6, 3, stride=2, groups=2),
+    "line": lambda: nn.Conv1d(4, 3, 3, dilation=2),
+    "twice": Twice,
+}
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "LEAST_ROWS", 1)
+    monkeypatch.setattr(norms, "_CHUNK_ELEMENTS", 300)  # two examples' patches, so that there are several chunks
+
+
+def block_of(name: str) -> Patched:
+    torch.manual_seed(0)
+    model = CONVS[name]().double()
+    x = torch.randn(N, 4, *(9,) * (1 if name == "line" else 2), dtype=torch.float64)
+    block = next(iter(capture(model, find_layers(model), lambda m: m(x).square().flatten(1).sum(1)).values()))
+    assert isinstance(block, Patched)
+    return block
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize("rows_per_dim", [None, 1.0, 3.0])
+@pytest.mark.parametrize("name", CONVS)
+def test_factors(name: str, rows_per_dim: float | None, sharing: str) -> None:
+    block, found = block_of(name), list[dict[str, Tensor]]()
+    whole = formed(block)
+    assert isinstance(whole, Outer)
+    for form in (block, whole):
+        held = Positions(torch.Generator().manual_seed(0), N, rows_per_dim)
+        held.start(slice(0, N), None)
+        layer = LayerAccumulator(form, Structure(sharing=sharing), None, held)
+        layer.add(form)
+        found.append({side: factor.dense() for side, factor in layer.result().sides.items()})
+    for side in ("input", "output"):
+        torch.testing.assert_close(found[0][side], found[1][side], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("last", [None, 1, 4])
+@pytest.mark.parametrize("name", CONVS)
+def test_norms_of_examples(name: str, last: int | None) -> None:
+    block = block_of(name)
+    gradients = formed(block).per_example()  # type: ignore[union-attr]
+    d_out, d_in = gradients.shape[1:]
+
+    def side(d: int) -> Dense:
+        root = torch.randn(d, d, dtype=torch.float64)
+        root = root @ root.T / d + torch.eye(d, dtype=torch.float64)
+        return Dense(root, float(torch.linalg.matrix_norm(root, 2)))
+
+    metric = Kronecker(side(d_in), side(d_out))
+    squares = metric.whiten(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
+    expected = squares.sqrt()[0 if last is None else N - last :]
+    torch.testing.assert_close(probe_norms({"a": block}, {"a": metric}, last=last)[0], expected, rtol=1e-10, atol=0)
+    basis = Eigenbasis(0.5 + torch.rand(d_out, d_in, dtype=torch.float64), torch.linalg.qr(metric.input.root)[0])
+    turned = basis.whiten(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
+    torch.testing.assert_close(layer_squares(block, basis), turned, rtol=1e-10, atol=0)
+
+
+def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
+    """Against a loop over the same positions of explicit patches, through the whole of a refresh."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 64, 4)).double()
+    layers = find_layers(model)
+    kfac = KFAC(probe=PinkNoise((2, 8, 8)), probe_size=8, chunk=3, rows_per_dim=1.0, sides="both")
+
+    def explicit(m: nn.Module, loss):  # noqa: ANN001
+        blocks = capture(m, layers, loss)
+        return {name: formed(blocks[name]) for name in blocks}
+
+    rules = {layer.name: layer.rule for layer in layers}
+    with torch.random.fork_rng():
+        lazy = kfac.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
+        whole = kfac.build(model, explicit, 0, rules=rules)
+    assert lazy.scale == pytest.approx(whole.scale, rel=1e-12)
+    g = torch.randn(5, 3, 19, dtype=torch.float64)
+    torch.testing.assert_close(lazy.metric["0"].whiten(g), whole.metric["0"].whiten(g), rtol=1e-10, atol=1e-12)
+
+
+def test_few_rows_take_little_memory_and_many_no_second_copy() -> None:
+    model = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    x = torch.randn(32, 16, 16, 16)
+    block = next(iter(capture(model, find_layers(model), lambda m: m(x).square().flatten(1).sum(1)).values()))
+    assert isinstance(block, Patched)
+    whole = 4 * block.b.shape[0] * block.b.shape[1] * block.d_in
+    few, many = torch.arange(0, 8192, 64), torch.arange(0, 8192, 3)
+    assert peak_bytes(lambda: block.rows(few)) < whole / 8
+    assert peak_bytes(lambda: block.rows(many)) < 1.6 * whole

@@ -1,0 +1,125 @@
+"""Layers that read the same rows share what is made of them, and what they share is what each would have made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dpkfc.gradients import gram
+from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.norms import per_example_norms
+from dpkfc.gradients.reread import Reread
+from dpkfc.gradients.rules import joined_calls
+from dpkfc.gradients.tape import Tape
+from dpkfc.metric import Diagonal, Eigenbasis, Identity, Kronecker, LowRank
+
+N, T, D = 3, 5, 40
+
+
+class Attention(nn.Module):
+    """Three maps of one tensor, the last of them without a bias, and one of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D, bias=False)
+        self.out = nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        return self.out(torch.softmax(q @ k.mT / D**0.5, -1) @ v)
+
+
+def low_rank(d: int, k: int = 3) -> LowRank:
+    vectors = torch.linalg.qr(torch.randn(d, k, dtype=torch.float64))[0]
+    return LowRank(vectors, 0.5 + torch.rand(k, dtype=torch.float64), 0.7)
+
+
+def taped(model: nn.Module) -> tuple[Any, Any]:
+    layers, tape = find_layers(model), Tape(model, find_layers(model))
+    x = torch.randn(N, T, D, dtype=torch.float64)
+    with tape:
+        losses = model(x).square().sum((1, 2))
+    return layers, tape.backward(losses)
+
+
+METRICS: dict[str, Any] = {
+    "identity": lambda: {},
+    "shared side": lambda: _alike(low_rank(D + 1), 1.7),
+    "other factors": lambda: {**_alike(side := low_rank(D + 1), 1.7), "key": Kronecker(side, Identity(0.3))},
+    "other sides": lambda: {**_alike(low_rank(D + 1), 1.7), "key": Kronecker(low_rank(D + 1), low_rank(D))},
+}
+
+
+def _alike(side: LowRank, factor: float) -> dict[str, Kronecker]:
+    return {name: Kronecker(side, Identity(factor)) for name in ("query", "key", "out")} | {"value": Kronecker(low_rank(D))}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_sums_and_norms_are_those_of_layers_on_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, metric = Attention().double(), METRICS[name]()
+    layers, calls = taped(model)
+    alone = {}
+    for layer in layers:
+        block = joined_calls(layer, calls[layer.name], N)
+        entry = metric.get(layer.name, Kronecker())
+        g = entry.output.apply_left(entry.input.apply(block.per_example()))  # by brute force
+        alone[layer.name] = per_example_norms(block, metric.get(layer.name), "gram").norms
+        torch.testing.assert_close(alone[layer.name], g.flatten(1).norm(dim=1), rtol=1e-9, atol=0)
+    made = list[int]()
+    products = gram._products
+    monkeypatch.setattr(gram, "_products", lambda x: made.append(1) or products(x))
+    applied = list[int]()
+    whiten = LowRank.apply_homogeneous
+    monkeypatch.setattr(LowRank, "apply_homogeneous", lambda self, x: applied.append(1) or whiten(self, x))
+    summer = ClippedSummer(layers, metric, Clip(1e9, methods=dict.fromkeys(alone, "gram")))
+    found = summer.add(calls, N)
+    assert torch.equal(found.norms, torch.stack([x.square() for x in alone.values()]).sum(0).sqrt())
+    wanted = {"identity": (7, 0), "shared side": (7, 2), "other factors": (8, 3), "other sides": (8, 3)}
+    # of eight products of inputs and outputs one is spared where query and key share; the value has no ones in its inputs
+    assert (len(made), len(applied)) == wanted[name]
+
+
+def test_memory_that_was_given_to_another_tensor_is_not_taken_for_the_same() -> None:
+    reread, made = Reread(), list[float]()
+    for value in (1.0, 2.0, 3.0):
+        x = torch.full((1 << 16,), value)
+        made.append(float(reread.of(x, "sum", lambda x=x: x.sum())))
+        del x
+    assert made == [65536.0, 131072.0, 196608.0]
+
+
+def test_nothing_is_kept_in_memory_and_large_things_are_not_remembered() -> None:
+    reread, asked = Reread(), list[int]()
+
+    def ask(x: Tensor) -> StorageWeakRef:
+        for _ in range(2):
+            reread.of(x, "large", lambda: asked.append(1) or torch.empty((1 << 21) + 1))
+            assert torch.equal(reread.of(x[:2], "part", lambda: x[:2] * 2), x[:2] * 2)
+        return StorageWeakRef(x.untyped_storage())
+
+    assert ask(torch.randn(4, 4)).expired() and len(asked) == 2
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize("name", ["low rank", "both", "diagonal", "basis"])
+def test_in_place_and_folded_maps_are_the_map(name: str, contiguous: bool) -> None:
+    torch.manual_seed(0)
+    metric: Any = {
+        "low rank": Kronecker(low_rank(D), Identity(1.7)),
+        "both": Kronecker(low_rank(D), low_rank(6)),
+        "diagonal": Kronecker(Diagonal(torch.rand(D, dtype=torch.float64)), Identity(0.2)),
+        "basis": Eigenbasis(torch.rand(6, D, dtype=torch.float64)),
+    }[name]
+    g = torch.randn(4, 6, D, dtype=torch.float64) if contiguous else torch.randn(4, D, 6, dtype=torch.float64).mT
+    expected = g * metric.scale if name == "basis" else metric.output.apply_left(metric.input.apply(g))
+    torch.testing.assert_close(metric.whiten(g), expected, rtol=1e-12, atol=1e-14)
+    if name != "basis":
+        assert metric.folded.input.bound * metric.folded.output.bound == pytest.approx(metric.input.bound * metric.output.bound)
+    metric.whiten_(g)
+    torch.testing.assert_close(g, expected, rtol=1e-12, atol=1e-14)
