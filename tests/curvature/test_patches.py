@@ -75,7 +75,7 @@ def test_factors(name: str, rows_per_dim: float | None, sharing: str) -> None:
 @pytest.mark.parametrize("name", CONVS)
 def test_norms_of_examples(name: str, last: int | None) -> None:
     block = block_of(name)
-    gradients = formed(block).per_example()  # type: ignore[union-attr]
+    gradients = formed(block).per_example()
     d_out, d_in = gradients.shape[1:]
 
     def side(d: int) -> Dense:
@@ -99,7 +99,7 @@ def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
     layers = find_layers(model)
     kfac = KFAC(probe=PinkNoise((2, 8, 8)), probe_size=8, chunk=3, rows_per_dim=1.0, sides="both")
 
-    def explicit(m: nn.Module, loss):  # noqa: ANN001
+    def explicit(m: nn.Module, loss):
         blocks = capture(m, layers, loss)
         return {name: formed(blocks[name]) for name in blocks}
 
