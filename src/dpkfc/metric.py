@@ -206,7 +206,7 @@ class Kronecker:
         """Whether the map changes nothing."""
         return self.input == Identity() and self.output == Identity()
 
-    @cached_property
+    @property
     def folded(self) -> Kronecker:
         """The same map, with a multiple of the identity on the output side moved to an input side that is a few vectors.
 

@@ -19,6 +19,7 @@ from dpkfc.gradients import accumulate, clipping, gram, norms, subspace
 from dpkfc.gradients import lengths as row_lengths
 from dpkfc.gradients.accumulate import ClippedSummer
 from dpkfc.gradients.groups import Groups
+from dpkfc.gradients.reread import Reread
 from dpkfc.privacy import mechanism
 from tests.leaks.leak import COMMON, Leak, Patch, swapped
 from tests.leaks.subjects import C
@@ -44,7 +45,7 @@ def norms_of(change: Callable[[Any, Any, Any], Tensor]) -> Patch:
 
     def patch(m: pytest.MonkeyPatch) -> None:
         def make(real: Any) -> Any:
-            return lambda block, metric, method=None: replace(real(block, metric, method), norms=change(block, metric, real))
+            return lambda block, metric, *more: replace(real(block, metric, *more), norms=change(block, metric, real))
 
         swapped(m, accumulate, "per_example_norms", make)
 
@@ -146,8 +147,8 @@ def residual_unclipped(m: pytest.MonkeyPatch) -> None:
 def padded_slack(m: pytest.MonkeyPatch) -> None:
     """The slack counts the positions of the longest example of the micro-batch."""
 
-    def norms_of(block: Outer) -> Tensor:
-        square, lengths, _ = gram._gram_squares(block)
+    def norms_of(block: Outer, reread: Any = None) -> Tensor:
+        square, lengths, _ = gram._gram_squares(block, reread or Reread())
         terms = block.a.shape[1] + block.d_in + block.b.shape[2]
         return (square.clamp(min=0) + terms * gram.roundoff(block.a) * lengths.square() + 0 * square).sqrt()
 
@@ -157,7 +158,7 @@ def padded_slack(m: pytest.MonkeyPatch) -> None:
 def no_slack(m: pytest.MonkeyPatch) -> None:
     """The norm of positions that cancel, by Gram matrices in float32 and no more."""
 
-    def norms_of(block: Outer) -> Tensor:
+    def norms_of(block: Outer, reread: Any = None) -> Tensor:
         inputs = torch.bmm(block.a, block.a.mT) + float(block.homogeneous)
         return (inputs * torch.bmm(block.b, block.b.mT)).sum((1, 2)).clamp(min=0).sqrt()
 
