@@ -21,7 +21,6 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from dpkfc.data.loader import split
 from dpkfc.data.repeats import check_once
 from dpkfc.gradients.random_state import renew
-from dpkfc.gradients.steady import check_steady
 from dpkfc.plan import Plan
 from dpkfc.privacy.rng import SamplingStream
 
@@ -226,8 +225,6 @@ def check_loader(loader: Any) -> None:
         check_once(loader.dataset)
     except ValueError as error:
         raise ValueError(f"{error}. Units need a Session: an engine protects single examples") from None
-    dataset: Any = loader.dataset
-    check_steady(lambda row: loader.collate_fn([dataset[row]]), len(dataset))
     if not getattr(loader, "in_order", True):
         raise ValueError("data_loader has in_order=False; batches must come in the order in which they were drawn")
 
