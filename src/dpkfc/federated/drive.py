@@ -18,7 +18,7 @@ from dpkfc import checkpoint
 from dpkfc.federated.app import App, Settings
 from dpkfc.federated.messages import CLIENT_FAILED, FLOATS, Message
 from dpkfc.federated.node import HELLO
-from dpkfc.federated.rounds import RoundRecord
+from dpkfc.federated.rounds import RoundRecord, TooFewKeys
 from dpkfc.federated.runner import Run, check_unused
 from dpkfc.federated.server import Server
 from dpkfc.privacy.ledger import BudgetExhausted
@@ -147,12 +147,29 @@ class Roster:
 
 
 def _round(server: Server, roster: Roster, wait: float) -> RoundRecord:
-    least = max(1, server.plan.config.survivors)
-    roster.greet()
-    roster.gather(least, least, wait)
-    roster.exchange(server.open_round())
+    roster.exchange(_sent(server, roster, wait))
     roster.exchange(server.fix_survivors())
     return server.close_round()
+
+
+def _sent(server: Server, roster: Roster, wait: float) -> dict[int, Message]:
+    """Open a round with enough clients, and under secure aggregation with keys of enough clients.
+
+    Raises:
+        TooFewClients: fewer after `wait` seconds; nothing was charged.
+    """
+    least = max(1, server.plan.config.survivors)
+    end = time.monotonic() + wait
+    while True:
+        roster.greet()
+        roster.gather(least, least, wait)
+        roster.exchange(server.request_keys())
+        try:
+            return server.open_round()
+        except TooFewKeys as error:
+            if time.monotonic() >= end:
+                raise TooFewClients(str(error)) from None
+        time.sleep(min(_PAUSE, wait))
 
 
 def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound | None = None) -> Run:

@@ -1,8 +1,9 @@
 """The server: a round at a time, charged before it is sent out, closed before anything is opened, and forgotten after its sum.
 
+    request_keys    draw the cohort and ask it for keys, under secure aggregation; nothing is charged yet
     open_round      charge (on the disk), draw the cohort, build the metric, messages for the clients
     receive         one answer: accepted, or rejected and counted
-    fix_survivors   no answer counts from here on; requests for the survivors' masks, under secure aggregation
+    fix_survivors   no answer counts from here on; requests for the survivors' shares, under secure aggregation
     close_round     the sum of the survivors, noise where the server adds it, / public divisor, filters, rule
 
 Fewer than `min_survivors` answers end a round without a release; it stays charged. What single clients sent is dropped with the
@@ -11,6 +12,7 @@ round: no attribute, log or checkpoint holds it.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter
@@ -31,25 +33,30 @@ from dpkfc.federated.messages import (
     METRIC_DIFFERS,
     METRIC_MISSING,
     Message,
+    bytes_of,
     contract_of,
     flat,
     group,
     problem,
+    rows_of,
     shapes_of,
+    stacked,
 )
 from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.rounds import Charged, OpenRound, RoundRecord
+from dpkfc.federated.rounds import Charged, KeyExchange, OpenRound, RoundRecord, TooFewKeys
 from dpkfc.federated.rules import Shares
-from dpkfc.federated.secagg import decoded, total
-from dpkfc.federated.work import accumulated
+from dpkfc.federated.secagg import decoded, scope_of, unmask
+from dpkfc.federated.work import accumulated, norm_of
 from dpkfc.gradients.layers import find_layers
 from dpkfc.postprocess.chain import Chain
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
-__all__ = ["RoundRecord", "Server"]
+__all__ = ["RoundRecord", "Server", "TooFewKeys"]
+
+logger = logging.getLogger(__name__)
 
 Tensors = dict[str, Tensor]
 
@@ -92,7 +99,9 @@ class Server:
         self._holds: dict[int, str] = {}  # client to the digest of the metric that it has
         self._asked: set[int] = set()  # clients that could not build the metric from its seed
         self._digested: tuple[Preconditioner | None, str] = (None, "")
+        self._exchange: KeyExchange | None = None
         self._open: OpenRound | None = None
+        self._channels: dict[int, bytes] = {}  # client to its public channel key, under secure aggregation
         self.enrolled: set[int] = set()
         self.rejected: Counter[str] = Counter()
 
@@ -104,8 +113,8 @@ class Server:
         Returns:
             Whether it takes part; a rejection is counted.
         """
-        found = problem(message, self.shapes, self.contract)
-        number = message.get("client")
+        masked, number = self.plan.config.privacy.masked, message.get("client")
+        found = problem(message, self.shapes, self.contract, masked=masked)
         if found is None and (message["kind"] != "hello" or not self._is_client(number)):
             found = "unknown-client"
         if found is None and number in self.enrolled:
@@ -114,39 +123,66 @@ class Server:
             self.rejected[found] += 1
             return False
         self.enrolled.add(cast(int, number))
+        if masked:
+            self._channels[cast(int, number)] = bytes_of(message["key"])
         return True
+
+    def request_keys(self) -> dict[int, Message]:
+        """Draw the cohort of the next round and ask it for keys, client to message; none where messages are in clear.
+
+        Nothing is charged. Asking again replaces the cohort and its keys.
+
+        Raises:
+            BudgetExhausted: every release of the plan is spent.
+            RuntimeError: the round before was not closed, or fewer clients are enrolled than the plan needs.
+        """
+        self._check_ready()
+        if not self.plan.config.privacy.masked:
+            return {}
+        number = self.next_round
+        drawn = self._cohort(number)
+        channels = {client: self._channels[client] for client in drawn if client in self.enrolled}
+        self._exchange = KeyExchange(number, drawn, channels)
+        if len(channels) < self.plan.config.survivors:
+            return {}
+        request: Message = {
+            "kind": "keys",
+            "round": number,
+            "contract": self.contract,
+            "cohort": torch.tensor(list(channels), dtype=torch.int64),
+            "channels": stacked(channels),
+        }
+        return dict.fromkeys(channels, request)
 
     def open_round(self) -> dict[int, Message]:
         """Charge the next round, then make its messages, client to message.
 
         Raises:
             BudgetExhausted: every release of the plan is spent; nothing was charged, nothing may be sent.
-            RuntimeError: the round before was not closed, or fewer clients are enrolled than the plan needs.
+            RuntimeError: the round before was not closed, fewer clients are enrolled than the plan needs, or no keys were
+                requested under secure aggregation.
+            TooFewKeys: fewer clients sent keys than the plan needs; nothing was charged, nothing may be sent.
             LedgerError: the charge could not be written; nothing may be sent.
         """
-        if self._open is not None:
-            raise RuntimeError("close the round in progress first")
-        if len(self.enrolled) < self.plan.config.survivors:
-            raise RuntimeError(
-                f"{len(self.enrolled)} clients are enrolled and a round needs {self.plan.config.survivors}; start more clients, "
-                "or make a plan with a smaller min_survivors"
-            )
-        if self.rounds_left < 1:
-            spent = f"all {self.plan.config.rounds} rounds of the plan are spent (ε = {self.epsilon:.3g})"
-            raise BudgetExhausted(f"{spent}; nothing was sent")
-        number = self.ledger.count // self.plan.per_round
-        cohort = self._cohort(number)
+        self._check_ready()
+        number = self.next_round
+        exchange = self._finished_exchange()
+        cohort = self._cohort(number) if exchange is None else tuple(sorted(exchange.keys))
         self._coordinates.refresh(number)
         extra = self.plan.config.rule.broadcast(self._state)
         control = sum(float(x.double().square().sum()) for x in extra.values()) ** 0.5
         ticket = Charged(self.plan.hash, self._charge(number))
         self._open = OpenRound(number, cohort, ticket, time.perf_counter(), control)
+        if exchange is not None:
+            self._open.keys, self._open.rejected = exchange.keys, exchange.rejected
+            self._exchange = None
         theta = {name: p.detach().cpu().clone() for name, p in self.parameters.items()}
         common: Message = {"kind": "round", "round": number, "contract": self.contract}
         common |= flat("theta", theta) | flat("extra", extra) | ({"extra_round": self._stepped} if extra else {})
-        if self.plan.config.privacy.masked:
-            common["cohort"] = torch.tensor(cohort, dtype=torch.int64)
-        return {client: {**common, **self._metric_for(client)} for client in cohort}
+        sent = {client: {**common, **self._metric_for(client)} for client in cohort}
+        if exchange is not None:
+            sent = {client: {**message, **exchange.round_fields(client)} for client, message in sent.items()}
+        return sent
 
     def receive(self, message: Mapping[str, Any]) -> bool:
         """Take an answer; what is not valid is counted and changes nothing.
@@ -154,29 +190,35 @@ class Server:
         Returns:
             Whether it was accepted. A client's error is, and counts as its absence.
         """
-        found = self._problem(message)
-        if found is not None:
-            self.rejected[found] += 1
-            if self._open is not None:
-                self._open.rejected[found] += 1
+        stage = self._open or self._exchange
+        found = "no-round" if stage is None else self._problem(message, stage)
+        if found is not None or stage is None:
+            self._reject(cast(str, found), stage)
             return False
-        open_, client = cast(OpenRound, self._open), message["client"]
+        client = message["client"]
         if message["kind"] == "error":
-            open_.failed.add(client)
-            open_.rejected[message["reason"]] += 1
-            self.rejected[message["reason"]] += 1
+            stage.failed.add(client)
+            self._reject(message["reason"], stage)
             self._holds.pop(client, None)
             if message["reason"] in (METRIC_DIFFERS, METRIC_MISSING):
                 self._asked.add(client)
-        elif message["kind"] == "masks":
-            open_.masks[client] = group(message, "mask")
+        elif isinstance(stage, KeyExchange):
+            stage.keys[client] = bytes_of(message["key"])
+            stage.sealed[client] = rows_of(message["sealed"], stage.cohort)
+        elif message["kind"] == "shares":
+            stage.shares[client] = rows_of(message["shares"], stage.cohort)
         else:
-            open_.sums[client] = group(message, "sum")
+            stage.sums[client] = group(message, "sum")
             self._holds[client] = self._digest
         return True
 
+    def _reject(self, reason: str, stage: KeyExchange | OpenRound | None) -> None:
+        self.rejected[reason] += 1
+        if stage is not None:
+            stage.rejected[reason] += 1
+
     def fix_survivors(self) -> dict[int, Message]:
-        """From here on no answer counts. Requests for the survivors' masks, client to message; none where messages are in clear.
+        """From here on no answer counts. Requests for the survivors' shares, client to message; none where messages are in clear.
 
         Raises:
             RuntimeError: no round is open.
@@ -190,7 +232,6 @@ class Server:
             "kind": "unmask",
             "round": open_.number,
             "contract": self.contract,
-            "cohort": torch.tensor(open_.cohort, dtype=torch.int64),
             "survivors": torch.tensor(open_.survivors, dtype=torch.int64),
         }
         return dict.fromkeys(open_.survivors, request)
@@ -201,20 +242,20 @@ class Server:
         Raises:
             RuntimeError: no round is open.
         """
-        asked = self.fix_survivors()
+        self.fix_survivors()
         open_, self._open = self._opened(), None  # whatever happens below, no message outlives the round
         survivors = cast(tuple[int, ...], open_.survivors)
-        dropped = len(survivors) < self.plan.config.survivors or any(client not in open_.masks for client in asked)
+        added = self._added(open_, survivors)
         notes: Mapping[str, float] = {}
-        if not dropped:
-            notes = self._step(self._released(open_, survivors), len(survivors))
+        if added is not None:
+            notes = self._step(self._released(open_, added, len(survivors)), len(survivors))
             self._stepped = open_.number
         hidden = self.plan.config.privacy.unit == "client" and self.plan.config.client_rate < 1
         return RoundRecord(
             round=open_.number,
             cohort=None if hidden else len(open_.cohort),
             survivors=None if hidden else len(survivors),
-            dropped=dropped,
+            dropped=added is None,
             rejected=dict(open_.rejected),
             seconds=0.0 if hidden else time.perf_counter() - open_.started,  # the time tells how many were drawn
             notes=notes,
@@ -226,6 +267,35 @@ class Server:
         if self._open is None:
             raise RuntimeError("no round is open")
         return self._open
+
+    def _check_ready(self) -> None:
+        """Refuse to begin a round, before anything is charged or sent."""
+        if self._open is not None:
+            raise RuntimeError("close the round in progress first")
+        if len(self.enrolled) < self.plan.config.survivors:
+            raise RuntimeError(
+                f"{len(self.enrolled)} clients are enrolled and a round needs {self.plan.config.survivors}; start more clients, "
+                "or make a plan with a smaller min_survivors"
+            )
+        if self.rounds_left < 1:
+            spent = f"all {self.plan.config.rounds} rounds of the plan are spent (ε = {self.epsilon:.3g})"
+            raise BudgetExhausted(f"{spent}; nothing was sent")
+
+    def _finished_exchange(self) -> KeyExchange | None:
+        """The keys of the next round; None where messages are in clear. A cohort that was drawn too small has no keys."""
+        if not self.plan.config.privacy.masked:
+            return None
+        exchange, needed = self._exchange, self.plan.config.survivors
+        if exchange is None:
+            raise RuntimeError("call request_keys first and receive the clients' keys: secure aggregation needs them")
+        if len(exchange.keys) < needed <= len(exchange.drawn):
+            raise TooFewKeys(
+                f"{len(exchange.keys)} of {len(exchange.drawn)} clients sent keys and round {exchange.number} needs {needed}; "
+                "nothing was charged. Call request_keys again"
+            )
+        if len(exchange.keys) < needed:
+            exchange.keys.clear()
+        return exchange
 
     def _is_client(self, number: Any) -> bool:
         return type(number) is int and 0 <= number < self.plan.config.clients
@@ -265,25 +335,40 @@ class Server:
             self._digested = (current, "" if current is None else replace(current, running=()).digest)
         return self._digested[1]
 
-    def _problem(self, message: Mapping[str, Any]) -> str | None:
+    def _problem(self, message: Mapping[str, Any], stage: KeyExchange | OpenRound) -> str | None:
         """Why an answer does not count; None where it does."""
-        open_ = self._open
-        if open_ is None:
-            return "no-round"
-        most = self.plan.largest_message(self.numbers, open_.control)
-        masked = self.plan.config.privacy.masked
-        found = problem(message, self.shapes, self.contract, most=most, integers=masked)
-        return found or open_.problem(message, self.enrolled)
+        control = stage.control if isinstance(stage, OpenRound) else 0.0
+        most, masked = self.plan.largest_message(self.numbers, control), self.plan.config.privacy.masked
+        rows = len(stage.cohort)
+        found = problem(message, self.shapes, self.contract, most=most, masked=masked, rows=rows)
+        return found or stage.problem(message, self.enrolled)
 
-    def _released(self, open_: OpenRound, survivors: Sequence[int]) -> Released:
+    def _added(self, open_: OpenRound, survivors: Sequence[int]) -> Tensors | None:
+        """The sum of the survivors' messages; None where they, or the shares that unmask them, are too few or wrong."""
+        needed = self.plan.config.survivors
+        if len(survivors) < needed:
+            return None
+        sums = {client: open_.sums[client] for client in survivors}
+        if not self.plan.config.privacy.masked:
+            return self._sum(list(sums.values()))
+        if len(open_.shares) < needed:
+            self._reject("too-few-shares", open_)
+            return None
+        try:
+            integers = unmask(sums, open_.keys, open_.shares, needed, scope_of(self.contract, open_.number))
+        except ValueError as error:
+            logger.error("round %d: %s. The round ends without a release and stays charged", open_.number, error)
+            self._reject("wrong-share", open_)
+            return None
+        added = decoded(integers, self.plan.grid(self.numbers), self.parameters)
+        if norm_of(added) > len(survivors) * self.plan.largest_message(self.numbers, open_.control):
+            self._reject("oversized", open_)  # no honest messages add up to it: a client sent a wrong message or share
+            return None
+        return added
+
+    def _released(self, open_: OpenRound, added: Tensors, survivors: int) -> Released:
         """The noisy mean over the public divisor. Shares of noise are in the messages; a trusted server adds its own here."""
         plan, divisor = self.plan, self.plan.config.divisor
-        sums = [open_.sums[client] for client in survivors]
-        if plan.config.privacy.masked:
-            integers = total([*sums, *[{n: -x for n, x in m.items()} for m in open_.masks.values()]])
-            added = decoded(integers, plan.grid(self.numbers), self.parameters)
-        else:
-            added = self._sum(sums)
         step = open_.number * plan.per_round
         if plan.config.privacy.noise_by == "server":
             mechanism = Mechanism(plan, plan.stddev, divisor)
@@ -291,7 +376,7 @@ class Server:
             return release(ClippedSum(added, plan.config.max_grad_norm), mechanism, self._noise, ticket, step)
         number = open_.ticket.charge(step, plan.event)
         mean = {name: x.div_(divisor).to(accumulated(self.parameters[name])) for name, x in added.items()}
-        return Released(gradients=mean, noise_variance=plan.mean_variance(len(survivors)), step=step, release=number)
+        return Released(gradients=mean, noise_variance=plan.mean_variance(survivors), step=step, release=number)
 
     def _sum(self, sums: Sequence[Tensors]) -> Tensors:
         """In the order of the clients' numbers, so that equal messages give an equal sum; new tensors."""
@@ -320,6 +405,11 @@ class Server:
     def rounds_left(self) -> int:
         """Rounds that may still be sent out."""
         return cast(int, self.ledger.remaining) // self.plan.per_round
+
+    @property
+    def next_round(self) -> int:
+        """Number of the next round that is charged."""
+        return self.ledger.count // self.plan.per_round
 
     @property
     def round(self) -> int:
