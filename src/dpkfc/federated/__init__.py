@@ -9,7 +9,7 @@ from dpkfc.federated.client import Client
 from dpkfc.federated.config import FederatedConfig
 from dpkfc.federated.local import FedNewStep, LocalGradient, LocalSteps, ScaffoldSteps
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.rounds import RoundRecord
+from dpkfc.federated.rounds import RoundRecord, TooFewKeys
 from dpkfc.federated.rules import FedAvg, FedAvgM, FedGD, FedNew, FedSOFIM, Scaffold
 from dpkfc.federated.runner import Run, federate, make_clients
 from dpkfc.federated.server import Server
@@ -37,6 +37,7 @@ __all__ = [
     "ScaffoldSteps",
     "SecureAggregation",
     "Server",
+    "TooFewKeys",
     "TrustedServer",
     "federate",
     "make_clients",

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-__all__ = ["KEY_BYTES", "SEAL_BYTES", "agree", "derive", "new_key", "public_key", "seal", "uniform_integers", "unseal"]
+__all__ = ["KEY_BYTES", "SEAL_BYTES", "PrivateKey", "derive", "new_key", "seal", "uniform_integers", "unseal"]
 
 KEY_BYTES = 32
 _NONCE_BYTES, _TAG_BYTES = 12, 16
@@ -29,24 +29,38 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-def public_key(private: bytes) -> bytes:
-    """Return the public key of a private one, 32 bytes."""
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
-
-
 def derive(secret: bytes, purpose: str) -> bytes:
     """Derive a key for one purpose from a secret, 32 bytes; keys of two purposes are independent."""
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode()).derive(secret)
 
 
-def agree(private: bytes, public: bytes, purpose: str) -> bytes:
-    """Derive the key that both ends of a pair get for a purpose, from one's private and the other's public key.
+class PrivateKey:
+    """PRIVATE: an X25519 key. It remembers what it agreed on with each public key, so that a pair agrees once.
+
+    Args:
+        private: 32 bytes.
+
+    Attributes:
+        public: the public key, 32 bytes.
 
     Raises:
-        ValueError: a public key that is none (of another length, or of low order).
+        ValueError: a key of another length.
     """
-    shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    return derive(shared, purpose)
+
+    def __init__(self, private: bytes) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(private)
+        self._agreed: dict[bytes, bytes] = {}
+        self.public = self._key.public_key().public_bytes_raw()
+
+    def agree(self, public: bytes, purpose: str) -> bytes:
+        """Derive the key that both ends of a pair get for a purpose, 32 bytes.
+
+        Raises:
+            ValueError: a public key that is not one (another length, low order).
+        """
+        if public not in self._agreed:
+            self._agreed[public] = self._key.exchange(X25519PublicKey.from_public_bytes(public))
+        return derive(self._agreed[public], purpose)
 
 
 def seal(key: bytes, text: bytes, context: str) -> bytes:

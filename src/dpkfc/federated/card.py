@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.server import Server
 from dpkfc.privacy import events
@@ -51,6 +52,7 @@ def build_card(
             "target_epsilon": plan.target_epsilon,
             "privacy_model": config.privacy.name,
             "against": config.against,
+            **({"secure_aggregation": _secure_aggregation(plan)} if config.privacy.masked else {}),
             "unit": f"one {config.privacy.unit}",
             "neighbours_differ_in": _NEIGHBOURS[config.adjacency].format(config.privacy.unit),
             "epsilon_for_others": {who: _number(e) for who, e in plan.views().items()},
@@ -82,6 +84,17 @@ _PUBLIC = {
 }
 
 
+def _secure_aggregation(plan: FederatedPlan) -> str:
+    """State what the masks hide, from how many parties, and what they do not."""
+    needed, colluding = plan.config.survivors, plan.config.known_shares
+    return (
+        f"pair masks by X25519, secrets shared with threshold {needed}. A server that follows the protocol learns only the sum "
+        f"of the other clients' messages, also with up to {needed - 1} colluding clients. epsilon is computed for {colluding} "
+        "colluding. Public keys are not authenticated: a server that replaces them can open single messages, at the epsilon "
+        "for a server that sees every message"
+    )
+
+
 def to_markdown(card: Mapping[str, Any]) -> str:
     """The card for people."""
     promise, mechanism = card["guarantee"], card["mechanism"]
@@ -95,6 +108,7 @@ def to_markdown(card: Mapping[str, Any]) -> str:
             ("δ", f"{promise['delta']:g}"),
             ("privacy model", promise["privacy_model"]),
             ("protects from", promise["against"]),
+            *[("secure aggregation", promise[name]) for name in ("secure_aggregation",) if name in promise],
             ("privacy unit", promise["unit"]),
             ("neighbours differ in", promise["neighbours_differ_in"]),
             *others,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dpkfc.curvature.shares import moved_to
 from dpkfc.data.sampling import Poisson
 from dpkfc.federated import messages
-from dpkfc.federated.agreement import new_key, public_key
+from dpkfc.federated.agreement import PrivateKey, new_key
 from dpkfc.federated.config import SEED
 from dpkfc.federated.local import FedNewStep, LocalSteps, ScaffoldSteps
 from dpkfc.federated.messages import Message, flat, group, rows_of, stacked, tensor_of
@@ -80,8 +80,7 @@ class Client:
         if local.plan.hash != plan.hash:
             raise ValueError("the local model was made for another plan")
         self.number, self.plan, self.local = number, plan, local
-        self._channel = new_key() if channel is None else channel
-        self._public_channel = public_key(self._channel)
+        self._channel = PrivateKey(new_key() if channel is None else channel)
         self.records = Records(dataset, collate_fn)
         if len(self.records) > plan.config.expected_records:
             raise ValueError(
@@ -111,7 +110,7 @@ class Client:
     def hello(self) -> Message:
         """What is compared before the first round."""
         plain: Message = {"kind": "hello", "contract": self.local.contract, "client": self.number}
-        return plain | ({"key": tensor_of(self._public_channel)} if self._masked else {})
+        return plain | ({"key": tensor_of(self._channel.public)} if self._masked else {})
 
     def answer(self, message: Mapping[str, Any]) -> Message:
         """The answer to a server's message; a refusal, which no record has caused, becomes a message with a constant reason."""

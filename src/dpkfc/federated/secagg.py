@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.federated import shamir
-from dpkfc.federated.agreement import SEAL_BYTES, agree, derive, new_key, public_key, seal, uniform_integers, unseal
+from dpkfc.federated.agreement import SEAL_BYTES, PrivateKey, derive, new_key, seal, uniform_integers, unseal
 from dpkfc.federated.shamir import SHARE_BYTES
 
 __all__ = [
@@ -86,7 +86,7 @@ class RoundKeys:
     @property
     def public(self) -> bytes:
         """The public mask key, 32 bytes."""
-        return public_key(bytes.fromhex(self.mask_key))
+        return PrivateKey(bytes.fromhex(self.mask_key)).public
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def scope_of(contract: str, number: int) -> str:
 
 
 def seal_shares(
-    keys: RoundKeys, client: int, channel: bytes, channels: Mapping[int, bytes], threshold: int
+    keys: RoundKeys, client: int, channel: PrivateKey, channels: Mapping[int, bytes], threshold: int
 ) -> dict[int, bytes]:
     """Split a client's round secrets and seal the shares of each client of the cohort, its own included.
 
@@ -138,16 +138,17 @@ def seal_shares(
     of_key = shamir.split(bytes.fromhex(keys.mask_key), holders, threshold)
     of_seed = shamir.split(bytes.fromhex(keys.self_seed), holders, threshold)
     sealed = {}
+    own_public = keys.public
     for other, public in channels.items():
-        context = _context(keys.scope, client, other, keys.public)
-        sealed[other] = seal(agree(channel, public, context), of_key[other + 1] + of_seed[other + 1], context)
+        context = _context(keys.scope, client, other, own_public)
+        sealed[other] = seal(channel.agree(public, context), of_key[other + 1] + of_seed[other + 1], context)
     return sealed
 
 
 def open_shares(
     keys: RoundKeys,
     client: int,
-    channel: bytes,
+    channel: PrivateKey,
     channels: Mapping[int, bytes],
     *,
     public: Mapping[int, bytes],
@@ -170,7 +171,7 @@ def open_shares(
     key_shares, seed_shares = [], []
     for other in cohort:
         context = _context(keys.scope, other, client, public[other])
-        text = unseal(agree(channel, channels[other], context), sealed[other], context)
+        text = unseal(channel.agree(channels[other], context), sealed[other], context)
         key_shares.append(text[:SHARE_BYTES].hex())
         seed_shares.append(text[SHARE_BYTES:].hex())
     return HeldShares(
@@ -193,7 +194,7 @@ def mask(integers: Integers, client: int, keys: RoundKeys, public: Mapping[int, 
     sizes = {name: tuple(x.shape) for name, x in integers.items()}
     masked = {name: x.clone() for name, x in integers.items()}
     _add(masked, _self_mask(keys.scope, bytes.fromhex(keys.self_seed), sizes))
-    private = bytes.fromhex(keys.mask_key)
+    private = PrivateKey(bytes.fromhex(keys.mask_key))
     for other, key in public.items():
         if other != client:
             _add(masked, _pair_mask(keys.scope, client, private, other, key, sizes=sizes))
@@ -251,11 +252,12 @@ def unmask(
         if client in sums:
             _subtract(summed, _self_mask(scope, secrets[client], sizes))
             continue
-        if public_key(secrets[client]) != public[client]:
+        private = PrivateKey(secrets[client])
+        if private.public != public[client]:
             raise ValueError(f"the shares give another mask key of client {client} than it sent; a client gave a wrong share")
         for survivor in sums:
             # The missing client's mask is the negative of the survivor's: adding it removes the survivor's.
-            _add(summed, _pair_mask(scope, client, secrets[client], survivor, public[survivor], sizes=sizes))
+            _add(summed, _pair_mask(scope, client, private, survivor, public[survivor], sizes=sizes))
     return summed
 
 
@@ -312,10 +314,10 @@ def _self_mask(scope: str, seed: bytes, sizes: Sizes) -> Integers:
     return _expanded(derive(seed, f"self mask: {scope}"), sizes)
 
 
-def _pair_mask(scope: str, client: int, private: bytes, other: int, public: bytes, *, sizes: Sizes) -> Integers:
+def _pair_mask(scope: str, client: int, private: PrivateKey, other: int, public: bytes, *, sizes: Sizes) -> Integers:
     """Return the integers that a client adds for another one. The other client adds their negatives."""
     low, high = sorted((client, other))
-    masks = _expanded(agree(private, public, f"pair mask: clients {low} and {high} in {scope}"), sizes)
+    masks = _expanded(private.agree(public, f"pair mask: clients {low} and {high} in {scope}"), sizes)
     return masks if client == low else {name: x.neg_() for name, x in masks.items()}
 
 
