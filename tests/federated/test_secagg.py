@@ -10,6 +10,7 @@ import torch
 
 from dpkfc.federated import SecureAggregation, TooFewKeys, TrustedServer, federate
 from dpkfc.federated.agreement import PrivateKey, new_key, seal, uniform_integers, unseal
+from dpkfc.federated.card import build_card, to_markdown
 from dpkfc.federated.messages import bytes_of, group, tensor_of
 from dpkfc.federated.runner import one_round
 from dpkfc.federated.secagg import (
@@ -257,7 +258,7 @@ def test_too_few_shares_end_the_round_without_a_release():
     server, clients = world(plan)
     before = vector(server.parameters)
     record = one_round(server, clients, lambda s, n, c: s == "unmask" and c in (1, 2))
-    assert record.dropped and record.rejected == {"too-few-shares": 1} and server.ledger.count == 1
+    assert record.dropped and record.rejected == {"wrong-shares": 1} and server.ledger.count == 1
     assert torch.equal(before, vector(server.parameters))
 
 
@@ -316,7 +317,7 @@ def test_a_wrong_share_is_counted_and_changes_no_weight(missing: bool):
     answers[1]["shares"][3 if missing else 0, 30] ^= 1
     assert all(server.receive(answer) for answer in answers.values())
     record = server.close_round()
-    assert record.dropped and set(record.rejected) <= {"wrong-share", "oversized"} and record.rejected
+    assert record.dropped and set(record.rejected) <= {"wrong-shares", "oversized"} and record.rejected
     assert torch.equal(before, vector(server.parameters)) and server.ledger.count == 1
 
 
@@ -370,6 +371,19 @@ def test_a_server_that_replaces_keys_is_not_covered():
     key = own.agree(bytes_of(clients[0].hello()["key"]), context)
     assert len(unseal(key, bytes_of(answer["sealed"][1]), context)) == 66
     assert "follows the protocol" in plan.config.against
+
+
+def test_epsilon_is_that_of_the_collusion_that_the_plan_names():
+    """Noise of t - k clients is left where k tell theirs; a server that opens messages meets the noise of one."""
+    plan = plan_of(privacy=SecureAggregation(), clients=8, min_survivors=6, colluding=2, test_mode_seed=None)
+    spent = [plan.epsilon_at(plan.hiding_stddev(6, k)) for k in range(6)]
+    assert spent == sorted(spent) and spent[2] == pytest.approx(plan.epsilon(), rel=1e-6)
+    assert plan.views()["a server that sees every message"] == pytest.approx(spent[5], rel=1e-6)
+    server, _ = world(plan)
+    card = build_card(server, [], title="x", chosen_by="nobody")
+    text = card["mechanism"]["secure_aggregation"]
+    assert "threshold 6" in text and "up to 5 colluding clients" in text and "computed for 2 colluding" in text
+    assert text in to_markdown(card) and "any 2 other clients together" in card["guarantee"]["against"]
 
 
 def test_state_of_a_client_outlives_a_process():

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dpkfc.federated.client import Client
 from dpkfc.federated.config import FederatedConfig
+from dpkfc.federated.exchange import TooFewKeys
 from dpkfc.federated.local import FedNewStep, LocalGradient, LocalSteps, ScaffoldSteps
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.rounds import RoundRecord, TooFewKeys
+from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.rules import FedAvg, FedAvgM, FedGD, FedNew, FedSOFIM, Scaffold
 from dpkfc.federated.runner import Run, federate, make_clients
 from dpkfc.federated.server import Server

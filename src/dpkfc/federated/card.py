@@ -52,7 +52,6 @@ def build_card(
             "target_epsilon": plan.target_epsilon,
             "privacy_model": config.privacy.name,
             "against": config.against,
-            **({"secure_aggregation": _secure_aggregation(plan)} if config.privacy.masked else {}),
             "unit": f"one {config.privacy.unit}",
             "neighbours_differ_in": _NEIGHBOURS[config.adjacency].format(config.privacy.unit),
             "epsilon_for_others": {who: _number(e) for who, e in plan.views().items()},
@@ -60,7 +59,7 @@ def build_card(
             "planned_releases": plan.releases,
             "epsilon_by": {name: None if e is None else _number(e) for name, e in beside.items()},
         },
-        "mechanism": plan.describe(),
+        "mechanism": plan.describe() | {"secure_aggregation": _secure_aggregation(plan)},
         "rounds": {
             "sent": releases // plan.per_round,
             "dropped": sum(record.dropped for record in records),
@@ -84,8 +83,10 @@ _PUBLIC = {
 }
 
 
-def _secure_aggregation(plan: FederatedPlan) -> str:
-    """State what the masks hide, from how many parties, and what they do not."""
+def _secure_aggregation(plan: FederatedPlan) -> str | None:
+    """State what the masks hide, from how many parties, and what they do not; None where messages are in clear."""
+    if not plan.config.privacy.masked:
+        return None
     needed, colluding = plan.config.survivors, plan.config.known_shares
     return (
         f"pair masks by X25519, secrets shared with threshold {needed}. A server that follows the protocol learns only the sum "
@@ -108,7 +109,6 @@ def to_markdown(card: Mapping[str, Any]) -> str:
             ("δ", f"{promise['delta']:g}"),
             ("privacy model", promise["privacy_model"]),
             ("protects from", promise["against"]),
-            *[("secure aggregation", promise[name]) for name in ("secure_aggregation",) if name in promise],
             ("privacy unit", promise["unit"]),
             ("neighbours differ in", promise["neighbours_differ_in"]),
             *others,
@@ -146,10 +146,10 @@ def _statement(card: Mapping[str, Any]) -> str:
 def _mechanism(held: Mapping[str, Any]) -> list[tuple[str, str]]:
     shown = (
         "clients", "rounds", "local", "rule", "max_grad_norm", "sensitivity", "noise_multiplier", "stddev", "share_of_a_client",
-        "noise", "min_survivors", "colluding", "example_rate", "client_rate", "divisor", "preconditioner", "metric", "readout",
-        "postprocess",
+        "noise", "min_survivors", "colluding", "example_rate", "client_rate", "secure_aggregation", "divisor",
+        "preconditioner", "metric", "readout", "postprocess",
     )  # fmt: skip
-    return [(name.replace("_", " "), _show(held[name])) for name in shown if held[name] not in (None, [], {})]
+    return [(name.replace("_", " "), _show(held[name])) for name in shown if held.get(name) not in (None, [], {})]
 
 
 def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:

@@ -16,9 +16,10 @@ from torch import nn
 
 from dpkfc import checkpoint
 from dpkfc.federated.app import App, Settings
+from dpkfc.federated.exchange import TooFewKeys
 from dpkfc.federated.messages import CLIENT_FAILED, FLOATS, Message
 from dpkfc.federated.node import HELLO
-from dpkfc.federated.rounds import RoundRecord, TooFewKeys
+from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.runner import Run, check_unused
 from dpkfc.federated.server import Server
 from dpkfc.privacy.ledger import BudgetExhausted

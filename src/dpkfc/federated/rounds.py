@@ -11,10 +11,13 @@ import dp_accounting
 import torch
 from torch import Tensor
 
-from dpkfc.federated.messages import stacked
-from dpkfc.privacy.ledger import BudgetExhausted
+from dpkfc.federated.messages import group, rows_of
+from dpkfc.federated.plan import FederatedPlan
+from dpkfc.federated.secagg import scope_of, unmask
+from dpkfc.federated.work import accumulated
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 
-__all__ = ["Charged", "KeyExchange", "OpenRound", "RoundRecord", "TooFewKeys"]
+__all__ = ["Charged", "OpenRound", "RoundRecord"]
 
 Tensors = dict[str, Tensor]
 
@@ -49,65 +52,20 @@ class Charged:
         self.plan_hash, self._number = plan_hash, number
         self._used = False
 
+    @classmethod
+    def written(cls, ledger: Ledger, plan: FederatedPlan, number: int) -> Charged:
+        """Charge a round's releases to a ledger, and return the ticket for its release."""
+        first = ledger.count + 1
+        for step in range(number * plan.per_round, (number + 1) * plan.per_round):
+            ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.config.sensitivity)
+        return cls(plan.hash, first)
+
     def charge(self, step: int, event: dp_accounting.DpEvent, *more: float) -> int:
         """The number of the release that the ledger holds already."""
         if self._used:
             raise BudgetExhausted("a round is one release, and this one has been made")
         self._used = True
         return self._number
-
-
-class TooFewKeys(RuntimeError):
-    """Fewer clients sent keys for a round than it needs; nothing was charged for it."""
-
-
-@dataclass
-class KeyExchange:
-    """The keys of a round that is not charged yet, under secure aggregation.
-
-    Attributes:
-        number: of the round.
-        drawn: clients that the round was drawn for.
-        channels: client that was asked to its public channel key.
-        keys: client that answered to its public mask key.
-        sealed: client that answered to what it sealed for each client that was asked.
-        failed: clients that refused.
-        rejected: reason to number of messages that were not valid.
-    """
-
-    number: int
-    drawn: tuple[int, ...]
-    channels: dict[int, bytes]
-    keys: dict[int, bytes] = field(default_factory=dict)
-    sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
-    rejected: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def cohort(self) -> tuple[int, ...]:
-        """Clients that were asked."""
-        return tuple(self.channels)
-
-    def problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
-        """Why a valid message does not count among the keys; None where it does."""
-        client = message["client"]
-        reasons = (
-            (message["kind"] not in ("keys", "error"), "no-round"),
-            (client not in self.channels or client not in enrolled, "unknown-client"),
-            (message.get("round") != self.number, "stale"),
-            (client in self.keys or client in self.failed, "duplicate"),
-        )
-        return next((reason for applies, reason in reasons if applies), None)
-
-    def round_fields(self, client: int) -> dict[str, Tensor]:
-        """What a client needs to mask its sum: the clients that sent keys, and what they sealed for it."""
-        ready = sorted(self.keys)
-        return {
-            "cohort": torch.tensor(ready, dtype=torch.int64),
-            "channels": stacked({other: self.channels[other] for other in ready}),
-            "mask_keys": stacked(self.keys),
-            "sealed": stacked({other: self.sealed[other][client] for other in ready}),
-        }
 
 
 @dataclass
@@ -142,3 +100,29 @@ class OpenRound:
             (again, "duplicate"),
         )
         return next((reason for applies, reason in reasons if applies), None)
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Store a valid sum or valid shares of a client."""
+        client = message["client"]
+        if message["kind"] == "shares":
+            self.shares[client] = rows_of(message["shares"], self.cohort)
+        else:
+            self.sums[client] = group(message, "sum")
+
+    def summed(self, parameters: Mapping[str, Tensor]) -> Tensors:
+        """Sum the survivors' messages in the order of their numbers, so that equal messages give an equal sum; new tensors."""
+        summed: Tensors = {}
+        for name, p in parameters.items():
+            summed[name] = torch.zeros(p.shape, dtype=accumulated(p), device=p.device)
+            for client in self.survivors or ():
+                summed[name].add_(self.sums[client][name].to(summed[name]))
+        return summed
+
+    def unmasked(self, threshold: int, contract: str) -> Tensors:
+        """Compute the survivors' sum of integers from the shares that they revealed.
+
+        Raises:
+            ValueError: shares of fewer clients than the threshold, or wrong ones.
+        """
+        sums = {client: self.sums[client] for client in self.survivors or ()}
+        return unmask(sums, self.keys, self.shares, threshold, scope_of(contract, self.number))

@@ -17,7 +17,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,24 +28,14 @@ from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.shares import moved_to
 from dpkfc.federated.config import FACTORS
-from dpkfc.federated.messages import (
-    METRIC_DIFFERS,
-    METRIC_MISSING,
-    Message,
-    bytes_of,
-    contract_of,
-    flat,
-    group,
-    problem,
-    rows_of,
-    shapes_of,
-    stacked,
-)
+from dpkfc.federated.delivery import MetricDelivery
+from dpkfc.federated.exchange import KeyExchange
+from dpkfc.federated.messages import Message, bytes_of, contract_of, flat, problem, shapes_of
 from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.rounds import Charged, KeyExchange, OpenRound, RoundRecord, TooFewKeys
+from dpkfc.federated.rounds import Charged, OpenRound, RoundRecord
 from dpkfc.federated.rules import Shares
-from dpkfc.federated.secagg import decoded, scope_of, unmask
+from dpkfc.federated.secagg import decoded
 from dpkfc.federated.work import accumulated, norm_of
 from dpkfc.gradients.layers import find_layers
 from dpkfc.postprocess.chain import Chain
@@ -54,7 +43,7 @@ from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
-__all__ = ["RoundRecord", "Server", "TooFewKeys"]
+__all__ = ["RoundRecord", "Server"]
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +85,7 @@ class Server:
         self._chain = Chain((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout)
         self._state: Tensors = {}
         self._stepped = -1  # number of the last round with a release
-        self._holds: dict[int, str] = {}  # client to the digest of the metric that it has
-        self._asked: set[int] = set()  # clients that could not build the metric from its seed
-        self._digested: tuple[Preconditioner | None, str] = (None, "")
+        self._delivery = MetricDelivery(plan.config.metric == FACTORS)
         self._exchange: KeyExchange | None = None
         self._open: OpenRound | None = None
         self._channels: dict[int, bytes] = {}  # client to its public channel key, under secure aggregation
@@ -128,9 +115,7 @@ class Server:
         return True
 
     def request_keys(self) -> dict[int, Message]:
-        """Draw the cohort of the next round and ask it for keys, client to message; none where messages are in clear.
-
-        Nothing is charged. Asking again replaces the cohort and its keys.
+        """Draw the next round's cohort and ask it for keys, client to message; none in clear. Nothing is charged.
 
         Raises:
             BudgetExhausted: every release of the plan is spent.
@@ -139,49 +124,38 @@ class Server:
         self._check_ready()
         if not self.plan.config.privacy.masked:
             return {}
-        number = self.next_round
-        drawn = self._cohort(number)
+        drawn = self._cohort(self.next_round)
         channels = {client: self._channels[client] for client in drawn if client in self.enrolled}
-        self._exchange = KeyExchange(number, drawn, channels)
-        if len(channels) < self.plan.config.survivors:
-            return {}
-        request: Message = {
-            "kind": "keys",
-            "round": number,
-            "contract": self.contract,
-            "cohort": torch.tensor(list(channels), dtype=torch.int64),
-            "channels": stacked(channels),
-        }
-        return dict.fromkeys(channels, request)
+        self._exchange = KeyExchange(self.next_round, drawn, channels)
+        return self._exchange.requests(self.contract, self.plan.config.survivors)
 
     def open_round(self) -> dict[int, Message]:
         """Charge the next round, then make its messages, client to message.
 
         Raises:
             BudgetExhausted: every release of the plan is spent; nothing was charged, nothing may be sent.
-            RuntimeError: the round before was not closed, fewer clients are enrolled than the plan needs, or no keys were
-                requested under secure aggregation.
+            RuntimeError: the round before was not closed, too few clients are enrolled, or no keys were requested.
             TooFewKeys: fewer clients sent keys than the plan needs; nothing was charged, nothing may be sent.
             LedgerError: the charge could not be written; nothing may be sent.
         """
         self._check_ready()
-        number = self.next_round
-        exchange = self._finished_exchange()
-        cohort = self._cohort(number) if exchange is None else tuple(sorted(exchange.keys))
+        number, exchange = self.next_round, self._exchange
+        if self.plan.config.privacy.masked and exchange is None:
+            raise RuntimeError("call request_keys first and receive the clients' keys: secure aggregation needs them")
+        cohort = self._cohort(number) if exchange is None else exchange.ready(self.plan.config.survivors)
         self._coordinates.refresh(number)
         extra = self.plan.config.rule.broadcast(self._state)
         control = sum(float(x.double().square().sum()) for x in extra.values()) ** 0.5
-        ticket = Charged(self.plan.hash, self._charge(number))
+        ticket = Charged.written(self.ledger, self.plan, number)
         self._open = OpenRound(number, cohort, ticket, time.perf_counter(), control)
-        if exchange is not None:
-            self._open.keys, self._open.rejected = exchange.keys, exchange.rejected
-            self._exchange = None
+        self._exchange = None
         theta = {name: p.detach().cpu().clone() for name, p in self.parameters.items()}
         common: Message = {"kind": "round", "round": number, "contract": self.contract}
         common |= flat("theta", theta) | flat("extra", extra) | ({"extra_round": self._stepped} if extra else {})
-        sent = {client: {**common, **self._metric_for(client)} for client in cohort}
+        sent = {client: common | self._delivery.fields(client, self.preconditioner) for client in cohort}
         if exchange is not None:
-            sent = {client: {**message, **exchange.round_fields(client)} for client, message in sent.items()}
+            self._open.keys, self._open.rejected = exchange.keys, exchange.rejected
+            sent = {client: message | exchange.round_fields(client) for client, message in sent.items()}
         return sent
 
     def receive(self, message: Mapping[str, Any]) -> bool:
@@ -199,17 +173,11 @@ class Server:
         if message["kind"] == "error":
             stage.failed.add(client)
             self._reject(message["reason"], stage)
-            self._holds.pop(client, None)
-            if message["reason"] in (METRIC_DIFFERS, METRIC_MISSING):
-                self._asked.add(client)
-        elif isinstance(stage, KeyExchange):
-            stage.keys[client] = bytes_of(message["key"])
-            stage.sealed[client] = rows_of(message["sealed"], stage.cohort)
-        elif message["kind"] == "shares":
-            stage.shares[client] = rows_of(message["shares"], stage.cohort)
-        else:
-            stage.sums[client] = group(message, "sum")
-            self._holds[client] = self._digest
+            self._delivery.failed(client, message["reason"])
+            return True
+        stage.take(message)
+        if message["kind"] == "sum":
+            self._delivery.arrived(client, self.preconditioner)
         return True
 
     def _reject(self, reason: str, stage: KeyExchange | OpenRound | None) -> None:
@@ -281,32 +249,8 @@ class Server:
             spent = f"all {self.plan.config.rounds} rounds of the plan are spent (ε = {self.epsilon:.3g})"
             raise BudgetExhausted(f"{spent}; nothing was sent")
 
-    def _finished_exchange(self) -> KeyExchange | None:
-        """The keys of the next round; None where messages are in clear. A cohort that was drawn too small has no keys."""
-        if not self.plan.config.privacy.masked:
-            return None
-        exchange, needed = self._exchange, self.plan.config.survivors
-        if exchange is None:
-            raise RuntimeError("call request_keys first and receive the clients' keys: secure aggregation needs them")
-        if len(exchange.keys) < needed <= len(exchange.drawn):
-            raise TooFewKeys(
-                f"{len(exchange.keys)} of {len(exchange.drawn)} clients sent keys and round {exchange.number} needs {needed}; "
-                "nothing was charged. Call request_keys again"
-            )
-        if len(exchange.keys) < needed:
-            exchange.keys.clear()
-        return exchange
-
     def _is_client(self, number: Any) -> bool:
         return type(number) is int and 0 <= number < self.plan.config.clients
-
-    def _charge(self, number: int) -> int:
-        plan, first = self.plan, self.ledger.count + 1
-        for k in range(plan.per_round):
-            self.ledger.charge(
-                number * plan.per_round + k, plan.event, plan.noise_multiplier, plan.stddev, plan.config.sensitivity
-            )
-        return first
 
     def _cohort(self, number: int) -> tuple[int, ...]:
         """Every registered client with the plan's rate; a client that is not there is one that drops out."""
@@ -315,25 +259,6 @@ class Server:
             return tuple(range(self.plan.config.clients))
         drawn = self._sampling.generator(number).random(self.plan.config.clients) < rate
         return tuple(int(client) for client in drawn.nonzero()[0])
-
-    def _metric_for(self, client: int) -> Message:
-        current = self._coordinates.current
-        if current is None:
-            return {}
-        digest = self._digest
-        found: Message = {"metric_digest": digest, "metric_step": current.step}
-        wanted = self.plan.config.metric == FACTORS or client in self._asked
-        if wanted and self._holds.get(client) != digest:
-            found |= flat("metric", replace(current, running=()).state_dict())
-        return found
-
-    @property
-    def _digest(self) -> str:
-        """Of the metric in force, without what the server keeps for its next refresh; hashed once for each."""
-        current = self._coordinates.current
-        if current is not self._digested[0]:
-            self._digested = (current, "" if current is None else replace(current, running=()).digest)
-        return self._digested[1]
 
     def _problem(self, message: Mapping[str, Any], stage: KeyExchange | OpenRound) -> str | None:
         """Why an answer does not count; None where it does."""
@@ -345,20 +270,15 @@ class Server:
 
     def _added(self, open_: OpenRound, survivors: Sequence[int]) -> Tensors | None:
         """The sum of the survivors' messages; None where they, or the shares that unmask them, are too few or wrong."""
-        needed = self.plan.config.survivors
-        if len(survivors) < needed:
+        if len(survivors) < self.plan.config.survivors:
             return None
-        sums = {client: open_.sums[client] for client in survivors}
         if not self.plan.config.privacy.masked:
-            return self._sum(list(sums.values()))
-        if len(open_.shares) < needed:
-            self._reject("too-few-shares", open_)
-            return None
+            return open_.summed(self.parameters)
         try:
-            integers = unmask(sums, open_.keys, open_.shares, needed, scope_of(self.contract, open_.number))
+            integers = open_.unmasked(self.plan.config.survivors, self.contract)
         except ValueError as error:
             logger.error("round %d: %s. The round ends without a release and stays charged", open_.number, error)
-            self._reject("wrong-share", open_)
+            self._reject("wrong-shares", open_)
             return None
         added = decoded(integers, self.plan.grid(self.numbers), self.parameters)
         if norm_of(added) > len(survivors) * self.plan.largest_message(self.numbers, open_.control):
@@ -377,15 +297,6 @@ class Server:
         number = open_.ticket.charge(step, plan.event)
         mean = {name: x.div_(divisor).to(accumulated(self.parameters[name])) for name, x in added.items()}
         return Released(gradients=mean, noise_variance=plan.mean_variance(survivors), step=step, release=number)
-
-    def _sum(self, sums: Sequence[Tensors]) -> Tensors:
-        """In the order of the clients' numbers, so that equal messages give an equal sum; new tensors."""
-        found: Tensors = {}
-        for name, p in self.parameters.items():
-            found[name] = torch.zeros(p.shape, dtype=accumulated(p), device=p.device)
-            for tensors in sums:
-                found[name].add_(tensors[name].to(found[name]))
-        return found
 
     def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
         config = self.plan.config
@@ -481,7 +392,7 @@ class Server:
             self._coordinates.current = current
             self._stepped = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)
-        self._holds.clear()
+        self._delivery.forget()
         return meta["extra"]
 
     def close(self) -> None:
