@@ -11,7 +11,7 @@ import torch
 from dpkfc.federated import SecureAggregation, TooFewKeys, TrustedServer, federate
 from dpkfc.federated.agreement import PrivateKey, new_key, seal, uniform_integers, unseal
 from dpkfc.federated.card import build_card, to_markdown
-from dpkfc.federated.messages import bytes_of, group, tensor_of
+from dpkfc.federated.messages import group, to_bytes, to_tensor
 from dpkfc.federated.runner import one_round
 from dpkfc.federated.secagg import (
     RoundKeys,
@@ -22,7 +22,7 @@ from dpkfc.federated.secagg import (
     mask,
     open_shares,
     reveal,
-    scope_of,
+    round_scope,
     seal_shares,
     total,
     unmask,
@@ -33,7 +33,7 @@ from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, open_round,
 FEW_STEPS = 2.0**55  # a sum of a few small numbers in steps of the grid stays far below, a mask far above
 SIZES = {"w": (7, 3), "b": (5,)}
 CONTRACT = "c" * 64
-SCOPE = scope_of(CONTRACT, 3)
+SCOPE = round_scope(CONTRACT, 3)
 
 
 class Cohort:
@@ -89,7 +89,9 @@ def test_pair_masks_cancel_in_the_sum_over_the_cohort():
         assert mean_size(cohort.pair(one, other)) > 2.0**60
 
 
-@pytest.mark.parametrize(("missing", "silent"), [((), ()), ((1,), ()), ((), (2,)), ((0, 4), ()), ((5,), (1,)), ((), (0, 3))])
+@pytest.mark.parametrize(
+    ("missing", "silent"), [((), ()), ((1,), ()), ((), (2,)), ((0, 4), ()), ((5,), (1,)), ((), (0, 3))]
+)
 def test_dropouts_leave_exactly_the_sum_of_the_survivors(missing, silent):
     """Clients that are missing send keys and no sum; silent ones send a sum and reveal no shares."""
     cohort = Cohort(6, 4)
@@ -112,7 +114,8 @@ def test_a_server_with_colluding_clients_sees_only_the_sum_of_the_others(colludi
     survivors = {i: x for i, x in cohort.sent.items() if i not in missing}
     honest = [i for i in survivors if i not in colluding]
     known = {}
-    for i in honest:  # the server computes self masks of survivors and pair masks with missing clients, colluding ones their own
+    # The server computes self masks of survivors and pair masks with missing clients. Colluding clients know their own masks.
+    for i in honest:
         pairs = [cohort.pair(i, j) for j in cohort.members if j in missing or j in colluding]
         known[i] = total([cohort.own(i), *pairs])
     for size in range(1, len(honest) + 1):
@@ -181,7 +184,12 @@ def test_a_sealed_text_that_was_changed_or_moved_is_one_clear_error():
     sealed = seal(key, b"text", context)
     assert unseal(key, sealed, context) == b"text" and seal(key, b"text", context) != sealed
     changed = [(key, sealed[:i] + bytes([sealed[i] ^ 1]) + sealed[i + 1 :], context) for i in (0, 12, len(sealed) - 1)]
-    for wrong in [*changed, (new_key(), sealed, context), (key, sealed, context + " in round 4"), (key, sealed[:20], context)]:
+    for wrong in [
+        *changed,
+        (new_key(), sealed, context),
+        (key, sealed, context + " in round 4"),
+        (key, sealed[:20], context),
+    ]:
         with pytest.raises(ValueError, match="the sealed shares of client 3 cannot be opened") as caught:
             unseal(*wrong)
         assert len(str(caught.value)) <= 160
@@ -228,7 +236,7 @@ def test_keys_are_new_in_every_round_and_forgotten_with_the_message():
         for number, message in server.request_keys().items():
             answer = clients[number].answer(message)
             assert server.receive(answer) and not server.receive(answer)
-            seen |= {bytes_of(answer["key"]), clients[number]._keys.mask_key, clients[number]._keys.self_seed}
+            seen |= {to_bytes(answer["key"]), clients[number]._keys.mask_key, clients[number]._keys.self_seed}
         sent = server.open_round()
         for number, message in sent.items():
             answer = clients[number].answer(message)
@@ -365,11 +373,11 @@ def test_a_server_that_replaces_keys_is_not_covered():
     own = PrivateKey(new_key())
     request = server.request_keys()[0]
     channels = request["channels"].clone()
-    channels[1] = tensor_of(own.public)  # the server stands in for client 1
+    channels[1] = to_tensor(own.public)  # the server stands in for client 1
     answer = clients[0].answer({**request, "channels": channels})
-    context = f"shares of client 0: for client 1 in {scope_of(server.contract, 0)}, mask key {bytes_of(answer['key']).hex()}"
-    key = own.agree(bytes_of(clients[0].hello()["key"]), context)
-    assert len(unseal(key, bytes_of(answer["sealed"][1]), context)) == 66
+    context = f"shares of client 0: for client 1 in {round_scope(server.contract, 0)}, mask key {to_bytes(answer['key']).hex()}"
+    key = own.agree(to_bytes(clients[0].hello()["key"]), context)
+    assert len(unseal(key, to_bytes(answer["sealed"][1]), context)) == 66
     assert "follows the protocol" in plan.config.against
 
 

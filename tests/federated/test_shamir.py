@@ -17,7 +17,11 @@ def rows(shares):
 
 
 @settings(max_examples=60, deadline=None)
-@given(secret=st.binary(min_size=32, max_size=32), holders=st.sets(st.integers(1, 400), min_size=1, max_size=9), data=st.data())
+@given(
+    secret=st.binary(min_size=32, max_size=32),
+    holders=st.sets(st.integers(1, 400), min_size=1, max_size=9),
+    data=st.data(),
+)
 def test_any_threshold_of_shares_gives_the_secret(secret: bytes, holders, data):
     threshold = data.draw(st.integers(1, len(holders)))
     shares = split(secret, holders, threshold)

@@ -23,10 +23,19 @@ from dpkfc.federated import messages
 from dpkfc.federated.agreement import PrivateKey, new_key
 from dpkfc.federated.config import SEED
 from dpkfc.federated.local import FedNewStep, LocalSteps, ScaffoldSteps
-from dpkfc.federated.messages import Message, flat, group, rows_of, stacked, tensor_of
+from dpkfc.federated.messages import Message, flat, group, split_rows, stack_rows, to_tensor
 from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.secagg import FEWEST_STEPS, HeldShares, RoundKeys, encoded, mask, open_shares, reveal, seal_shares
+from dpkfc.federated.secagg import (
+    FEWEST_STEPS,
+    ReceivedShares,
+    RoundKeys,
+    encoded,
+    mask,
+    open_shares,
+    reveal,
+    seal_shares,
+)
 from dpkfc.federated.tried import Tried
 from dpkfc.federated.work import LocalModel, Records, Tensors, clipped_whole
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
@@ -100,7 +109,7 @@ class Client:
         self._last: Tensors = {}  # ŷ_i of FedNew, and the round it was made in
         self._last_round = -1
         self._keys: RoundKeys | None = None  # of the round that this client sent keys for last
-        self._shares: HeldShares | None = None  # of the round that this client sent a masked sum for last
+        self._shares: ReceivedShares | None = None  # of the round that this client sent a masked sum for last
         # For this client's own operator, never sent: what went wrong last, and whether nothing of its records was in its answer.
         self.last_error: BaseException | None = None
         self.failed = False
@@ -110,7 +119,7 @@ class Client:
     def hello(self) -> Message:
         """What is compared before the first round."""
         plain: Message = {"kind": "hello", "contract": self.local.contract, "client": self.number}
-        return plain | ({"key": tensor_of(self._channel.public)} if self._masked else {})
+        return plain | ({"key": to_tensor(self._channel.public)} if self._masked else {})
 
     def answer(self, message: Mapping[str, Any]) -> Message:
         """The answer to a server's message; a refusal, which no record has caused, becomes a message with a constant reason."""
@@ -184,40 +193,40 @@ class Client:
             raise _Refused(messages.CLIENT_FAILED)
         number = int(message["round"])
         self._check_new(number)
-        channels = rows_of(message["channels"], self._cohort(message))
+        channels = split_rows(message["channels"], self._cohort(message))
         keys = RoundKeys(contract=self.local.contract, round=number)
         sealed = seal_shares(keys, self.number, self._channel, channels, self.plan.config.survivors)
         self._keys = keys
-        return self._answer("keys", number) | {"key": tensor_of(keys.public), "sealed": stacked(sealed)}
+        return self._answer("keys", number) | {"key": to_tensor(keys.public), "sealed": stack_rows(sealed)}
 
     def _take_shares(self, message: Mapping[str, Any], number: int) -> None:
         """Open what the others sealed for this client, before anything is charged."""
         keys, cohort = self._keys, self._cohort(message)
-        public = rows_of(message["mask_keys"], cohort)
+        public = split_rows(message["mask_keys"], cohort)
         if keys is None or keys.round != number or public[self.number] != keys.public:
             raise _Refused(messages.CLIENT_FAILED)
-        channels, sealed = rows_of(message["channels"], cohort), rows_of(message["sealed"], cohort)
+        channels, sealed = split_rows(message["channels"], cohort), split_rows(message["sealed"], cohort)
         self._shares = open_shares(keys, self.number, self._channel, channels, public=public, sealed=sealed)
 
     def _mask(self, message: Mapping[str, Any], noisy: Tensors) -> Tensors:
         """Mask the noisy sum, then forget the secrets of the round: the others hold the shares of them."""
         keys, self._keys = cast(RoundKeys, self._keys), None
-        public = rows_of(message["mask_keys"], self._cohort(message))
+        public = split_rows(message["mask_keys"], self._cohort(message))
         return mask(encoded(noisy, self.plan.grid(self.local.numbers)), self.number, keys, public)
 
     def _reveal(self, message: Mapping[str, Any]) -> Message:
         """Reveal one share of each client, for one survivor set of the round that was answered last."""
-        number, held = int(message["round"]), self._shares
+        number, received = int(message["round"]), self._shares
         survivors = tuple(sorted(message["survivors"].tolist()))
-        if held is None or held.round != number or self._keys is not None:
+        if received is None or received.round != number or self._keys is not None:
             raise _Refused(messages.CLIENT_FAILED)
         enough = len(set(survivors)) == len(survivors) >= self.plan.config.survivors
-        if self.number not in survivors or not enough or not set(survivors) <= set(held.cohort):
+        if self.number not in survivors or not enough or not set(survivors) <= set(received.cohort):
             raise _Refused(messages.CLIENT_FAILED)
-        if held.survivors not in ((), survivors):
+        if received.survivors not in ((), survivors):
             raise _Refused(messages.REPEATED)  # a second set would reveal both secrets of a client
-        self._shares = replace(held, survivors=survivors)
-        return self._answer("shares", number) | {"shares": stacked(reveal(held, survivors))}
+        self._shares = replace(received, survivors=survivors)
+        return self._answer("shares", number) | {"shares": stack_rows(reveal(received, survivors))}
 
     def _take_metric(self, message: Mapping[str, Any], step: int) -> None:
         wanted = message.get("metric_digest", "")
@@ -349,7 +358,7 @@ class Client:
         self._last_round = int(state.get("last_round", -1))
         keys, shares = state.get("keys"), state.get("shares")
         self._keys = None if keys is None else RoundKeys(**keys)
-        self._shares = None if shares is None else HeldShares(**shares)
+        self._shares = None if shares is None else ReceivedShares(**shares)
 
     def close(self) -> None:
         """Close the client's ledger."""

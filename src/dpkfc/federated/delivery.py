@@ -24,7 +24,7 @@ class MetricDelivery:
         self._asked: set[int] = set()  # clients that could not build the metric from its seed
         self._last: tuple[Preconditioner | None, str] = (None, "")
 
-    def fields(self, client: int, current: Preconditioner | None) -> Message:
+    def round_fields(self, client: int, current: Preconditioner | None) -> Message:
         """Return what a round tells a client of the metric in force, without what the server keeps for its next refresh."""
         if current is None:
             return {}
@@ -35,11 +35,11 @@ class MetricDelivery:
             message |= flat("metric", replace(current, running=()).state_dict())
         return message
 
-    def arrived(self, client: int, current: Preconditioner | None) -> None:
+    def note_answer(self, client: int, current: Preconditioner | None) -> None:
         """Note that a client answered under the metric in force."""
         self._digests[client] = self._digest(current)
 
-    def failed(self, client: int, reason: Any) -> None:
+    def note_failure(self, client: int, reason: Any) -> None:
         """Note that a client refused a round: it may have lost the metric, or have none."""
         self._digests.pop(client, None)
         if reason in (METRIC_DIFFERS, METRIC_MISSING):

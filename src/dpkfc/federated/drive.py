@@ -148,12 +148,12 @@ class Roster:
 
 
 def _round(server: Server, roster: Roster, wait: float) -> RoundRecord:
-    roster.exchange(_sent(server, roster, wait))
+    roster.exchange(_open_round(server, roster, wait))
     roster.exchange(server.fix_survivors())
     return server.close_round()
 
 
-def _sent(server: Server, roster: Roster, wait: float) -> dict[int, Message]:
+def _open_round(server: Server, roster: Roster, wait: float) -> dict[int, Message]:
     """Open a round with enough clients, and under secure aggregation with keys of enough clients.
 
     Raises:

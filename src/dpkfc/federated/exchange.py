@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dpkfc.federated.messages import Message, bytes_of, rows_of, stacked
+from dpkfc.federated.messages import Message, split_rows, stack_rows, to_bytes
 
 __all__ = ["KeyExchange", "TooFewKeys"]
 
@@ -24,7 +24,7 @@ class KeyExchange:
 
     Attributes:
         number: of the round.
-        drawn: clients that the round was drawn for.
+        sampled: clients that the round was drawn for.
         channels: client that was asked to its public channel key.
         keys: client that answered to its public mask key.
         sealed: client that answered to what it sealed for each client that was asked.
@@ -33,7 +33,7 @@ class KeyExchange:
     """
 
     number: int
-    drawn: tuple[int, ...]
+    sampled: tuple[int, ...]
     channels: dict[int, bytes]
     keys: dict[int, bytes] = field(default_factory=dict)
     sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)
@@ -59,8 +59,8 @@ class KeyExchange:
     def take(self, message: Mapping[str, Any]) -> None:
         """Store a client's valid keys."""
         client = message["client"]
-        self.keys[client] = bytes_of(message["key"])
-        self.sealed[client] = rows_of(message["sealed"], self.cohort)
+        self.keys[client] = to_bytes(message["key"])
+        self.sealed[client] = split_rows(message["sealed"], self.cohort)
 
     def requests(self, contract: str, needed: int) -> dict[int, Message]:
         """Make the requests for keys, client to message; none where fewer clients are there than a round needs."""
@@ -68,9 +68,9 @@ class KeyExchange:
             return {}
         cohort = torch.tensor(self.cohort, dtype=torch.int64)
         request: Message = {"kind": "keys", "round": self.number, "contract": contract, "cohort": cohort}
-        return dict.fromkeys(self.channels, request | {"channels": stacked(self.channels)})
+        return dict.fromkeys(self.channels, request | {"channels": stack_rows(self.channels)})
 
-    def ready(self, needed: int) -> tuple[int, ...]:
+    def ready_clients(self, needed: int) -> tuple[int, ...]:
         """Return the clients that sent keys; none where fewer were drawn than a round needs.
 
         Raises:
@@ -78,10 +78,10 @@ class KeyExchange:
         """
         if len(self.keys) >= needed:
             return tuple(sorted(self.keys))
-        if len(self.drawn) < needed:
+        if len(self.sampled) < needed:
             return ()
         raise TooFewKeys(
-            f"{len(self.keys)} of {len(self.drawn)} clients sent keys and round {self.number} needs {needed}; "
+            f"{len(self.keys)} of {len(self.sampled)} clients sent keys and round {self.number} needs {needed}; "
             "nothing was charged. Call request_keys again"
         )
 
@@ -90,7 +90,7 @@ class KeyExchange:
         ready = sorted(self.keys)
         return {
             "cohort": torch.tensor(ready, dtype=torch.int64),
-            "channels": stacked({other: self.channels[other] for other in ready}),
-            "mask_keys": stacked(self.keys),
-            "sealed": stacked({other: self.sealed[other][client] for other in ready}),
+            "channels": stack_rows({other: self.channels[other] for other in ready}),
+            "mask_keys": stack_rows(self.keys),
+            "sealed": stack_rows({other: self.sealed[other][client] for other in ready}),
         }

@@ -46,15 +46,15 @@ __all__ = [
     "SPENT",
     "Message",
     "Shapes",
-    "bytes_of",
+    "to_bytes",
     "contract_of",
     "flat",
     "group",
     "problem",
-    "rows_of",
+    "split_rows",
     "shapes_of",
-    "stacked",
-    "tensor_of",
+    "stack_rows",
+    "to_tensor",
 ]
 
 Value = Tensor | bytes | int | float | str
@@ -113,28 +113,28 @@ def group(message: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
     return {key[len(start) :]: x for key, x in message.items() if key.startswith(start)}
 
 
-def tensor_of(text: bytes) -> Tensor:
+def to_tensor(text: bytes) -> Tensor:
     """Bytes as a tensor of uint8."""
     return torch.from_numpy(np.frombuffer(text, np.uint8).copy())
 
 
-def bytes_of(tensor: Tensor) -> bytes:
+def to_bytes(tensor: Tensor) -> bytes:
     """The bytes of a tensor of uint8."""
     return tensor.numpy().tobytes()
 
 
-def stacked(rows: Mapping[int, bytes]) -> Tensor:
+def stack_rows(rows: Mapping[int, bytes]) -> Tensor:
     """Texts of one length as rows of uint8, in the order of their clients' numbers."""
-    return tensor_of(b"".join(rows[client] for client in sorted(rows))).view(len(rows), -1)
+    return to_tensor(b"".join(rows[client] for client in sorted(rows))).view(len(rows), -1)
 
 
-def rows_of(tensor: Tensor, clients: Sequence[int]) -> dict[int, bytes]:
+def split_rows(tensor: Tensor, clients: Sequence[int]) -> dict[int, bytes]:
     """Client to its row of uint8.
 
     Raises:
         ValueError: another number of rows than clients.
     """
-    return {client: bytes_of(row) for client, row in zip(clients, tensor, strict=True)}
+    return {client: to_bytes(row) for client, row in zip(clients, tensor, strict=True)}
 
 
 def problem(

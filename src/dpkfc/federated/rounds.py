@@ -11,9 +11,9 @@ import dp_accounting
 import torch
 from torch import Tensor
 
-from dpkfc.federated.messages import group, rows_of
+from dpkfc.federated.messages import group, split_rows
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.secagg import scope_of, unmask
+from dpkfc.federated.secagg import round_scope, unmask
 from dpkfc.federated.work import accumulated
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 
@@ -53,7 +53,7 @@ class Charged:
         self._used = False
 
     @classmethod
-    def written(cls, ledger: Ledger, plan: FederatedPlan, number: int) -> Charged:
+    def write(cls, ledger: Ledger, plan: FederatedPlan, number: int) -> Charged:
         """Charge a round's releases to a ledger, and return the ticket for its release."""
         first = ledger.count + 1
         for step in range(number * plan.per_round, (number + 1) * plan.per_round):
@@ -105,11 +105,11 @@ class OpenRound:
         """Store a valid sum or valid shares of a client."""
         client = message["client"]
         if message["kind"] == "shares":
-            self.shares[client] = rows_of(message["shares"], self.cohort)
+            self.shares[client] = split_rows(message["shares"], self.cohort)
         else:
             self.sums[client] = group(message, "sum")
 
-    def summed(self, parameters: Mapping[str, Tensor]) -> Tensors:
+    def sum_survivors(self, parameters: Mapping[str, Tensor]) -> Tensors:
         """Sum the survivors' messages in the order of their numbers, so that equal messages give an equal sum; new tensors."""
         summed: Tensors = {}
         for name, p in parameters.items():
@@ -118,11 +118,11 @@ class OpenRound:
                 summed[name].add_(self.sums[client][name].to(summed[name]))
         return summed
 
-    def unmasked(self, threshold: int, contract: str) -> Tensors:
+    def unmask_survivors(self, threshold: int, contract: str) -> Tensors:
         """Compute the survivors' sum of integers from the shares that they revealed.
 
         Raises:
             ValueError: shares of fewer clients than the threshold, or wrong ones.
         """
         sums = {client: self.sums[client] for client in self.survivors or ()}
-        return unmask(sums, self.keys, self.shares, threshold, scope_of(contract, self.number))
+        return unmask(sums, self.keys, self.shares, threshold, round_scope(contract, self.number))

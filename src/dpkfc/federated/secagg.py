@@ -43,14 +43,14 @@ from dpkfc.federated.shamir import SHARE_BYTES
 
 __all__ = [
     "SEALED_BYTES",
-    "HeldShares",
+    "ReceivedShares",
     "RoundKeys",
     "decoded",
     "encoded",
     "mask",
     "open_shares",
     "reveal",
-    "scope_of",
+    "round_scope",
     "seal_shares",
     "total",
     "unmask",
@@ -81,7 +81,7 @@ class RoundKeys:
     @property
     def scope(self) -> str:
         """The round that keys are derived for."""
-        return scope_of(self.contract, self.round)
+        return round_scope(self.contract, self.round)
 
     @property
     def public(self) -> bytes:
@@ -90,8 +90,8 @@ class RoundKeys:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldShares:
-    """PRIVATE: the shares that a client holds for the cohort of the round whose sum it sent last.
+class ReceivedShares:
+    """PRIVATE: the shares that the cohort sealed for a client, of the round whose sum the client sent last.
 
     Attributes:
         round: its number.
@@ -108,7 +108,7 @@ class HeldShares:
     survivors: tuple[int, ...] = ()
 
 
-def scope_of(contract: str, number: int) -> str:
+def round_scope(contract: str, number: int) -> str:
     """Name a round of a plan: keys that are derived for two rounds, or for two plans, are independent."""
     return f"round {number} of {contract}"
 
@@ -153,7 +153,7 @@ def open_shares(
     *,
     public: Mapping[int, bytes],
     sealed: Mapping[int, bytes],
-) -> HeldShares:
+) -> ReceivedShares:
     """Open the shares that the clients of the cohort sealed for this one.
 
     Args:
@@ -174,9 +174,7 @@ def open_shares(
         text = unseal(channel.agree(channels[other], context), sealed[other], context)
         key_shares.append(text[:SHARE_BYTES].hex())
         seed_shares.append(text[SHARE_BYTES:].hex())
-    return HeldShares(
-        round=keys.round, cohort=cohort, key_shares=tuple(key_shares), seed_shares=tuple(seed_shares)
-    )
+    return ReceivedShares(round=keys.round, cohort=cohort, key_shares=tuple(key_shares), seed_shares=tuple(seed_shares))
 
 
 def mask(integers: Integers, client: int, keys: RoundKeys, public: Mapping[int, bytes]) -> Integers:
@@ -201,11 +199,11 @@ def mask(integers: Integers, client: int, keys: RoundKeys, public: Mapping[int, 
     return masked
 
 
-def reveal(held: HeldShares, survivors: Iterable[int]) -> dict[int, bytes]:
+def reveal(received: ReceivedShares, survivors: Iterable[int]) -> dict[int, bytes]:
     """Return one share of each client of the cohort: of a survivor's self seed, of a missing client's mask key.
 
     Args:
-        held: the shares of this client's round.
+        received: the shares of this client's round.
         survivors: the set that the server fixed.
 
     Returns:
@@ -213,7 +211,7 @@ def reveal(held: HeldShares, survivors: Iterable[int]) -> dict[int, bytes]:
     """
     arrived = set(survivors)
     shares = {}
-    for other, key_share, seed_share in zip(held.cohort, held.key_shares, held.seed_shares, strict=True):
+    for other, key_share, seed_share in zip(received.cohort, received.key_shares, received.seed_shares, strict=True):
         shares[other] = bytes.fromhex(seed_share if other in arrived else key_share)
     return shares
 
@@ -235,7 +233,7 @@ def unmask(
         public: client of the cohort to its public mask key.
         shares: survivor that answered to the share that it reveals of each client of the cohort.
         threshold: shares that give a secret.
-        scope: of the round, from `scope_of`.
+        scope: of the round, from `round_scope`.
 
     Returns:
         The sum of the survivors' integers modulo 2⁶⁴, exactly.
@@ -254,7 +252,7 @@ def unmask(
             continue
         private = PrivateKey(secrets[client])
         if private.public != public[client]:
-            raise ValueError(f"the shares give another mask key of client {client} than it sent; a client gave a wrong share")
+            raise ValueError(f"the shares give another mask key than client {client} sent: a client gave a wrong share")
         for survivor in sums:
             # The missing client's mask is the negative of the survivor's: adding it removes the survivor's.
             _add(summed, _pair_mask(scope, client, private, survivor, public[survivor], sizes=sizes))

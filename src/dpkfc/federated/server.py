@@ -30,7 +30,7 @@ from dpkfc.curvature.shares import moved_to
 from dpkfc.federated.config import FACTORS
 from dpkfc.federated.delivery import MetricDelivery
 from dpkfc.federated.exchange import KeyExchange
-from dpkfc.federated.messages import Message, bytes_of, contract_of, flat, problem, shapes_of
+from dpkfc.federated.messages import Message, contract_of, flat, problem, shapes_of, to_bytes
 from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import Charged, OpenRound, RoundRecord
@@ -111,7 +111,7 @@ class Server:
             return False
         self.enrolled.add(cast(int, number))
         if masked:
-            self._channels[cast(int, number)] = bytes_of(message["key"])
+            self._channels[cast(int, number)] = to_bytes(message["key"])
         return True
 
     def request_keys(self) -> dict[int, Message]:
@@ -142,17 +142,17 @@ class Server:
         number, exchange = self.next_round, self._exchange
         if self.plan.config.privacy.masked and exchange is None:
             raise RuntimeError("call request_keys first and receive the clients' keys: secure aggregation needs them")
-        cohort = self._cohort(number) if exchange is None else exchange.ready(self.plan.config.survivors)
+        cohort = self._cohort(number) if exchange is None else exchange.ready_clients(self.plan.config.survivors)
         self._coordinates.refresh(number)
         extra = self.plan.config.rule.broadcast(self._state)
         control = sum(float(x.double().square().sum()) for x in extra.values()) ** 0.5
-        ticket = Charged.written(self.ledger, self.plan, number)
+        ticket = Charged.write(self.ledger, self.plan, number)
         self._open = OpenRound(number, cohort, ticket, time.perf_counter(), control)
         self._exchange = None
         theta = {name: p.detach().cpu().clone() for name, p in self.parameters.items()}
         common: Message = {"kind": "round", "round": number, "contract": self.contract}
         common |= flat("theta", theta) | flat("extra", extra) | ({"extra_round": self._stepped} if extra else {})
-        sent = {client: common | self._delivery.fields(client, self.preconditioner) for client in cohort}
+        sent = {client: common | self._delivery.round_fields(client, self.preconditioner) for client in cohort}
         if exchange is not None:
             self._open.keys, self._open.rejected = exchange.keys, exchange.rejected
             sent = {client: message | exchange.round_fields(client) for client, message in sent.items()}
@@ -173,11 +173,11 @@ class Server:
         if message["kind"] == "error":
             stage.failed.add(client)
             self._reject(message["reason"], stage)
-            self._delivery.failed(client, message["reason"])
+            self._delivery.note_failure(client, message["reason"])
             return True
         stage.take(message)
         if message["kind"] == "sum":
-            self._delivery.arrived(client, self.preconditioner)
+            self._delivery.note_answer(client, self.preconditioner)
         return True
 
     def _reject(self, reason: str, stage: KeyExchange | OpenRound | None) -> None:
@@ -213,7 +213,7 @@ class Server:
         self.fix_survivors()
         open_, self._open = self._opened(), None  # whatever happens below, no message outlives the round
         survivors = cast(tuple[int, ...], open_.survivors)
-        added = self._added(open_, survivors)
+        added = self._sum_of_survivors(open_, survivors)
         notes: Mapping[str, float] = {}
         if added is not None:
             notes = self._step(self._released(open_, added, len(survivors)), len(survivors))
@@ -268,14 +268,14 @@ class Server:
         found = problem(message, self.shapes, self.contract, most=most, masked=masked, rows=rows)
         return found or stage.problem(message, self.enrolled)
 
-    def _added(self, open_: OpenRound, survivors: Sequence[int]) -> Tensors | None:
+    def _sum_of_survivors(self, open_: OpenRound, survivors: Sequence[int]) -> Tensors | None:
         """The sum of the survivors' messages; None where they, or the shares that unmask them, are too few or wrong."""
         if len(survivors) < self.plan.config.survivors:
             return None
         if not self.plan.config.privacy.masked:
-            return open_.summed(self.parameters)
+            return open_.sum_survivors(self.parameters)
         try:
-            integers = open_.unmasked(self.plan.config.survivors, self.contract)
+            integers = open_.unmask_survivors(self.plan.config.survivors, self.contract)
         except ValueError as error:
             logger.error("round %d: %s. The round ends without a release and stays charged", open_.number, error)
             self._reject("wrong-shares", open_)

@@ -59,13 +59,13 @@ def join(shares: Mapping[int, Sequence[bytes]], threshold: int) -> list[bytes]:
         raise ValueError(f"{len(shares)} clients gave shares and a secret needs {threshold}; no secret can be computed")
     points = sorted(shares)[:threshold]
     weights = _weights(points)
-    secrets_found = []
+    values = []
     for row in zip(*(shares[x] for x in points), strict=True):
         value = sum(weight * int.from_bytes(share, "big") for weight, share in zip(weights, row, strict=True)) % PRIME
         if value >= 2 ** (8 * SECRET_BYTES):
             raise ValueError("the shares belong to no secret: a client gave a wrong one")
-        secrets_found.append(value.to_bytes(SECRET_BYTES, "big"))
-    return secrets_found
+        values.append(value.to_bytes(SECRET_BYTES, "big"))
+    return values
 
 
 def _value(coefficients: Sequence[int], x: int) -> int:

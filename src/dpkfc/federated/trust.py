@@ -101,8 +101,8 @@ class SecureAggregation:
     def against(self, colluding: int) -> str:
         """For the card."""
         server = "the server included, which follows the protocol and learns only the sum over clients (secure aggregation)"
-        told = " and may tell the server" if colluding else ""
-        return f"everyone, {server}{_others(colluding)}{told}"
+        collusion = " and may tell the server" if colluding else ""
+        return f"everyone, {server}{_others(colluding)}{collusion}"
 
     def share(self, stddev: float, honest: int) -> float:
         """Standard deviation stddev / √honest."""
