@@ -2,6 +2,7 @@
 
 A secret has 32 bytes. It is the value at 0 of a polynomial over the integers modulo the prime 2²⁵⁶ + 297. The other
 coefficients are uniform, and the polynomial has degree `threshold` − 1. The share of holder x ≥ 1 is the value at x.
+Python's integers take a time that depends on their values: keep the timing of `split` from an adversary on the same machine.
 Source: Shamir 1979, How to share a secret.
 """
 
