@@ -1,0 +1,10 @@
+"""Every architecture of the zoo; the files of the families register them."""
+
+from __future__ import annotations
+
+from tests.zoo import attention, convolution, dense, language, losses, mechanics, mixing, recurrent, structured
+from tests.zoo.registry import ARCHITECTURES
+
+__all__ = ["ARCHITECTURES", "FAMILY_FILES"]
+
+FAMILY_FILES = (dense, convolution, recurrent, attention, language, structured, mechanics, losses, mixing)
