@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
-from tests.zoo import attention, convolution, dense, huggingface, language, losses, mechanics, mixing, recurrent, structured
+from tests.zoo import (
+    attention,
+    convolution,
+    dense,
+    huggingface,
+    language,
+    losses,
+    mechanics,
+    mixing,
+    recurrent,
+    structured,
+    traps,
+)
 from tests.zoo.registry import ARCHITECTURES
 
 __all__ = ["ARCHITECTURES", "FAMILY_FILES"]
 
-FAMILY_FILES = (dense, convolution, recurrent, attention, language, structured, mechanics, losses, mixing, huggingface)
+FAMILY_FILES = (
+    dense,
+    convolution,
+    recurrent,
+    attention,
+    language,
+    structured,
+    mechanics,
+    losses,
+    traps,
+    mixing,
+    huggingface,
+)

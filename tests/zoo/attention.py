@@ -38,7 +38,9 @@ def _self_attention(batch_first: bool, **options: bool) -> nn.Module:
         return m.head(out.mean(1 if batch_first else 0))
 
     more = {name: value for name, value in options.items() if name != "need_weights"}
-    return Network(forward, attention=nn.MultiheadAttention(4, 2, batch_first=batch_first, **more), head=nn.Linear(4, 3))
+    return Network(
+        forward, attention=nn.MultiheadAttention(4, 2, batch_first=batch_first, **more), head=nn.Linear(4, 3)
+    )
 
 
 for _first in (True, False):
@@ -51,7 +53,11 @@ for _first in (True, False):
         "without_bias": {"bias": False},
     }.items():
         add_architecture(
-            f"multihead_{_label}_{_layout}", "attention", lambda f=_first, o=_options: _self_attention(f, **o), SEQUENCE, classify
+            f"multihead_{_label}_{_layout}",
+            "attention",
+            lambda f=_first, o=_options: _self_attention(f, **o),
+            SEQUENCE,
+            classify,
         )
 
 
@@ -249,7 +255,12 @@ def attention_by_einsum_sequence_first() -> nn.Module:
         return m.head(h.mean(0))
 
     return Network(
-        forward, q=parameter(2, 4, 2), k=parameter(2, 4, 2), v=parameter(2, 4, 2), o=parameter(2, 2, 4), head=nn.Linear(4, 3)
+        forward,
+        q=parameter(2, 4, 2),
+        k=parameter(2, 4, 2),
+        v=parameter(2, 4, 2),
+        o=parameter(2, 2, 4),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -379,7 +390,12 @@ def latents_projected_before_they_meet_an_example() -> nn.Module:
         return m.head(h.flatten(1))
 
     return Network(
-        forward, latents=parameter(3, 4), norm=nn.LayerNorm(4), q=nn.Linear(4, 4), kv=nn.Linear(4, 8), head=nn.Linear(12, 3)
+        forward,
+        latents=parameter(3, 4),
+        norm=nn.LayerNorm(4),
+        q=nn.Linear(4, 4),
+        kv=nn.Linear(4, 8),
+        head=nn.Linear(12, 3),
     )
 
 
@@ -439,7 +455,12 @@ def cross_attention_to_a_learnt_memory() -> nn.Module:
         return m.head(h.mean(1))
 
     return Network(
-        forward, memory=parameter(5, 4), key=nn.Linear(4, 4), value=nn.Linear(4, 4), query=nn.Linear(4, 4), head=nn.Linear(4, 3)
+        forward,
+        memory=parameter(5, 4),
+        key=nn.Linear(4, 4),
+        value=nn.Linear(4, 4),
+        query=nn.Linear(4, 4),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -531,7 +552,11 @@ def vit_positions_interpolated() -> nn.Module:
         return m.head((h + m.attention(h)).mean(1))
 
     return Network(
-        forward, patches=nn.Conv2d(4, 4, 1), positions=parameter(1, 4, 2, 2), attention=Attention(), head=nn.Linear(4, 3)
+        forward,
+        patches=nn.Conv2d(4, 4, 1),
+        positions=parameter(1, 4, 2, 2),
+        attention=Attention(),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -624,7 +649,7 @@ def video_transformer_space_then_time() -> nn.Module:
     return Network(forward, embed=nn.Conv2d(4, 4, 1), space=Attention(), time=Attention(), head=nn.Linear(4, 3))
 
 
-@register("vision attention", IMAGE, square)
+@register("vision attention", IMAGE, square, inputs=lambda batch: batch)
 def masked_autoencoder_with_fixed_mask() -> nn.Module:
     def forward(m: Network, x: Tensor, _: Tensor) -> Tensor:
         n = x.shape[0]

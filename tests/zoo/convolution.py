@@ -41,7 +41,12 @@ for _name, (_build, _channels) in _LAYERS.items():
 @register("cnn", SERIES, classify)
 def conv1d_stack() -> nn.Module:
     return nn.Sequential(
-        nn.Conv1d(3, 4, 3), nn.ReLU(inplace=True), nn.MaxPool1d(2), nn.Conv1d(4, 4, 2, groups=2), nn.Flatten(), nn.Linear(8, 3)
+        nn.Conv1d(3, 4, 3),
+        nn.ReLU(inplace=True),
+        nn.MaxPool1d(2),
+        nn.Conv1d(4, 4, 2, groups=2),
+        nn.Flatten(),
+        nn.Linear(8, 3),
     )
 
 
@@ -210,7 +215,11 @@ def inception_branches() -> nn.Module:
         return m.head(F.relu(h).flatten(1))
 
     return Network(
-        forward, one=nn.Conv2d(2, 2, 1), three=nn.Conv2d(2, 2, 3, padding=1), pooled=nn.Conv2d(2, 1, 1), head=nn.Linear(180, 3)
+        forward,
+        one=nn.Conv2d(2, 2, 1),
+        three=nn.Conv2d(2, 2, 3, padding=1),
+        pooled=nn.Conv2d(2, 1, 1),
+        head=nn.Linear(180, 3),
     )
 
 
@@ -331,7 +340,10 @@ def conditional_kernels_mixed_by_routing() -> nn.Module:
         return m.head((parts * routing[:, :, None, None, None]).sum(1).relu().mean((2, 3)))
 
     return Network(
-        forward, route=nn.Linear(2, 2), experts=nn.ModuleList(nn.Conv2d(2, 3, 3) for _ in range(2)), head=nn.Linear(3, 3)
+        forward,
+        route=nn.Linear(2, 2),
+        experts=nn.ModuleList(nn.Conv2d(2, 3, 3) for _ in range(2)),
+        head=nn.Linear(3, 3),
     )
 
 
@@ -353,7 +365,11 @@ def learnt_position_image() -> nn.Module:
         return m.head(h.relu().mean((2, 3)))
 
     return Network(
-        forward, conv=nn.Conv2d(2, 4, 3), positions=parameter(1, 4, 4, 4), refine=nn.Conv2d(4, 4, 1), head=nn.Linear(4, 3)
+        forward,
+        conv=nn.Conv2d(2, 4, 3),
+        positions=parameter(1, 4, 4, 4),
+        refine=nn.Conv2d(4, 4, 1),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -366,7 +382,11 @@ def layers_run_on_a_learnt_image() -> nn.Module:
         return m.head((m.conv(x) * style).mean((2, 3)))
 
     return Network(
-        forward, seed=parameter(1, 2, 2, 2), up=nn.ConvTranspose2d(2, 4, 2, stride=2), conv=nn.Conv2d(2, 4, 3), head=nn.Linear(4, 3)
+        forward,
+        seed=parameter(1, 2, 2, 2),
+        up=nn.ConvTranspose2d(2, 4, 2, stride=2),
+        conv=nn.Conv2d(2, 4, 3),
+        head=nn.Linear(4, 3),
     )
 
 

@@ -595,7 +595,7 @@ def deep_equilibrium_loop() -> nn.Module:
     return Network(forward, inner=nn.Linear(4, 4), outer=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
-@register("mlp", targets((2,), (2,)), square)
+@register("mlp", targets((2,), (2,)), square, inputs=lambda batch: batch)
 def normalising_flow_coupling() -> nn.Module:
     def forward(m: Network, x: Tensor, _: Tensor) -> Tensor:
         a, b = x.chunk(2, 1)

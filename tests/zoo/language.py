@@ -141,9 +141,7 @@ def albert_like_one_block_thrice() -> nn.Module:
             x = m.block(x)
         return F.linear(m.narrow(x), m.wte.weight)
 
-    return Network(
-        forward, wte=nn.Embedding(11, 2), widen=nn.Linear(2, 4), block=Block(), narrow=nn.Linear(4, 2)
-    )
+    return Network(forward, wte=nn.Embedding(11, 2), widen=nn.Linear(2, 4), block=Block(), narrow=nn.Linear(4, 2))
 
 
 @register("language", WORDS, classify)
@@ -154,9 +152,7 @@ def prompt_tuning() -> nn.Module:
         x = torch.cat([prompt, m.wte(ids)], dim=1)
         return m.head(m.block(x)[:, -1])
 
-    model = Network(
-        forward, wte=nn.Embedding(11, 4), prompt=nn.Embedding(2, 4), block=Block(), head=nn.Linear(4, 3)
-    )
+    model = Network(forward, wte=nn.Embedding(11, 4), prompt=nn.Embedding(2, 4), block=Block(), head=nn.Linear(4, 3))
     model.wte.requires_grad_(False)
     model.block.requires_grad_(False)
     return model
@@ -288,7 +284,9 @@ def bag_of_words_weighted() -> nn.Module:
         weights = torch.sigmoid(m.importance(ids)).squeeze(-1)
         return m.head(m.bag(ids, per_sample_weights=weights))
 
-    return Network(forward, bag=nn.EmbeddingBag(11, 4, mode="sum"), importance=nn.Embedding(11, 1), head=nn.Linear(4, 3))
+    return Network(
+        forward, bag=nn.EmbeddingBag(11, 4, mode="sum"), importance=nn.Embedding(11, 1), head=nn.Linear(4, 3)
+    )
 
 
 @register("language", WORDS, classify)
@@ -366,7 +364,10 @@ def text_convolutions() -> nn.Module:
         return m.head(torch.cat(pooled, 1))
 
     return Network(
-        forward, wte=nn.Embedding(11, 4), convolutions=nn.ModuleList(nn.Conv1d(4, 3, k) for k in (2, 3)), head=nn.Linear(6, 3)
+        forward,
+        wte=nn.Embedding(11, 4),
+        convolutions=nn.ModuleList(nn.Conv1d(4, 3, k) for k in (2, 3)),
+        head=nn.Linear(6, 3),
     )
 
 

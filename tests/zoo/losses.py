@@ -133,7 +133,11 @@ def _several_labels(n: int) -> Batch:
 
 
 add_architecture(
-    "loss_binary_cross_entropy_with_logits", "losses", _mlp, _several_labels, _of_logits("binary_cross_entropy_with_logits")
+    "loss_binary_cross_entropy_with_logits",
+    "losses",
+    _mlp,
+    _several_labels,
+    _of_logits("binary_cross_entropy_with_logits"),
 )
 
 
@@ -280,7 +284,11 @@ def _multi_task(model: nn.Module, batch: Batch) -> Tensor:
 @register("losses", _tasks, _multi_task)
 def loss_of_tasks_with_learnt_weights() -> nn.Module:
     return Network(
-        lambda m, x: m.body(x), body=nn.Linear(4, 5), classes=nn.Linear(5, 3), value=nn.Linear(5, 1), log_variances=parameter(2)
+        lambda m, x: m.body(x),
+        body=nn.Linear(4, 5),
+        classes=nn.Linear(5, 3),
+        value=nn.Linear(5, 1),
+        log_variances=parameter(2),
     )
 
 
@@ -289,9 +297,10 @@ def _partly_labelled(model: nn.Module, batch: Batch) -> Tensor:
     x, labels, values = batch
     h = torch.tanh(model.body(x))
     has_value = (values > 0).to(x)
-    return F.cross_entropy(model.classes(h), labels, reduction="none") + has_value * (
-        model.value(h).squeeze(1) - values
-    ).square()
+    return (
+        F.cross_entropy(model.classes(h), labels, reduction="none")
+        + has_value * (model.value(h).squeeze(1) - values).square()
+    )
 
 
 @register("losses", _tasks, _partly_labelled)
@@ -356,7 +365,11 @@ def loss_of_sampled_softmax_with_public_negatives() -> nn.Module:
 
 def _own_negatives(n: int) -> Batch:
     g = generator_of(n)
-    return torch.randint(0, 7, (n,), generator=g), torch.randint(0, 7, (n,), generator=g), torch.randint(0, 7, (n, 3), generator=g)
+    return (
+        torch.randint(0, 7, (n,), generator=g),
+        torch.randint(0, 7, (n,), generator=g),
+        torch.randint(0, 7, (n, 3), generator=g),
+    )
 
 
 def _skip_gram(model: nn.Module, batch: Batch) -> Tensor:
@@ -374,7 +387,11 @@ def loss_of_skip_grams() -> nn.Module:
 
 def _transcripts(n: int) -> Batch:
     g = generator_of(n)
-    return normal(n, 6, 4, generator=g), torch.randint(1, 4, (n, 2), generator=g), torch.randint(1, 3, (n,), generator=g)
+    return (
+        normal(n, 6, 4, generator=g),
+        torch.randint(1, 4, (n, 2), generator=g),
+        torch.randint(1, 3, (n,), generator=g),
+    )
 
 
 def _ctc(model: nn.Module, batch: Batch) -> Tensor:
@@ -389,7 +406,11 @@ add_architecture("loss_ctc", "losses", lambda: _mlp(k=4), _transcripts, _ctc)
 
 def _tags(n: int) -> Batch:
     g = generator_of(n)
-    return normal(n, 4, 4, generator=g), torch.randint(0, 3, (n, 4), generator=g), torch.randint(1, 5, (n,), generator=g)
+    return (
+        normal(n, 4, 4, generator=g),
+        torch.randint(0, 3, (n, 4), generator=g),
+        torch.randint(1, 5, (n,), generator=g),
+    )
 
 
 def _conditional_random_field(model: nn.Module, batch: Batch) -> Tensor:
@@ -441,9 +462,7 @@ def _dice(model: nn.Module, batch: Batch) -> Tensor:
     return 1 - (2 * (p * y).sum(1) + 1) / (p.sum(1) + y.sum(1) + 1)
 
 
-add_architecture(
-    "loss_dice", "losses", lambda: nn.Conv2d(1, 1, 3, padding=1), targets((1, 4, 4), (1, 4, 4)), _dice
-)
+add_architecture("loss_dice", "losses", lambda: nn.Conv2d(1, 1, 3, padding=1), targets((1, 4, 4), (1, 4, 4)), _dice)
 
 
 def _pixels(model: nn.Module, batch: Batch) -> Tensor:
@@ -464,7 +483,11 @@ def _total_variation(model: nn.Module, batch: Batch) -> Tensor:
 
 
 add_architecture(
-    "loss_with_total_variation", "losses", lambda: nn.Conv2d(1, 1, 3, padding=1), targets((1, 4, 4), (1, 4, 4)), _total_variation
+    "loss_with_total_variation",
+    "losses",
+    lambda: nn.Conv2d(1, 1, 3, padding=1),
+    targets((1, 4, 4), (1, 4, 4)),
+    _total_variation,
 )
 
 

@@ -11,7 +11,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.zoo.registry import Batch, Network, classify, generator_of, normal, parameter, register, tensors, vectors
+from tests.zoo.registry import (
+    UNCLEAR,
+    Batch,
+    Network,
+    classify,
+    generator_of,
+    normal,
+    parameter,
+    register,
+    tensors,
+    vectors,
+)
 
 VECTORS = vectors()
 SEQUENCE = tensors((4, 4))
@@ -90,7 +101,9 @@ def scripted_child() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         return m.head(m.body(x))
 
-    return Network(forward, body=torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.Tanh()).double()), head=nn.Linear(5, 3))
+    return Network(
+        forward, body=torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.Tanh()).double()), head=nn.Linear(5, 3)
+    )
 
 
 @register("mechanics", VECTORS, classify)
@@ -172,7 +185,7 @@ def checkpoint_without_reentry() -> nn.Module:
     return Network(forward, body=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5)), head=nn.Linear(5, 3))
 
 
-@register("mechanics", VECTORS, classify)
+@register("mechanics", VECTORS, classify, kind=UNCLEAR)
 def checkpoint_with_reentry() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         h = m.stem(x)
@@ -207,14 +220,14 @@ def forward_pre_hook_that_changes_the_input() -> nn.Module:
     return model
 
 
-@register("mechanics", VECTORS, classify)
-def backward_hook_that_scales() -> nn.Module:
+@register("mechanics", VECTORS, classify, kind=UNCLEAR)
+def backward_hook_that_only_watches() -> nn.Module:
     model = _mlp()
     model[0].register_full_backward_hook(lambda module, inputs, outputs: None)
     return model
 
 
-@register("mechanics", VECTORS, classify)
+@register("mechanics", VECTORS, classify, kind=UNCLEAR)
 def tensor_hook_that_clamps_each_entry() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         h = m.up(x)
@@ -370,9 +383,7 @@ def early_exit_by_confidence() -> nn.Module:
         confident = early.softmax(-1).amax(-1, keepdim=True) > 0.5
         return torch.where(confident, early, late)
 
-    return Network(
-        forward, first=nn.Linear(4, 4), exit=nn.Linear(4, 3), second=nn.Linear(4, 4), last=nn.Linear(4, 3)
-    )
+    return Network(forward, first=nn.Linear(4, 4), exit=nn.Linear(4, 3), second=nn.Linear(4, 4), last=nn.Linear(4, 3))
 
 
 @register("mechanics", VECTORS, classify)
@@ -449,7 +460,7 @@ def _whole(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch), batch["labels"], reduction="none")
 
 
-@register("containers", _dictionary, _whole, inputs=lambda batch: batch)
+@register("containers", _dictionary, _whole, inputs=lambda batch: {name: batch[name] for name in ("features", "ids")})
 def model_that_takes_the_whole_dict() -> nn.Module:
     def forward(m: Network, batch: dict[str, Tensor]) -> Tensor:
         return m.head(torch.cat([torch.tanh(m.dense(batch["features"])), m.embed(batch["ids"]).mean(1)], 1))
@@ -596,7 +607,9 @@ def _line_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 @register("containers", _numbers, _line_loss)
 def one_number_an_example() -> nn.Module:
-    return Network(lambda m, x: m.slope * x + m.offset, slope=nn.Parameter(torch.tensor(0.3)), offset=nn.Parameter(torch.zeros(1)))
+    return Network(
+        lambda m, x: m.slope * x + m.offset, slope=nn.Parameter(torch.tensor(0.3)), offset=nn.Parameter(torch.zeros(1))
+    )
 
 
 @register("containers", _numbers, _line_loss)

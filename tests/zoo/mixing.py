@@ -35,7 +35,7 @@ def _add(
     size: int = 5,
     family: str = "mixing models",
 ) -> None:
-    add_architecture(f"mixes_{name}", family, build, batch, loss_fn, kind=MIXING, sizes=(size,))
+    add_architecture(f"mixes_{name}", family, build, batch, loss_fn, kind=MIXING, size=size)
 
 
 def _mlp(*inner: nn.Module) -> nn.Module:
@@ -75,8 +75,14 @@ _add("mode_of_the_batch", _inner(lambda h: h + h.round().mode(0).values))
 _add("normalised_over_axis_zero", _inner(lambda h: F.normalize(h, dim=0)))
 _add("layer_norm_of_the_transpose", _inner(lambda h: F.layer_norm(h.T, h.T.shape[-1:]).T))
 _add("group_norm_with_the_batch_as_channels", _inner(lambda h: F.group_norm(h.T.unsqueeze(0), 1).squeeze(0).T))
-_add("dynamic_quantisation_of_the_batch", _inner(lambda h: h + ((h / h.abs().max() * 7).round() * h.abs().max() / 7 - h).detach()))
-_add("whitening_by_cholesky", _inner(lambda h: h @ torch.linalg.inv(torch.linalg.cholesky(h.T @ h / len(h) + torch.eye(6)))))
+_add(
+    "dynamic_quantisation_of_the_batch",
+    _inner(lambda h: h + ((h / h.abs().max() * 7).round() * h.abs().max() / 7 - h).detach()),
+)
+_add(
+    "whitening_by_cholesky",
+    _inner(lambda h: h @ torch.linalg.inv(torch.linalg.cholesky(h.T @ h / len(h) + torch.eye(6)))),
+)
 _add("projected_by_svd_of_the_batch", _inner(lambda h: h @ torch.linalg.svd(h)[2][:2].T @ torch.linalg.svd(h)[2][:2]))
 
 
@@ -125,7 +131,9 @@ _add("attention_over_the_batch", _attention_over_the_batch)
 _add(
     "attention_with_the_axes_confused",
     lambda: Network(
-        lambda m, x: m.head(m.layer(x).mean(1)), layer=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0), head=nn.Linear(4, 3)
+        lambda m, x: m.head(m.layer(x).mean(1)),
+        layer=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0),
+        head=nn.Linear(4, 3),
     ),
     tensors((3, 4)),
 )
@@ -140,7 +148,11 @@ _add(
 )
 _add(
     "convolution_over_the_batch",
-    lambda: Network(lambda m, x: m.head(m.conv(x.T.unsqueeze(0)).squeeze(0).T), conv=nn.Conv1d(4, 4, 3, padding=1), head=nn.Linear(4, 3)),
+    lambda: Network(
+        lambda m, x: m.head(m.conv(x.T.unsqueeze(0)).squeeze(0).T),
+        conv=nn.Conv1d(4, 4, 3, padding=1),
+        head=nn.Linear(4, 3),
+    ),
 )
 _add(
     "state_carried_between_rows",
@@ -164,7 +176,11 @@ def _shifted_frames(m: Network, x: Tensor) -> Tensor:
     return m.head(h.view(n, t, -1).mean(1))
 
 
-_add("shift_over_frames_and_examples", lambda: Network(_shifted_frames, body=nn.Linear(4, 4), head=nn.Linear(4, 3)), tensors((3, 4)))
+_add(
+    "shift_over_frames_and_examples",
+    lambda: Network(_shifted_frames, body=nn.Linear(4, 4), head=nn.Linear(4, 3)),
+    tensors((3, 4)),
+)
 
 
 def _merged_windows(m: Network, x: Tensor) -> Tensor:
@@ -174,7 +190,11 @@ def _merged_windows(m: Network, x: Tensor) -> Tensor:
     return m.head(h.view(n, t, -1).mean(1))
 
 
-_add("axes_unfolded_in_another_order", lambda: Network(_merged_windows, body=nn.Linear(4, 4), head=nn.Linear(4, 3)), tensors((3, 4)))
+_add(
+    "axes_unfolded_in_another_order",
+    lambda: Network(_merged_windows, body=nn.Linear(4, 4), head=nn.Linear(4, 3)),
+    tensors((3, 4)),
+)
 
 
 def _half_mixed(x: Tensor) -> Tensor:
@@ -183,7 +203,11 @@ def _half_mixed(x: Tensor) -> Tensor:
 
 
 _add("second_half_with_the_first", _inner(_half_mixed))
-_add("rows_beyond_the_eighth", _inner(lambda h: torch.cat([h[:8], h[8:] + h[: len(h[8:])]]) if len(h) > 8 else h), size=12)
+_add(
+    "rows_beyond_the_eighth",
+    _inner(lambda h: torch.cat([h[:8], h[8:] + h[: len(h[8:])]]) if len(h) > 8 else h),
+    size=12,
+)
 _add("sign_follows_the_size_of_the_batch", _inner(lambda h: -h if len(h) >= 40 else h), size=48)
 _add("scale_follows_the_size_of_the_batch", _inner(lambda h: h / len(h)))
 _add("position_of_the_row_in_the_batch", _inner(lambda h: h + 0.1 * torch.arange(len(h))[:, None]))
@@ -345,9 +369,13 @@ _add("running_mean_read_in_evaluation_alone", _with_state(_running_mean_for_late
 _add("memory_bank", _with_state(_memory_bank))
 _add("counts_of_codes", _with_state(_counts_of_codes))
 _add("batch_mean_kept_in_an_attribute", _with_state(_kept_in_an_attribute))
-_add("batch_norm_momentum_in_instance_norm", lambda: nn.Sequential(
-    nn.Conv2d(2, 3, 3), nn.InstanceNorm2d(3, track_running_stats=True), nn.Flatten(), nn.Linear(27, 3)
-), IMAGES)
+_add(
+    "batch_norm_momentum_in_instance_norm",
+    lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.InstanceNorm2d(3, track_running_stats=True), nn.Flatten(), nn.Linear(27, 3)
+    ),
+    IMAGES,
+)
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------
@@ -531,7 +559,14 @@ for _loss in (
     _add(f"loss{_loss.__name__}", _mlp, VECTORS, _loss, family="mixing losses")
 
 _add("loss_beyond_the_34th_row", _mlp, VECTORS, _late, size=48, family="mixing losses")
-_add("loss_doubled_only_if_all_labels_agree", _mlp, vectors(classes=2), _only_if_all_agree, size=5, family="mixing losses")
+_add(
+    "loss_doubled_only_if_all_labels_agree",
+    _mlp,
+    vectors(classes=2),
+    _only_if_all_agree,
+    size=5,
+    family="mixing losses",
+)
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------
@@ -548,8 +583,14 @@ def _packed_state(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
     return m.head(torch.tanh(m.inner(x[order])).mean(1))
 
 
-_add("mean_over_padding_of_the_longest", lambda: Network(_trimmed, inner=nn.Linear(4, 4), head=nn.Linear(4, 3)), ragged())
-_add("rows_sorted_and_not_sorted_back", lambda: Network(_packed_state, inner=nn.Linear(4, 4), head=nn.Linear(4, 3)), ragged())
+_add(
+    "mean_over_padding_of_the_longest", lambda: Network(_trimmed, inner=nn.Linear(4, 4), head=nn.Linear(4, 3)), ragged()
+)
+_add(
+    "rows_sorted_and_not_sorted_back",
+    lambda: Network(_packed_state, inner=nn.Linear(4, 4), head=nn.Linear(4, 3)),
+    ragged(),
+)
 
 
 def _token_mean(model: nn.Module, batch: Batch) -> Tensor:
@@ -577,8 +618,14 @@ def _unique_lookup(m: Network, ids: Tensor) -> Tensor:
     return m.head(rows[inverse].mean(1))
 
 
-_add("word_counts_of_the_batch", lambda: Network(_frequencies, table=nn.Embedding(11, 4), head=nn.Linear(4, 3)), words())
-_add("unique_words_of_the_batch", lambda: Network(_unique_lookup, table=nn.Embedding(11, 4), head=nn.Linear(4, 3)), words())
+_add(
+    "word_counts_of_the_batch", lambda: Network(_frequencies, table=nn.Embedding(11, 4), head=nn.Linear(4, 3)), words()
+)
+_add(
+    "unique_words_of_the_batch",
+    lambda: Network(_unique_lookup, table=nn.Embedding(11, 4), head=nn.Linear(4, 3)),
+    words(),
+)
 _add(
     "learnt_centre_moved_by_the_batch",
     lambda: Network(lambda m, x: m.head(x + m.shift * x.mean(0)), shift=parameter(4), head=nn.Linear(4, 3)),

@@ -391,9 +391,7 @@ def lstm_language_model_tied_and_flattened() -> nn.Module:
         logits = m.head(out.reshape(-1, 4))
         return logits.view(*ids.shape, -1)
 
-    model = Network(
-        forward, embed=nn.Embedding(11, 4), layer=nn.GRU(4, 4, batch_first=True), head=nn.Linear(4, 11)
-    )
+    model = Network(forward, embed=nn.Embedding(11, 4), layer=nn.GRU(4, 4, batch_first=True), head=nn.Linear(4, 11))
     model.head.weight = model.embed.weight
     return model
 

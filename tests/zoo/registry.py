@@ -30,7 +30,7 @@ class Architecture:
         loss_fn: maps (model, batch) to one loss an example `[n]`.
         batch: maps n to a batch; the leading axis of every tensor in it is the example.
         kind: "sound" must train, "mixing" must be refused, "unclear" must either train rightly or be refused.
-        sizes: batch sizes that are tried.
+        size: examples of every batch; None for batches of 1, 2 and 5.
         tolerance: largest relative error of a clipped sum.
         is_random: the forward pass draws random numbers, so the sum is only bounded.
         requires: package that the model needs.
@@ -43,7 +43,7 @@ class Architecture:
     loss_fn: Loss
     batch: Callable[[int], Batch]
     kind: str = SOUND
-    sizes: tuple[int, ...] = (1, 2, 5)
+    size: int | None = None
     tolerance: float = 1e-9
     is_random: bool = False
     requires: str | None = None

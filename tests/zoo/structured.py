@@ -427,7 +427,11 @@ def matrix_factorisation() -> nn.Module:
         return product + m.bias(items).squeeze(-1) + m.mean
 
     return Network(
-        forward, users=nn.Embedding(6, 3), items=nn.Embedding(7, 3), bias=nn.Embedding(7, 1), mean=nn.Parameter(torch.zeros(()))
+        forward,
+        users=nn.Embedding(6, 3),
+        items=nn.Embedding(7, 3),
+        bias=nn.Embedding(7, 1),
+        mean=nn.Parameter(torch.zeros(())),
     )
 
 
@@ -438,7 +442,10 @@ def neural_collaborative_filtering() -> nn.Module:
         return m.mlp(h)[:, 0]
 
     return Network(
-        forward, users=nn.Embedding(6, 3), items=nn.Embedding(7, 3), mlp=nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1))
+        forward,
+        users=nn.Embedding(6, 3),
+        items=nn.Embedding(7, 3),
+        mlp=nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1)),
     )
 
 
