@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.zoo import (
     attention,
     convolution,
+    data,
     dense,
     huggingface,
     language,
@@ -22,6 +23,7 @@ __all__ = ["ARCHITECTURES", "FAMILY_FILES"]
 FAMILY_FILES = (
     dense,
     convolution,
+    data,
     recurrent,
     attention,
     language,

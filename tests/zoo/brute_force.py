@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tests.zoo.registry import Batch, Loss, rows_of, size_of
+from tests.zoo.registry import Batch, Loss
 
 Gradients = dict[str, Tensor]
 
 
-def gradients_of_each(model: nn.Module, batch: Batch, loss_fn: Loss) -> list[Gradients]:
-    """Return the gradient of every single example by plain autograd; the model is left without gradients."""
+def gradients_of_each(model: nn.Module, singles: Sequence[Batch], loss_fn: Loss) -> list[Gradients]:
+    """Return the gradient of every batch of one by plain autograd; the model is left without gradients."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     result = []
-    for i in range(size_of(batch)):
-        loss = loss_fn(model, rows_of(batch, slice(i, i + 1))).reshape(-1)[0]
+    for single in singles:
+        loss = loss_fn(model, single).reshape(-1)[0]
         loss.backward()
         gradients = {}
         for name, p in parameters.items():

@@ -19,6 +19,23 @@ MIXING = "mixing"
 UNCLEAR = "unclear"
 
 
+def size_of(batch: Batch) -> int:
+    """Return the number of examples of a batch."""
+    return len(tree_flatten(batch)[0][0])
+
+
+def rows_of(batch: Batch, rows: Any) -> Batch:
+    """Select some examples of a batch."""
+    return tree_map(lambda x: x[rows], batch)
+
+
+def stack_rows(rows: list[Any]) -> Batch:
+    """Collate examples of any nesting into a batch."""
+    leaves = [tree_flatten(row)[0] for row in rows]
+    stacked = iter([torch.stack(column) for column in zip(*leaves, strict=True)])
+    return tree_map(lambda _: next(stacked), rows[0])
+
+
 @dataclass(frozen=True)
 class Architecture:
     """Describe a model with its loss and its data.
@@ -31,10 +48,14 @@ class Architecture:
         batch: maps n to a batch; the leading axis of every tensor in it is the example.
         kind: "sound" must train, "mixing" must be refused, "unclear" must either train rightly or be refused.
         size: examples of every batch; None for batches of 1, 2 and 5.
+        steps: steps of a run with batches of one size.
+        records: examples of the dataset where batches have one size; None for two more than a batch.
         tolerance: largest relative error of a clipped sum.
         is_random: the forward pass draws random numbers, so the sum is only bounded.
         requires: package that the model needs.
         inputs: maps a batch to what the model is called on; used for the probe of a preconditioner.
+        collate: makes a batch of a list of examples.
+        augment: changes every row of a batch on its own; None for no change.
     """
 
     name: str
@@ -44,10 +65,23 @@ class Architecture:
     batch: Callable[[int], Batch]
     kind: str = SOUND
     size: int | None = None
+    steps: int = 2
+    records: int | None = None
     tolerance: float = 1e-9
     is_random: bool = False
     requires: str | None = None
     inputs: Callable[[Batch], Any] | None = None
+    collate: Callable[[list[Any]], Batch] = stack_rows
+    augment: Callable[[Batch], Batch] | None = None
+
+    def prepared(self, rows: Batch) -> Batch:
+        """Return the batch that the loss function gets for these rows `[n, ...]` of the dataset."""
+        batch = self.collate([rows_of(rows, i) for i in range(size_of(rows))])
+        return batch if self.augment is None else self.augment(batch)
+
+    def singles(self, rows: Batch) -> list[Batch]:
+        """Return each of these rows as a batch of one."""
+        return [self.prepared(rows_of(rows, slice(i, i + 1))) for i in range(size_of(rows))]
 
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -99,23 +133,6 @@ def parameter(*shape: int, scale: float = 0.5) -> nn.Parameter:
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
-
-
-def size_of(batch: Batch) -> int:
-    """Return the number of examples of a batch."""
-    return len(tree_flatten(batch)[0][0])
-
-
-def rows_of(batch: Batch, rows: Any) -> Batch:
-    """Select some examples of a batch."""
-    return tree_map(lambda x: x[rows], batch)
-
-
-def stack_rows(rows: list[Any]) -> Batch:
-    """Collate examples of any nesting into a batch."""
-    leaves = [tree_flatten(row)[0] for row in rows]
-    stacked = iter([torch.stack(column) for column in zip(*leaves, strict=True)])
-    return tree_map(lambda _: next(stacked), rows[0])
 
 
 def generator_of(n: int) -> torch.Generator:

@@ -27,7 +27,7 @@ from dpkfc import KFAC, PrivacyConfig, PublicData, Session
 from tests.gradients.whitened import whiten
 from tests.zoo.architectures import ARCHITECTURES
 from tests.zoo.brute_force import Gradients, clipped_sum, gradients_of_each, norm_of, relative_error
-from tests.zoo.registry import MIXING, SOUND, UNCLEAR, Architecture, rows_of, size_of, stack_rows
+from tests.zoo.registry import MIXING, SOUND, UNCLEAR, Architecture, rows_of, size_of
 
 RATE = 0.1
 # A Poisson sampler of three of seven rows draws batches of 1, 2 and 5 rows from this seed.
@@ -102,12 +102,18 @@ def library_steps(
     if architecture.size is None:
         settings: dict[str, Any] = {"expected_batch_size": EXPECTED, "steps": len(SIZES), "test_mode_seed": SEED}
     else:
-        settings = {"expected_batch_size": architecture.size, "steps": 2, "test_mode_seed": SEED, "sampler": "fixed"}
+        settings = {
+            "expected_batch_size": architecture.size,
+            "steps": architecture.steps,
+            "test_mode_seed": SEED,
+            "sampler": "fixed",
+        }
     if precondition:
         settings["preconditioner"] = preconditioner_of(architecture)
     plan = PrivacyConfig(max_grad_norm=clip, **settings).with_noise(0.0, 1e-3, len(data))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], RATE)
-    with Session(plan, model, optimizer, data, collate_fn=stack_rows) as session:
+    collate, augment = architecture.collate, architecture.augment
+    with Session(plan, model, optimizer, data, collate_fn=collate, augment=augment) as session:
         for batch in session.batches():
             rows = [int(i) for i in batch.drawn]
             gradients = [] if needs_no_gradients(architecture) else reference(architecture, model, data, rows)
@@ -177,7 +183,7 @@ def reference(architecture: Architecture, model: nn.Module, data: Examples, rows
 def defined_gradients(architecture: Architecture, model: nn.Module, batch: Any) -> list[Gradients]:
     """Return the gradients by brute force, or none where an unclear model cannot take a batch of one."""
     try:
-        return gradients_of_each(model, batch, architecture.loss_fn)
+        return gradients_of_each(model, architecture.singles(batch), architecture.loss_fn)
     except (ValueError, RuntimeError):
         if architecture.kind == UNCLEAR:
             return []
@@ -204,9 +210,16 @@ def compare(architecture: Architecture, *, precondition: bool = False) -> Result
     return Result(architecture.name, architecture.family, architecture.kind, outcome, detail, seconds)
 
 
+def records_of(architecture: Architecture) -> int:
+    """Return the number of examples of an architecture's dataset."""
+    if architecture.size is None:
+        return ROWS
+    return architecture.records or architecture.size + EXTRA
+
+
 def outcome_of(architecture: Architecture, *, precondition: bool = False) -> tuple[str, str]:
     """Train an architecture, compare every step with brute force, and return the outcome with its detail."""
-    data = Examples(architecture.batch(ROWS if architecture.size is None else architecture.size + EXTRA))
+    data = Examples(architecture.batch(records_of(architecture)))
     model = architecture.make()
     clip = clip_of(architecture, data.batch)
     worst = 0.0
@@ -285,17 +298,18 @@ def check_entry(architecture: Architecture) -> str:
         return check_mixing(architecture, batch)
     if architecture.kind != SOUND or architecture.is_random:
         return ""
-    together = architecture.loss_fn(architecture.make(), batch)
+    together = architecture.loss_fn(architecture.make(), architecture.prepared(batch))
     if together.shape != (size_of(batch),):
         return f"losses of shape {tuple(together.shape)}"
     model = architecture.make()
-    for i in range(size_of(batch)):
-        alone = architecture.loss_fn(model, rows_of(batch, slice(i, i + 1))).reshape(-1)[0]
+    singles = architecture.singles(batch)
+    for i, single in enumerate(singles):
+        alone = architecture.loss_fn(model, single).reshape(-1)[0]
         if not torch.allclose(alone, together[i], rtol=max(1e-9, architecture.tolerance), atol=1e-12):
             return f"example {i} has loss {float(alone):.6g} alone and {float(together[i]):.6g} in a batch"
     if not all(x.shape[0] == size_of(batch) for x in tree_flatten(batch)[0]):
         return "a tensor of the batch does not lead with the example"
-    if all(norm_of(g) == 0 for g in gradients_of_each(model, batch, architecture.loss_fn)):
+    if all(norm_of(g) == 0 for g in gradients_of_each(model, singles, architecture.loss_fn)):
         return "all gradients are zero"
     return ""
 
@@ -304,20 +318,20 @@ def check_mixing(architecture: Architecture, batch: Any) -> str:
     """Check that the losses, gradients or buffers of a mixing model tell a batch from its examples."""
     model = architecture.make()
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    losses = architecture.loss_fn(model, batch)
+    losses = architecture.loss_fn(model, architecture.prepared(batch))
     losses.sum().backward()
     if any(not torch.equal(x, before[name]) for name, x in model.state_dict().items()):
         return ""
     together = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     try:
-        singles = gradients_of_each(architecture.make(), batch, architecture.loss_fn)
-        for i in range(size_of(batch)):
-            alone = architecture.loss_fn(architecture.make(), rows_of(batch, slice(i, i + 1))).reshape(-1)[0]
+        gradients = gradients_of_each(architecture.make(), architecture.singles(batch), architecture.loss_fn)
+        for i, single in enumerate(architecture.singles(batch)):
+            alone = architecture.loss_fn(architecture.make(), single).reshape(-1)[0]
             if not torch.allclose(alone, losses[i], rtol=1e-6):
                 return ""
     except (ValueError, RuntimeError, IndexError):
         return ""
-    total = clipped_sum(singles, float("inf"))
+    total = clipped_sum(gradients, float("inf"))
     error = relative_error(together, {name: total[name] for name in together})
     return "" if error > 1e-6 else f"it does not mix: its gradients differ by {error:.1e}"
 

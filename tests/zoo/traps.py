@@ -400,6 +400,66 @@ def packed_lstm_of_rare_lengths() -> nn.Module:
     return Network(forward, layer=nn.LSTM(4, 2, bidirectional=True, batch_first=True), head=nn.Linear(4, 3))
 
 
+RARE = {"size": 4, "steps": 12, "records": 60}
+
+
+@register("traps", _rare_lengths, classify, **RARE)
+def rows_sorted_by_lengths_that_are_rare_in_the_data() -> nn.Module:
+    """Most batches hold no long example, so that nothing is reordered in them."""
+    return rows_sorted_by_rare_lengths()
+
+
+@register("traps", _rare_lengths, classify, **RARE)
+def rows_split_by_lengths_that_are_rare_in_the_data() -> nn.Module:
+    """Long examples take a branch of their own."""
+
+    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+        h = torch.tanh(m.inner(x)).mean(1)
+        rows = (lengths > 4).nonzero().squeeze(1)
+        if len(rows):
+            h = h.index_copy(0, rows, torch.tanh(m.inner(x[rows])).amax(1))
+        return m.head(h)
+
+    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
+
+
+def _mostly_one_word(n: int) -> Batch:
+    g = generator_of(n)
+    lengths = torch.ones(n, dtype=torch.long)
+    lengths[::3] = 3
+    return torch.randint(0, 11, (n, 4), generator=g), lengths, torch.randint(0, 3, (n,), generator=g)
+
+
+@register("traps", _mostly_one_word, classify, size=3, steps=8, records=24)
+def positions_of_texts_trimmed_to_the_longest() -> nn.Module:
+    """Batches whose longest text has one word look up one position."""
+
+    def forward(m: Network, ids: Tensor, lengths: Tensor) -> Tensor:
+        ids = ids[:, : int(lengths.max())]
+        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).unsqueeze(-1)
+        x = m.table(ids) + m.places(torch.arange(ids.shape[1]))
+        return m.head((torch.tanh(m.mix(x)) * mask).sum(1))
+
+    return Network(
+        forward, table=nn.Embedding(11, 4), places=nn.Embedding(4, 4), mix=nn.Linear(4, 4), head=nn.Linear(4, 3)
+    )
+
+
+@register("traps", _mostly_one_word, classify, size=3, steps=8, records=24)
+def bidirectional_rnn_with_one_active_sequence_at_the_end() -> nn.Module:
+    def forward(m: Network, ids: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(m.table(ids), lengths, batch_first=True, enforce_sorted=False)
+        out, _ = nn.utils.rnn.pad_packed_sequence(m.layer(packed)[0], batch_first=True, total_length=4)
+        return m.head(torch.tanh(out).sum(1))
+
+    return Network(
+        forward,
+        table=nn.Embedding(11, 4),
+        layer=nn.GRU(4, 2, bidirectional=True, batch_first=True),
+        head=nn.Linear(4, 3),
+    )
+
+
 @register("traps", _rare_lengths, classify, size=16)
 def attention_without_a_mask_where_none_is_needed() -> nn.Module:
     """As in transformers: the mask is left out where all of it would be ones."""
