@@ -28,8 +28,12 @@ def gradients_of_each(model: nn.Module, singles: Sequence[Batch], loss_fn: Loss)
 
 
 def norm_of(gradients: Gradients) -> float:
-    """Return the Euclidean norm over all parameters together."""
-    return float(torch.stack([g.double().square().sum() for g in gradients.values()]).sum().sqrt())
+    """Return the Euclidean norm over all parameters together, without overflow of squares."""
+    flat = torch.cat([g.double().flatten() for g in gradients.values()])
+    largest = flat.abs().max()
+    if not 0 < largest < float("inf"):
+        return float(largest)
+    return float(largest * (flat / largest).norm())
 
 
 def clipped_sum(rows: Sequence[Gradients], clip: float) -> Gradients:

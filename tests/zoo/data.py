@@ -1,4 +1,4 @@
-"""Augmentations and collate functions: those that keep rows apart, and those that mix them."""
+"""Augmentations and collate functions, which keep rows apart or mix them, and extreme records."""
 
 from __future__ import annotations
 
@@ -255,3 +255,34 @@ _collated("second_half_with_the_first", MIXING, _changed(_half))
 _collated("second_half_with_the_first_at_random", MIXING, _changed(_half_at_random))
 _collated("standardised_over_the_batch", MIXING, _changed(lambda x: x - x.mean(0)))
 _collated("rows_in_another_order_than_labels", MIXING, _changed(lambda x: x.flip(0)))
+
+
+# -- extreme records ---------------------------------------------------------------------------------------------------
+
+
+def _with_an_outlier(value: float) -> Callable[[int], Batch]:
+    """Make batches whose third and last rows hold an extreme number."""
+
+    def batch(n: int) -> Batch:
+        x, y = VECTORS(n)
+        x[2::3, 1] = value
+        return x, y
+
+    return batch
+
+
+def _rectified() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 3))
+
+
+for _name, _value in {
+    "nan": float("nan"),
+    "infinity": float("inf"),
+    "negative_infinity": float("-inf"),
+    "1e20": 1e20,
+    "float32_minimum": -3.4e38,
+    "fill_value": 1.7e12,
+    "denormal": 5e-324,
+}.items():
+    add_architecture(f"record_with_{_name}", "outliers", _mlp, _with_an_outlier(_value), classify)
+    add_architecture(f"record_with_{_name}_unbounded", "outliers", _rectified, _with_an_outlier(_value), classify)

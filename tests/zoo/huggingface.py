@@ -387,7 +387,7 @@ add(
         "sep_token_id": 2,
         "reference_compile": False,
     },
-    padded_tokens,
+    plain_tokens,
     loss_of_class,
     "eager",
     tolerance=FLOAT32_INSIDE,
@@ -471,13 +471,15 @@ _CAUSAL = {
     "cohere": ("CohereForCausalLM", "CohereConfig", {}),
     "phi": ("PhiForCausalLM", "PhiConfig", {}),
 }
+# With a window and padding some positions of Gemma 2 see nothing and become NaN.
+_WITHOUT_PADDING = ("gemma2",)
 for _name, (_model, _config, _more) in _CAUSAL.items():
     add(
         _name,
         _model,
         _config,
         _LLAMA | _ENDS | {"tie_word_embeddings": True} | _more,
-        padded_text,
+        plain_text if _name in _WITHOUT_PADDING else padded_text,
         loss_of_next,
         tolerance=FLOAT32_INSIDE,
     )

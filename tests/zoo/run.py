@@ -199,13 +199,19 @@ def clip_of(architecture: Architecture, batch: Any) -> float:
     return statistics.median(usable) * (1 + 1e-6) if usable else 1.0
 
 
-def compare(architecture: Architecture, *, precondition: bool = False) -> Result:
-    """Run one architecture and return its outcome."""
+def compare(architecture: Architecture, *, precondition: bool = False, strict: bool = False) -> Result:
+    """Run one architecture and return its outcome.
+
+    Args:
+        architecture: an entry of the zoo.
+        precondition: train with K-FAC.
+        strict: a mixing model must be refused before more than one private row is read.
+    """
     started = time.perf_counter()
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        outcome, detail = outcome_of(architecture, precondition=precondition)
+        outcome, detail = outcome_of(architecture, precondition=precondition, strict=strict)
     seconds = time.perf_counter() - started
     return Result(architecture.name, architecture.family, architecture.kind, outcome, detail, seconds)
 
@@ -217,14 +223,15 @@ def records_of(architecture: Architecture) -> int:
     return architecture.records or architecture.size + EXTRA
 
 
-def outcome_of(architecture: Architecture, *, precondition: bool = False) -> tuple[str, str]:
+def outcome_of(architecture: Architecture, *, precondition: bool = False, strict: bool = False) -> tuple[str, str]:
     """Train an architecture, compare every step with brute force, and return the outcome with its detail."""
     data = Examples(architecture.batch(records_of(architecture)))
     model = architecture.make()
     clip = clip_of(architecture, data.batch)
-    worst = 0.0
+    worst, releases = 0.0, 0
     try:
         for step in library_steps(architecture, model, data, clip, precondition=precondition):
+            releases += 1
             if architecture.is_random:
                 bound = len(step.rows) * clip * (1 + 1e-9)
                 length = norm_of(step.released)
@@ -236,7 +243,11 @@ def outcome_of(architecture: Architecture, *, precondition: bool = False) -> tup
                 if not error <= architecture.tolerance:
                     return WRONG, f"off by {error:.1e} in a batch of {len(step.rows)}"
     except Exception as error:
-        return outcome_of_error(architecture, error, data.reads)
+        outcome, detail = outcome_of_error(architecture, error, data.reads)
+        is_late = releases > 0 or (strict and data.reads > 1)
+        if outcome == RIGHT and architecture.kind == MIXING and is_late:
+            return WRONG, f"refused after {releases} releases and {data.reads} rows read"
+        return outcome, detail
     if architecture.kind == MIXING:
         return WRONG, "trained although it mixes examples"
     return RIGHT, f"off by {worst:.1e}"
@@ -292,26 +303,34 @@ def chosen(only: str = "*", family: str = "*", *, with_missing_packages: bool = 
 
 
 def check_entry(architecture: Architecture) -> str:
-    """Check the zoo itself: a sound model gives an example the same loss alone and in a batch."""
+    """Check the zoo itself: a sound model gives an example the same loss and gradient alone and in a batch."""
     batch = architecture.batch(architecture.size or max(SIZES))
     if architecture.kind == MIXING:
         return check_mixing(architecture, batch)
     if architecture.kind != SOUND or architecture.is_random:
         return ""
-    together = architecture.loss_fn(architecture.make(), architecture.prepared(batch))
+    model = architecture.make()
+    together = architecture.loss_fn(model, architecture.prepared(batch))
     if together.shape != (size_of(batch),):
         return f"losses of shape {tuple(together.shape)}"
+    together.sum().backward()
+    summed = {n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None}
     model = architecture.make()
     singles = architecture.singles(batch)
     for i, single in enumerate(singles):
         alone = architecture.loss_fn(model, single).reshape(-1)[0]
-        if not torch.allclose(alone, together[i], rtol=max(1e-9, architecture.tolerance), atol=1e-12):
+        if not torch.allclose(alone, together[i], rtol=max(1e-9, architecture.tolerance), atol=1e-12, equal_nan=True):
             return f"example {i} has loss {float(alone):.6g} alone and {float(together[i]):.6g} in a batch"
     if not all(x.shape[0] == size_of(batch) for x in tree_flatten(batch)[0]):
         return "a tensor of the batch does not lead with the example"
-    if all(norm_of(g) == 0 for g in gradients_of_each(model, singles, architecture.loss_fn)):
+    gradients = gradients_of_each(model, singles, architecture.loss_fn)
+    if all(norm_of(g) == 0 for g in gradients):
         return "all gradients are zero"
-    return ""
+    if not all(norm_of(g) < float("inf") for g in gradients):
+        return ""
+    total = clipped_sum(gradients, float("inf"))
+    error = relative_error(summed, {name: total[name] for name in summed})
+    return "" if error <= architecture.tolerance else f"single examples add up to another gradient, by {error:.1e}"
 
 
 def check_mixing(architecture: Architecture, batch: Any) -> str:
@@ -336,11 +355,11 @@ def check_mixing(architecture: Architecture, batch: Any) -> str:
     return "" if error > 1e-6 else f"it does not mix: its gradients differ by {error:.1e}"
 
 
-def run_one(name: str, precondition: bool) -> Result:
+def run_one(name: str, precondition: bool, strict: bool = False) -> Result:
     """Compare one architecture by name; called in a process of a pool."""
     torch.set_num_threads(1)
     try:
-        return compare(ARCHITECTURES[name], precondition=precondition)
+        return compare(ARCHITECTURES[name], precondition=precondition, strict=strict)
     except Exception as error:
         entry = ARCHITECTURES[name]
         return Result(name, entry.family, entry.kind, "broken entry", traceback_of(error))
@@ -364,6 +383,7 @@ def main() -> None:
     parser.add_argument("--family", default="*", help="pattern of families")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--precondition", action="store_true", help="train with K-FAC")
+    parser.add_argument("--strict", action="store_true", help="refuse mixing before more than one row is read")
     parser.add_argument("--check", action="store_true", help="check the entries themselves, without the library")
     parser.add_argument("--all", action="store_true", help="list what is right too")
     options = parser.parse_args()
@@ -378,7 +398,7 @@ def main() -> None:
             if fault:
                 print(f"{name}: {fault}", flush=True)
         return
-    work = [(name, options.precondition) for name in names]
+    work = [(name, options.precondition, options.strict) for name in names]
     if options.jobs > 1:
         with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
             results = pool.starmap(run_one, work, chunksize=1)
