@@ -96,13 +96,13 @@ class Metrics:
         return Metrics(self.measured_on, [replace(row, **hidden) for row in self.rows], list(self.refreshes), self.settings)
 
     def write(self, path: Path) -> None:
-        """Write the Parquet file; the schema marks each column `private` or not and says why.
+        """Write the Parquet file for its owner alone; the schema marks each column `private` or not and says why.
 
         Raises:
             RunFolderError: the disk cannot take it; the file that was there before still is.
         """
         table = pa.Table.from_pylist([asdict(row) for row in self.rows], schema=self._schema())
-        placed(path, lambda part: pq.write_table(table, part, write_page_checksum=True))
+        placed(path, lambda part: pq.write_table(table, part, write_page_checksum=True), private=True)
 
     def _schema(self) -> pa.Schema:
         notes = not_private(self.measured_on)
