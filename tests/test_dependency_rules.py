@@ -23,11 +23,12 @@ VALUES = {"blocks", "metric", "subspace"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 PLANS = {"config", "plan"}
 ABOVE = VALUES | FOUR | PLANS | {"allocator", "launched", "exhausted", "checkpoint", "steps", "session", "postprocess"}
-ABOVE |= {"coordinates", "probe_rows"}
+ABOVE |= {"coordinates", "probe_rows", "unpack_limit"}
 ALLOWED = {
     "allocator": set(),
     "launched": set(),
     "exhausted": set(),
+    "unpack_limit": set(),
     "blocks": set(),
     "metric": {"blocks"},
     "subspace": {"metric"},

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpkfc.report.run_folder import placed
+from dpkfc.unpack_limit import UnpackedSizeError, check_unpacked_size
 
 __all__ = ["Metrics", "Row", "never_falling", "not_private"]
 
@@ -54,6 +55,7 @@ class Row:
     floor_fraction: float | None = None
 
 
+_BYTES_OF_ROW = 1024  # of a row as Python objects
 _TYPES = {"step": pa.int64(), "batch_size": pa.int64()}
 
 
@@ -120,11 +122,13 @@ class Metrics:
 
         Raises:
             ValueError: the file is damaged.
+            UnpackedSizeError: its rows take more than the limit of `unpack_limit`.
         """
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 schema = file.schema_arrow
                 _check_columns(schema)
+                check_unpacked_size(path, file.metadata.num_rows * _BYTES_OF_ROW)
                 rows = file.read().to_pylist()
             stored = schema.metadata or {}
             measured_on, refreshes = stored[b"measured_on"].decode(), json.loads(stored[b"refreshes"])
@@ -132,6 +136,8 @@ class Metrics:
             missing = any(row["step"] is None or row["epsilon"] is None for row in rows)
             if missing or not _are_refreshes(refreshes) or not isinstance(settings, dict):
                 raise ValueError("figures are missing")
+        except UnpackedSizeError:
+            raise
         except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(f"{path}: is no readable Parquet file of metrics ({reason}); delete it to go on") from None
