@@ -23,6 +23,7 @@ _RAW = "computed from private examples before noise"
 _NOTES = {
     "batch_size": _RAW,
     "clipped_fraction": _RAW,
+    "nonfinite_fraction": _RAW,
     "median_norm": _RAW,
     "seconds": "depends on the size of the private batch",
 }
@@ -40,6 +41,7 @@ class Row:
         seconds: wall time of the step. NOT PRIVATE.
         batch_size: realised logical batch. NOT PRIVATE.
         clipped_fraction: share of examples that were clipped. NOT PRIVATE.
+        nonfinite_fraction: fraction of examples whose gradient is not finite. NOT PRIVATE.
         median_norm: median norm in the coordinates of the noise. NOT PRIVATE.
         floor_fraction: share of entries at the floor of DP-AdamBC; computed from releases.
     """
@@ -51,6 +53,7 @@ class Row:
     seconds: float | None = None
     batch_size: int | None = None
     clipped_fraction: float | None = None
+    nonfinite_fraction: float | None = None
     median_norm: float | None = None
     floor_fraction: float | None = None
 
@@ -94,7 +97,7 @@ class Metrics:
 
     def without_private(self) -> Metrics:
         """The same run without what private examples told before noise was added: batch sizes, clipped shares, norms."""
-        hidden: dict[str, Any] = {"seconds": None, "batch_size": None, "clipped_fraction": None, "median_norm": None}
+        hidden: dict[str, Any] = dict.fromkeys(_NOTES)
         return Metrics(self.measured_on, [replace(row, **hidden) for row in self.rows], list(self.refreshes), self.settings)
 
     def write(self, path: Path) -> None:
