@@ -23,13 +23,14 @@ VALUES = {"blocks", "metric", "subspace"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 PLANS = {"config", "plan"}
 ABOVE = VALUES | FOUR | PLANS | {"allocator", "launched", "exhausted", "checkpoint", "steps", "session", "postprocess"}
-ABOVE |= {"coordinates", "probe_rows", "entropy", "forks"}
+ABOVE |= {"coordinates", "probe_rows", "entropy", "forks", "unpack_limit"}
 ALLOWED = {
     "allocator": set(),
     "entropy": set(),
     "forks": set(),
     "launched": set(),
     "exhausted": set(),
+    "unpack_limit": set(),
     "blocks": set(),
     "metric": {"blocks"},
     "subspace": {"metric"},

@@ -57,13 +57,20 @@ class CheckpointError(RuntimeError):
     """A checkpoint that is missing, damaged or of another run."""
 
 
-def write(folder: str | os.PathLike[str], tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any]) -> None:
+def write(
+    folder: str | os.PathLike[str],
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    meta: Mapping[str, Any],
+    *,
+    private: bool = False,
+) -> None:
     """Write a checkpoint so that a crash leaves the old one or the new one, never a mixture.
 
     Args:
         folder: the checkpoint's folder, or a link to it; an existing checkpoint is replaced, and nothing else ever is.
         tensors: group name (a file each) to named tensors.
         meta: plain values and tensors in dicts, lists and tuples.
+        private: let the owner alone read the folder (mode 0700) and its files (mode 0600).
 
     Raises:
         CheckpointError: the folder cannot be written or holds something else, such as the ledger; `meta` holds a value of
@@ -72,21 +79,23 @@ def write(folder: str | os.PathLike[str], tensors: Mapping[str, Mapping[str, Ten
     target = Path(folder).resolve()
     fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
     inside: dict[str, Tensor] = {}
+    file_mode = 0o600 if private else 0o666
     try:
         manifest: dict[str, Any] = {"format": _FORMAT, "meta": packed(dict(meta), "meta", inside), "sha256": {}}
         for place in (target, fresh, old):
             _check_replaceable(place, whole=place == target)
         _bring_back(target, old)
         shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
+        fresh.mkdir(0o700 if private else 0o777, parents=True)
         for group, named in {**tensors, **({_STATE: inside} if inside else {})}.items():
             path = fresh / f"{group}.safetensors"
-            path.touch()
+            path.touch(file_mode)
             mode = path.stat().st_mode  # safetensors renames a file over it that its owner alone may read
             save_file(_separate(named), path)
             path.chmod(mode)
             _sync(path)
             manifest["sha256"][group] = file_digest(path)
+        (fresh / "manifest.json").touch(file_mode)
         (fresh / "manifest.json").write_text(json.dumps(manifest | {"digest": _digest_of(manifest)}, indent=1), "utf-8")
         _sync(fresh / "manifest.json")
         _sync(fresh)

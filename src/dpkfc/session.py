@@ -40,8 +40,8 @@ from dpkfc.postprocess.chain import Chain, check_with_optimizer
 from dpkfc.postprocess.ema import WeightAverage
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
-from dpkfc.shared_ledger import open_shared
-from dpkfc.steps import Batch, StepRecord, check_dataset, step_record, warn_of_others
+from dpkfc.shared_ledger import count_along, open_shared
+from dpkfc.steps import Batch, GradientTally, StepRecord, check_dataset, step_record, warn_of_others
 from dpkfc.verification import PublicRows, check_on_public_rows, program_of, public_rows
 
 __all__ = ["Batch", "Session", "StepRecord"]
@@ -114,7 +114,7 @@ class Session:
         self._clip = plan.config.clip(layer.name for layer in self.layers)
         self._noise, self._sampling = plan.noise_stream(), plan.sampling_stream()
         self._ledger = open_shared(plan, ledger_path, self._ranks)
-        self._count_along(self._ranks.from_first(lambda: self._ledger.count))
+        count_along(self._ledger, self.plan, self._step, self._ranks.from_first(lambda: self._ledger.count))
         rows = plan.config.refresh_rows(self._ranks.world_size)
         self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, self._ranks, rows)
         self._chain = Chain(plan.config.postprocess, plan.config.readout)
@@ -123,6 +123,7 @@ class Session:
         self._verify, self._public_records = _checked_verify(verify), public_records
         self._proof = Proof()
         self._checked: set[Any] = set()
+        self._tally = GradientTally()
         self._first, self._others = True, self._ledger.count
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -184,6 +185,9 @@ class Session:
         self._average.update()
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
+        self._tally.add(norms)
+        if self._ledger.count >= self.plan.steps:
+            self._tally.warn()
         return record
 
     def _release(self, clipped: ClippedSum) -> Released:
@@ -193,16 +197,10 @@ class Session:
             released = self._ranks.released(make, self._device)
         except Exception as error:
             if not isinstance(error, RankLost):  # it may have been charged
-                self._count_along(self._ranks.from_first(lambda: self._ledger.count))
+                count_along(self._ledger, self.plan, self._step, self._ranks.from_first(lambda: self._ledger.count))
             raise
-        self._count_along(self._ledger.count + (not self._ranks.first))
+        count_along(self._ledger, self.plan, self._step, self._ledger.count + (not self._ranks.first))
         return released
-
-    def _count_along(self, releases: int) -> None:
-        """Bring the count of a rank that writes no ledger to that of the first."""
-        plan = self.plan
-        for _ in range(releases - self._ledger.count):
-            self._ledger.charge(self._step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
 
     def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[dict[str, Tensor], Tensor]:
         """The clipped sum of this rank's units and their private norms; nothing outlives an exception in here."""
@@ -440,6 +438,7 @@ class Session:
 
     def close(self) -> None:
         """Close the ledger and the loader; the session cannot step afterwards."""
+        self._tally.warn()
         self._ledger.close()
         self._loader.close()
 

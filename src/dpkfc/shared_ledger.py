@@ -9,7 +9,7 @@ from dpkfc.gradients.distributed import Ranks
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import Ledger, LedgerError, verify
 
-__all__ = ["open_shared"]
+__all__ = ["count_along", "open_shared"]
 
 
 def open_shared(plan: Plan, path: str | os.PathLike[str] | None, ranks: Ranks) -> Ledger:
@@ -47,3 +47,16 @@ def open_shared(plan: Plan, path: str | os.PathLike[str] | None, ranks: Ranks) -
         ledger.close()
         raise
     return ledger
+
+
+def count_along(ledger: Ledger, plan: Plan, step: int, releases: int) -> None:
+    """Bring the count of a process that writes no ledger to that of the first.
+
+    Args:
+        ledger: in memory.
+        plan: of the run.
+        step: in which the first process made its last release.
+        releases: that the ledger of the first process holds.
+    """
+    for _ in range(releases - ledger.count):
+        ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import warnings
@@ -15,7 +16,13 @@ from torch.utils.data import DataLoader
 
 from dpkfc.privacy.mechanism import Released
 
-__all__ = ["Batch", "StepRecord", "check_dataset", "step_record", "warn_of_others"]
+__all__ = ["Batch", "GradientTally", "StepRecord", "check_dataset", "step_record", "warn_of_others"]
+
+_LOG = logging.getLogger(__name__)
+_ONLY_NOISE = (
+    "private: do not share. Every record of every step had a non-finite gradient; the releases hold noise only. "
+    "Look for missing values (NaN)."
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,7 @@ class StepRecord:
         seconds: wall time of the step.
         batch_size: realised logical batch, in examples or units. PRIVATE, for the operator's eyes only.
         clipped_fraction: share of examples (units) that were clipped. PRIVATE.
+        nonfinite_fraction: fraction of examples (units) whose gradient is not finite; they contribute zero. PRIVATE.
         median_norm: median upper bound of the norm of an example (unit) in the coordinates of the noise. PRIVATE.
         notes: what post-processing noted, public: `adam_bc/floor_fraction`, say.
     """
@@ -37,6 +45,7 @@ class StepRecord:
     seconds: float
     batch_size: int
     clipped_fraction: float
+    nonfinite_fraction: float
     median_norm: float
     notes: Mapping[str, float] = field(default_factory=dict)
 
@@ -78,17 +87,47 @@ def step_record(batch: Batch, update: Released, norms: Tensor, max_grad_norm: fl
         max_grad_norm: C.
         started: `time.perf_counter()` when the step began.
     """
-    n = norms.numel()
-    shares = torch.stack([(norms > max_grad_norm).double().mean(), norms.median().double()]).tolist() if n else [0.0, math.nan]
+    fractions = [0.0, 0.0, math.nan]
+    if norms.numel():
+        clipped, nonfinite = (norms > max_grad_norm).double().mean(), (~torch.isfinite(norms)).double().mean()
+        fractions = torch.stack([clipped, nonfinite, norms.median().double()]).tolist()
     return StepRecord(
         step=batch.step,
         release=update.release,
         seconds=time.perf_counter() - started,
         batch_size=len(batch.indices),
-        clipped_fraction=shares[0],
-        median_norm=shares[1],
+        clipped_fraction=fractions[0],
+        nonfinite_fraction=fractions[1],
+        median_norm=fractions[2],
         notes=dict(update.notes),
     )
+
+
+class GradientTally:
+    """Remember whether any record of a run had a finite gradient. PRIVATE: only a warning for the operator uses the answer.
+
+    The tally decides neither what is released nor whether a run continues, and no file holds it.
+    """
+
+    def __init__(self) -> None:
+        self._finite: Tensor | None = None  # stays on the device until the warning, so that no step waits for it
+
+    def add(self, norms: Tensor) -> None:
+        """Count records by their norms `[N]`, before noise."""
+        if norms.numel():
+            finite = torch.isfinite(norms).any()
+            self._finite = finite if self._finite is None else self._finite | finite.to(self._finite.device)
+
+    def warn(self) -> None:
+        """Warn once if there were records and none of them had a finite gradient; never raise, whatever the filters say."""
+        only_noise = self._finite is not None and not bool(self._finite)
+        self._finite = None
+        if not only_noise:
+            return
+        try:
+            warnings.warn(_ONLY_NOISE, UserWarning, stacklevel=3)
+        except UserWarning:  # a filter makes errors of warnings, but private data must not stop a run
+            _LOG.warning(_ONLY_NOISE)
 
 
 def warn_of_others(releases: int, left: int | None) -> None:

@@ -61,7 +61,7 @@ from tests.assurance.worlds import (
 from tests.recipes.accounting import remembered
 
 # Figures that are computed from private data without noise, for the operator alone. The card must list each of them.
-PRIVATE = ("batch_size", "clipped_fraction", "median_norm", "seconds")
+PRIVATE = ("batch_size", "clipped_fraction", "nonfinite_fraction", "median_norm", "seconds")
 # What a check says that looks at private gradients on purpose, once, to the operator: that a NaN kept it from a verdict.
 CHECKS = ("object engine._step._scale._warned", "log the gradients of this loss do not show by what it divides")
 # What follows private data inside the process, is in no file, and decides no figure and no release but through the clipped sum.
@@ -198,7 +198,7 @@ def test_every_private_figure_is_marked_where_it_is_made() -> None:
     assert set(PRIVATE) <= set(not_private("test"))
     public = {"step", "release", "notes"}
     assert {f.name for f in dataclasses.fields(StepRecord)} == public | set(PRIVATE)
-    for name in ("batch_size", "clipped_fraction", "median_norm"):
+    for name in ("batch_size", "clipped_fraction", "nonfinite_fraction", "median_norm"):
         line = next(line for line in (StepRecord.__doc__ or "").splitlines() if line.strip().startswith(f"{name}:"))
         assert "PRIVATE" in line
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from typing import get_args
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dpkfc import metric
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Preconditioner, PublicData
 from dpkfc.curvature.preconditioner import RULES
 from dpkfc.curvature.probing import public_generator
 from dpkfc.curvature.state import mismatch
-from dpkfc.metric import Dense, Diagonal, Identity, Kronecker, LowRank
+from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Identity, Kronecker, LowRank
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
 
 
@@ -56,6 +61,61 @@ def test_every_side_survives_the_state():
         assert torch.equal(entry.whiten(x), again.metric[name].whiten(x))
         assert entry.input.bound == again.metric[name].input.bound
     assert again.digest == built.digest == built.to("cpu").digest
+
+
+_NUMBERS = st.floats(1e-3, 1e3)
+_SIDES = st.one_of(
+    st.builds(Identity, _NUMBERS),
+    st.builds(lambda x: Diagonal(torch.full((3,), x)), _NUMBERS),
+    st.builds(lambda x, norm: Dense(torch.full((3, 3), x), norm), _NUMBERS, _NUMBERS),
+    st.builds(lambda x, tail: LowRank(torch.full((3, 2), x), torch.full((2,), x), tail), _NUMBERS, _NUMBERS),
+)
+_BASES = st.none() | st.builds(lambda x: torch.full((3, 2), x, dtype=torch.float64), _NUMBERS)
+_SCALES = st.builds(lambda x: torch.full((3, 2), x), _NUMBERS)
+_ENTRIES = st.one_of(
+    st.builds(Kronecker, _SIDES, _SIDES),
+    st.builds(Eigenbasis, _SCALES, _BASES, _BASES, st.none() | _NUMBERS),
+    st.builds(lambda scale: Elementwise({"weight": scale, "bias": scale[0]}), _SCALES),
+)
+
+
+def _values(x):
+    """The value of an entry, field by field, with tensors as their dtype and numbers."""
+    if dataclasses.is_dataclass(x):
+        return type(x), [_values(getattr(x, field.name)) for field in dataclasses.fields(x)]
+    if isinstance(x, dict):
+        return {key: _values(value) for key, value in x.items()}
+    return (x.dtype, x.tolist()) if isinstance(x, torch.Tensor) else x
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_ENTRIES, max_size=4))
+def test_every_field_of_every_kind_of_entry_survives_the_state(entries):
+    built = Preconditioner(metric={f"layer{i}": entry for i, entry in enumerate(entries)}, step=3)
+    again = Preconditioner.from_state_dict(built.state_dict())
+    assert again.digest == built.digest
+    assert _values(dict(again.metric)) == _values(dict(built.metric))
+
+
+def test_the_property_covers_every_kind_of_entry():
+    assert set(get_args(metric.Entry)) == {Kronecker, Eigenbasis, Elementwise}
+    assert set(get_args(metric.Side)) == {Identity, Diagonal, Dense, LowRank}
+
+
+def test_the_rest_of_an_eigenbasis_is_part_of_the_digest():
+    entry = Eigenbasis(torch.ones(3, 2), torch.eye(3)[:, :2], rest=0.5)
+    other = dataclasses.replace(entry, rest=0.25)
+    digests = {Preconditioner(metric={"fc": x}, step=0).digest for x in (entry, other)}
+    assert len(digests) == 2
+
+
+def test_a_state_from_before_the_rest_was_a_field_still_loads():
+    built = Preconditioner(metric={"fc": Eigenbasis(torch.rand(3, 2), torch.rand(2, 2))}, step=1)
+    state = built.state_dict()
+    text = json.loads(bytes(state["meta"].tolist()))
+    del text["metric"][0]["eigenbasis"]["rest"]
+    state["meta"] = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)
+    assert Preconditioner.from_state_dict(state).digest == built.digest
 
 
 @pytest.mark.parametrize(

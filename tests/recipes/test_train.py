@@ -99,7 +99,7 @@ def test_the_metrics_say_which_columns_are_private(finished):
     _, folder = finished
     table = pq.read_table(folder / "metrics.parquet")
     marks = {field.name: field.metadata[b"private"] for field in table.schema}
-    private = {"batch_size", "clipped_fraction", "median_norm", "seconds"}
+    private = {"batch_size", "clipped_fraction", "nonfinite_fraction", "median_norm", "seconds"}
     assert {name for name, mark in marks.items() if mark == b"true"} == private
     rows = table.to_pylist()
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]

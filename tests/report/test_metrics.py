@@ -37,6 +37,7 @@ def test_every_column_says_whether_it_is_private(tmp_path: Path, measured_on: st
         "seconds": True,
         "batch_size": True,
         "clipped_fraction": True,
+        "nonfinite_fraction": True,
         "median_norm": True,
         "floor_fraction": False,
     }

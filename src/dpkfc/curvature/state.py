@@ -60,8 +60,9 @@ def _pack_entry(key: str, name: str, entry: Entry, tensors: _Once) -> dict[str, 
         roles = {role: tensors.put(f"{key}.{i}", scale) for i, (role, scale) in enumerate(entry.scale.items())}
         return {"layer": name, "elementwise": roles}
     if isinstance(entry, Eigenbasis):
-        held = {f.name: getattr(entry, f.name) for f in fields(entry)}
-        return {"layer": name, "eigenbasis": {k: None if x is None else tensors.put(f"{key}.{k}", x) for k, x in held.items()}}
+        values = {f.name: getattr(entry, f.name) for f in fields(entry)}
+        stored = {k: tensors.put(f"{key}.{k}", x) if isinstance(x, Tensor) else x for k, x in values.items()}
+        return {"layer": name, "eigenbasis": stored}
     sides = {side: _pack_side(f"{key}.{side}", getattr(entry, side), tensors) for side in ("input", "output")}
     return {"layer": name, **sides}
 
@@ -100,9 +101,10 @@ def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> En
     if "elementwise" in entry:
         return Elementwise({role: tensors[key] for role, key in entry["elementwise"].items()})
     if "eigenbasis" in entry:
-        keys = entry["eigenbasis"]
-        into, out = (None if keys[side] is None else tensors[keys[side]] for side in ("input", "output"))
-        return Eigenbasis(tensors[keys["scale"]], into, out)
+        stored = entry["eigenbasis"]
+        into, out = (None if stored[side] is None else tensors[stored[side]] for side in ("input", "output"))
+        rest = stored.get("rest")  # states written before the field existed do not have it
+        return Eigenbasis(tensors[stored["scale"]], into, out, None if rest is None else float(rest))
     return Kronecker(_unpack_side(entry["input"], tensors), _unpack_side(entry["output"], tensors))
 
 

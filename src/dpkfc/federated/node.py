@@ -125,7 +125,7 @@ class Node:
             self._note(client.last_error)
         state = client.state_dict()
         if any(state[name] for name in ("control", "last", "keys", "shares")):  # on the disk before the answer leaves
-            checkpoint.write(place / "state", {}, {"state": state})
+            checkpoint.write(place / "state", {}, {"state": state}, private=True)
         if answer["kind"] == "sum":
             self._keep_metric(client.local, message, place / "metric")
         return answer
@@ -156,6 +156,8 @@ class Node:
     def _note(self, error: BaseException) -> None:
         """For this client's operator; where even that cannot be written, nothing is said."""
         try:
-            (self._own_folder() / "last_error.txt").write_text("".join(traceback.format_exception(error)), "utf-8")
+            path = self._own_folder() / "last_error.txt"
+            path.touch(0o600)
+            path.write_text("".join(traceback.format_exception(error)), "utf-8")
         except OSError:
             return

@@ -41,6 +41,7 @@ from dpkfc.plan import Plan
 from dpkfc.postprocess.chain import Chain
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
+from dpkfc.steps import GradientTally
 
 if TYPE_CHECKING:
     from dpkfc.curvature.preconditioner import Preconditioner
@@ -99,7 +100,7 @@ class PrivateStep:
         self._criterion = CriterionCheck(criterion, loss_reduction) if criterion is not None and verify else None
         self._token: object = None
         self._ended = False
-        self._owed = Owed()
+        self._owed, self._tally = Owed(), GradientTally()
         self._recording: ExitStack | None = None
         self._attributes: Attributes | None = None
         self._size: int | None = None
@@ -192,6 +193,7 @@ class PrivateStep:
         """A pass over the loader has come to its end."""
         if token is self._token:
             self._owed.finish()
+            self._tally.warn()
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
@@ -279,10 +281,7 @@ class PrivateStep:
             )
         self._owed.check(drawn.logical)
         if not drawn.first and self._summer is None:
-            raise RuntimeError(
-                "an earlier part of this logical batch was lost to an error or was never stepped; begin a new loop over the "
-                "loader"
-            )
+            raise RuntimeError("an earlier part of this logical batch was lost or never stepped; begin a new loop over it")
         calls = self._one_pass(drawn)
         if strays:
             raise RuntimeError(
@@ -296,7 +295,7 @@ class PrivateStep:
             self._summer = ClippedSummer(self.layers, self._coordinates.metric, self._clip)
         assert self._summer is not None
         if drawn.size:
-            self._summer.add(calls, drawn.size)
+            self._tally.add(self._summer.add(calls, drawn.size).norms.detach())
         if drawn.size > 1 and not (self._criterion and self._criterion.passed):
             self._scale.warn_without_verdict()
         if drawn.last:
@@ -391,6 +390,7 @@ class PrivateStep:
 
     def close(self) -> None:
         """Take all hooks off again: model and optimizer are ordinary, and no longer private."""
+        self._tally.warn()
         for handle in self._handles:
             handle.remove()
         for name in SHOWN if self._handles else ():

@@ -290,6 +290,7 @@ def _row(record: StepRecord, epsilon: float) -> Row:
         seconds=record.seconds,
         batch_size=record.batch_size,
         clipped_fraction=record.clipped_fraction,
+        nonfinite_fraction=record.nonfinite_fraction,
         median_norm=record.median_norm,
         floor_fraction=record.notes.get("adam_bc/floor_fraction"),
     )

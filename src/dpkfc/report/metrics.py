@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpkfc.report.run_folder import placed
+from dpkfc.unpack_limit import UnpackedSizeError, check_unpacked_size
 
 __all__ = ["Metrics", "Row", "never_falling", "not_private"]
 
@@ -22,6 +23,7 @@ _RAW = "computed from private examples before noise"
 _NOTES = {
     "batch_size": _RAW,
     "clipped_fraction": _RAW,
+    "nonfinite_fraction": _RAW,
     "median_norm": _RAW,
     "seconds": "depends on the size of the private batch",
 }
@@ -39,6 +41,7 @@ class Row:
         seconds: wall time of the step. NOT PRIVATE.
         batch_size: realised logical batch. NOT PRIVATE.
         clipped_fraction: share of examples that were clipped. NOT PRIVATE.
+        nonfinite_fraction: fraction of examples whose gradient is not finite. NOT PRIVATE.
         median_norm: median norm in the coordinates of the noise. NOT PRIVATE.
         floor_fraction: share of entries at the floor of DP-AdamBC; computed from releases.
     """
@@ -50,10 +53,12 @@ class Row:
     seconds: float | None = None
     batch_size: int | None = None
     clipped_fraction: float | None = None
+    nonfinite_fraction: float | None = None
     median_norm: float | None = None
     floor_fraction: float | None = None
 
 
+_BYTES_OF_ROW = 1024  # of a row as Python objects
 _TYPES = {"step": pa.int64(), "batch_size": pa.int64()}
 
 
@@ -92,17 +97,17 @@ class Metrics:
 
     def without_private(self) -> Metrics:
         """The same run without what private examples told before noise was added: batch sizes, clipped shares, norms."""
-        hidden: dict[str, Any] = {"seconds": None, "batch_size": None, "clipped_fraction": None, "median_norm": None}
+        hidden: dict[str, Any] = dict.fromkeys(_NOTES)
         return Metrics(self.measured_on, [replace(row, **hidden) for row in self.rows], list(self.refreshes), self.settings)
 
     def write(self, path: Path) -> None:
-        """Write the Parquet file; the schema marks each column `private` or not and says why.
+        """Write the Parquet file for its owner alone; the schema marks each column `private` or not and says why.
 
         Raises:
             RunFolderError: the disk cannot take it; the file that was there before still is.
         """
         table = pa.Table.from_pylist([asdict(row) for row in self.rows], schema=self._schema())
-        placed(path, lambda part: pq.write_table(table, part, write_page_checksum=True))
+        placed(path, lambda part: pq.write_table(table, part, write_page_checksum=True), private=True)
 
     def _schema(self) -> pa.Schema:
         notes = not_private(self.measured_on)
@@ -120,11 +125,13 @@ class Metrics:
 
         Raises:
             ValueError: the file is damaged.
+            UnpackedSizeError: its rows take more than the limit of `unpack_limit`.
         """
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 schema = file.schema_arrow
                 _check_columns(schema)
+                check_unpacked_size(path, file.metadata.num_rows * _BYTES_OF_ROW)
                 rows = file.read().to_pylist()
             stored = schema.metadata or {}
             measured_on, refreshes = stored[b"measured_on"].decode(), json.loads(stored[b"refreshes"])
@@ -132,6 +139,8 @@ class Metrics:
             missing = any(row["step"] is None or row["epsilon"] is None for row in rows)
             if missing or not _are_refreshes(refreshes) or not isinstance(settings, dict):
                 raise ValueError("figures are missing")
+        except UnpackedSizeError:
+            raise
         except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(f"{path}: is no readable Parquet file of metrics ({reason}); delete it to go on") from None

@@ -17,6 +17,7 @@ from dpkfc.report.figures import Figures, SensitivityMap
 from dpkfc.report.metrics import Metrics
 from dpkfc.report.page_text import command_of, number, plain
 from dpkfc.report.run_folder import RunFolder
+from dpkfc.unpack_limit import UnpackedSizeError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -303,6 +304,8 @@ def _metrics(path: Path) -> Metrics:
         return Metrics()
     try:
         return Metrics.read(path)
+    except UnpackedSizeError:
+        raise
     except ValueError:
         raise ValueError(f"{path.name} is damaged; delete it to see the run without its curves") from None
 

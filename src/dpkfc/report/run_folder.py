@@ -188,12 +188,13 @@ class RunFolder:
         return self.write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def placed(path: Path, write: Callable[[Path], object]) -> Path:
+def placed(path: Path, write: Callable[[Path], object], *, private: bool = False) -> Path:
     """A file that a crash leaves as it was or as it will be: written under another name, synced, renamed.
 
     Args:
         path: the file; its folder is made.
         write: writes the content to the path that it is given.
+        private: let the owner alone read the file (mode 0600), because ε does not protect what the file holds.
 
     Raises:
         RunFolderError: the disk cannot take it; an earlier file of that name is still there.
@@ -201,7 +202,8 @@ def placed(path: Path, write: Callable[[Path], object]) -> Path:
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.touch()
+        part.unlink(missing_ok=True)  # a crash may have left the part with another mode
+        part.touch(0o600 if private else 0o666)
         mode = part.stat().st_mode  # safetensors renames a file over it that its owner alone may read
         write(part)
         part.chmod(mode)

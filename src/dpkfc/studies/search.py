@@ -289,6 +289,7 @@ class Search:
         optuna = self._optuna
         try:
             storage.parent.mkdir(parents=True, exist_ok=True)
+            storage.touch(0o600)  # accuracies on private examples; SQLite keeps the mode
             url = f"sqlite:///{storage}"
             names = optuna.get_all_study_names(url)
             if any(name.endswith(_RANDOM) != self.name.endswith(_RANDOM) for name in names):

@@ -88,7 +88,7 @@ class Store:
         content = {"kind": KIND, "version": VERSION, "rows": self._rows}
         text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
         try:
-            placed(self.path, lambda part: part.write_text(text, "utf-8"))
+            placed(self.path, lambda part: part.write_text(text, "utf-8"), private=True)
         except RunFolderError as error:
             raise StudyError(f"{error}; the results before it are kept, and the same command goes on from them") from None
 

@@ -290,7 +290,7 @@ def _drawn(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:
     trials = {arm.name: kept.get(arm.name, -1) for arm in arms}
     trials = {name: draw(law) if count < 0 else count for name, count in trials.items()}
     text = json.dumps({**stated, "trials": {**kept, **trials}}, indent=1) + "\n"
-    placed(path, lambda part: part.write_text(text, "utf-8"))
+    placed(path, lambda part: part.write_text(text, "utf-8"), private=True)
     return trials
 
 

@@ -106,15 +106,15 @@ class Tuned:
     failures: Mapping[str, str]
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """`tune.json` and `tune.md` in a folder.
+        """Write `tune.json` and `tune.md` for their owner alone; they hold accuracies on private examples.
 
         Raises:
             RunFolderError: the disk cannot take them.
         """
         data, text = folder / "tune.json", folder / "tune.md"
         content = json.dumps({"version": 1, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        placed(data, lambda part: part.write_text(content, "utf-8"))
-        placed(text, lambda part: part.write_text(self.markdown(), "utf-8"))
+        placed(data, lambda part: part.write_text(content, "utf-8"), private=True)
+        placed(text, lambda part: part.write_text(self.markdown(), "utf-8"), private=True)
         return data, text
 
     def markdown(self) -> str:

@@ -7,14 +7,17 @@ the elements in row-major order. Only unsigned bytes (type code 8) occur here.
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import zlib
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 
 from dpkfc.recipes.datasets.errors import damaged, unreadable
+from dpkfc.unpack_limit import BoundedStream
 
 __all__ = ["read_idx"]
 
@@ -34,6 +37,7 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     Raises:
         DatasetError: the file cannot be read, is no gzip file, ends too early, has another magic number, another number
             of axes, or a length that contradicts its header.
+        UnpackedSizeError: the file unpacks to more than the limit of `unpack_limit`.
     """
     content = _content(path)
     if len(content) < 4:
@@ -57,8 +61,11 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
 
 def _content(path: Path) -> bytes:
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with path.open("rb") as file:
+            stream = cast("IO[bytes]", gzip.GzipFile(fileobj=file))
+            return io.BufferedReader(BoundedStream(stream, path)).read()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise damaged(path, f"is not a whole gzip file ({error})") from None
     except OSError as error:

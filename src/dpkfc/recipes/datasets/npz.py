@@ -19,6 +19,7 @@ from typing import IO
 import numpy as np
 
 from dpkfc.recipes.datasets.errors import damaged, unreadable
+from dpkfc.unpack_limit import UnpackedSizeError, check_unpacked_size
 
 __all__ = ["read_npz"]
 
@@ -36,11 +37,16 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
     Raises:
         DatasetError: the file cannot be read, is no whole zip archive, or one of these arrays is not made of numbers.
+        UnpackedSizeError: these arrays are larger than the limit of `unpack_limit`.
     """
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            held = set(archive.namelist())
-            return {name: _array(archive, f"{name}.npy") for name in names if f"{name}.npy" in held}
+            sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+            present = [name for name in names if f"{name}.npy" in sizes]
+            check_unpacked_size(path, sum(sizes[f"{name}.npy"] for name in present))
+            return {name: _array(archive, f"{name}.npy") for name in present}
+    except UnpackedSizeError:
+        raise
     except _BROKEN as error:
         raise damaged(path, f"is not a whole npz file ({' '.join(str(error).split()) or type(error).__name__})") from None
     except OSError as error:

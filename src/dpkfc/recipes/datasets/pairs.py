@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 from dpkfc.recipes.datasets.errors import DatasetError, damaged, unreadable
 from dpkfc.recipes.datasets.sources import Source, local_files
 from dpkfc.recipes.datasets.texts import opened
+from dpkfc.unpack_limit import check_unpacked_size
 
 __all__ = ["DART", "E2E", "Pair", "PairSet", "load_pairs"]
 
@@ -55,6 +56,7 @@ def _read_e2e(path: Path) -> tuple[list[Pair], ...]:
     """Training, test and development split of the original archive."""
     try:
         with zipfile.ZipFile(path) as archive:
+            check_unpacked_size(path, sum(entry.file_size for entry in archive.infolist()))
             return tuple(_csv_pairs(archive, path, name) for name in ("trainset", "testset_w_refs", "devset"))
     except OSError as error:
         raise unreadable(path, error) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import io
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch import Tensor
 from dpkfc.recipes.datasets.errors import DatasetError
 from dpkfc.recipes.datasets.examples import ExampleSet
 from dpkfc.recipes.datasets.sources import Source, from_hub, local_files
+from dpkfc.unpack_limit import BoundedStream, UnpackedSizeError
 
 __all__ = ["AG_NEWS", "IMDB", "SST2", "STACKOVERFLOW", "Texts", "load_texts", "opened"]
 
@@ -90,15 +92,16 @@ def opened(path: Path) -> Iterator[Any]:
 
     Raises:
         DatasetError: the file is damaged or no such table.
+        UnpackedSizeError: the file unpacks to more than the limit of `unpack_limit`.
     """
     unpack: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
     try:
-        with unpack(path, "rt", encoding="utf-8", newline="") as file:
-            yield file
+        with unpack(path, "rb") as stream:
+            yield io.TextIOWrapper(io.BufferedReader(BoundedStream(stream, path)), encoding="utf-8", newline="")
     except KeyError as error:
         raise DatasetError(f"{path} is not a table of sentence and label (no column {error}); replace the file") from None
     except (OSError, EOFError, zlib.error, ValueError, IndexError, TypeError, csv.Error) as error:
-        if isinstance(error, DatasetError):
+        if isinstance(error, DatasetError | UnpackedSizeError):
             raise
         raise DatasetError(f"{path} is not a table of sentence and label ({error}); replace the file") from None
 

@@ -6,10 +6,12 @@ few names lack the race and are left out. There is no official split: a tenth is
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -17,10 +19,12 @@ from dpkfc.recipes.datasets.cifar import decode_delta
 from dpkfc.recipes.datasets.errors import DatasetError, damaged, unreadable
 from dpkfc.recipes.datasets.npz import read_npz
 from dpkfc.recipes.datasets.sources import Source
+from dpkfc.unpack_limit import BoundedStream, UnpackedSizeError
 
 __all__ = ["UTKFACE", "read_utkface"]
 
 SIDE = 32
+_GZIP = b"\x1f\x8b"
 _SPLIT_SEED = 0
 _NAMED = re.compile(r"(?:.*/)?\d+_[01]_([0-4])_\d+\.jpg(?:\.chip\.jpg)?")
 
@@ -36,6 +40,7 @@ def read_utkface(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
     Raises:
         DatasetError: the file cannot be read, is damaged, or holds no faces.
+        UnpackedSizeError: the file unpacks to more than the limit of `unpack_limit`.
     """
     return _of_arrays(path) if path.suffix == ".npz" else _of_archive(path)
 
@@ -56,14 +61,16 @@ def _of_archive(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """In the order of file names, which is that of every copy of the archive."""
     found, what = [], "is not a whole archive of JPEG files"
     try:
-        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:*") as archive:
+        with path.open("rb") as file, _unpacked(file) as stream:
+            archive = tarfile.open(fileobj=io.BufferedReader(BoundedStream(stream, path)), mode="r|")
             for member in archive:
                 named = _NAMED.fullmatch(member.name)
-                if named and member.isfile():
-                    found.append((Path(member.name).name, _reduced(archive.extractfile(member)), int(named[1])))
+                image = archive.extractfile(member) if named and member.isfile() else None
+                if named and image is not None:
+                    found.append((Path(member.name).name, _reduced(io.BytesIO(image.read())), int(named[1])))
     except OSError as error:
         raise (unreadable(path, error) if error.errno else damaged(path, f"{what} ({error})")) from None
-    except DatasetError:
+    except (DatasetError, UnpackedSizeError):
         raise
     except Exception as error:  # tarfile, zlib and Pillow raise what they happen to meet
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -72,6 +79,13 @@ def _of_archive(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise damaged(path, "holds no file of the form AGE_GENDER_RACE_DATE.jpg")
     found.sort(key=lambda one: one[0])
     return np.stack([image for _, image, _ in found]), np.array([race for _, _, race in found], np.int64)
+
+
+def _unpacked(file: IO[bytes]) -> IO[bytes]:
+    """Return the archive as a stream, unpacked where its first bytes are those of gzip."""
+    packed = file.read(2) == _GZIP
+    file.seek(0)
+    return cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if packed else file
 
 
 def _reduced(file: Any) -> np.ndarray:

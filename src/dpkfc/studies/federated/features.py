@@ -154,7 +154,7 @@ def features_of(name: str, folder: Path, data_dir: str = "") -> Features:
     path = folder / f"{name}-{digest[:12]}.safetensors"
     if not path.is_file():
         content = _mapped(task, network, data_dir)
-        placed(path, lambda part: save_file(content, part))
+        placed(path, lambda part: save_file(content, part), private=True)
     held = load_file(path)
     whole = held["train"], held["train_labels"]
     train, validation = split(whole, task.validation)
