@@ -143,7 +143,7 @@ def loss_of_span(model: nn.Module, batch: Batch) -> Tensor:
 def build(model: str, config: str, settings: dict[str, Any], attention: str | None) -> Callable[[], nn.Module]:
     """Make a function that builds a model of transformers in evaluation mode, without dropout."""
 
-    def made() -> nn.Module:
+    def make() -> nn.Module:
         import transformers
 
         more = {"attn_implementation": attention} if attention else {}
@@ -156,7 +156,7 @@ def build(model: str, config: str, settings: dict[str, Any], attention: str | No
                 p.requires_grad_(False)
         return result.eval()
 
-    return made
+    return make
 
 
 def add(
@@ -849,10 +849,10 @@ add_architecture("perceiver", "transformers", perceiver, perceiver_tokens, loss_
 # -- peft --------------------------------------------------------------------------------------------------------------
 
 
-def adapted(base: Callable[[], nn.Module], config: str, **settings: Any) -> Callable[[], nn.Module]:
+def adapt(base: Callable[[], nn.Module], config: str, **settings: Any) -> Callable[[], nn.Module]:
     """Make a function that wraps a model in an adapter of peft."""
 
-    def made() -> nn.Module:
+    def make() -> nn.Module:
         import peft
 
         model = peft.get_peft_model(base(), getattr(peft, config)(**settings))
@@ -861,12 +861,12 @@ def adapted(base: Callable[[], nn.Module], config: str, **settings: Any) -> Call
                 p.data = p.data.double().add_(torch.randn_like(p, dtype=torch.float64) * 0.1)
         return model.eval()
 
-    return made
+    return make
 
 
 def add_adapted(name: str, base: Callable[[], nn.Module], config: str, *data: Any, **settings: Any) -> None:
     """Register an adapted model."""
-    make = adapted(base, config, **settings)
+    make = adapt(base, config, **settings)
     add_architecture(name, "peft", make, *data, requires="peft")
 
 

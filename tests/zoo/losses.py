@@ -27,7 +27,7 @@ def _mlp(d: int = 4, k: int = 3) -> nn.Module:
     return nn.Sequential(nn.Linear(d, 5), nn.Tanh(), nn.Linear(5, k))
 
 
-def _of_logits(loss: str, **options: object) -> object:
+def _elementwise(loss: str, **options: object) -> object:
     function = getattr(F, loss)
 
     def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
@@ -124,7 +124,7 @@ for _loss in (
     add_architecture(f"loss{_loss.__name__}", "losses", _mlp, VECTORS, _loss)
 
 for _name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "poisson_nll_loss"):
-    add_architecture(f"loss_{_name}", "losses", _mlp, targets((4,), (3,)), _of_logits(_name))
+    add_architecture(f"loss_{_name}", "losses", _mlp, targets((4,), (3,)), _elementwise(_name))
 
 
 def _several_labels(n: int) -> Batch:
@@ -137,7 +137,7 @@ add_architecture(
     "losses",
     _mlp,
     _several_labels,
-    _of_logits("binary_cross_entropy_with_logits"),
+    _elementwise("binary_cross_entropy_with_logits"),
 )
 
 

@@ -290,7 +290,7 @@ def traceback_of(error: Exception) -> str:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def chosen(only: str = "*", family: str = "*", *, with_missing_packages: bool = False) -> list[Architecture]:
+def select_entries(only: str = "*", family: str = "*", *, with_missing_packages: bool = False) -> list[Architecture]:
     """Return the architectures whose names and families match and whose packages are installed."""
     result = []
     for architecture in ARCHITECTURES.values():
@@ -388,7 +388,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="list what is right too")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    names = [architecture.name for architecture in chosen(options.only, options.family)]
+    names = [architecture.name for architecture in select_entries(options.only, options.family)]
     if options.check:
         for name in names:
             try:

@@ -6,16 +6,16 @@ import pytest
 
 from tests.zoo.known_failures import KNOWN_FAILURES
 from tests.zoo.registry import Architecture
-from tests.zoo.run import chosen, compare
+from tests.zoo.run import compare, select_entries
 
-ALL = chosen()
+ALL = select_entries()
 
 
-def of_name(architecture: Architecture) -> str:
+def get_name(architecture: Architecture) -> str:
     return architecture.name
 
 
-@pytest.mark.parametrize("architecture", ALL, ids=of_name)
+@pytest.mark.parametrize("architecture", ALL, ids=get_name)
 def test_an_architecture_releases_the_clipped_sum_or_is_refused(architecture: Architecture) -> None:
     result = compare(architecture)
     if architecture.name in KNOWN_FAILURES:
@@ -25,4 +25,4 @@ def test_an_architecture_releases_the_clipped_sum_or_is_refused(architecture: Ar
 
 
 def test_known_failures_are_entries() -> None:
-    assert set(KNOWN_FAILURES) <= {architecture.name for architecture in chosen(with_missing_packages=True)}
+    assert set(KNOWN_FAILURES) <= {architecture.name for architecture in select_entries(with_missing_packages=True)}

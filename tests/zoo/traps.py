@@ -511,7 +511,7 @@ def _another_order(model: nn.Module, batch: Batch) -> Tensor:
     return classify(model, batch).flip(0)
 
 
-def _of_two_halves(model: nn.Module, batch: Batch) -> Tensor:
+def _two_halves(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     half = (len(x) + 1) // 2
     parts = [classify(model, (x[:half], y[:half]))]
@@ -525,7 +525,7 @@ def _mlp() -> nn.Module:
 
 
 add_architecture("losses_in_another_order", "traps", _mlp, VECTORS, _another_order, kind=UNCLEAR)
-add_architecture("losses_of_two_halves", "traps", _mlp, VECTORS, _of_two_halves)
+add_architecture("losses_of_two_halves", "traps", _mlp, VECTORS, _two_halves)
 add_architecture(
     "mixes_where_a_feature_is_large", "traps", _inner(lambda h: _mixes_where_a_feature_is_large(8 * h)), VECTORS, classify,
     kind=MIXING, size=5,
