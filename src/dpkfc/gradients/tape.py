@@ -130,12 +130,16 @@ class Tape:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Stop to record and take every hook off; after an error nothing recorded is kept."""
+        self.close_hooks()
+        if error is not None:
+            self._records = []
+
+    def close_hooks(self) -> None:
+        """Take every hook off; what was recorded stays."""
         self._stack.close()
         for module, call in reversed(self._calls):  # torch calls no hook after a KeyboardInterrupt
             self._end_call(module, call)
         self._calls = []
-        if error is not None:
-            self._records = []
 
     def _begin_tracker(self, size: int) -> None:
         self.tracker = Tracker(size, self.model.buffers())
@@ -307,6 +311,10 @@ class Tape:
             return state
         if state != BatchAxis(0):
             return Unknown("loss", f"the losses have the batch in another place than their only axis ({state})")
+        return self.failure_of_pass(losses)
+
+    def failure_of_pass(self, losses: Tensor) -> Unknown | None:
+        """Return why the gradients of a followed pass are not proved, whatever its losses are; None where they are."""
         for record in self._records:
             if any(x._version != version for x, version in record.versions):
                 return Unknown(record.layers[0].display_name, "its input was changed in place after it had read it")
@@ -328,16 +336,20 @@ class Tape:
             ValueError: losses of the wrong shape, or on no path to a layer.
         """
         check_losses(losses)
+        self.check_depends(losses)
+        return self.gradients(losses.sum())
+
+    def gradients(self, total: Tensor) -> Calls:
+        """Differentiate a sum of per-example losses at every noted output; as `backward`."""
         records, self._records = self._records, []
         refuse_hidden(self._hidden, {layer.name for record in records for layer in record.layers})
-        self.check_depends(losses, records)
         meetings = self._shared.meetings if self._shared is not None else []
         weights = self._shared.weights if self._shared is not None else []
         batched = [record for record in records if not record.is_public]
         edges: list[Any] = [edge for record in batched for edge in record.edges if edge is not None]
         asked = [*dict.fromkeys([*edges, *(m.edge for m in meetings), *(w.edge for w in weights)])]
         with clear_checkpoint_errors():
-            arrived = torch.autograd.grad(losses.sum(), asked, allow_unused=True, retain_graph=bool(meetings)) if asked else ()
+            arrived = torch.autograd.grad(total, asked, allow_unused=True, retain_graph=bool(meetings)) if asked else ()
         found = dict(zip(asked, arrived, strict=True))
         calls = self._calls_of(batched, found)
         self._add_shared([(m, g) for m in meetings if (g := found[m.edge]) is not None], records, calls)
@@ -357,7 +369,7 @@ class Tape:
                 calls.setdefault(layer.name, []).append(call)
         return calls
 
-    def check_depends(self, losses: Tensor, records: Sequence[_Record] | None = None) -> None:
+    def check_depends(self, losses: Tensor) -> None:
         """Raise unless the losses depend on a trainable layer.
 
         Raises:

@@ -87,7 +87,6 @@ def attached(plan: Plan, parts: Parts, options: Options, limit: int | None) -> t
         undo.callback(ledger.close)
         step = PrivateStep(
             plan, module, optimizer, ledger, loss_reduction=options.loss_reduction, verify=options.verify, source=source,
-            criterion=options.criterion,
         )  # fmt: skip
         undo.callback(step.close)
         loader = PrivateLoader(source, Draws(plan, _length(options, source, plan.dataset_size)), step)

@@ -37,9 +37,7 @@ class Options:
     """The further keywords of `make_private` and `make_private_with_epsilon`, those of Opacus first.
 
     Attributes:
-        criterion: the script's loss, a module called as `criterion(output, target)`: its calls 1, 2, 4, 8, … are compared with
-            what it makes of single examples, so that one which mixes examples is an error. It is the script that has to call this
-            very module. Returned as it is where `grad_sample_mode="ghost"`.
+        criterion: the script's loss, returned as it is where `grad_sample_mode="ghost"`.
         batch_first: only True.
         loss_reduction: of the script's loss, "mean" or "sum"; with "sum" the gradient is not divided by the batch size.
         poisson_sampling: False shuffles, which needs `uncertified=True`.
@@ -54,8 +52,8 @@ class Options:
         ledger_path: file of the privacy ledger, continued where it exists; None keeps it in memory.
         uncertified: accept shuffled batches, whose ε is no guarantee.
         test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
-        verify: compare per-example gradients of the model with plain autograd on some examples, at batches 1, 2, 4, 8, … and
-            whenever a switch of a module (an attribute that is True or False) is in a new position; the same for `criterion`.
+        verify: check on public rows, at the first call of the model, that examples do not mix. "strict" refuses operations whose
+            batch axis cannot be followed. Every batch is proved either way.
 
     Raises:
         ValueError: a value that this library does not take, naming the fix.
@@ -75,7 +73,7 @@ class Options:
     ledger_path: str | os.PathLike[str] | None = None
     uncertified: bool = False
     test_mode_seed: int | None = None
-    verify: bool = True
+    verify: bool | str = True
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Options:

@@ -1,57 +1,51 @@
 """One private step out of a script's own `model(x)`, `loss.backward()` and `optimizer.step()`.
 
-Hooks on the model record each forward pass in training mode; a hook before the optimizer's step turns what the backward
-pass left on the tape into a clipped sum, charges the ledger and puts the release, and nothing else, into `p.grad`.
+From the loader to `loss.backward()` a tracker follows what the script does with a batch (`_recording`). A hook before the
+optimizer's step turns the gradients of the examples into a clipped sum, charges the ledger and puts the release, and nothing
+else, into `p.grad`.
 
     loader draws → forward → backward → optimizer.step():  clipped sum → (last physical batch?) → release → p.grad
 """
 
 from __future__ import annotations
 
+import logging
 import warnings
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from dpkfc.coordinates import Coordinates
 from dpkfc.data.public import check_probes
 from dpkfc.gradients.accumulate import ClippedSummer
-from dpkfc.gradients.broadcast import leading_size
 from dpkfc.gradients.kept import Attributes
 from dpkfc.gradients.layers import find_layers
-from dpkfc.gradients.model_state import put_back_attributes, restored_state
-from dpkfc.gradients.random_state import renew
-from dpkfc.gradients.rules import Call
-from dpkfc.gradients.tape import Tape
+from dpkfc.gradients.model_state import checked_state, put_back_attributes, restored_state
+from dpkfc.gradients.random_state import kept_numbers, renew
 from dpkfc.gradients.update import check_finite
 from dpkfc.integrations._checks import SHOWN, Hook, check_optimizer, check_untouched
-from dpkfc.integrations._criterion import CriterionCheck
 from dpkfc.integrations._guard import refuse_gradient_hooks
-from dpkfc.integrations._looks import Looks
-from dpkfc.integrations._loss_scale import LossScale
+from dpkfc.integrations._model_check import check_model, check_padding
 from dpkfc.integrations._owed import Owed
 from dpkfc.integrations._poisson_loader import Drawn
+from dpkfc.integrations._recording import BatchRecording
 from dpkfc.plan import Plan
 from dpkfc.postprocess.chain import Chain
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
 from dpkfc.steps import GradientTally
+from dpkfc.tracking import Unknown
 
 if TYPE_CHECKING:
     from dpkfc.curvature.preconditioner import Preconditioner
 
 __all__ = ["PrivateStep"]
 
-_SEVERAL = (
-    "Where a step needs the model several times (two inputs of one example, two terms of a loss), wrap the calls in one module "
-    "whose forward makes them all and make that private, or use a Session, whose loss function may call the model several times"
-)
+_log = logging.getLogger(__name__)
 
 
 class PrivateStep:
@@ -63,9 +57,9 @@ class PrivateStep:
         ledger: of the same plan.
         loss_reduction: of the user's loss, "mean" or "sum". As in Opacus, "sum" also leaves the division of the
             gradient by the expected batch size out.
-        verify: compare the model's per-example gradients with plain autograd on some examples, at batches 1, 2, 4, 8, ….
-        source: the script's own loader, in whose batches padding is looked at; None leaves that out.
-        criterion: the script's own loss, to be called on parts of a batch; None leaves that out.
+        verify: check on public rows, at the first call of the model, that examples do not mix. "strict" refuses operations whose
+            batch axis cannot be followed.
+        source: the script's own loader, whose collate function may pad; None leaves that out.
 
     Raises:
         ValueError: a model that is not covered, or an optimizer of other parameters.
@@ -79,9 +73,8 @@ class PrivateStep:
         ledger: Ledger,
         *,
         loss_reduction: str = "mean",
-        verify: bool = True,
+        verify: bool | str = True,
         source: DataLoader[Any] | None = None,
-        criterion: nn.Module | None = None,
     ) -> None:
         self.plan, self.model, self.optimizer, self.ledger = plan, model, optimizer, ledger
         self.layers = find_layers(model)
@@ -95,26 +88,25 @@ class PrivateStep:
             check_probes(plan.config.preconditioner, source.dataset)
         self._clip = plan.config.clip(layer.name for layer in self.layers)
         self._noise = plan.noise_stream()
-        self._reduction, self._scale = loss_reduction, LossScale(loss_reduction)
-        self._looks = Looks(model, self.layers, source) if verify else None
-        self._criterion = CriterionCheck(criterion, loss_reduction) if criterion is not None and verify else None
+        self._reduction = loss_reduction
+        self._verify, self._source = verify, source
+        self._exact: Unknown | None = None
+        self._batch_recording: BatchRecording | None = None
         self._token: object = None
         self._ended = False
         self._owed, self._tally = Owed(), GradientTally()
-        self._recording: ExitStack | None = None
+        self._guards: ExitStack | None = None
         self._attributes: Attributes | None = None
-        self._size: int | None = None
         self._busy = False
         self.forget()
         self._clear()
         for name in SHOWN:
             setattr(optimizer, name, getattr(plan, name))
-        self._handles: list[RemovableHandle | CriterionCheck] = [
+        self._handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
-            model.register_forward_hook(Hook(self._after_forward), always_call=True),
+            model.register_forward_hook(Hook(self._after_forward), with_kwargs=True, always_call=True),
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
-            *([self._criterion] if self._criterion else []),
         ]
 
     # -- the loader ----------------------------------------------------------------------------------------------------
@@ -123,10 +115,16 @@ class PrivateStep:
         """Drop the work on an unfinished batch: nothing of it can reach a later release. The batch itself stays owed."""
         self._drawn: Drawn | None = None
         self._summer: ClippedSummer | None = None
-        self._heard: list[tuple[Tape, Drawn | None, int | None]] = []
         self._batch: Any = None
-        self._stop()
+        self._end_recording()
+        self._end_guards()
         self._put_attributes_back()
+
+    def _end_recording(self) -> None:
+        recording = self._batch_recording
+        if recording is not None:
+            recording.end()
+        self._batch_recording = None
 
     def _put_attributes_back(self) -> None:
         """Of what passes left on modules, nothing outlives the step of their batch."""
@@ -134,11 +132,11 @@ class PrivateStep:
         if before is not None:
             put_back_attributes(self.model, before)
 
-    def _stop(self) -> None:
-        """End the recording of a forward pass that an interrupt has left."""
-        recording, self._recording = self._recording, None
-        if recording is not None:
-            recording.close()
+    def _end_guards(self) -> None:
+        """Check what a forward pass has left in the model, also one that an interrupt has ended."""
+        guards, self._guards = self._guards, None
+        if guards is not None:
+            guards.close()
 
     def begin(self) -> object:
         """A pass over the loader begins, with the batch that is `missing`."""
@@ -167,9 +165,12 @@ class PrivateStep:
         except RuntimeError:
             self.forget()
             raise
-        self._drawn, self._heard = drawn, []
-        self._batch = batch if self._looks is not None else None
+        self._drawn, self._batch = drawn, batch
         self._clear()
+        self._end_recording()
+        self._batch_recording = BatchRecording(
+            self.model, self.layers, drawn.size, batch, reduction=self._reduction, exact=self._exact
+        )
 
     def ends(self, handed: int) -> bool:
         """Whether a pass that has handed out so many batches has to end: a resumed run has no release left for the next.
@@ -192,52 +193,71 @@ class PrivateStep:
     def finish(self, token: object) -> None:
         """A pass over the loader has come to its end."""
         if token is self._token:
+            self._end_recording()
             self._owed.finish()
             self._tally.warn()
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Start to record a pass that may be differentiated."""
-        if module is self.model and self._recording is not None and not self._busy:
-            self._stop()  # torch calls no hook after a KeyboardInterrupt
-        recordable = module is self.model and module.training and torch.is_grad_enabled()
-        if not recordable or self._busy or self._recording is not None:
+        """Prepare for a pass that may be differentiated."""
+        recording = self._batch_recording
+        if module is not self.model or self._busy or recording is None or not torch.is_grad_enabled():
             return
-        self._check_unchanged()  # before the tape sets requires_grad
-        size = leading_size((args, kwargs))
-        if self._looks is not None and size:
-            self._busy = True  # a look runs the model itself
-            try:
-                self._looks.look((args, kwargs), size, self._batch, () if self._drawn is None else self._drawn.logical)
-            finally:
-                self._busy = False
-        scale = float(size or 0) if self._reduction == "mean" else 1.0
+        self._end_guards()  # torch calls no hook after a KeyboardInterrupt
+        if not module.training:
+            return
+        self._check_unchanged()
+        self._check_once(args, kwargs, recording)
         self._attributes = self._attributes or Attributes(self.model)  # the script's loss may read them until its step
-        recording, self._size = ExitStack(), size
-        recording.enter_context(restored_state(self.model))
-        recording.enter_context(Tape(self.model, self.layers, partial(self._hear, self._drawn, size), scale, size))
-        self._recording = recording
+        guards = ExitStack()
+        guards.enter_context(restored_state(self.model))
+        self._guards = guards
 
-    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Stop recording, also after an error."""
-        if module is not self.model or self._recording is None:
+    def _check_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], recording: BatchRecording) -> None:
+        """Check the model and the padding of the loader on public rows, at the first call with two examples or more."""
+        if not self._verify or recording.size < 2 or recording.tracker is None:
             return
-        recording, self._recording, size = self._recording, None, self._size
-        recording.close()
-        if size is None:
-            return
-        for i, x in enumerate(tree_flatten(output)[0]):  # the loss may be taken of any of them, or be one of them
-            if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad and x.dim():
-                x.register_hook(partial(self._check_scale, x.detach(), size, i))
+        self._busy = True  # the check runs the model itself
+        try:
+            with recording.suspended(), checked_state(self.model), kept_numbers():
+                strict = self._verify == "strict"
+                expected = self.plan.config.expected_rows
+                verdict = check_model(self.model, self.layers, args, kwargs, recording.tracker, expected, strict)
+                if self._source is not None:
+                    check_padding(self.model, args, kwargs, self._batch, self._source)
+        finally:
+            self._busy = False
+        self._verify = False
+        self._exact = recording.exact = verdict.operation
+        if verdict.operation is not None:
+            _log.warning("%s", self.gradients)
+        if verdict.unchecked:
+            warnings.warn(
+                f"public rows could not be used ({verdict.unchecked.splitlines()[0][:70]}): it was not checked that examples do not mix",
+                UserWarning,
+                stacklevel=4,
+            )
 
-    def _hear(self, drawn: Drawn | None, size: int | None, tape: Tape) -> None:
-        """A pass that was recorded when `drawn` was the newest batch is being differentiated."""
-        if all(tape is not heard for heard, *_ in self._heard):
-            self._heard.append((tape, drawn, size))
+    @property
+    def gradients(self) -> str:
+        """Say how the gradients of examples are computed, and what makes it so."""
+        if self._exact is None:
+            return "whole batches, with a proved batch axis"
+        return f"one example at a time, since {self._exact.operation} hides the batch axis ({self._exact.reason})"
 
-    def _check_scale(self, output: Tensor, size: int, place: int, gradient: Tensor) -> None:
-        self._scale.check(output, gradient, size, place)
+    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Take note of a pass; hand on the outputs of single examples where the batch axis is not proved."""
+        recording = self._batch_recording
+        if module is not self.model or self._busy or recording is None or not torch.is_grad_enabled() or output is None:
+            self._end_guards() if module is self.model and not self._busy else None
+            return None
+        self._busy = True  # single examples run the model itself
+        try:
+            return recording.after_forward(args, kwargs, output) if module.training else None
+        finally:
+            self._busy = False
+            self._end_guards()
 
     # -- the optimizer -------------------------------------------------------------------------------------------------
 
@@ -277,12 +297,12 @@ class PrivateStep:
         if drawn is None:
             raise RuntimeError(
                 "optimizer.step() without a new batch: each batch of the private loader is released once. Step once for every "
-                f"batch, inside the loop over the loader that make_private returned. {_SEVERAL}"
+                "batch, inside the loop over the loader that make_private returned"
             )
         self._owed.check(drawn.logical)
         if not drawn.first and self._summer is None:
             raise RuntimeError("an earlier part of this logical batch was lost or never stepped; begin a new loop over it")
-        calls = self._one_pass(drawn)
+        recording = self._one_pass(drawn)
         if strays:
             raise RuntimeError(
                 f"the gradient of '{strays[0]}' came from outside the forward pass of its own layer (a weight used elsewhere, a "
@@ -294,42 +314,29 @@ class PrivateStep:
             self._coordinates.refresh(self.step)  # of the probe, released weights, releases and the step only
             self._summer = ClippedSummer(self.layers, self._coordinates.metric, self._clip)
         assert self._summer is not None
-        if drawn.size:
-            self._tally.add(self._summer.add(calls, drawn.size).norms.detach())
-        if drawn.size > 1 and not (self._criterion and self._criterion.passed):
-            self._scale.warn_without_verdict()
+        for norms in recording.add_to(self._summer):
+            self._tally.add(norms)
         if drawn.last:
             self._release(self._summer)
         self._owed.step_done(drawn.last)
-        self._drawn, self._heard = None, []
+        self._drawn = None
+        self._end_recording()
 
-    def _one_pass(self, drawn: Drawn) -> dict[str, list[Call]]:
-        """The calls of the one forward and backward pass over the batch that was drawn."""
-        if len(self._heard) > 1:
+    def _one_pass(self, drawn: Drawn) -> BatchRecording:
+        """Return the recording of the batch that was drawn, whose loss was differentiated once."""
+        recording = self._batch_recording
+        if recording is None:
+            raise RuntimeError("optimizer.step() without a batch of the private loader; step inside the loop over it")
+        if recording.passes > 1:
             raise RuntimeError(
-                f"{len(self._heard)} forward passes were differentiated before one optimizer.step(); run model, backward and "
-                f"step once for every batch (BatchMemoryManager splits a batch that is too large). {_SEVERAL}"
+                f"{recording.passes} losses were differentiated before one optimizer.step(); add them and call backward() once"
             )
-        if not self._heard:
-            if drawn.size == 0:
-                return {}
+        if drawn.size and not recording.passes:
             raise RuntimeError(
                 "optimizer.step() without a backward pass through the model in training mode; call model.train(), "
                 "loss = criterion(model(x), y) on the model that make_private returned, and loss.backward()"
             )
-        tape, recorded, size = self._heard[0]
-        if recorded is not drawn:
-            raise RuntimeError(
-                "the backward pass belongs to a forward pass from before this batch was drawn; run model, backward and step on "
-                "each batch as it comes"
-            )
-        if size != drawn.size:
-            raise RuntimeError(
-                f"the model was run on {size} examples but the private loader drew {drawn.size}; pass each batch to the model "
-                "as it comes, whole, with the batch as its leading axis (packed sequences have none: pack them inside forward; a "
-                "batch that is too large for the memory is split by BatchMemoryManager)"
-            )
-        return tape.collect()
+        return recording
 
     def _release(self, summer: ClippedSummer) -> None:
         clipped = ClippedSum(summer.result(), self._clip.max_grad_norm, self._clip.clipping)

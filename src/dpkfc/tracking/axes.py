@@ -65,10 +65,12 @@ class Total:
         is_mean: the sum was divided by the number of examples.
         divisors: pairs of a private count and the public count that stands for it. The tensor was divided by the private
             one (targets that are not ignored); a private step multiplies by their ratio again.
+        number: the public numbers that it was multiplied by.
     """
 
     is_mean: bool = False
     divisors: tuple[tuple[Tensor, float], ...] = ()
+    number: float = 1.0
 
 
 @dataclass(frozen=True)

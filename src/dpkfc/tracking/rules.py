@@ -800,7 +800,7 @@ def _add_totals(operation: Operation) -> Answer:
     if any(operation.state(x) is not None for x in others) or operation.outputs[0].numel() != 1:
         return operation.lost("a sum over the examples meets something else than a public number")
     first = totals[0]
-    if len(totals) == 2 and totals[1] != first and not _same_total(first, totals[1]):
+    if len(totals) == 2 and not _same_total(first, totals[1]):
         return operation.lost("two losses with different divisors are added")
     return first
 
@@ -824,8 +824,12 @@ def _scale_total(operation: Operation) -> Answer:
     if isinstance(factor, Tensor) and operation.state(factor) is not None:
         return operation.lost("a sum over the examples is multiplied with private or trained numbers")
     assert isinstance(total, Total)
-    by_size = _name(operation) != "mul" and not isinstance(factor, Tensor) and factor == operation.size
-    return Total(total.is_mean or by_size, total.divisors)
+    number = float(factor)
+    if _name(operation) != "mul":
+        if number == operation.size:
+            return Total(True, total.divisors, total.number)
+        number = 1 / number if number else 0.0
+    return Total(total.is_mean, total.divisors, total.number * number)
 
 
 def rule_name(function: Any) -> str:

@@ -28,6 +28,7 @@ __all__ = ["Tracker", "UnknownOperation"]
 _BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
 _READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item", "allclose"})
 _LEAVES_TORCH = frozenset({"numpy", "tolist", "__array__", "__dlpack__", "untyped_storage", "storage", "data_ptr", "__reduce_ex__"})
+_CREATES = frozenset({"tensor", "as_tensor", "from_numpy", "asarray", "frombuffer", "from_dlpack"})
 # Functions whose branches on values only choose between forms with equal results, or only check values.
 _HARMLESS_READS = frozenset(
     {
@@ -60,6 +61,7 @@ class Tracker:
 
     Attributes:
         failure: the first reason why the pass is not proved, or None.
+        is_opaque: the batch holds values that are no tensors.
         call: calls a function of torch in the place of the function mode; None calls it as it is.
         read: ids of the declared parameters that were read outside of a layer that covers them.
     """
@@ -67,6 +69,7 @@ class Tracker:
     def __init__(self, size: int, persistent: Iterable[Tensor] = ()) -> None:
         self.size = size
         self.failure: Unknown | None = None
+        self.is_opaque = False
         self.call: Callable[[Any, Any, Any], Any] | None = None
         self.read: set[int] = set()
         self._parameters: set[int] = set()
@@ -126,10 +129,16 @@ class Tracker:
         self._references.pop(reference.key, None)
 
     def declare_batch(self, batch: Any) -> None:
-        """Declare that every tensor of a batch has its examples in front; other tensors in it stay public."""
+        """Declare that every tensor of a batch has its examples in front; other tensors in it stay public.
+
+        Values of other types are not followed: where a batch has them, tensors that are made of values count as unknown.
+        """
         for x in tree_leaves(batch):
-            if isinstance(x, Tensor) and x.dim() and x.shape[0] == self.size:
-                self.set_state(x, BatchAxis(0))
+            if isinstance(x, Tensor):
+                if x.dim() and x.shape[0] == self.size:
+                    self.set_state(x, BatchAxis(0))
+            elif x is not None:
+                self.is_opaque = True
 
     def declare_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Declare the trainable parameters."""
@@ -170,6 +179,10 @@ class Tracker:
         self._paused -= 1
 
     # -- modes ------------------------------------------------------------------------------------------------------------------
+
+    def modes(self) -> tuple[Any, Any]:
+        """Return the two modes that follow operations, for a caller who enters and leaves them."""
+        return _Dispatch(self), _Functions(self)
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -286,12 +299,14 @@ class _Dispatch(TorchDispatchMode):
     def __init__(self, tracker: Tracker) -> None:
         super().__init__()
         self._tracker = tracker
+        self.is_on = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and follow it."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        self._tracker.follow(func, args, kwargs, output)
+        if self.is_on:
+            self._tracker.follow(func, args, kwargs, output)
         return output
 
 
@@ -301,14 +316,20 @@ class _Functions(TorchFunctionMode):
     def __init__(self, tracker: Tracker) -> None:
         super().__init__()
         self._tracker = tracker
+        self.is_on = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
         kwargs = kwargs or {}
         tracker = self._tracker
         name = getattr(func, "__name__", "")
-        if tracker._paused:
+        if tracker._paused or not self.is_on:
             return func(*args, **kwargs)
+        if name in _CREATES and tracker.is_opaque:
+            result = func(*args, **kwargs)
+            if isinstance(result, Tensor):
+                tracker.set_state(result, Unknown(f"torch.{name}", "a tensor was made of values that are no tensors"))
+            return result
         if name in _LEAVES_TORCH and not tracker._permitted:
             if any(_is_private(tracker.state(x)) for x in tensors_in(args)) and not _is_harmless():
                 tracker.fail(f"Tensor.{name}", "values that depend on the examples leave torch")

@@ -1,0 +1,357 @@
+"""The passes over one physical batch of an Opacus-shaped script: followed from the loader to `loss.backward()`.
+
+The modes of a tracker are on while the script works on a batch. They see what the script does with it, what the model computes,
+and how the loss is reduced. `loss.backward()` itself is taken over: the gradients of every example are asked for, and nothing is
+written into `p.grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from dpkfc.gradients.accumulate import ClippedSummer
+from dpkfc.gradients.calls import Calls
+from dpkfc.gradients.exact import blocks_of_one
+from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.micro import batch_tracker
+from dpkfc.gradients.tape import Tape
+from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown
+
+__all__ = ["BatchRecording", "ModelCall", "one_example"]
+
+_LARGEST_SCALE = 2.0**8  # from here on a power of two before the loss is a GradScaler's
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of the model on the batch, made for one example at a time.
+
+    Attributes:
+        outputs: floating-point outputs that the script got.
+        singles: for each example its outputs.
+    """
+
+    outputs: list[Tensor]
+    singles: list[list[Tensor]]
+
+
+class _TakeOver(TorchFunctionMode):
+    """Hand `loss.backward()` to a function in the place of autograd."""
+
+    def __init__(self, backward: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.backward = backward
+        self.is_on = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one function of torch."""
+        if self.is_on and func is Tensor.backward and self.backward(args[0]):
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+class BatchRecording:
+    """Everything that is known of one physical batch, until its optimizer step.
+
+    Args:
+        model: the model.
+        layers: its layers.
+        size: examples N in the batch, 0 for an empty one.
+        batch: what the loader hands out.
+        reduction: of the loss, "mean" or "sum".
+        exact: run the model on one example at a time.
+
+    Attributes:
+        calls: of the layers, once the loss was differentiated.
+        gradients: of every example instead, where the batch was not proved.
+        passes: how often a loss of the batch was differentiated.
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: Sequence[Layer], size: int, batch: Any, *, reduction: str, exact: Unknown | None
+    ) -> None:
+        self.model = model
+        self.layers = layers
+        self.size = size
+        self.reduction = reduction
+        self.exact = exact
+        self.tracker: Tracker | None = None
+        self.tape: Tape | None = None
+        self.calls: Calls | None = None
+        self.gradients: list[dict[str, Tensor]] | None = None
+        self.passes = 0
+        self.forwards = 0
+        self._model_calls: list[ModelCall] = []
+        self._inputs: list[tuple[Any, Any, Any]] = []
+        self._modes: list[Any] = []
+        self._begin(batch)
+
+    # -- modes ---------------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, batch: Any) -> None:
+        if self.size > 1:
+            self.tracker = batch_tracker(self.model, batch, self.size)
+            if self.exact is None:
+                self.tape = Tape(self.model, self.layers, self.size, tracker=self.tracker)
+                self.tape.__enter__()
+            self._modes = list(self.tracker.modes())
+        self._modes.append(_TakeOver(self._differentiate))
+        for mode in self._modes:
+            mode.__enter__()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Do not follow what the body does."""
+        for mode in self._modes:
+            mode.is_on = False
+        try:
+            yield
+        finally:
+            for mode in self._modes:
+                mode.is_on = True
+
+    def end(self) -> None:
+        """Stop to follow the script. A mode under one that the script has entered stays, switched off, until the next call."""
+        if self.tape is not None:
+            self.tape.close_hooks()
+        for mode in self._modes:
+            mode.is_on = False
+        while self._modes:
+            mode = self._modes[-1]
+            is_function = isinstance(mode, TorchFunctionMode)
+            top = _get_current_function_mode() if is_function else _get_current_dispatch_mode()
+            if top is not mode:
+                return
+            self._modes.pop().__exit__(None, None, None)
+
+    # -- the model -------------------------------------------------------------------------------------------------------------------
+
+    def after_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Take note of a call of the model; return outputs in the place of its own, or None to keep them."""
+        self.forwards += 1
+        if self.size < 2 or self.tracker is None:
+            return None
+        if self.exact is None and self.tracker.failure is None:
+            states = [self.tracker.state(x) for x in _floats(output)]
+            lost = next((state for state in states if isinstance(state, Unknown)), None)
+            if lost is None:
+                self._inputs.append((args, kwargs, output))
+                return None
+            self.exact = lost
+        if self.exact is None:
+            self.exact = self.tracker.failure
+        if self.tape is not None:
+            self.tape.close_hooks()
+        return self._one_by_one(args, kwargs, output)
+
+    def _one_by_one(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Run the model on each example alone; return its outputs put together."""
+        assert self.tracker is not None
+        tracker = self.tracker
+        leaves, spec = tree_flatten(output)
+        with self._unfollowed():
+            each = self._singles(args, kwargs)
+            joined, declared = list(leaves), list[tuple[Tensor, State]]()
+            for place, whole in enumerate(leaves):
+                parts = [single[place] for single in each]
+                if isinstance(whole, Tensor) and whole.is_floating_point() and parts[0].requires_grad:
+                    joined[place], state = self._joined(whole, parts)
+                    declared.append((joined[place], state))
+        tracker.failure = None
+        for value, state in declared:
+            tracker.set_state(value, state)
+        places = [i for i, x in enumerate(leaves) if joined[i] is not x]
+        self._model_calls.append(ModelCall([joined[i] for i in places], [[single[i] for i in places] for single in each]))
+        return tree_unflatten(joined, spec)
+
+    def _singles(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Any]]:
+        """Return the flattened outputs of the model for each example alone."""
+        return [tree_flatten(self.model(*a, **k))[0] for a, k in self.examples(args, kwargs)]
+
+    @contextmanager
+    def _unfollowed(self) -> Iterator[None]:
+        assert self.tracker is not None
+        self.tracker.pause()
+        try:
+            yield
+        finally:
+            self.tracker.resume()
+
+    def _joined(self, whole: Tensor, parts: list[Tensor]) -> tuple[Tensor, State]:
+        """Return the outputs of single examples as the output of a batch, and where the batch lies in it."""
+        one = parts[0]
+        if not whole.dim():
+            stacked = torch.stack(parts)
+            mean = self.reduction == "mean"
+            return (stacked.mean() if mean else stacked.sum()), Total(is_mean=mean)
+        for dim in range(whole.dim()):
+            others = whole.shape[:dim] + whole.shape[dim + 1 :] == one.shape[:dim] + one.shape[dim + 1 :]
+            if one.dim() == whole.dim() and others and whole.shape[dim] == self.size * one.shape[dim]:
+                return torch.cat(parts, dim), BatchAxis(dim, 1, max(1, one.shape[dim]))
+        raise ValueError(
+            f"the model gives {list(whole.shape)} for {self.size} examples and {list(one.shape)} for one: an output needs one "
+            "axis for the examples"
+        )
+
+    def examples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Yield the arguments of a call for each example alone.
+
+        Raises:
+            ValueError: an argument whose examples cannot be told.
+        """
+        assert self.tracker is not None
+        tracker = self.tracker
+        for i in range(self.size):
+
+            def pick(x: Any, i: int = i) -> Any:
+                if not isinstance(x, Tensor):
+                    return x
+                state = tracker.state(x)
+                if isinstance(state, Unknown):
+                    raise ValueError(
+                        f"an input of the model {list(x.shape)} was made by {state.operation}, which hides its examples; make it "
+                        "inside forward"
+                    )
+                return one_example(x, state, self.size, i) if isinstance(state, BatchAxis) else x
+
+            yield tree_map(pick, args), tree_map(pick, kwargs)
+
+    # -- the loss --------------------------------------------------------------------------------------------------------------------------
+
+    def _differentiate(self, loss: Tensor) -> bool:
+        """Differentiate a loss for every example; return False where it does not belong to this batch."""
+        if not self.forwards or loss.grad_fn is None:
+            return False
+        state = self.tracker.state(loss) if self.tracker is not None else None
+        if self.tracker is not None and not isinstance(state, (Total, Unknown, BatchAxis)):
+            return False
+        self.passes += 1
+        if self.passes > 1 or self.size == 0:
+            return True
+        for mode in self._modes:
+            mode.is_on = False
+        if self.tape is not None:
+            self.tape.close_hooks()
+        if self.size == 1:
+            self.gradients = [self._of_parameters([loss], None)]
+            return True
+        factor = self._factor(state)
+        scaled = loss * factor
+        if self._model_calls:
+            self._of_single_calls(scaled)
+        else:
+            self._of_the_batch(scaled)
+        return True
+
+    def _factor(self, state: State | None) -> Tensor | float:
+        """Return the factor that makes the loss the sum of the losses of its examples.
+
+        Raises:
+            ValueError: the loss is not such a sum, by name of the operation; or its reduction is not the declared one.
+        """
+        if isinstance(state, Unknown):
+            raise ValueError(
+                f"the loss is not a sum over examples: {state.operation}, {state.reason[:70]}; reduce a loss per example by mean() "
+                "or sum()"
+            )
+        if isinstance(state, BatchAxis):
+            raise ValueError("backward() needs one number; reduce the losses of the examples by mean() or sum()")
+        assert isinstance(state, Total)
+        actual = "mean" if state.is_mean else "sum"
+        if actual != self.reduction:
+            raise ValueError(
+                f"the loss is a {actual} over the examples, but loss_reduction='{self.reduction}' was declared; use "
+                f"make_private(loss_reduction='{actual}')"
+            )
+        if state.number >= _LARGEST_SCALE and torch.log2(torch.tensor(state.number)).frac() == 0:
+            raise ValueError(
+                f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps follow private overflows; train in "
+                "bfloat16 without one"
+            )
+        factor: Tensor | float = float(self.size) if state.is_mean else 1.0
+        for private, public in state.divisors:
+            factor = factor * (private.detach() / public)
+        return factor
+
+    def _of_the_batch(self, total: Tensor) -> None:
+        """Take the gradients of all examples from one backward pass, where that is proved to be right."""
+        assert self.tape is not None and self.tracker is not None
+        failure = self.tape.failure_of_pass(total)
+        if failure is None:
+            self.calls = self.tape.gradients(total)
+            return
+        self.exact = failure
+        for args, kwargs, output in self._inputs:
+            each, leaves = self._singles(args, kwargs), tree_flatten(output)[0]
+            places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad]
+            self._model_calls.append(ModelCall([leaves[i] for i in places], [[single[i] for i in places] for single in each]))
+        self._of_single_calls(total)
+
+    def _of_single_calls(self, total: Tensor) -> None:
+        """Pull the gradients at the outputs back through the calls of single examples."""
+        outputs = [x for call in self._model_calls for x in call.outputs]
+        arrived = torch.autograd.grad(total, outputs, allow_unused=True, retain_graph=True)
+        found = []
+        for i in range(self.size):
+            starts, rows = list[Tensor](), list[Tensor]()
+            place = 0
+            for call in self._model_calls:
+                for output, own in zip(call.outputs, call.singles[i], strict=True):
+                    gradient = arrived[place]
+                    place += 1
+                    if gradient is not None and own.requires_grad:
+                        starts.append(own)
+                        rows.append(self._row(output, gradient, own, i))
+            found.append(self._of_parameters(starts, rows) if starts else {})
+        self.gradients = found
+
+    def _row(self, output: Tensor, gradient: Tensor, own: Tensor, i: int) -> Tensor:
+        """Return the gradient at the output of one example."""
+        if not output.dim():
+            return gradient / self.size if self.reduction == "mean" else gradient
+        dim = next(d for d in range(output.dim()) if output.shape[d] != own.shape[d])
+        return gradient.narrow(dim, i * own.shape[dim], own.shape[dim])
+
+    def _of_parameters(self, outputs: list[Tensor], gradients: list[Tensor] | None) -> dict[str, Tensor]:
+        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad(outputs, list(parameters.values()), gradients, allow_unused=True, retain_graph=True)
+        pairs = zip(parameters, found, strict=True)
+        return {name: g.to_dense().detach() if g.is_sparse else g for name, g in pairs if g is not None}
+
+    # -- the sum -----------------------------------------------------------------------------------------------------------------------------
+
+    def add_to(self, summer: ClippedSummer) -> list[Tensor]:
+        """Clip and add every example; return their norms. PRIVATE."""
+        if self.size == 0:
+            return []
+        if self.calls is not None:
+            calls, self.calls = self.calls, None
+            return [summer.add(calls, self.size).norms.detach()] if calls else []
+        norms = []
+        for gradient in self.gradients or ():
+            blocks = blocks_of_one(self.layers, gradient)
+            if blocks:
+                norms.append(summer.add(blocks, 1).norms.detach())
+        self.gradients = None
+        return norms
+
+
+def _floats(output: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad]
+
+
+def one_example(x: Tensor, axis: BatchAxis, size: int, i: int) -> Tensor:
+    """Return what a batch of example i alone would hold."""
+    if axis.pre == axis.post == 1:
+        return x.narrow(axis.dim, i, 1)
+    parts = x.unflatten(axis.dim, (axis.pre, size, axis.post)).select(axis.dim + 1, i)
+    return parts.flatten(axis.dim, axis.dim + 1)
