@@ -11,16 +11,18 @@ import torch
 from dpkfc.federated import SecureAggregation, TooFewKeys, TrustedServer, federate
 from dpkfc.federated.agreement import PrivateKey, new_key, seal, uniform_integers, unseal
 from dpkfc.federated.card import build_card, to_markdown
-from dpkfc.federated.messages import group, to_bytes, to_tensor
+from dpkfc.federated.messages import group, split_rows, stack_rows, to_bytes, to_tensor
 from dpkfc.federated.runner import one_round
 from dpkfc.federated.secagg import (
     RoundKeys,
+    _pair_key,
     _pair_mask,
     _self_mask,
     decoded,
     encoded,
     mask,
     open_shares,
+    pair_keys,
     reveal,
     round_scope,
     seal_shares,
@@ -62,11 +64,13 @@ class Cohort:
             i: {n: torch.randint(-1000, 1000, shape, generator=generator) for n, shape in SIZES.items()}
             for i in self.members
         }
-        self.sent = {i: mask(self.plain[i], i, self.keys[i], self.public) for i in self.members}
+        self.sent = {
+            i: mask(self.plain[i], i, self.keys[i], pair_keys(self.keys[i], i, self.public)) for i in self.members
+        }
 
     def pair(self, client: int, other: int):
         private = PrivateKey(bytes.fromhex(self.keys[client].mask_key))
-        return _pair_mask(SCOPE, client, private, other, self.public[other], sizes=SIZES)
+        return _pair_mask(_pair_key(SCOPE, client, private, other, self.public[other]), client, other, SIZES)
 
     def own(self, client: int):
         return _self_mask(SCOPE, bytes.fromhex(self.keys[client].self_seed), SIZES)
@@ -138,7 +142,7 @@ def test_no_key_that_is_known_to_server_and_colluding_clients_gives_a_pair_mask_
     target = cohort.pair(0, 1)
     for private, key in itertools.product(known_private, public):
         for one, other in ((0, 1), (1, 0)):
-            guess = _pair_mask(SCOPE, one, private, other, key, sizes=SIZES)
+            guess = _pair_mask(_pair_key(SCOPE, one, private, other, key), one, other, SIZES)
             assert not torch.equal(guess["w"], target["w"]) and not torch.equal(guess["w"], -target["w"])
     shares = {i + 1: [bytes.fromhex(cohort.held[i].key_shares[0])] for i in colluding}
     with pytest.raises(ValueError, match="2 clients gave shares and a secret needs 3"):
@@ -304,6 +308,26 @@ def test_a_client_does_not_answer_for_a_cohort_that_is_too_small_or_wrong(cohort
     for message in (server.request_keys()[0], open_round(server, clients)[0]):
         answer = clients[0].answer({**message, "cohort": torch.tensor(cohort)})
         assert answer["reason"] == "client-failed" and clients[0].ledger.count == 0
+
+
+def test_a_mask_key_of_low_order_is_refused_before_the_client_is_charged():
+    """A client announces a key with which every other client would agree on a known pair mask."""
+    server, clients = world(plan_of(privacy=SecureAggregation(), min_survivors=3))
+    low = bytes(32)
+    for number, message in server.request_keys().items():
+        answer = clients[number].answer(message)
+        if number == 3:
+            channels = split_rows(message["channels"], range(CLIENTS))
+            rows = {}
+            for other in range(CLIENTS):
+                context = (
+                    f"shares of client 3: for client {other} in {round_scope(server.contract, 0)}, mask key {low.hex()}"
+                )
+                rows[other] = seal(clients[3]._channel.agree(channels[other], context), bytes(66), context)
+            answer |= {"key": to_tensor(low), "sealed": stack_rows(rows)}
+        assert server.receive(answer)
+    sent = server.open_round()
+    assert clients[0].answer(sent[0])["reason"] == "client-failed" and clients[0].ledger.count == 0
 
 
 def test_a_round_that_was_answered_gets_no_new_keys():

@@ -33,6 +33,7 @@ from dpkfc.federated.secagg import (
     encoded,
     mask,
     open_shares,
+    pair_keys,
     reveal,
     seal_shares,
 )
@@ -152,8 +153,7 @@ class Client:
     def _sum(self, message: Mapping[str, Any]) -> Message:
         number = int(message["round"])
         self._check_new(number)
-        if self._masked:
-            self._take_shares(message, number)
+        pairs = self._take_shares(message, number) if self._masked else {}
         self.local.load(group(message, "theta"))
         self._take_metric(message, number)
         self._tried = Tried(self.local, self.records, self._verify)
@@ -161,7 +161,7 @@ class Client:
         noisy = {name: x.cpu() for name, x in self._noisy(number, extra, made).items()}
         self._note(number, self._tried)
         if self._masked:
-            noisy = self._mask(message, noisy)
+            noisy = self._mask(noisy, pairs)
         return self._answer("sum", number) | flat("sum", noisy)
 
     def _note(self, number: int, tried: Tried) -> None:
@@ -190,7 +190,7 @@ class Client:
     def _new_keys(self, message: Mapping[str, Any]) -> Message:
         """Make the secrets of a round that is not answered yet, and seal shares of them for every client of the cohort."""
         if not self._masked:
-            raise _Refused(messages.CLIENT_FAILED)
+            raise ValueError("the server requests keys, and the plan sends messages in clear; start both with one plan")
         number = int(message["round"])
         self._check_new(number)
         channels = split_rows(message["channels"], self._cohort(message))
@@ -199,30 +199,32 @@ class Client:
         self._keys = keys
         return self._answer("keys", number) | {"key": to_tensor(keys.public), "sealed": stack_rows(sealed)}
 
-    def _take_shares(self, message: Mapping[str, Any], number: int) -> None:
-        """Open what the others sealed for this client, before anything is charged."""
+    def _take_shares(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
+        """Open what the others sealed for this client, and agree on pair masks with them, before anything is charged."""
         keys, cohort = self._keys, self._cohort(message)
         public = split_rows(message["mask_keys"], cohort)
-        if keys is None or keys.round != number or public[self.number] != keys.public:
-            raise _Refused(messages.CLIENT_FAILED)
+        if keys is None or keys.round != number:
+            raise ValueError(f"this client has no keys for round {number}; the server must request keys first")
+        if public[self.number] != keys.public:
+            raise ValueError(f"the mask key of this client was changed in round {number}; the server must request keys again")
         channels, sealed = split_rows(message["channels"], cohort), split_rows(message["sealed"], cohort)
         self._shares = open_shares(keys, self.number, self._channel, channels, public=public, sealed=sealed)
+        return pair_keys(keys, self.number, public)
 
-    def _mask(self, message: Mapping[str, Any], noisy: Tensors) -> Tensors:
-        """Mask the noisy sum, then forget the secrets of the round: the others hold the shares of them."""
+    def _mask(self, noisy: Tensors, pairs: Mapping[int, bytes]) -> Tensors:
+        """Mask the noisy sum, then forget the secrets of the round: the others store the shares of them."""
         keys, self._keys = cast(RoundKeys, self._keys), None
-        public = split_rows(message["mask_keys"], self._cohort(message))
-        return mask(encoded(noisy, self.plan.grid(self.local.numbers)), self.number, keys, public)
+        return mask(encoded(noisy, self.plan.grid(self.local.numbers)), self.number, keys, pairs)
 
     def _reveal(self, message: Mapping[str, Any]) -> Message:
         """Reveal one share of each client, for one survivor set of the round that was answered last."""
         number, received = int(message["round"]), self._shares
         survivors = tuple(sorted(message["survivors"].tolist()))
         if received is None or received.round != number or self._keys is not None:
-            raise _Refused(messages.CLIENT_FAILED)
+            raise ValueError(f"this client has sent no masked sum in round {number}, so it reveals no shares")
         enough = len(set(survivors)) == len(survivors) >= self.plan.config.survivors
         if self.number not in survivors or not enough or not set(survivors) <= set(received.cohort):
-            raise _Refused(messages.CLIENT_FAILED)
+            raise ValueError(f"the survivors of round {number} are too few, lack this client or lie outside its cohort")
         if received.survivors not in ((), survivors):
             raise _Refused(messages.REPEATED)  # a second set would reveal both secrets of a client
         self._shares = replace(received, survivors=survivors)

@@ -49,6 +49,7 @@ __all__ = [
     "encoded",
     "mask",
     "open_shares",
+    "pair_keys",
     "reveal",
     "round_scope",
     "seal_shares",
@@ -177,25 +178,36 @@ def open_shares(
     return ReceivedShares(round=keys.round, cohort=cohort, key_shares=tuple(key_shares), seed_shares=tuple(seed_shares))
 
 
-def mask(integers: Integers, client: int, keys: RoundKeys, public: Mapping[int, bytes]) -> Integers:
+def pair_keys(keys: RoundKeys, client: int, public: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Agree with every other client of the cohort on the key of their pair mask.
+
+    Args:
+        keys: of the client.
+        client: its number.
+        public: client of the cohort to its public mask key.
+
+    Raises:
+        ValueError: a public key that is not one.
+    """
+    private = PrivateKey(bytes.fromhex(keys.mask_key))
+    others = (other for other in public if other != client)
+    return {other: _pair_key(keys.scope, client, private, other, public[other]) for other in others}
+
+
+def mask(integers: Integers, client: int, keys: RoundKeys, pairs: Mapping[int, bytes]) -> Integers:
     """Add a client's self mask and its pair masks with the other clients of the cohort.
 
     Args:
         integers: of the client, int64.
         client: its number.
         keys: of the client.
-        public: client of the cohort to its public mask key.
-
-    Raises:
-        ValueError: a public key that is none.
+        pairs: other client to the key of the pair mask, from `pair_keys`.
     """
     sizes = {name: tuple(x.shape) for name, x in integers.items()}
     masked = {name: x.clone() for name, x in integers.items()}
     _add(masked, _self_mask(keys.scope, bytes.fromhex(keys.self_seed), sizes))
-    private = PrivateKey(bytes.fromhex(keys.mask_key))
-    for other, key in public.items():
-        if other != client:
-            _add(masked, _pair_mask(keys.scope, client, private, other, key, sizes=sizes))
+    for other, key in pairs.items():
+        _add(masked, _pair_mask(key, client, other, sizes))
     return masked
 
 
@@ -255,7 +267,8 @@ def unmask(
             raise ValueError(f"the shares give another mask key than client {client} sent: a client gave a wrong share")
         for survivor in sums:
             # The missing client's mask is the negative of the survivor's: adding it removes the survivor's.
-            _add(summed, _pair_mask(scope, client, private, survivor, public[survivor], sizes=sizes))
+            key = _pair_key(scope, client, private, survivor, public[survivor])
+            _add(summed, _pair_mask(key, client, survivor, sizes))
     return summed
 
 
@@ -312,11 +325,15 @@ def _self_mask(scope: str, seed: bytes, sizes: Sizes) -> Integers:
     return _expanded(derive(seed, f"self mask: {scope}"), sizes)
 
 
-def _pair_mask(scope: str, client: int, private: PrivateKey, other: int, public: bytes, *, sizes: Sizes) -> Integers:
-    """Return the integers that a client adds for another one. The other client adds their negatives."""
+def _pair_key(scope: str, client: int, private: PrivateKey, other: int, public: bytes) -> bytes:
     low, high = sorted((client, other))
-    masks = _expanded(private.agree(public, f"pair mask: clients {low} and {high} in {scope}"), sizes)
-    return masks if client == low else {name: x.neg_() for name, x in masks.items()}
+    return private.agree(public, f"pair mask: clients {low} and {high} in {scope}")
+
+
+def _pair_mask(key: bytes, client: int, other: int, sizes: Sizes) -> Integers:
+    """Return the integers that a client adds for another one. The other client adds their negatives."""
+    masks = _expanded(key, sizes)
+    return masks if client < other else {name: x.neg_() for name, x in masks.items()}
 
 
 def _expanded(key: bytes, sizes: Sizes) -> Integers:
