@@ -276,7 +276,8 @@ class Session:
         if given is not None:
             return [lambda count: PublicRows([given[i % len(given)] for i in range(count)], collate)]
         record = self._loader.example()
-        return [partial(_drawn_rows, record, collate, integers) for integers in ("bits", "ones")]
+        kinds = ["tokens", "bits", "ones"] if self._device.type == "cpu" else ["bits", "ones"]  # a wrong label ends a CUDA process
+        return [partial(_drawn_rows, record, collate, integers) for integers in kinds]
 
     @property
     def gradients(self) -> str:

@@ -43,9 +43,26 @@ def example_gradient(
     if losses.grad_fn is None:
         return {}
     total = losses.sum() * weight
-    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    try:
+        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        gradients = _by_backward(loss_fn(model, batch).sum() * weight, list(parameters.values()))
     pairs = zip(parameters, gradients, strict=True)
     return {name: g.to_dense() if g.is_sparse else g for name, g in pairs if g is not None}
+
+
+def _by_backward(total: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Return gradients as `backward()` writes them: a checkpoint with use_reentrant=True knows no other way."""
+    for p in parameters:
+        p.grad = None
+    try:
+        total.backward()
+        return tuple(p.grad for p in parameters)
+    finally:
+        for p in parameters:
+            p.grad = None
 
 
 def add_gradients(total: dict[str, Tensor], gradients: Mapping[str, Tensor]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -63,7 +64,10 @@ class Layer:
 
     def tensor_of(self, module: nn.Module, role: str) -> Tensor:
         """The parameter object of a role in one of the modules."""
-        return module.get_parameter(self.paths.get(role, role))
+        path = self.paths.get(role, role)
+        if isinstance(module, torch.jit.ScriptModule):
+            return dict(module.named_parameters())[path]
+        return module.get_parameter(path)
 
     @property
     def display_name(self) -> str:
@@ -204,6 +208,8 @@ def _layer(
 
 def _is_leaf(module: nn.Module, roles: Sequence[str]) -> bool:
     """Return whether a module answers for all trainable parameters below it, so that it can be run for each example alone."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
     below = {id(p) for p in module.parameters() if p.requires_grad}
     return len(below) == len(roles)
 
@@ -217,6 +223,8 @@ def _rule_of(module: nn.Module, roles: list[str]) -> str:
 
 def _rule(module: nn.Module) -> str:
     """The rule of a module by its forward function, so that a subclass with its own forward takes the fallback."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "fallback"
     forward = type(module).forward
     if "forward" in vars(module):  # replaced on this one object
         return "fallback"
@@ -239,7 +247,7 @@ def _transposed_linear() -> Callable[..., Any] | None:
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    return type(module).forward is _transposed_linear()
+    return not isinstance(module, torch.jit.ScriptModule) and type(module).forward is _transposed_linear()
 
 
 def refuse_mixing(name: str, module: nn.Module) -> None:
@@ -273,7 +281,7 @@ def refuse_mixing(name: str, module: nn.Module) -> None:
 def _refuse_compiled(model: nn.Module) -> None:
     """Refuse compiled modules with trainable parameters, however they were compiled; others are left alone."""
     for name, module in model.named_modules():
-        forward = getattr(module, "forward", None)
+        forward = None if isinstance(module, torch.jit.ScriptModule) else getattr(module, "forward", None)
         replaced = hasattr(forward, "_torchdynamo_orig_callable") and not getattr(forward, "_torchdynamo_disable", False)
         if not replaced and getattr(module, "_compiled_call_impl", None) is None:
             continue

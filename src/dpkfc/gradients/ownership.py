@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import is_parametrized
@@ -22,6 +23,8 @@ _CELL = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
 
 def is_called(module: nn.Module) -> bool:
     """Whether a module has a forward function at all; ParameterList, ModuleDict and other containers have none."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 

@@ -70,6 +70,7 @@ class WeightUse:
         output_axis: the batch axis of the output.
         edge: where the gradients of the output arrive.
         padding: row whose gradient is left out, or None.
+        crosswise: the weight lies as `[d_in, d_out]`, or is a vector `[d_in]`.
     """
 
     name: str
@@ -79,6 +80,7 @@ class WeightUse:
     output_axis: BatchAxis
     edge: GradientEdge
     padding: int | None = None
+    crosswise: bool = False
 
     @property
     def is_lookup(self) -> bool:
@@ -88,13 +90,15 @@ class WeightUse:
     def gradients(self, gradient: Tensor, size: int, rows: int) -> dict[str, Tensor]:
         """Return name to gradients `[N, *parameter.shape]`; `rows` is the length of a table."""
         b = example_first(gradient, self.output_axis, size)
-        b = b.reshape(size, -1, b.shape[-1])
         a = example_first(self.input, self.axis, size)
         if not self.is_lookup:
-            a = a.reshape(size, -1, a.shape[-1]).to(b.dtype)
-            found = {self.name: torch.bmm(b.mT, a)}
+            a = a.reshape(size, -1, a.shape[-1])
+            b = b.reshape(size, a.shape[1], -1)
+            a = a.to(b.dtype)
+            found = {self.name: torch.bmm(a.mT, b) if self.crosswise else torch.bmm(b.mT, a)}
             return found | ({self.bias: b.sum(1)} if self.bias else {})
         ids = a.reshape(size, -1).long()
+        b = b.reshape(size, ids.shape[1], -1)
         if self.padding is not None:
             b = b.masked_fill((ids == self.padding).unsqueeze(-1), 0.0)
         table = b.new_zeros(size, rows, b.shape[-1])
@@ -183,7 +187,7 @@ class SharedUses:
             if not isinstance(x, Tensor) or self.tracker.state(x) is not PARAMETRIC:
                 return x
             shape = (1,) * (rank - x.dim()) + tuple(x.shape)
-            if shape[axis.dim] != 1:
+            if shape[axis.dim] != 1 or x.dim() < trailing:
                 return x
             wide = list(shape)
             wide[axis.dim] = axis.length(self.tracker.size)
@@ -200,6 +204,7 @@ class SharedUses:
 
     def _weight(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Call a product or a lookup with a trainable matrix and note it; None where it is another use."""
+        crosswise = False
         if name == "embedding":
             given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
             x, weight, bias = given["input"], given["weight"], None
@@ -210,19 +215,29 @@ class SharedUses:
             x, weight, bias = given["input"], given["weight"], given.get("bias")
         else:
             x, matrix = args[:2] if name == "matmul" else args[1::-1]
+            bias, given = None, {}
             known = self._transposed.get(id(matrix))
-            if known is None:
+            crosswise = known is None
+            weight = matrix if known is None else known[1]
+            if not isinstance(x, Tensor) or weight.dim() > 2:
                 return None
-            weight, bias, given = known[1], None, {}
         axis = self.tracker.axis(x)
         own = [p for p in (weight, bias) if p is not None and self.tracker.state(p) is not None]
         if axis is None or id(weight) not in self.names or any(id(p) not in self.names for p in own):
             return None
+        if name != "embedding" and axis.dim >= x.dim() - 1:
+            return None
         read = [weight, *own] + ([matrix] if name in ("matmul", "rmatmul") else [])
-        with self.tracker.covering(read):
+        outputs = list[Tensor]()
+        self.tracker.cover(read)
+        try:
             result = function(*args, **kwargs)
+            outputs.append(result)
+        finally:
+            self.tracker.uncover(read, outputs)
         output_axis = self.tracker.axis(result)
-        if output_axis is None or output_axis.dim == result.dim() - 1:
+        if output_axis is None or result.grad_fn is None:
+            self.tracker.fail(name, "a trainable matrix is used outside its layer")
             return result
         bias_name = self.names[id(bias)] if bias is not None and any(bias is p for p in own) else ""
         padding = given.get("padding_idx") if name == "embedding" else None
@@ -235,6 +250,7 @@ class SharedUses:
                 output_axis,
                 get_gradient_edge(result),
                 padding,
+                crosswise,
             )
         )
         return result

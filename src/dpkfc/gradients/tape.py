@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpkfc.gradients.attention import ARGUMENTS, Attended, expected_axis
-from dpkfc.gradients.checkpointing import clear_checkpoint_errors, in_backward, refuse_hidden
+from dpkfc.gradients.checkpointing import in_backward
 from dpkfc.gradients.compiled import refuse_tracing
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.materialised import block_of_gradients
@@ -30,6 +30,7 @@ from dpkfc.tracking import PARAMETRIC, BatchAxis, Tracker, Unknown
 
 __all__ = ["Tape", "check_losses", "leading_size"]
 
+_SINGLE_OUTPUT = ("linear", "conv", "embedding", "tied", "norm")
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
@@ -137,8 +138,8 @@ class Tape:
     def close_hooks(self) -> None:
         """Take every hook off; what was recorded stays."""
         self._stack.close()
-        for module, call in reversed(self._calls):  # torch calls no hook after a KeyboardInterrupt
-            self._end_call(module, call)
+        for _, call in reversed(self._calls):  # torch calls no hook after a KeyboardInterrupt
+            self._end_call(call)
         self._calls = []
 
     def _begin_tracker(self, size: int) -> None:
@@ -170,7 +171,9 @@ class Tape:
             refuse_tracing()
             if in_backward():
                 return
-            parameters = [layer.tensor_of(module, role) for layer in layers for role in layer.parameters]
+            parameters = _parameters_of(module, layers)
+            if parameters is None:
+                return  # functional_call has put other tensors in their place: they are followed from where they meet the examples
             tensors = tensors_of((args, kwargs))
             call = _OpenCall(parameters, tensors, [self._axis(x) for x in tensors])
             if layers[0].paths:
@@ -197,28 +200,31 @@ class Tape:
                 axis = _guessed_axis(x, self._size)
         return axis
 
-    def _end_call(self, module: nn.Module, call: _OpenCall) -> None:
+    def _end_call(self, call: _OpenCall, outputs: Sequence[Tensor] = ()) -> None:
         if self.tracker is not None:
-            self.tracker.uncover(call.parameters)
+            self.tracker.uncover(call.parameters, outputs)
             if call.paused:
                 self.tracker.resume()
 
     def _after(self, layers: tuple[Layer, ...]) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             refuse_tracing()
             if in_backward() or not self._calls or self._calls[-1][0] is not module:
-                return
+                return None
             call = self._calls.pop()[1]
-            self._end_call(module, call)
+            self._end_call(call, tensors_of(output))
             if output is None:
-                return
-            tensors = tensors_of(output)
+                return None
             if call.paused:
-                self._declare_recurrent(module, call, tensors)
+                self._declare_recurrent(module, call, tensors_of(output))
             if not torch.is_grad_enabled() and not self.lenient:
                 self._hidden.update({layer.name: layer for layer in layers})
-                return
-            self._record(layers, module, (args, kwargs), tensors, call)
+                return None
+            separate = sum(x.is_floating_point() and x.requires_grad for x in tensors_of(output)) > 1
+            if separate:  # or an output would receive what another one, which was made of it, passes on
+                output = tree_map(lambda x: x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x, output)
+            self._record(layers, module, (args, kwargs), tensors_of(output), call)
+            return output if separate else None
 
         return hook
 
@@ -252,24 +258,21 @@ class Tape:
     ) -> None:
         axes, output_axes = call.axes, [self._axis(x) for x in outputs]
         size = self._size or 0
-        if self.tracker is not None and all(axis is None for axis in (*axes, *output_axes)):
-            rows = _public_rows(layers[0], call.tensors, outputs, size) and not call.parametric and not call.unknown
-            if rows:  # one row an example by its shape: what becomes of the rows is followed from here
-                axes = [BatchAxis(0) if x.dim() and x.shape[0] == size else None for x in call.tensors]
-                output_axes = [BatchAxis(0)] * len(outputs)
-                for x in outputs:
-                    self.tracker.set_state(x, BatchAxis(0))
-            else:
-                for x in outputs:
-                    if not isinstance(self.tracker.state(x), Unknown):
-                        self.tracker.set_state(x, PARAMETRIC)
+        if self.tracker is not None and _public_rows(layers[0], call, outputs, size) and all(x is None for x in (*axes, *output_axes)):
+            # one row an example by its shape: what becomes of the rows is followed from here
+            axes = [BatchAxis(0) if x.dim() and x.shape[0] == size else None for x in call.tensors]
+            output_axes = [BatchAxis(0)] * len(outputs)
+            for x in outputs:
+                self.tracker.set_state(x, BatchAxis(0))
+        if self.tracker is not None and None in output_axes:
+            self._declare_public(layers[0], call, outputs, output_axes)
         if call.states is not None and not _same(call.states, call.parameters[0].device) and self.tracker is not None:
             self.tracker.fail(type(module).__name__, "it holds parameters and draws random numbers")
         args, kwargs = (tree_map(_detached, x) for x in given)
         if call.attended is not None and not self._check_attention(module, given):
             return
-        if layers[0].rule == "fallback" and all(axis is None for axis in output_axes) and not self.lenient:
-            return  # its parameters are reached through the graph
+        if layers[0].rule not in _SINGLE_OUTPUT and all(axis is None for axis in output_axes) and self.tracker is not None:
+            return
         self._records.append(
             _Record(
                 layers=layers,
@@ -279,11 +282,23 @@ class Tape:
                 axes=axes,
                 outputs=[(x.shape, x.dtype, x.device) for x in outputs],
                 output_axes=output_axes,
-                edges=[get_gradient_edge(x) if x.requires_grad and x.is_floating_point() else None for x in outputs],
+                edges=[_edge(x, module) if x.requires_grad and x.is_floating_point() else None for x in outputs],
                 versions=[(x.detach(), x._version) for x in call.tensors],
                 attended=call.attended,
             )
         )
+
+    def _declare_public(
+        self, layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], axes: Sequence[BatchAxis | None]
+    ) -> None:
+        """Declare that outputs without examples depend on the parameters of their layer."""
+        assert self.tracker is not None
+        reached = layer.rule not in _SINGLE_OUTPUT
+        for x, axis in zip(outputs, axes, strict=True):
+            if axis is None and not isinstance(self.tracker.state(x), Unknown):
+                self.tracker.set_state(x, PARAMETRIC)
+                if reached:  # through the graph
+                    self.tracker.read.update(id(p) for p in call.parameters)
 
     def _check_attention(self, module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
         """Return whether queries, keys and values have the batch where attention takes it to be."""
@@ -315,11 +330,16 @@ class Tape:
 
     def failure_of_pass(self, losses: Tensor) -> Unknown | None:
         """Return why the gradients of a followed pass are not proved, whatever its losses are; None where they are."""
+        recorded = {layer.name for record in self._records for layer in record.layers}
+        for name in self._hidden:
+            if name not in recorded:
+                return Unknown(name, "it is called with gradients disabled, as by a checkpoint with use_reentrant=True")
         for record in self._records:
             if any(x._version != version for x, version in record.versions):
                 return Unknown(record.layers[0].display_name, "its input was changed in place after it had read it")
         covered = {id(layer.tensor_of(r.module, role)) for r in self._records for layer in r.layers for role in layer.parameters}
-        if self._shared is not None and self._shared.meetings and covered & tracker.read:
+        read = self.tracker.read if self.tracker is not None else set[int]()
+        if self._shared is not None and self._shared.meetings and covered & read:
             return Unknown("parameter", "a parameter is used by its layer and outside of it")
         return _custom_function(losses)
 
@@ -342,14 +362,15 @@ class Tape:
     def gradients(self, total: Tensor) -> Calls:
         """Differentiate a sum of per-example losses at every noted output; as `backward`."""
         records, self._records = self._records, []
-        refuse_hidden(self._hidden, {layer.name for record in records for layer in record.layers})
         meetings = self._shared.meetings if self._shared is not None else []
         weights = self._shared.weights if self._shared is not None else []
         batched = [record for record in records if not record.is_public]
         edges: list[Any] = [edge for record in batched for edge in record.edges if edge is not None]
         asked = [*dict.fromkeys([*edges, *(m.edge for m in meetings), *(w.edge for w in weights)])]
-        with clear_checkpoint_errors():
-            arrived = torch.autograd.grad(total, asked, allow_unused=True, retain_graph=bool(meetings)) if asked else ()
+        if asked:
+            arrived: Sequence[Tensor | None] = torch.autograd.grad(total, asked, allow_unused=True, retain_graph=bool(meetings))
+        else:
+            arrived = ()
         found = dict(zip(asked, arrived, strict=True))
         calls = self._calls_of(batched, found)
         self._add_shared([(m, g) for m in meetings if (g := found[m.edge]) is not None], records, calls)
@@ -405,19 +426,19 @@ class Tape:
         gradients = pulled_back(pairs, targets, size)
         for record, gradient in zip(public, gradients[: len(public)], strict=True):
             if gradient is not None:
+                rows = gradient.reshape(size, *record.outputs[0][0])
                 for layer in record.layers:
-                    calls.setdefault(layer.name, []).append(_shared_call(record, gradient, size))
+                    calls.setdefault(layer.name, []).append(_shared_call(record, rows, size))
         self._add_parameters({name: g for (name, _), g in zip(direct, gradients[len(public) :], strict=True) if g is not None}, calls)
 
     def _add_weights(self, pairs: Sequence[tuple[WeightUse, Tensor]], calls: Calls) -> None:
         if self.tracker is None:
             return
         for use, gradient in pairs:
-            rows = 0
-            if use.is_lookup:
-                rows = self.model.get_parameter(use.name).shape[0]
-            found = use.gradients(gradient, self.tracker.size, rows)
-            self._add_parameters({name: g for name, g in found.items() if name}, calls)
+            size, shapes = self.tracker.size, {name: self.model.get_parameter(name).shape for name in (use.name, use.bias) if name}
+            rows = shapes[use.name][0] if use.is_lookup else 0
+            found = use.gradients(gradient, size, rows)
+            self._add_parameters({name: found[name].reshape(size, *shape) for name, shape in shapes.items()}, calls)
 
     def _add_parameters(self, gradients: dict[str, Tensor], calls: Calls) -> None:
         """Add gradients `[N, *parameter.shape]` to the layers that the parameters belong to."""
@@ -452,12 +473,33 @@ class _OpenCall:
 
 def _call(record: _Record, gradients: Sequence[Tensor | None]) -> Call:
     outputs = [
-        (torch.zeros(shape, dtype=dtype, device=device) if g is None else g) if dtype.is_floating_point else None
+        (torch.zeros(shape, dtype=dtype, device=device) if g is None else g.reshape(shape)) if dtype.is_floating_point else None
         for g, (shape, dtype, device) in zip(gradients, record.outputs, strict=True)
     ]
     if record.attended is not None:
-        record.attended.gradients = gradients
+        record.attended.gradients = [None if g is None else y for g, y in zip(gradients, outputs, strict=True)]
     return Call(record.module, record.args, record.kwargs, outputs, record.axes, record.output_axes, record.attended)
+
+
+def _edge(x: Tensor, module: nn.Module) -> GradientEdge:
+    """Return where the gradients of an output arrive.
+
+    A linear layer on sequences returns a view of its product. Where that is changed in place later (`ReLU(inplace=True)`), the
+    view gets no gradient of its own, and the product does.
+    """
+    base = x._base if x._is_view() and isinstance(module, nn.Linear) else None
+    whole = base is not None and base.numel() == x.numel() and base.is_contiguous() and x.is_contiguous()
+    if base is not None and whole and base.grad_fn is not None:
+        return get_gradient_edge(base)
+    return get_gradient_edge(x)
+
+
+def _parameters_of(module: nn.Module, layers: Sequence[Layer]) -> list[Tensor] | None:
+    """Return the parameters of a module that its layers cover; None where other tensors stand in their place."""
+    try:
+        return [layer.tensor_of(module, role) for layer in layers for role in layer.parameters]
+    except AttributeError:
+        return None
 
 
 def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
@@ -479,11 +521,11 @@ def _repeated(x: Tensor, size: int) -> Tensor:
     return x.expand(size, *x.shape).flatten(0, 1)
 
 
-def _public_rows(layer: Layer, inputs: Sequence[Tensor], outputs: Sequence[Tensor], size: int) -> bool:
+def _public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size: int) -> bool:
     """Return whether a call on public inputs has a row for each example by its shape: ids `[N, T]`, noise `[N, d]`."""
-    if layer.rule in ("fallback", "recurrent") or layer.paths or not inputs or not outputs:
+    if layer.rule not in _SINGLE_OUTPUT or layer.paths or not call.tensors or not outputs or call.parametric or call.unknown:
         return False
-    x, y = inputs[0], outputs[0]
+    x, y = call.tensors[0], outputs[0]
     return x.dim() >= 2 and x.shape[0] == size and y.dim() >= 2 and y.shape[0] == size
 
 

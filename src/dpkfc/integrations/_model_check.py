@@ -91,7 +91,7 @@ def check_model(
     def losses(net: nn.Module, rows: list[Tensor]) -> Tensor:
         return _projected(call.outputs(net, rows), places, len(rows_of(call, rows)))
 
-    attempts = [partial(_rows, call, integers) for integers in ("bits", "ones")]
+    attempts = [partial(_rows, call, integers) for integers in ("tokens", "bits", "ones")]
     return check_on_public_rows(model, layers, losses, attempts, expected=expected, strict=strict)
 
 

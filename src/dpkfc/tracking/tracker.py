@@ -77,6 +77,7 @@ class Tracker:
         self._references: dict[int, _Reference] = {}
         self._persistent = {id(x) for x in persistent}
         self._covered: set[int] = set()
+        self._interiors: list[list[int]] = []
         self._paused = 0
         self._permitted = 0
         self._rules: dict[Any, tuple[Rule | None, Rule | None]] = {}
@@ -119,6 +120,8 @@ class Tracker:
             self._states.pop(key, None)
             return
         self._states[key] = state
+        if self._interiors:
+            self._interiors[-1].append(key)
         if key not in self._references:
             reference = _Reference(x, self._forget)
             reference.key = key
@@ -153,22 +156,28 @@ class Tracker:
 
     # -- what a layer reads itself --------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def covering(self, parameters: Sequence[Tensor]) -> Iterator[None]:
-        """Treat some parameters as public: their gradients are taken from the call of their layer."""
-        self.cover(parameters)
-        try:
-            yield
-        finally:
-            self.uncover(parameters)
-
     def cover(self, parameters: Iterable[Tensor]) -> None:
-        """Begin to treat parameters as public."""
+        """Begin to treat parameters as public: their gradients are taken from the call of their layer."""
         self._covered.update(id(p) for p in parameters)
+        self._interiors.append([])
 
-    def uncover(self, parameters: Iterable[Tensor]) -> None:
-        """End to treat parameters as public."""
+    def uncover(self, parameters: Iterable[Tensor], outputs: Sequence[Tensor] = ()) -> None:
+        """End to treat parameters as public.
+
+        Args:
+            parameters: as of `cover`.
+            outputs: of the call. What else was computed in it depends on the parameters in a way that the call does not show.
+        """
         self._covered.difference_update(id(p) for p in parameters)
+        known = {id(x) for x in outputs}
+        for key in self._interiors.pop():
+            state = self._states.get(key)
+            if key in known or state is None:
+                continue
+            if isinstance(state, Public):
+                self._states[key] = PARAMETRIC
+            elif isinstance(state, (BatchAxis, Total)):
+                self._states[key] = Unknown("layer", "what a layer computes inside is used outside of it")
 
     def pause(self) -> None:
         """Stop following operations, inside a module whose outputs the caller declares."""
@@ -333,6 +342,8 @@ class _Functions(TorchFunctionMode):
         if name in _LEAVES_TORCH and not tracker._permitted:
             if any(_is_private(tracker.state(x)) for x in tensors_in(args)) and not _is_harmless():
                 tracker.fail(f"Tensor.{name}", "values that depend on the examples leave torch")
+        if name == "register_hook" and _is_private(tracker.state(args[0])):
+            tracker.fail("Tensor.register_hook", "a hook may change the gradients of the examples")
         if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
             return _permitted(tracker, func, args, kwargs)
         if name == "__get__" and getattr(func.__self__, "__name__", "") == "data":

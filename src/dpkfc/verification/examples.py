@@ -8,6 +8,7 @@ refused by name, or the layout is only unknown, and then examples are differenti
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ LossFn = Callable[[nn.Module, Any], Tensor]
 
 _MOST = 256  # rows of a batch that is compared
 _ALONE = 8  # rows that are compared with batches of one
+_SCALES = (1.0, 30.0, -30.0, 0.0)  # of rows beside those that are compared
 _SEEDS = 4  # random states under which a pass is followed
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 
@@ -83,8 +85,8 @@ def check_on_public_rows(
         The verdict.
 
     Raises:
-        ValueError: examples mix, by name of the operation where it is known; the loss fails on a batch of one example; a
-            parameter is never used; the forward pass keeps something of its examples.
+        ValueError: examples mix, by name of the operation where it is known; the loss fails on a batch of one example; the
+            forward pass keeps something of its examples.
         UnknownOperation: under `strict`, an operation that the tracker does not know.
     """
     check_finite(layers)
@@ -161,8 +163,7 @@ class _Check:
 
     def values(self, batch: Any, size: int) -> Tensor:
         """Return losses that can be compared, in float64."""
-        with torch.no_grad():
-            return self.losses(batch, size).detach().double()
+        return self.losses(batch, size).detach().double()
 
     def trace(self, batch: Any, size: int) -> tuple[Unknown | None, Tape, Tensor]:
         """Follow one pass; return why it is not proved, its tape and its losses."""
@@ -190,7 +191,7 @@ class _Check:
             found, tape, losses = self.trace(rows.batch(range(few)), few)
             failure = failure or found
             if found is None and seed == 0:
-                self._check_usage(losses)
+                self._warn_of_unused(losses)
         if failure is not None and strict:
             raise UnknownOperation(
                 f"{failure.operation}: {failure.reason[:70]}; tell what it does with dpkfc.register_batch_rule, or drop "
@@ -264,28 +265,35 @@ class _Check:
         """Check that no row changes the loss or the gradient of another; every pair of rows is told apart by a bit."""
         restart = restarter(self.device)
 
-        def passed(chosen: list[int], kept: list[int]) -> tuple[Tensor, Tensor]:
+        def passed(chosen: list[int], kept: list[int], scale: float = 1.0) -> tuple[Tensor, Tensor]:
             restart()
-            losses = self.losses(rows.batch(chosen), size)
+            others = [i for i in range(size) if i not in kept]
+            losses = self.losses(_scaled(rows.batch(chosen), others, size, scale), size)
             return losses[kept].detach().double(), self._gradient(losses[kept].sum())
 
+        every = list(range(size))
         for bit in range(max(1, math.ceil(math.log2(size)))):
+            parts = []
             for side in (0, 1):
                 changed = [(i >> bit) & 1 == side for i in range(size)]
                 kept = [i for i in range(size) if not changed[i]]
                 if not kept or len(kept) == size:
                     continue
                 chosen = [i + size if changed[i] else i for i in range(size)]
-                one, other = passed(list(range(size)), kept), passed(chosen, kept)
-                if self._differs(one[0], other[0]) or self._differs_as_a_whole(one[1], other[1]):
-                    raise ValueError(_mixes(failure, "rows changed when only the rows beside them did"))
+                one = passed(every, kept)
+                parts.append(one[1])
+                for scale in _SCALES if bit == 0 else (1.0,):
+                    other = passed(chosen, kept, scale)
+                    if self._differs(one[0], other[0]) or self._differs_as_a_whole(one[1], other[1]):
+                        raise ValueError(_mixes(failure, "rows changed when only the rows beside them did"))
+            if len(parts) == 2 and self._differs_as_a_whole(parts[0] + parts[1], passed(every, every)[1]):
+                raise ValueError(_mixes(failure, "the gradients of parts of a batch do not add up to that of the batch"))
 
     def _gradient(self, total: Tensor) -> Tensor:
         parameters = [in_graph(p) for p in self.model.parameters() if p.requires_grad]
-        if total.grad_fn is None:
-            return total.new_zeros(1, dtype=torch.float64)
-        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-        return torch.cat([g.to_dense().detach().double().flatten() for g in gradients if g is not None])
+        gradients = _gradients(total, parameters)
+        dense = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(parameters, gradients, strict=True)]
+        return torch.cat([g.detach().double().flatten() for g in dense])
 
     def _differs_as_a_whole(self, one: Tensor, other: Tensor) -> bool:
         if one.shape != other.shape:
@@ -320,19 +328,21 @@ class _Check:
 
     def _named_gradients(self, total: Tensor) -> dict[str, Tensor]:
         parameters = {name: in_graph(p) for name, p in self.model.named_parameters() if p.requires_grad}
-        found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        found = _gradients(total, list(parameters.values()))
         return {name: g.to_dense().detach() for name, g in zip(parameters, found, strict=True) if g is not None}
 
-    def _check_usage(self, losses: Tensor) -> None:
-        """Raise where a trainable parameter is never used: it would be trained by noise alone."""
+    def _warn_of_unused(self, losses: Tensor) -> None:
+        """Warn where a trainable parameter is never used: it is trained by noise alone."""
         parameters = {name: in_graph(p) for name, p in self.model.named_parameters() if p.requires_grad}
-        found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True, retain_graph=True)
-        for name, gradient in zip(parameters, found, strict=True):
-            if gradient is None:
-                raise ValueError(
-                    f"parameter '{name}' is trainable but loss_fn never uses it: it would receive noise alone; freeze it with "
-                    "requires_grad_(False)"
-                )
+        found = _gradients(losses.sum(), list(parameters.values()))
+        unused = [name for name, gradient in zip(parameters, found, strict=True) if gradient is None]
+        if unused:
+            warnings.warn(
+                f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)} such): it receives noise alone; "
+                "freeze it with requires_grad_(False)",
+                UserWarning,
+                stacklevel=6,
+            )
 
     def _check_collate(self, rows: PublicRows, size: int) -> None:
         """Check that a collate function, and an augmentation, keep every record to its own row."""
@@ -387,6 +397,18 @@ class _Check:
         check_memory(self.model, before, lambda batch: self.losses(batch, 2), pairs, self.device)
 
 
+def _gradients(total: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the gradients of a number, None where it does not depend on a parameter."""
+    if total.grad_fn is None:
+        return [None] * len(parameters)
+    try:
+        return torch.autograd.grad(total, list(parameters), allow_unused=True, retain_graph=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+    return [None] * len(parameters)
+
+
 def _alike(one: list[Tensor], other: list[Tensor], rows: list[int]) -> bool:
     """Return whether some rows of two batches agree."""
     if [x.shape[1:] for x in one] != [x.shape[1:] for x in other]:
@@ -412,6 +434,21 @@ def _compare(name: str, expected: Tensor | None, found: Tensor | None, whole: fl
             f"the per-example gradients of '{name}' do not add up to the gradient of autograd "
             f"(relative difference {float((one - other).norm()) / max(scale, 1e-30):.2g}); please report this model"
         )
+
+
+def _scaled(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any:
+    """Return a batch with the floating-point numbers of some rows multiplied by a factor."""
+    if scale == 1.0 or not rows:
+        return batch
+
+    def of(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or not x.dim() or x.shape[0] != size:
+            return x
+        x = x.clone()
+        x[list(rows)] *= scale
+        return x
+
+    return tree_map(of, batch)
 
 
 def _mixes(failure: Unknown | None, what: str) -> str:
