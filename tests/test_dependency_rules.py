@@ -23,9 +23,11 @@ VALUES = {"blocks", "metric", "subspace"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 PLANS = {"config", "plan"}
 ABOVE = VALUES | FOUR | PLANS | {"allocator", "launched", "exhausted", "checkpoint", "steps", "session", "postprocess"}
-ABOVE |= {"coordinates", "probe_rows", "unpack_limit"}
+ABOVE |= {"coordinates", "probe_rows", "entropy", "forks", "unpack_limit"}
 ALLOWED = {
     "allocator": set(),
+    "entropy": set(),
+    "forks": set(),
     "launched": set(),
     "exhausted": set(),
     "unpack_limit": set(),
@@ -33,7 +35,8 @@ ALLOWED = {
     "metric": {"blocks"},
     "subspace": {"metric"},
     **{package: VALUES for package in FOUR},
-    "gradients": VALUES | {"launched", "exhausted"},
+    "privacy": VALUES | {"entropy", "forks"},
+    "gradients": VALUES | {"entropy", "launched", "exhausted"},
     "curvature": VALUES | {"exhausted"},
     "postprocess": VALUES | {"privacy", "gradients"},
     "probe_rows": VALUES | {"gradients", "curvature"},
@@ -135,8 +138,8 @@ def internal_imports(file: File) -> Iterator[str]:
 
 
 def torch_in_privacy(file: File) -> Iterator[str]:
-    """Of privacy/ only mechanism.py imports torch: the accounting cannot touch a tensor."""
-    if not file.is_under("privacy") or file.name == "privacy.mechanism":
+    """Of privacy/ only mechanism.py and chacha20.py import torch: the accounting cannot touch a tensor."""
+    if not file.is_under("privacy") or file.name in ("privacy.mechanism", "privacy.chacha20"):
         return
     for node, module in file.imports():
         if module.split(".")[0] == "torch":
@@ -299,6 +302,7 @@ INNOCENT: list[tuple[Rule, str, str]] = [
     (internal_imports, "session", "from dpkfc.plan import Plan\nfrom dpkfc.gradients import tape"),
     (internal_imports, "gradients.tape", "from . import layers\nfrom dpkfc.blocks import Outer"),
     (torch_in_privacy, "privacy.mechanism", "import torch"),
+    (torch_in_privacy, "privacy.chacha20", "import torch"),
     (third_party, "cli", "def demo():\n    import sklearn.datasets"),
     (private_parameters, "curvature.factors", "def f(model, capture, layers, database_free, batch_size): ..."),
     (global_seeds, "curvature.probes", "generator.manual_seed(3)"),

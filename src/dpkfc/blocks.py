@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "Lookup", "Outer", "Patched", "PerExample", "Tied", "formed"]
+__all__ = ["Block", "Formed", "Lookup", "Outer", "Patched", "PerExample", "Tied", "formed"]
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,31 @@ class Tied:
         return self.outer.per_example().scatter_add_(1, ids, self.lookup.b)
 
 
-Block = Outer | Patched | Lookup | PerExample | Tied
+@dataclass(frozen=True)
+class Formed:
+    """Materialised gradients of a matrix-shaped layer.
+
+    Attributes:
+        gradients: `[N * groups, d_out, d_in]`, the bias as last column; an embedding's are `[N, num_rows, d_out]`.
+        groups: groups of a grouped convolution.
+        crosswise: the matrix lies as an embedding's table does, so that a metric maps its transpose.
+    """
+
+    gradients: Tensor
+    groups: int = 1
+    crosswise: bool = False
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples N."""
+        return self.gradients.shape[0] // self.groups
+
+    def per_example(self) -> Tensor:
+        """Return the gradients as they are."""
+        return self.gradients
+
+
+Block = Outer | Patched | Lookup | PerExample | Tied | Formed
 
 
 def formed(block: Block) -> Block:

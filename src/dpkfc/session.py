@@ -6,9 +6,11 @@ the loss and a torch optimizer. The model is never wrapped.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from dpkfc import checkpoint
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.data.layout import layout
-from dpkfc.data.loader import MicroBatches, readings
+from dpkfc.data.loader import MicroBatches
 from dpkfc.data.public import check_probes
 from dpkfc.data.units import units_of
 from dpkfc.gradients import sharded
@@ -31,10 +33,8 @@ from dpkfc.gradients.agreement import check_alike, check_in_step
 from dpkfc.gradients.distributed import RankLost, Ranks
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.memory import MicroBatchSize
-from dpkfc.gradients.micro import MOST, At, LossFn, check_examples, clipped_sum, looked_at
-from dpkfc.gradients.random_state import fresh_seed
+from dpkfc.gradients.micro import At, LossFn, Proof, clipped_sum
 from dpkfc.gradients.update import WeightGuard, check_moved, check_optimizer, check_unchanged, traces
-from dpkfc.gradients.watch import Watch
 from dpkfc.plan import Plan
 from dpkfc.postprocess.chain import Chain, check_with_optimizer
 from dpkfc.postprocess.ema import WeightAverage
@@ -42,8 +42,12 @@ from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.shared_ledger import count_along, open_shared
 from dpkfc.steps import Batch, GradientTally, StepRecord, check_dataset, step_record, warn_of_others
+from dpkfc.verification import PublicRows, check_on_public_rows, program_of, public_rows
 
 __all__ = ["Batch", "Session", "StepRecord"]
+
+
+_log = logging.getLogger(__name__)
 
 
 class Session:
@@ -62,7 +66,10 @@ class Session:
         num_workers: loader processes.
         augment: maps a batch on the model's device to one with as many rows, each changed at random on its own; called once
             for every row of every view, see `PrivacyConfig.augmentations`.
-        verify: compare per-example gradients with plain autograd on a few examples before the first release.
+        verify: check on public rows, before the first private row is read, that examples do not mix. "strict" refuses
+            operations whose batch axis cannot be followed; False leaves the check out. Every pass is proved either way.
+        public_records: records that are no private data, for that check. By default numbers are drawn to the types and shapes
+            of the first record.
 
     Raises:
         ValueError: an uncovered parameter, an optimizer of other parameters, a dataset of another size.
@@ -84,7 +91,8 @@ class Session:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         augment: Callable[[Any], Any] | None = None,
-        verify: bool = True,
+        verify: bool | str = True,
+        public_records: Sequence[Any] | None = None,
     ) -> None:
         self.plan, self.model, self.optimizer = plan, model, optimizer
         self._ranks, self._step = Ranks.current(), 0
@@ -112,8 +120,10 @@ class Session:
         self._chain = Chain(plan.config.postprocess, plan.config.readout)
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None
+        self._verify, self._public_records = _checked_verify(verify), public_records
+        self._proof = Proof()
+        self._checked: set[Any] = set()
         self._tally, self._weights = GradientTally(), WeightGuard(self._parameters)
-        self._verify, self._watch = verify, Watch()
         self._first, self._others = True, self._ledger.count
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -192,8 +202,7 @@ class Session:
 
     def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[dict[str, Tensor], Tensor]:
         """The clipped sum of this rank's units and their private norms; nothing outlives an exception in here."""
-        if self._verify:
-            self._check_once(batch, loss_fn)
+        self._check_once(loss_fn)
         drawn = np.asarray(self._ranks.share(batch.drawn))
         config, points = self.plan.config, self._points()
         records, views = drawn[drawn >= 0], config.augmentations
@@ -210,6 +219,8 @@ class Session:
                 self._clip,
                 loss_fn=loss_fn,
                 micro_batches=zip(loaded, parts, strict=True),
+                one_record=self._loader.alone,
+                proof=self._proof,
                 points=at,
                 augment=self._augment,
                 counted=len(own),
@@ -224,16 +235,57 @@ class Session:
         """Where this step's gradients are taken: one point, or several that a filter combines before the clip."""
         return [At(self._chain.displaced(self._parameters, x.ahead), x.weight) for x in self._chain.evaluations(all_of_them)]
 
-    def _check_once(self, batch: Batch, loss_fn: LossFn) -> None:
-        """Before the first release of a loss in a mode: does the tape agree with plain autograd on examples of this batch?"""
-        drawn = batch.drawn if batch.drawn.ndim == 1 else batch.drawn[:, 0]
-        most, varies = max(2, min(MOST, self._size.bound or MOST)), self.plan.config.sampler != "fixed"
-        usual, augment = looked_at(self.plan.config.expected_rows, self._size.bound, varies=varies), self._augment
-        check = partial(check_examples, self.model, self.layers, loss_fn, filled=usual, augment=augment, all_rows=self._divided)
-        reader = partial(readings, self._dataset, drawn, self._collate_fn)
-        seed = partial(int, self._step) if self.plan.test_mode else fresh_seed
-        agreed = {"agreed": self._ranks.from_first} if self._divided else {}  # alike passes on all processes
-        self._watch.look(self.model, loss_fn, reader, len(drawn), most=most, check=check, seed=seed, **agreed)
+    def _check_once(self, loss_fn: LossFn) -> None:
+        """Check a loss on public rows before its first release."""
+        code = program_of(loss_fn)
+        if not self._verify or code in self._checked:
+            return
+        self._proof.operation = None
+        verdict = check_on_public_rows(
+            self.model,
+            self.layers,
+            loss_fn,
+            self._public_rows(),
+            expected=self.plan.config.expected_rows,
+            bound=self._size.bound,
+            augment=self._augment,
+            strict=self._verify == "strict",
+        )
+        if self._divided and verdict.operation is not None:
+            raise ValueError(
+                f"{verdict.operation.operation}: {verdict.operation.reason[:60]}; a model divided by fully_shard needs a proved "
+                "batch axis: register_batch_rule"
+            )
+        self._checked.add(code)
+        self._proof.operation = verdict.operation
+        if verdict.operation is not None:
+            _log.warning("%s", self.gradients)
+        if verdict.unchecked:
+            warnings.warn(
+                f"public rows could not be used ({verdict.unchecked.splitlines()[0][:60]}); give public_records for the check that "
+                "examples do not mix",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _public_rows(self) -> list[Callable[[int], PublicRows]]:
+        """Return ways to make public rows: those that were given, or drawn ones with two choices of integers."""
+        given, collate = self._public_records, self._loader.collate
+        if given is not None:
+            return [lambda count: PublicRows([given[i % len(given)] for i in range(count)], collate)]
+        record = self._loader.example()
+        return [partial(_drawn_rows, record, collate, integers) for integers in ("bits", "ones")]
+
+    @property
+    def gradients(self) -> str:
+        """Say how the gradients of examples are computed, and what makes it so."""
+        found = self._proof.operation
+        if found is None:
+            return "whole micro-batches, with a proved batch axis"
+        return (
+            f"one example at a time, since {found.operation} hides the batch axis ({found.reason}): a micro-batch of n examples "
+            "takes n passes. register_batch_rule makes it one"
+        )
 
     @property
     def preconditioner(self) -> Preconditioner | None:
@@ -398,3 +450,13 @@ class Session:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close the session."""
         self.close()
+
+
+def _drawn_rows(record: Any, collate: Callable[[list[Any]], Any], integers: str, count: int) -> PublicRows:
+    return public_rows(record, count, collate, integers)
+
+
+def _checked_verify(verify: bool | str) -> bool | str:
+    if verify not in (True, False, "strict"):
+        raise ValueError(f"verify must be True, False or 'strict', got {verify!r}")
+    return verify

@@ -54,17 +54,11 @@ def blind(clipped: ClippedSum, plan: Any, noise: Any, ledger: Any, step: int) ->
     return Released(gradients=gradients, noise_variance=unit**2, step=step, release=number)
 
 
-class Frozen:
-    """`secrets` with the same keys in every world, in order."""
-
-    def __init__(self) -> None:
-        self._generator = np.random.default_rng(7)
-
-    def token_bytes(self, count: int) -> bytes:
-        return self._generator.bytes(count)
-
-    def randbits(self, count: int) -> int:
-        return int.from_bytes(self._generator.bytes(-(-count // 8)), "little") >> (-count % 8)
+def fixed_keys() -> Callable[[], bytes]:
+    """`draw_key` with the same keys in every world, in order."""
+    # With this seed the victim is in the first and in the last batch of a session.
+    generator = np.random.default_rng(161)
+    return lambda: generator.bytes(32)
 
 
 def freeze(patched: pytest.MonkeyPatch, victim: int | None = None) -> list[tuple[str, ...]]:
@@ -81,8 +75,8 @@ def freeze(patched: pytest.MonkeyPatch, victim: int | None = None) -> list[tuple
 
     patched.setattr("dpkfc.session.release", watched)
     patched.setattr("dpkfc.integrations._stepping.release", watched)
-    for module in ("privacy.rng", "gradients.random_state", "integrations._poisson_loader"):
-        patched.setattr(f"dpkfc.{module}.secrets", Frozen())
+    for module in ("privacy.rng", "gradients.random_state"):
+        patched.setattr(f"dpkfc.{module}.draw_key", fixed_keys())
     patched.setattr("dpkfc.gradients.memory.available_bytes", lambda: 1 << 22)
     moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
     clock = types.SimpleNamespace(datetime=types.SimpleNamespace(now=lambda zone=None: moment), timezone=timezone)

@@ -18,7 +18,7 @@ from dpkfc.federated import (
     TrustedServer,
 )
 from dpkfc.federated.app import App
-from dpkfc.federated.node import Node, new_secret
+from dpkfc.federated.node import Node
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of
 
 STEPS = ScaffoldSteps(2, 0.1)
@@ -69,9 +69,6 @@ class Wires:
     def __init__(self, folder: Path, settings: Mapping[str, Any], clients: Mapping[int, int] | None = None) -> None:
         self.folder, self.settings = folder, dict(settings)
         self.clients = dict(clients if clients is not None else {100 + i: i for i in range(CLIENTS)})
-        self.secret = folder / "pairs.secret"
-        if not self.secret.exists():
-            new_secret(self.secret)
         self.silent: set[int] = set()
         self.sent: list[tuple[int, Any]] = []
 
@@ -79,7 +76,7 @@ class Wires:
         return sorted(self.clients)
 
     def node(self, number: int) -> Any:
-        return Node(APP, self.settings, self.clients[number], self.folder / "clients", self.secret)
+        return Node(APP, self.settings, self.clients[number], self.folder / "clients")
 
     def ask(self, requests: Mapping[int, Any], timeout: float) -> list[Any]:
         self.sent += requests.items()

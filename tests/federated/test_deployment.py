@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import load_file
 
 from dpkfc.federated.flower import SWITCHES
-from dpkfc.federated.node import new_secret
 from dpkfc.privacy.ledger import verify
 from tests.ports import free_port
 
@@ -85,7 +84,6 @@ class Federation:
         self.env["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         self.started: list[subprocess.Popen] = []
         certificates(folder)
-        new_secret(folder / "pairs.secret")
         (folder / "flwr").mkdir()
         connection = f'[superlink.loopback]\naddress = "127.0.0.1:{self.link}"\nroot-certificates = "{folder / "ca.crt"}"\n'
         (folder / "flwr" / "config.toml").write_text(connection, "utf-8")
@@ -115,7 +113,7 @@ class Federation:
         raise AssertionError(self.logs())
 
     def supernode(self, number: int) -> subprocess.Popen:
-        node = f'partition-id={number} folder="{self.folder / "clients"}" pairs-secret="{self.folder / "pairs.secret"}"'
+        node = f'partition-id={number} folder="{self.folder / "clients"}"'
         return self.start(
             f"node-{number}", "flower-supernode", *TLS, "--root-certificates", "ca.crt",
             "--superlink", f"127.0.0.1:{self.link}", "--port", str(self.ports[number]), "--node-config", node,

@@ -10,8 +10,9 @@ import torch
 
 from dpkfc.federated import federate
 from dpkfc.federated.drive import TooFewClients, serve
-from dpkfc.federated.node import Node, failure, new_secret
+from dpkfc.federated.node import Node, failure
 from dpkfc.federated.node import _local as local_models
+from dpkfc.federated.server import Server
 from dpkfc.privacy.ledger import BudgetExhausted, verify
 from tests.federated.engines import APP, CASES, Wires
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, vector
@@ -57,16 +58,33 @@ def test_the_metric_is_sent_once_and_kept_by_the_client(tmp_path):
 def test_a_client_that_is_silent_drops_out_and_two_end_the_round(tmp_path):
     chosen = settings_of(tmp_path, case="masked", rounds=3)
     wires = Wires(tmp_path, chosen)
-    lost = {0: {100}, 1: {100, 101}, 2: set()}
-    run = serve(APP, chosen, wires, on_round=lambda record, run: wires.silent.__ior__(lost[0]) and None)
+    run = serve(APP, chosen, wires, on_round=lambda record, run: wires.silent.add(100))
     assert [(r.survivors, r.dropped) for r in run.records] == [(4, False), (3, False), (3, False)]
     assert run.server.ledger.count == 3
 
     other = settings_of(tmp_path / "two", case="masked", rounds=2)
     wires = Wires(tmp_path / "two", other)
-    run = serve(APP, other, wires, on_round=lambda record, run: wires.silent.update(lost[1]))
+    inner = wires.ask
+
+    def losing(requests, timeout):
+        lost = {100, 101} if {(m["kind"], m.get("round")) for m in requests.values()} == {("round", 1)} else set()
+        return [(node, answer) for node, answer in inner(requests, timeout) if node not in lost]
+
+    wires.ask = losing
+    run = serve(APP, other, wires)
     assert [(r.survivors, r.dropped) for r in run.records] == [(4, False), (2, True)]
     assert run.server.ledger.count == 2  # the dropped round stays charged
+
+
+def test_too_few_keys_end_the_run_before_the_round_is_charged(tmp_path):
+    chosen = settings_of(tmp_path, case="masked", rounds=3)
+    wires = Wires(tmp_path, chosen)
+    with pytest.raises(TooFewClients, match=r"2 of 4 clients sent keys and round 1 needs 3; nothing was charged") as caught:
+        serve(APP, chosen, wires, on_round=lambda record, run: wires.silent.update({100, 101}))
+    assert len(str(caught.value)) <= 160
+    assert len(verify(tmp_path / "server" / "ledger.jsonl").releases) == 1
+    run = serve(APP, chosen, Wires(tmp_path, chosen))
+    assert [r.round for r in run.records] == [0, 1, 2] and not any(r.dropped for r in run.records)
 
 
 def test_a_server_that_dies_goes_on_after_its_last_round(tmp_path):
@@ -168,16 +186,15 @@ def test_nobody_answers_for_another_client(tmp_path):
 
 def test_a_failing_client_says_a_constant_and_keeps_its_reason(tmp_path):
     chosen = settings_of(tmp_path, case="masked")
-    node = Node(APP, chosen, 0, tmp_path)  # no secret
+    node = Node(APP, chosen, 0, tmp_path)
+    hello = node.answer({"kind": "hello"})
+    assert hello["kind"] == "hello" and torch.equal(hello["key"], node.answer({"kind": "hello"})["key"])
+    (key,) = (tmp_path / "client-0").glob("*/channel.key")
+    assert key.stat().st_mode & 0o077 == 0
+    key.write_bytes(b"abc")
     answer = node.answer({"kind": "round", "round": 3})
     assert answer == failure(0, {"round": 3}, answer["contract"]) and answer["reason"] == "client-failed"
-    assert "secret" in (tmp_path / "client-0" / "last_error.txt").read_text("utf-8")
-    short = tmp_path / "short"
-    short.write_text("abc")
-    assert Node(APP, chosen, 0, tmp_path, short).answer({"kind": "hello"})["kind"] == "error"
-    assert Node(APP, chosen, 0, tmp_path, new_secret(tmp_path / "s")).answer({"kind": "hello"})["kind"] == "hello"
-    with pytest.raises(FileExistsError):
-        new_secret(tmp_path / "s")
+    assert "channel.key has 3 bytes" in (tmp_path / "client-0" / "last_error.txt").read_text("utf-8")
 
 
 def test_what_a_client_keeps_is_for_its_operator_alone(tmp_path):
@@ -191,36 +208,27 @@ def test_what_a_client_keeps_is_for_its_operator_alone(tmp_path):
     assert all(folder.stat().st_mode & 0o077 == 0 for folder in folders)
 
 
-def _round_of(wires):
-    """The first round of the masked app, as its server sends it, and its request for three survivors' masks."""
-    contract = wires.node(100).answer({"kind": "hello"})["contract"]
-    common = {"round": 0, "contract": contract, "cohort": torch.arange(4)}
-    theta = {f"theta/{name}": p.detach() for name, p in head().named_parameters()}
-    return {"kind": "round", **common, **theta}, {"kind": "unmask", **common, "survivors": torch.tensor([0, 1, 2])}
-
-
 def test_a_survivor_set_is_answered_once_by_any_process(tmp_path):
-    wires = Wires(tmp_path, settings_of(tmp_path, case="masked"))
-    sent, ask = _round_of(wires)
-    assert wires.node(100).answer(ask)["reason"] == "client-failed"  # no message of it is there to be unmasked
-    assert wires.node(100).answer(sent)["kind"] == "sum"
+    chosen = settings_of(tmp_path, case="masked")
+    wires = Wires(tmp_path, chosen)
+    server, nodes = Server(APP.plan(chosen), head()), range(100, 104)
+    for node in nodes:
+        assert server.enroll(wires.node(node).answer({"kind": "hello"}))
+    for number, message in server.request_keys().items():
+        assert server.receive(wires.node(100 + number).answer(message))
+    sent = server.open_round()
+    ask = {"kind": "unmask", "round": 0, "contract": server.contract, "survivors": torch.tensor([0, 1, 2])}
+    assert wires.node(100).answer(ask)["reason"] == "client-failed"  # it has sent no sum yet
+    assert wires.node(100).answer(sent[0])["kind"] == "sum"
     one = wires.node(100).answer(ask)
-    assert one["kind"] == "masks"
+    assert one["kind"] == "shares"
     other = wires.node(100).answer({**ask, "survivors": torch.tensor([0, 1, 3])})
     assert (other["kind"], other["reason"]) == ("error", "repeated-round")
     again = wires.node(100).answer({**ask, "survivors": torch.tensor([2, 1, 0])})
-    assert torch.equal(again["mask/bias"], one["mask/bias"])
-    (own,) = (tmp_path / "clients" / "client-0").glob("*/state")
-    assert own.stat().st_mode & 0o077 == 0 or own.parent.stat().st_mode & 0o077 == 0  # its secret is for nobody else
-
-
-def test_masks_of_two_plans_under_one_secret_differ(tmp_path):
-    masks = []
-    for noise in (1.0, 2.0):
-        plan = APP.plan(settings_of(tmp_path, case="masked", noise=noise))
-        node = Node(APP, settings_of(tmp_path, case="masked", noise=noise), 0, tmp_path, Wires(tmp_path, {}).secret)
-        masks.append(node._pairs(plan).mask(0, 1, 0, {"w": (5,)})["w"])
-    assert not torch.equal(*masks)
+    assert torch.equal(again["shares"], one["shares"])
+    (state,) = (tmp_path / "clients" / "client-0").glob("*/state")
+    assert state.stat().st_mode & 0o077 == 0 or state.parent.stat().st_mode & 0o077 == 0  # its shares are for nobody else
+    assert '"keys": null' in (state / "manifest.json").read_text("utf-8")  # the secrets of the round are forgotten
 
 
 def test_settings_are_checked_by_name_and_kind(tmp_path):

@@ -136,9 +136,8 @@ def test_other_records_are_no_message(name: str, record):
 @pytest.mark.parametrize("case", ["masked", "kfac"])
 def test_the_apps_run_on_a_grid(tmp_path, case: str):
     settings = {"case": case, **QUICK}
-    runs, rounds, secret = [], [], tmp_path / "secret"
-    secret.write_text("0" * 64)
-    grid = Grid(client_app(APP, settings, secret=str(secret)), tmp_path / "clients")
+    runs, rounds = [], []
+    grid = Grid(client_app(APP, settings), tmp_path / "clients")
     made = server_app(APP, settings, on_round=lambda r, run: rounds.append(r.survivors), done=runs.append)
     made(grid, context(folder=str(tmp_path / "server")))
     assert rounds == [CLIENTS] * 4 and (tmp_path / "server" / "finished.txt").exists()

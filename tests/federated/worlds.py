@@ -56,5 +56,12 @@ def world(
     return server, clients
 
 
+def open_round(server: Server, clients: dict[int, Any]) -> dict[int, Any]:
+    """The messages of the next round, after the clients have sent keys where the plan masks messages."""
+    for number, message in server.request_keys().items():
+        assert server.receive(clients[number].answer(message))
+    return server.open_round()
+
+
 def vector(tensors: dict[str, Tensor]) -> Tensor:
     return torch.cat([x.detach().double().flatten() for x in tensors.values()])

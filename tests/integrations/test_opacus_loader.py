@@ -95,6 +95,46 @@ def test_workers_load_the_same_batches_and_a_break_keeps_them_in_step(persistent
     assert torch.equal(results[0], results[1])
 
 
+class Augmented(Dataset):
+    """A dataset that draws from the global generator, as augmentation does."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int):
+        return torch.rand(6), i % 3
+
+
+@pytest.mark.parametrize("test_mode_seed", [None, 0], ids=["secure", "test mode"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_resumed_snapshot_repeats_augmentation_in_test_mode_alone(workers: int, test_mode_seed: int | None) -> None:
+    """Two passes begin with the memory of one loader: the generator of its workers, and the global one."""
+    source = DataLoader(Augmented(), batch_size=B, num_workers=workers, generator=torch.Generator())
+    _, model, _, batches = private(data_loader=source, test_mode_seed=test_mode_seed, verify=False)
+    model.eval()
+    states = torch.get_rng_state(), batches.generator.get_state()
+    seen = []
+    for _ in range(2):
+        torch.set_rng_state(states[0])
+        batches.generator.set_state(states[1])
+        seen.append(torch.cat([x for x, _ in batches]).flatten())
+    first, second = seen
+    assert torch.equal(first[:6], second[:6]) == (test_mode_seed is not None)
+    if test_mode_seed is None:
+        assert torch.isin(first, second).sum() < 10  # float32 numbers meet by chance
+
+
+def test_a_worker_draws_each_batch_from_new_numbers() -> None:
+    """A worker that lives for many passes has one seed of its own; its state after a batch must not decide the next batch."""
+    drawn = []
+    *_, batches = private(data_loader=DataLoader(Augmented(), batch_size=B), test_mode_seed=None, verify=False)
+    for _ in range(2):
+        torch.manual_seed(0)
+        batches.collate_fn([(torch.zeros(6), 0)])
+        drawn.append(torch.rand(3))
+    assert not torch.equal(*drawn)
+
+
 # -- the memory manager -----------------------------------------------------------------------------------------------
 
 

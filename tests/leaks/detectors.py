@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from dpkfc.assurance.accounting import accounting
+from dpkfc.assurance.batch_sizes import batch_sizes
 from dpkfc.assurance.canaries import Canaries
 from dpkfc.assurance.charges import charges
 from dpkfc.assurance.checkpoints import checkpoints
+from dpkfc.assurance.low_bits import low_bits
 from dpkfc.assurance.noise_law import noise_law
+from dpkfc.assurance.noise_run import noise_run
 from dpkfc.assurance.replay import replay
 from dpkfc.assurance.sampling_law import sampler_law
 from dpkfc.assurance.shares import shares
@@ -62,6 +65,9 @@ DETECTORS: dict[str, Detector] = {
     "checkpoint": lambda subject, _: [checkpoints(subject)],
     "charges": lambda subject, _: charges(subject),
     "sampler": lambda subject, _: sampler_law(subject.plan, steps=size(400, 2000)),
+    "noise run": lambda subject, _: noise_run(subject, numbers=size(300_000, 2_000_000)),
+    "batch sizes": lambda subject, _: batch_sizes(subject),
+    "low bits": lambda subject, _: [low_bits(subject)],
     "noise law": lambda subject, _: noise_law(subject, steps=size(64, 80)),
     "shares": lambda subject, canaries: [shares(subject, canaries)],
     "replay": lambda subject, canaries: replay(subject, canaries, sizes=(0, 2), until_failed=True).findings(),

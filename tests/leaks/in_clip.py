@@ -194,6 +194,20 @@ def not_neutralised(m: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
+def late_rows_unclipped(m: pytest.MonkeyPatch) -> None:
+    """The rows of a micro-batch beyond the 127th are not clipped."""
+
+    def make(real: Any) -> Any:
+        def clip_factors(found: Tensor, *rest: Any) -> Tensor:
+            factors = real(found, *rest).clone()
+            factors[127:] = torch.isfinite(found[127:]).to(factors)
+            return factors
+
+        return clip_factors
+
+    swapped(m, accumulate, "clip_factors", make)
+
+
 REPLAY, SHARES = ("replay",), ("shares", "replay")
 LEAKS = [
     Leak(name="clip after noise", subject="DP-SGD", patch=after_noise, by=REPLAY),
@@ -209,6 +223,7 @@ LEAKS = [
     Leak(name="augmented views clipped apart", subject="views", patch=layout_of(views_apart), by=REPLAY),
     Leak(name="records of a unit clipped apart", subject="patients", patch=layout_of(records_apart), by=REPLAY),
     Leak(name="padding counted as examples", subject="padded micro-batches", patch=layout_of(padding_counts), by=REPLAY),
+    Leak(name="rows beyond the 127th not clipped", subject="DP-SGD", patch=late_rows_unclipped, by=("batch sizes",)),
     Leak(name="clip of the micro-batch", subject="DP-SGD", patch=of_micro_batches, by=REPLAY),
     Leak(name="clip at the median norm of the batch", subject="DP-SGD", patch=by_the_median, by=REPLAY),
     Leak(name="every layer clipped to C", subject="per-layer clipping", patch=c_for_every_layer, by=REPLAY),

@@ -329,6 +329,14 @@ LEAKS = [
     Leak(
         name="an augmentation that mixes examples", subject="mixup", patch=nothing, by=("shares", "replay"), controlled=False,
     ),
+    *(
+        Leak(name=name, subject=name, patch=nothing, by=(detector,), controlled=False)
+        for name, detector in (
+            ("half-batch mixup", "shares"),
+            ("half-batch mixup in the model", "replay"),
+            ("half-batch mixup in the loss", "batch sizes"),
+        )
+    ),
     Leak(name="an empty batch skipped", subject="DP-SGD", patch=skipping(False), by=REPLAY),
     Leak(name="a batch skipped that holds NaN", subject="DP-SGD", patch=skipping(True), by=REPLAY),
     Leak(name="shuffled batches accounted as Poisson", subject="DP-SGD", patch=epochs, by=SAMPLER),

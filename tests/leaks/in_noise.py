@@ -167,7 +167,80 @@ def actual_size(m: pytest.MonkeyPatch) -> None:
     swapped(m, mechanism, "gaussian_release", make)
 
 
-NOISE, REPLAY = ("noise law",), ("replay",)
+def rounded_to(dtype: torch.dtype) -> Patch:
+    return stream(lambda self, real, *args: torch.from_numpy(real(self, *args)).to(dtype).double().numpy().astype(args[2]))
+
+
+def on_a_grid(self: Any, real: Any, *args: Any) -> Any:
+    return np.rint(real(self, *args) * 2.0**18) / 2.0**18
+
+
+def cut_off(self: Any, real: Any, *args: Any) -> Any:
+    return np.clip(real(self, *args), -3.5, 3.5)
+
+
+def repeating(self: Any, real: Any, *args: Any) -> Any:
+    self._draws %= 100
+    return real(self, *args)
+
+
+def weakening(self: Any, real: Any, size: int, step: int, dtype: Any) -> Any:
+    return real(self, size, step, dtype) * (1.0 if step < 70 else 0.9)
+
+
+def off_the_grid(m: pytest.MonkeyPatch) -> None:
+    """The mechanism of rounded noise adds noise that is not rounded."""
+    m.setattr(mechanism, "rounded_release", lambda x, s, divisor, normal, _: mechanism.gaussian_release(x, s, divisor, normal))
+
+
+def hiding(value: Any) -> Patch:
+    """The low eight bits of the first entry are replaced with value(sums, number of units)."""
+
+    def patch(m: pytest.MonkeyPatch) -> None:
+        seen = noting_batches(m)
+
+        def make(real: Any) -> Any:
+            def release(tensors: Any, stddev: float, divisor: float, normal: Any) -> Any:
+                noisy = real(tensors, stddev, divisor, normal)
+                units = len(seen[0][1].indices) if seen[0] else 0
+                bits = next(iter(noisy.values())).view(-1)[:1].view(torch.int64)
+                bits.copy_(bits & ~255 | value(tensors, units) & 255)
+                return noisy
+
+            return release
+
+        swapped(m, mechanism, "gaussian_release", make)
+
+    return patch
+
+
+def divided(change: Any) -> Patch:
+    """Sum and noise are released by change(real, tensors, stddev, divisor, normal, number of units)."""
+
+    def patch(m: pytest.MonkeyPatch) -> None:
+        seen = noting_batches(m)
+        swapped(
+            m, mechanism, "gaussian_release",
+            lambda real: lambda *args: change(real, *args, len(seen[0][1].indices) if seen[0] else 0),
+        )  # fmt: skip
+
+    return patch
+
+
+def rounded_size(real: Any, tensors: Any, stddev: float, divisor: float, normal: Any, units: int) -> Any:
+    return real(tensors, stddev, max(divisor, 4 * round(units / 4)), normal)
+
+
+def sum_by_the_size(real: Any, tensors: Any, stddev: float, divisor: float, normal: Any, units: int) -> Any:
+    share = divisor / max(divisor, units)
+    return real({name: share * x for name, x in tensors.items()}, stddev, divisor, normal)
+
+
+def hash_of_sums(tensors: Any, _: int) -> int:
+    return hash(tuple(float(x.sum()) for x in tensors.values()))
+
+
+NOISE, REPLAY, RUN, SIZES = ("noise law",), ("replay",), ("noise run",), ("batch sizes",)
 LEAKS = [
     Leak(name="noise scaled as if C were 1", subject="wide", patch=scaled(lambda s, b: C), by=NOISE),
     Leak(name="noise divided by the batch size twice", subject="DP-SGD", patch=scaled(lambda s, b: 1 / b), by=NOISE),
@@ -191,5 +264,16 @@ LEAKS = [
         name="noise in parameter coordinates", subject="DP-KFC", patch=in_parameter_coordinates, by=REPLAY,
         canaries=("stretched",),
     ),
+    Leak(name="noise rounded to bfloat16", subject="DP-SGD", patch=rounded_to(torch.bfloat16), by=RUN),
+    Leak(name="noise rounded to float16", subject="DP-SGD in float32", patch=rounded_to(torch.float16), by=RUN),
+    Leak(name="noise on a grid of 2^-18 standard deviations", subject="DP-SGD in float32", patch=stream(on_a_grid), by=RUN),
+    Leak(name="rounded noise that is not rounded", subject="rounded noise", patch=off_the_grid, by=RUN),
+    Leak(name="tails cut off at 3.5 standard deviations", subject="DP-SGD", patch=stream(cut_off), by=RUN),
+    Leak(name="noise that repeats after 100 draws", subject="DP-SGD", patch=stream(repeating), by=RUN),
+    Leak(name="noise that weakens from step 70 on", subject="DP-SGD", patch=stream(weakening), by=RUN),
+    Leak(name="batch size in the low bits of the release", subject="DP-SGD", patch=hiding(lambda _, n: n), by=SIZES),
+    Leak(name="a hash of the sum in the low bits", subject="DP-SGD", patch=hiding(hash_of_sums), by=("low bits",)),
+    Leak(name="division by a rounded realised batch size", subject="DP-SGD", patch=divided(rounded_size), by=SIZES),
+    Leak(name="a sum divided by the realised batch size", subject="DP-SGD", patch=divided(sum_by_the_size), by=SIZES),
     Leak(name="division by the actual batch size", subject="DP-SGD", patch=actual_size, by=REPLAY),
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from dpkfc.curvature.delayed import DP2
 from dpkfc.postprocess import DiSK
 
 N, B, WIDTH, CLASSES = 40, 8, 6, 3
-STEPS = 80  # more than any script of secret noise here, so that every plan is accounted for once
+STEPS = 120  # more than any script of secret noise here, so that every plan is accounted for once
 C = 0.7  # neither 1 nor B, so that a factor too many or too few shows
 
 
@@ -212,6 +213,27 @@ def mixed(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (0.7 * batch[0] + 0.3 * batch[0].roll(1, 0), *batch[1:])
 
 
+def half_mixed(x: Tensor) -> Tensor:
+    """Return rows of which the first half holds a part of the second."""
+    half = len(x) // 2
+    return torch.cat([0.7 * x[:half] + 0.3 * x[half : 2 * half], x[half:]])
+
+
+class HalfMixer(nn.Module):
+    """Mixes the second half of a batch into the first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return half_mixed(x)
+
+
+def half_mixed_batch(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (half_mixed(batch[0]), *batch[1:])
+
+
+def half_mixed_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return classified(model, half_mixed_batch(batch))
+
+
 class Positions(nn.Module):
     """A linear layer at eight positions, wide enough for norms by Gram matrices."""
 
@@ -268,6 +290,9 @@ FAULTY: dict[str, Callable[[], Subject]] = {  # what a session refuses before th
     "writing model": lambda: vectors(model=lambda: mlp(Writer())),
     "mixing model": lambda: vectors(model=lambda: mlp(Mixer())),
     "mixup": lambda: images(torch.float64, mixed, augmentations=2),
+    "half-batch mixup": lambda: images(torch.float64, half_mixed_batch, augmentations=2),
+    "half-batch mixup in the model": lambda: vectors(model=lambda: mlp(HalfMixer())),
+    "half-batch mixup in the loss": lambda: replace(vectors(), loss_fn=half_mixed_loss),
 }
 
 

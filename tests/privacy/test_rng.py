@@ -163,14 +163,6 @@ def test_a_stream_is_never_stored(kind, make, store):
         store(make(kind))
 
 
-def test_a_forked_child_takes_its_own_key(monkeypatch):
-    stream = NoiseStream.secure()
-    key = stream._key
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    stream.normal(1, 0)
-    assert stream._key != key
-
-
 def test_is_secure():
     assert NoiseStream.secure().is_secure
     assert not NoiseStream.repeatable(0).is_secure

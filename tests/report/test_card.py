@@ -50,7 +50,7 @@ def test_the_card_states_the_guarantee_and_the_mechanism():
 
 @pytest.mark.parametrize(
     ("device", "seed", "text"),
-    [("cpu", None, "AES-256"), ("cuda:0", None, "torch's generator on cuda:0"), ("cpu", 0, "NOT PRIVATE")],
+    [("cpu", None, "AES-256"), ("cuda:0", None, "ChaCha20"), ("cpu", 0, "NOT PRIVATE")],
 )
 def test_the_card_says_where_noise_comes_from(device: str, seed: int | None, text: str):
     card = build_card(_plan(test_mode_seed=seed), replace(FACTS, device=device))

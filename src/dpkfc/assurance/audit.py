@@ -9,9 +9,12 @@ from datetime import datetime, timezone
 from typing import Any
 
 from dpkfc.assurance.accounting import accounting
+from dpkfc.assurance.batch_sizes import batch_sizes
 from dpkfc.assurance.charges import charges
 from dpkfc.assurance.checkpoints import checkpoints
+from dpkfc.assurance.low_bits import low_bits
 from dpkfc.assurance.noise_law import noise_law
+from dpkfc.assurance.noise_run import noise_run
 from dpkfc.assurance.replay import prepared_canaries, replay
 from dpkfc.assurance.sampling_law import sampler_law
 from dpkfc.assurance.shares import shares
@@ -61,7 +64,7 @@ class Audit:
 
 
 def audit_step(subject: Subject, *, runs: int = RUNS, progress: Progress | None = None) -> Audit:
-    """Audit the step of a plan: sensitivity, shares, metric, hand-over, noise, two worlds, sampler, ledger, accounting.
+    """Audit the step of a plan: sensitivity, shares, batch sizes, metric, hand-over, noise, two worlds, sampler, ledger.
 
     Args:
         subject: plan, model, examples and loss.
@@ -85,7 +88,10 @@ def audit_step(subject: Subject, *, runs: int = RUNS, progress: Progress | None 
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "neighbour replay": lambda: replay(subject, canaries, progress=said("neighbour replay")).findings(),
         "shares": lambda: [shares(subject, canaries, progress=said("shares of examples"))],
+        "batch sizes": lambda: batch_sizes(subject, progress=said("batch sizes")),
         "law of the noise": lambda: noise_law(subject, progress=said("law of the noise")),
+        "noise of a run": lambda: noise_run(subject, progress=said("noise of a run")),
+        "low bits": lambda: [low_bits(subject, progress=said("low bits"))],
         "two worlds": lambda: [two_worlds(subject, canaries, runs=runs, progress=said("two worlds")).finding()],
         "ledger": lambda: charges(subject),
         "checkpoint": lambda: [checkpoints(subject)],

@@ -21,6 +21,7 @@ from scipy import stats
 
 from dpkfc.assurance.accounting import accounted_noise
 from dpkfc.assurance.canaries import Canaries
+from dpkfc.assurance.noise_samples import ALPHA, check_granularity, check_tails, collision_rate, collision_rate_of
 from dpkfc.assurance.subject import Subject, scripted, watched
 from dpkfc.assurance.verdict import Finding
 from dpkfc.plan import Plan
@@ -28,7 +29,7 @@ from dpkfc.privacy.mechanism import Released
 
 __all__ = ["ALPHA", "judge_noise", "noise_law", "standardised"]
 
-ALPHA = 1e-9  # of one test: a false alarm in a billion
+EXACT = collision_rate(float(np.finfo(np.float64).eps))
 NUMBERS = 4_000_000  # drawn in all: the standard deviation is then known to 0.035 %
 KEPT = 400_000  # of the numbers that are sorted
 WIDEST = 1_000_000  # numbers of a release that are looked at; of more, the beginning of every parameter
@@ -61,12 +62,21 @@ def noise_law(
     stddev = (accounted_noise(plan.event) or plan.noise_multiplier) * plan.sensitivity / plan.expected_batch_size
     drawn: list[Samples] = []
     parts: dict[str, int] = {}
+    rate = 0.0
     for released in _releases(subject, canaries, plan, steps):
         parts = parts or _parts(released)
+        rate = rate or _rate(plan, released)
         drawn.append(standardised(released, stddev, parts))
         if progress is not None:
             progress(len(drawn), steps)
-    return judge_noise(drawn, parts)
+    return judge_noise(drawn, parts, rate)
+
+
+def _rate(plan: Plan, released: Released) -> float:
+    """Return the probability that two entries are equal, for the coarsest type of the release."""
+    tensors = released.gradients.values()
+    coarsest = max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
+    return collision_rate_of(plan, coarsest, sum(x.numel() for x in tensors))
 
 
 def _releases(subject: Subject, canaries: Canaries, plan: Plan, steps: int) -> Iterator[Released]:
@@ -119,15 +129,18 @@ def standardised(released: Released, stddev: float, parts: Mapping[str, int] | N
     return (torch.cat([x.double() for x in pieces]) / stddev).cpu().numpy()
 
 
-def judge_noise(drawn: Sequence[Samples], parts: Mapping[str, int] | None = None) -> list[Finding]:
+def judge_noise(
+    drawn: Sequence[Samples], parts: Mapping[str, int] | None = None, rate: float = EXACT
+) -> list[Finding]:
     """Tests on releases `[d]` of pure noise, each over its standard deviation.
 
-    Mean, variance (both sides, of all numbers, of each parameter, of each number), shape, repetition within a release at any
-    distance, and correlation between any two of them.
+    Mean, variance (both sides, of all numbers, of each parameter, of each number), shape, tails, granularity, repetition
+    within a release at any distance, and correlation between any two of them.
 
     Args:
         drawn: the releases.
         parts: parameter name to how many of the numbers are its own, in order; None for one parameter.
+        rate: probability that two numbers are equal; by default that of float64.
     """
     numbers = np.concatenate(drawn)
     count = numbers.size
@@ -136,6 +149,8 @@ def judge_noise(drawn: Sequence[Samples], parts: Mapping[str, int] | None = None
         _variance(numbers),
         _everywhere(drawn, parts or {"all": drawn[0].size}),
         _shape(numbers),
+        check_tails(numbers),
+        check_granularity(numbers, rate),
         _within(drawn),
         _between(drawn),
         _following(drawn),

@@ -139,7 +139,8 @@ def _pairs(subject: Subject, canaries: Canaries, sizes: Sequence[int]) -> Iterat
     """(name, units of the one batch, units of the other).
 
     Where examples are augmented at random, a unit without a loss stands in the canary's place in the one batch, so that the
-    examples that both share are changed by the same random numbers.
+    examples that both share are changed by the same random numbers. The canary is in the last, the first or the middle row:
+    a step that mixes one half of a batch into the other changes different rows for each.
     """
     first, half = subject.size, max(1, subject.size // 2)
     replaces, zero = subject.plan.neighbouring_relation == REPLACE_ONE, canaries.zero
@@ -151,7 +152,9 @@ def _pairs(subject: Subject, canaries: Canaries, sizes: Sequence[int]) -> Iterat
             rest = [other] if replaces else []
             if subject.augment is not None and base and zero is not None and not replaces:
                 rest = [first + zero]
-            yield f"{name}, beside {len(base)}", base + rest, [*base, first + number]
+            row = (len(base), 0, len(base) // 2)[(number + k) % 3]
+            where = f"{name}, beside {len(base)}, row {row}"
+            yield where, [*base[:row], *rest, *base[row:]], [*base[:row], first + number, *base[row:]]
     yield "control: equal batches", list(range(min(5, half))), list(range(min(5, half)))
 
 

@@ -48,8 +48,11 @@ def shares(
     others = list(range(min(BESIDE, max(1, subject.size // 2))))
     tried = [number for number in range(len(canaries.names)) if number != canaries.zero]
     company = ([nobody] * len(others), others)
-    without = [[*beside, nobody] for _ in tried for beside in company]
-    with_it = [[*beside, subject.size + number] for number in tried for beside in company]
+    places = (len(others), 0, len(others) // 2)  # of the canary among the rows: last, first, middle
+    without = [_insert(beside, places[k % 3], nobody) for k in range(len(tried)) for beside in company]
+    with_it = [
+        _insert(beside, places[k % 3], subject.size + number) for k, number in enumerate(tried) for beside in company
+    ]
     worst, where, tolerance = 0.0, "", 0.0
     added = _added(subject, canaries, without, with_it)
     for k, number in enumerate(tried):
@@ -68,6 +71,11 @@ def shares(
         detail=f"what each of {len(tried)} canaries adds beside {len(others)} others, against what it adds beside nobody; "
         f"worst: {where}",
     )
+
+
+def _insert(rows: list[int], place: int, unit: int) -> list[int]:
+    """Return the rows with one more unit at a place."""
+    return [*rows[:place], unit, *rows[place:]]
 
 
 def _added(

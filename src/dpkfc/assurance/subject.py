@@ -192,11 +192,25 @@ class Watched(Session):
             raise RuntimeError("a step made no release; neighbour replay says which")
         return self.released.pop()
 
+    def release_sum(self, tensor: Tensor) -> Tensor:
+        """Charge and release a tensor in the place of a clipped sum, as one step.
+
+        The stream of the noise, the ledger and the mechanism are those of the run. Weights and metric stay as they are.
+        """
+        self._release(ClippedSum({"": tensor}, self._clip.max_grad_norm, self._clip.clipping))
+        self._step += 1
+        return self.take().gradients[""]
+
     def batches(self) -> Iterator[Batch]:
         """Those of the script."""
         script, found = len(self.plan.sampler.rows), super().batches()  # type: ignore[union-attr]
         while max(self._step, self._ledger.count) < script and (batch := next(found, None)) is not None:
             yield batch
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the trained parameters."""
+        return self._device
 
     @property
     def metric(self) -> Metric:

@@ -159,6 +159,18 @@ class MicroBatches:
             return Rows(self._source)[index]
         return collate(self._source, np.array([index]), self._collate_fn)
 
+    def example(self) -> Any:
+        """Return the first record, whose types and shapes tell how public rows look."""
+        return Rows(self._source)[0]
+
+    def collate(self, records: list[Any]) -> Any:
+        """Return a batch of records as the loader makes it."""
+        return _Plain(self._collate_fn or default_collate)(records)
+
+    def alone(self, index: int) -> Any:
+        """Return a batch of one record."""
+        return collate(self._source, np.array([index]), self._collate_fn)
+
     def __call__(self, indices: ArrayLike) -> Iterator[Any]:
         """The micro-batches of one step, in order; none for an empty batch.
 

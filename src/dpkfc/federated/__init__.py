@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dpkfc.federated.client import Client
 from dpkfc.federated.config import FederatedConfig
+from dpkfc.federated.exchange import TooFewKeys
 from dpkfc.federated.local import FedNewStep, LocalGradient, LocalSteps, ScaffoldSteps
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import RoundRecord
@@ -37,6 +38,7 @@ __all__ = [
     "ScaffoldSteps",
     "SecureAggregation",
     "Server",
+    "TooFewKeys",
     "TrustedServer",
     "federate",
     "make_clients",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.server import Server
 from dpkfc.privacy import events
@@ -58,7 +59,7 @@ def build_card(
             "planned_releases": plan.releases,
             "epsilon_by": {name: None if e is None else _number(e) for name, e in beside.items()},
         },
-        "mechanism": plan.describe(),
+        "mechanism": plan.describe() | {"secure_aggregation": _secure_aggregation(plan)},
         "rounds": {
             "sent": releases // plan.per_round,
             "dropped": sum(record.dropped for record in records),
@@ -80,6 +81,19 @@ _PUBLIC = {
     "who took part": "which clients answered in which round is known to the server and taken to depend on nobody's records",
     "max_grad_norm, rounds, delta": "settings",
 }
+
+
+def _secure_aggregation(plan: FederatedPlan) -> str | None:
+    """State what the masks hide, from how many parties, and what they do not; None where messages are in clear."""
+    if not plan.config.privacy.masked:
+        return None
+    needed, colluding = plan.config.survivors, plan.config.known_shares
+    return (
+        f"pair masks by X25519, secrets shared with threshold {needed}. A server that follows the protocol learns only the sum "
+        f"of the other clients' messages, also with up to {needed - 1} colluding clients. epsilon is computed for {colluding} "
+        "colluding. Public keys are not authenticated: a server that replaces them can open single messages, at the epsilon "
+        "for a server that sees every message"
+    )
 
 
 def to_markdown(card: Mapping[str, Any]) -> str:
@@ -132,10 +146,10 @@ def _statement(card: Mapping[str, Any]) -> str:
 def _mechanism(held: Mapping[str, Any]) -> list[tuple[str, str]]:
     shown = (
         "clients", "rounds", "local", "rule", "max_grad_norm", "sensitivity", "noise_multiplier", "stddev", "share_of_a_client",
-        "noise", "min_survivors", "colluding", "example_rate", "client_rate", "divisor", "preconditioner", "metric", "readout",
-        "postprocess",
+        "noise", "min_survivors", "colluding", "example_rate", "client_rate", "secure_aggregation", "divisor",
+        "preconditioner", "metric", "readout", "postprocess",
     )  # fmt: skip
-    return [(name.replace("_", " "), _show(held[name])) for name in shown if held[name] not in (None, [], {})]
+    return [(name.replace("_", " "), _show(held[name])) for name in shown if held.get(name) not in (None, [], {})]
 
 
 def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:

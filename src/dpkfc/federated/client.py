@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,12 +20,22 @@ from numpy.typing import NDArray
 from dpkfc.curvature.shares import moved_to
 from dpkfc.data.sampling import Poisson
 from dpkfc.federated import messages
+from dpkfc.federated.agreement import PrivateKey, new_key
 from dpkfc.federated.config import SEED
 from dpkfc.federated.local import FedNewStep, LocalSteps, ScaffoldSteps
-from dpkfc.federated.messages import Message, flat, group
+from dpkfc.federated.messages import Message, flat, group, split_rows, stack_rows, to_tensor
 from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.secagg import FEWEST_STEPS, OwnMask, Pairs, encoded, masked, owed
+from dpkfc.federated.secagg import (
+    FEWEST_STEPS,
+    ReceivedShares,
+    RoundKeys,
+    encoded,
+    mask,
+    open_shares,
+    reveal,
+    seal_shares,
+)
 from dpkfc.federated.tried import Tried
 from dpkfc.federated.work import LocalModel, Records, Tensors, clipped_whole
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
@@ -51,11 +61,11 @@ class Client:
         dataset: its own records, a map-style dataset or a tuple of tensors; at most `expected_records`, possibly none.
         collate_fn: list of examples to a batch.
         ledger_path: file of the client's own ledger; None keeps it in memory.
-        pairs: seeds shared with the other clients, for secure aggregation.
+        channel: private key that the other clients seal their shares for, 32 bytes, for secure aggregation; None makes one.
         verify: compare per-example gradients with plain autograd once.
 
     Raises:
-        ValueError: a number outside the plan, more records than it allows, secure aggregation without pairs.
+        ValueError: a number outside the plan, more records than it allows, a channel key of another length.
 
     Guarantee:
         At most `plan.releases` releases ever, each on the client's ledger before it exists. What is protected from whom is
@@ -71,16 +81,15 @@ class Client:
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         ledger_path: str | os.PathLike[str] | None = None,
-        pairs: Pairs | None = None,
+        channel: bytes | None = None,
         verify: bool = True,
     ) -> None:
         if not 0 <= number < plan.config.clients:
             raise ValueError(f"client {number} is not one of the {plan.config.clients} of the plan")
         if local.plan.hash != plan.hash:
             raise ValueError("the local model was made for another plan")
-        if plan.config.privacy.masked and pairs is None:
-            raise ValueError(f"'{plan.config.privacy.name}' needs pairs=, the seeds shared with the other clients")
-        self.number, self.plan, self.local, self._pairs = number, plan, local, pairs
+        self.number, self.plan, self.local = number, plan, local
+        self._channel = PrivateKey(new_key() if channel is None else channel)
         self.records = Records(dataset, collate_fn)
         if len(self.records) > plan.config.expected_records:
             raise ValueError(
@@ -99,7 +108,8 @@ class Client:
         self._control: Tensors = {}  # c_i of SCAFFOLD, λ_i of FedNew: never sent
         self._last: Tensors = {}  # ŷ_i of FedNew, and the round it was made in
         self._last_round = -1
-        self._own: OwnMask | None = None  # of the round answered last, under secure aggregation
+        self._keys: RoundKeys | None = None  # of the round that this client sent keys for last
+        self._shares: ReceivedShares | None = None  # of the round that this client sent a masked sum for last
         # For this client's own operator, never sent: what went wrong last, and whether nothing of its records was in its answer.
         self.last_error: BaseException | None = None
         self.failed = False
@@ -108,15 +118,18 @@ class Client:
 
     def hello(self) -> Message:
         """What is compared before the first round."""
-        return {"kind": "hello", "contract": self.local.contract, "client": self.number}
+        plain: Message = {"kind": "hello", "contract": self.local.contract, "client": self.number}
+        return plain | ({"key": to_tensor(self._channel.public)} if self._masked else {})
 
     def answer(self, message: Mapping[str, Any]) -> Message:
         """The answer to a server's message; a refusal, which no record has caused, becomes a message with a constant reason."""
         try:
             if message.get("contract") != self.local.contract:
                 raise _Refused(messages.CONTRACT_DIFFERS)
+            if message.get("kind") == "keys":
+                return self._new_keys(message)
             if message.get("kind") == "unmask":
-                return self._masks(message)
+                return self._reveal(message)
             self.last_error, self.failed = None, False
             return self._sum(message)
         except Exception as error:
@@ -125,26 +138,31 @@ class Client:
             reason = messages.SPENT if isinstance(error, BudgetExhausted) else known
             found = message.get("round")
             number = found if type(found) is int else -1
-            plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
-            return {"kind": "error", **plain, "reason": reason}
+            return self._answer("error", number) | {"reason": reason}
+
+    def _answer(self, kind: str, number: int) -> Message:
+        return {"kind": kind, "round": number, "contract": self.local.contract, "client": self.number}
+
+    def _check_new(self, number: int) -> None:
+        """Refuse a round that was answered: a second answer would be a second release of it."""
+        done = self.ledger.releases
+        if done and number <= done[-1]["step"] // self.plan.per_round:
+            raise _Refused(messages.REPEATED)
 
     def _sum(self, message: Mapping[str, Any]) -> Message:
         number = int(message["round"])
-        done = self.ledger.releases
-        if done and number <= done[-1]["step"] // self.plan.per_round:
-            raise _Refused(messages.REPEATED)  # a second answer would be a second release of the same round
-        cohort = self._cohort(message)
+        self._check_new(number)
+        if self._masked:
+            self._take_shares(message, number)
         self.local.load(group(message, "theta"))
         self._take_metric(message, number)
         self._tried = Tried(self.local, self.records, self._verify)
         extra, made = group(message, "extra"), int(message.get("extra_round", -1))
         noisy = {name: x.cpu() for name, x in self._noisy(number, extra, made).items()}
         self._note(number, self._tried)
-        plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
-        if self._pairs is not None and self.plan.config.privacy.masked:
-            self._own = OwnMask.fresh(number, cohort)
-            noisy = masked(encoded(noisy, self.plan.grid(self.local.numbers)), self.number, self._own, self._pairs)
-        return {"kind": "sum", **plain, **flat("sum", noisy)}
+        if self._masked:
+            noisy = self._mask(message, noisy)
+        return self._answer("sum", number) | flat("sum", noisy)
 
     def _note(self, number: int, tried: Tried) -> None:
         """What its records did, for the client's own operator: the answer does not tell."""
@@ -153,30 +171,62 @@ class Client:
             what = "all of its records" if tried.failed else "some of its records"
             logger.error("client %d, round %d: %s failed and add nothing: %r", self.number, number, what, tried.error)
 
+    # -- secure aggregation --------------------------------------------------------------------------------------------
+
+    @property
+    def _masked(self) -> bool:
+        return self.plan.config.privacy.masked
+
     def _cohort(self, message: Mapping[str, Any]) -> list[int]:
-        """Whom this message is masked with: fewer than the plan needs would be too few masks, and too little noise."""
-        if not self.plan.config.privacy.masked:
-            return []
+        """The clients to mask a message with: fewer than the plan needs are too few masks, and too little noise."""
         cohort: list[int] = message["cohort"].tolist()
-        known = len(set(cohort)) == len(cohort) and all(0 <= other < self.plan.config.clients for other in cohort)
-        if not known or self.number not in cohort or len(cohort) < self.plan.config.survivors:
+        known = all(0 <= other < self.plan.config.clients for other in cohort)
+        if not known or cohort != sorted(set(cohort)) or self.number not in cohort:
+            raise _Refused(messages.CLIENT_FAILED)
+        if len(cohort) < self.plan.config.survivors:
             raise _Refused(messages.CLIENT_FAILED)
         return cohort
 
-    def _masks(self, message: Mapping[str, Any]) -> Message:
-        """For one survivor set of the round that was answered last; the client is in it, or its own mask stays with it."""
-        number, own, survivors = int(message["round"]), self._own, tuple(sorted(message["survivors"].tolist()))
-        if self._pairs is None or own is None or own.round != number or sorted(self._cohort(message)) != list(own.cohort):
+    def _new_keys(self, message: Mapping[str, Any]) -> Message:
+        """Make the secrets of a round that is not answered yet, and seal shares of them for every client of the cohort."""
+        if not self._masked:
+            raise _Refused(messages.CLIENT_FAILED)
+        number = int(message["round"])
+        self._check_new(number)
+        channels = split_rows(message["channels"], self._cohort(message))
+        keys = RoundKeys(contract=self.local.contract, round=number)
+        sealed = seal_shares(keys, self.number, self._channel, channels, self.plan.config.survivors)
+        self._keys = keys
+        return self._answer("keys", number) | {"key": to_tensor(keys.public), "sealed": stack_rows(sealed)}
+
+    def _take_shares(self, message: Mapping[str, Any], number: int) -> None:
+        """Open what the others sealed for this client, before anything is charged."""
+        keys, cohort = self._keys, self._cohort(message)
+        public = split_rows(message["mask_keys"], cohort)
+        if keys is None or keys.round != number or public[self.number] != keys.public:
+            raise _Refused(messages.CLIENT_FAILED)
+        channels, sealed = split_rows(message["channels"], cohort), split_rows(message["sealed"], cohort)
+        self._shares = open_shares(keys, self.number, self._channel, channels, public=public, sealed=sealed)
+
+    def _mask(self, message: Mapping[str, Any], noisy: Tensors) -> Tensors:
+        """Mask the noisy sum, then forget the secrets of the round: the others hold the shares of them."""
+        keys, self._keys = cast(RoundKeys, self._keys), None
+        public = split_rows(message["mask_keys"], self._cohort(message))
+        return mask(encoded(noisy, self.plan.grid(self.local.numbers)), self.number, keys, public)
+
+    def _reveal(self, message: Mapping[str, Any]) -> Message:
+        """Reveal one share of each client, for one survivor set of the round that was answered last."""
+        number, received = int(message["round"]), self._shares
+        survivors = tuple(sorted(message["survivors"].tolist()))
+        if received is None or received.round != number or self._keys is not None:
             raise _Refused(messages.CLIENT_FAILED)
         enough = len(set(survivors)) == len(survivors) >= self.plan.config.survivors
-        if self.number not in survivors or not enough or not set(survivors) <= set(own.cohort):
+        if self.number not in survivors or not enough or not set(survivors) <= set(received.cohort):
             raise _Refused(messages.CLIENT_FAILED)
-        if own.survivors not in ((), survivors):
-            raise _Refused(messages.REPEATED)  # its masks are taken off for one set alone
-        self._own = replace(own, survivors=survivors)
-        masks = owed(self.local.shapes, self.number, self._own, self._pairs)
-        plain: Message = {"round": number, "contract": self.local.contract, "client": self.number}
-        return {"kind": "masks", **plain, **flat("mask", masks)}
+        if received.survivors not in ((), survivors):
+            raise _Refused(messages.REPEATED)  # a second set would reveal both secrets of a client
+        self._shares = replace(received, survivors=survivors)
+        return self._answer("shares", number) | {"shares": stack_rows(reveal(received, survivors))}
 
     def _take_metric(self, message: Mapping[str, Any], step: int) -> None:
         wanted = message.get("metric_digest", "")
@@ -293,15 +343,22 @@ class Client:
 
     def state_dict(self) -> dict[str, Any]:
         """PRIVATE: what outlives a process beside the ledger, for this client's own disk and nothing else."""
-        own = None if self._own is None else asdict(self._own)
-        return {"control": dict(self._control), "last": dict(self._last), "last_round": self._last_round, "own": own}
+        return {
+            "control": dict(self._control),
+            "last": dict(self._last),
+            "last_round": self._last_round,
+            "keys": None if self._keys is None else asdict(self._keys),
+            "shares": None if self._shares is None else asdict(self._shares),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state_dict` gave."""
         device = next(iter(self.local.parameters.values())).device
         self._control, self._last = (moved_to(dict(state[name]), device) for name in ("control", "last"))
-        self._last_round, own = int(state.get("last_round", -1)), state.get("own")
-        self._own = None if own is None else OwnMask(**own)
+        self._last_round = int(state.get("last_round", -1))
+        keys, shares = state.get("keys"), state.get("shares")
+        self._keys = None if keys is None else RoundKeys(**keys)
+        self._shares = None if shares is None else ReceivedShares(**shares)
 
     def close(self) -> None:
         """Close the client's ledger."""

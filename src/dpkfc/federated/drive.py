@@ -16,6 +16,7 @@ from torch import nn
 
 from dpkfc import checkpoint
 from dpkfc.federated.app import App, Settings
+from dpkfc.federated.exchange import TooFewKeys
 from dpkfc.federated.messages import CLIENT_FAILED, FLOATS, Message
 from dpkfc.federated.node import HELLO
 from dpkfc.federated.rounds import RoundRecord
@@ -147,12 +148,29 @@ class Roster:
 
 
 def _round(server: Server, roster: Roster, wait: float) -> RoundRecord:
-    least = max(1, server.plan.config.survivors)
-    roster.greet()
-    roster.gather(least, least, wait)
-    roster.exchange(server.open_round())
+    roster.exchange(_open_round(server, roster, wait))
     roster.exchange(server.fix_survivors())
     return server.close_round()
+
+
+def _open_round(server: Server, roster: Roster, wait: float) -> dict[int, Message]:
+    """Open a round with enough clients, and under secure aggregation with keys of enough clients.
+
+    Raises:
+        TooFewClients: fewer after `wait` seconds; nothing was charged.
+    """
+    least = max(1, server.plan.config.survivors)
+    end = time.monotonic() + wait
+    while True:
+        roster.greet()
+        roster.gather(least, least, wait)
+        roster.exchange(server.request_keys())
+        try:
+            return server.open_round()
+        except TooFewKeys as error:
+            if time.monotonic() >= end:
+                raise TooFewClients(str(error)) from None
+        time.sleep(min(_PAUSE, wait))
 
 
 def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound | None = None) -> Run:

@@ -28,7 +28,7 @@ from torch import Tensor
 from dpkfc.federated.app import App, Settings
 from dpkfc.federated.drive import OnRound, serve
 from dpkfc.federated.messages import Message
-from dpkfc.federated.node import Node, failure, new_secret
+from dpkfc.federated.node import Node, failure
 from dpkfc.federated.runner import Run
 
 __all__ = [
@@ -247,32 +247,28 @@ def _logged(record: Any, run: Run) -> None:
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 
-def client_app(app: App, settings: Settings | None = None, *, folder: str = "", secret: str = "") -> Any:
+def client_app(app: App, settings: Settings | None = None, *, folder: str = "") -> Any:
     """The ClientApp of an app. The node's configuration says which client it is, and where that client keeps its ledger.
 
-    `partition-id` is the client's number; `folder` and `pairs-secret` (the file of the clients' secret, for secure aggregation)
-    replace the arguments of those names.
+    `partition-id` is the client's number; `folder` replaces the argument of that name.
 
     Args:
         app: of the run.
         settings: instead of its defaults; those of the run come last.
         folder: of the clients' own files; by default `dpkfc` below Flower's home.
-        secret: file of the clients' secret.
     """
     made = _flwr("flwr.clientapp").ClientApp()
     flwr = "flwr.app"
 
     def answer(message: Any, context: Any) -> Any:
-        record = _answer(app, message, context, settings=settings, places=(folder, secret))
+        record = _answer(app, message, context, settings=settings, place=folder)
         return _flwr(flwr).Message(record, reply_to=message)
 
     made.train()(answer)
     return made
 
 
-def _answer(
-    app: App, message: Any, context: Any, *, settings: Settings | None, places: tuple[str, str]
-) -> Any:
+def _answer(app: App, message: Any, context: Any, *, settings: Settings | None, place: str) -> Any:
     """The answer of the client that this node is, as a record; whatever fails becomes the constant reason."""
     number = -1
     asked: Message = {}
@@ -281,9 +277,8 @@ def _answer(
         number = int(node["partition-id"])
         asked = from_record(message.content)
         chosen = app.settings(settings, dict(context.run_config))
-        folder = str(node.get("folder", "")) or places[0] or _home()
-        found = Node(app, chosen, number, folder, str(node.get("pairs-secret", "")) or places[1]).answer(asked)
-        return to_record(found)
+        folder = str(node.get("folder", "")) or place or _home()
+        return to_record(Node(app, chosen, number, folder).answer(asked))
     except Exception as error:
         logger.error("this client cannot answer (%s); has its node a partition-id?", type(error).__name__)
         return to_record(failure(number, asked))
@@ -320,9 +315,6 @@ def simulate(
     place = Path(folder).absolute()
     chosen = app.settings(_PATIENT, settings, {"folder": str(place)})
     clients = app.plan(chosen).config.clients
-    secret = place / "clients" / "pairs.secret"
-    if not secret.exists():
-        new_secret(secret)
     simulation, runs = _flwr("flwr.simulation"), []  # type: ignore[var-annotated]
     backend = {
         "init_args": {
@@ -337,7 +329,7 @@ def simulate(
     with _silent():
         simulation.run_simulation(
             server_app=server_app(app, chosen, on_round=on_round, done=runs.append),
-            client_app=client_app(app, chosen, folder=str(place / "clients"), secret=str(secret)),
+            client_app=client_app(app, chosen, folder=str(place / "clients")),
             num_supernodes=clients,
             backend_config=backend,
         )

@@ -3,13 +3,18 @@
 Nothing but the sum and constants of the plan leaves a client: no number of examples, no loss, no accuracy, no text of an error.
 Whatever is not on the list makes a message invalid, and invalid messages are counted and dropped.
 
-    server → client   round     round, contract, theta/*, extra/*, extra_round, cohort, metric_digest, metric_step, metric/*
-                      unmask    round, contract, cohort, survivors
-    client → server   hello     contract, client
-                      sum       round, contract, client, sum/*
-                      masks     round, contract, client, mask/*                   of a survivor: one sum
-                      error     round, contract, client, reason
+    server → client   keys        round, contract, cohort, channels                          secure aggregation alone
+                      round       round, contract, theta/*, extra/*, extra_round, metric_digest, metric_step, metric/*
+                                  cohort, channels, mask_keys, sealed                        secure aggregation alone
+                      unmask      round, contract, survivors                                 secure aggregation alone
+    client → server   hello       contract, client, key                                      key: secure aggregation alone
+                      keys        round, contract, client, key, sealed
+                      sum         round, contract, client, sum/*
+                      shares      round, contract, client, shares                            of a survivor
+                      error       round, contract, client, reason
 
+Keys and sealed shares are bytes, one row a client, in the order of `cohort`. The `key` of a hello is the client's public channel
+key, and that of `keys` its public mask key. `sealed` holds what the client sealed for the others, or the others for the client.
 `extra` is what the rule shares, and `extra_round` the number of the round it was made in: the last one with a release.
 Rounds are numbered by the ledger: a round that was charged and lost has a number of its own, so none is ever asked for twice.
 `contract` is the hash of the plan and of the model that both sides were started with.
@@ -19,11 +24,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from dpkfc.federated.agreement import KEY_BYTES
+from dpkfc.federated.secagg import SEALED_BYTES
+from dpkfc.federated.shamir import SHARE_BYTES
 
 __all__ = [
     "CLIENT_FAILED",
@@ -36,11 +46,15 @@ __all__ = [
     "SPENT",
     "Message",
     "Shapes",
+    "to_bytes",
     "contract_of",
     "flat",
     "group",
     "problem",
+    "split_rows",
     "shapes_of",
+    "stack_rows",
+    "to_tensor",
 ]
 
 Value = Tensor | bytes | int | float | str
@@ -53,12 +67,16 @@ REPEATED, SPENT = "repeated-round", "budget-spent"
 REASONS = (CLIENT_FAILED, CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING, REPEATED, SPENT)
 _PLAIN: dict[str, dict[str, type]] = {
     "hello": {"contract": str, "client": int},
+    "keys": {"round": int, "contract": str, "client": int},
     "sum": {"round": int, "contract": str, "client": int},
-    "masks": {"round": int, "contract": str, "client": int},
+    "shares": {"round": int, "contract": str, "client": int},
     "error": {"round": int, "contract": str, "client": int, "reason": str},
 }
-_TENSORS = {"sum": "sum", "masks": "mask"}
-FLOATS = (torch.float32, torch.float64)  # that are sent
+_Types = tuple[torch.dtype, ...]
+_Fields = dict[str, tuple[_Types, tuple[int, ...]]]  # name of a tensor to its types and its shape
+FLOATS: _Types = (torch.float32, torch.float64)  # that are sent
+_INTEGERS: _Types = (torch.int64,)
+_BYTES: _Types = (torch.uint8,)
 
 
 def shapes_of(model: nn.Module) -> Shapes:
@@ -95,8 +113,38 @@ def group(message: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
     return {key[len(start) :]: x for key, x in message.items() if key.startswith(start)}
 
 
+def to_tensor(text: bytes) -> Tensor:
+    """Bytes as a tensor of uint8."""
+    return torch.from_numpy(np.frombuffer(text, np.uint8).copy())
+
+
+def to_bytes(tensor: Tensor) -> bytes:
+    """The bytes of a tensor of uint8."""
+    return tensor.numpy().tobytes()
+
+
+def stack_rows(rows: Mapping[int, bytes]) -> Tensor:
+    """Texts of one length as rows of uint8, in the order of their clients' numbers."""
+    return to_tensor(b"".join(rows[client] for client in sorted(rows))).view(len(rows), -1)
+
+
+def split_rows(tensor: Tensor, clients: Sequence[int]) -> dict[int, bytes]:
+    """Client to its row of uint8.
+
+    Raises:
+        ValueError: another number of rows than clients.
+    """
+    return {client: to_bytes(row) for client, row in zip(clients, tensor, strict=True)}
+
+
 def problem(
-    message: Mapping[str, Any], shapes: Shapes, contract: str, *, most: float = math.inf, integers: bool = False
+    message: Mapping[str, Any],
+    shapes: Shapes,
+    contract: str,
+    *,
+    most: float = math.inf,
+    masked: bool = False,
+    rows: int = 0,
 ) -> str | None:
     """Why a client's message is not valid, in one word that depends on no value but finiteness and size; None where it is.
 
@@ -105,35 +153,45 @@ def problem(
         shapes: of the trained parameters.
         contract: of this run.
         most: largest norm of a sum; no honest client can exceed it.
-        integers: whether sums are masked integers.
+        masked: whether sums are masked integers, and keys are exchanged.
+        rows: clients that keys or shares are sent for.
     """
     kind = message.get("kind")
     wanted = _PLAIN.get(kind) if isinstance(kind, str) else None
     if wanted is None or not all(isinstance(key, str) for key in message):
         return "unknown-kind"
-    prefix = _TENSORS.get(str(kind))
-    names = {f"{prefix}/{name}" for name in shapes} if prefix else set()
+    if kind in ("keys", "shares") and not masked:
+        return "unknown-kind"
+    tensors = _tensors(str(kind), shapes, masked, rows)
     reasons = (
-        (lambda: set(message) != {"kind", *wanted, *names}, "other-fields"),
+        (lambda: set(message) != {"kind", *wanted, *tensors}, "other-fields"),
         (lambda: any(type(message[name]) is not of for name, of in wanted.items()), "wrong-type"),
         (lambda: message["contract"] != contract, "other-contract"),
         (lambda: kind == "error" and message["reason"] not in REASONS, "other-reason"),
+        (lambda: not all(isinstance(message[name], Tensor) for name in tensors), "wrong-type"),
+        (lambda: not all(message[name].dtype in types for name, (types, _) in tensors.items()), "wrong-type"),
+        (lambda: not all(tuple(message[name].shape) == shape for name, (_, shape) in tensors.items()), "wrong-shape"),
     )
-    found = next((reason for applies, reason in reasons if applies()), None)
-    if found is not None or prefix is None:
-        return found
-    return _problem_of_tensors(group(message, prefix), shapes, most, integers or kind == "masks")
-
-
-def _problem_of_tensors(found: Mapping[str, Any], shapes: Shapes, most: float, integers: bool) -> str | None:
-    allowed = (torch.int64,) if integers else FLOATS
-    if any(not isinstance(x, Tensor) or x.dtype not in allowed for x in found.values()):
-        return "wrong-type"
-    if any(tuple(x.shape) != shapes[name] for name, x in found.items()):
-        return "wrong-shape"
-    if integers:
-        return None
-    norm = math.hypot(*(float(torch.linalg.vector_norm(x)) for x in found.values()))
+    reason = next((word for applies, word in reasons if applies()), None)
+    if reason is not None or kind != "sum" or masked:
+        return reason
+    norm = math.hypot(*(float(torch.linalg.vector_norm(message[name])) for name in tensors))
     if not math.isfinite(norm):
         return "not-finite"
     return "oversized" if norm > most else None
+
+
+def _tensors(kind: str, shapes: Shapes, masked: bool, rows: int) -> _Fields:
+    """Types and shape of every tensor of a client's message."""
+    if kind == "sum":
+        types = _INTEGERS if masked else FLOATS
+        return {f"sum/{name}": (types, shape) for name, shape in shapes.items()}
+    if not masked or kind == "error":
+        return {}
+    key: _Fields = {"key": (_BYTES, (KEY_BYTES,))}
+    fields: dict[str, _Fields] = {
+        "hello": key,
+        "keys": {**key, "sealed": (_BYTES, (rows, SEALED_BYTES))},
+        "shares": {"shares": (_BYTES, (rows, SHARE_BYTES))},
+    }
+    return fields[kind]

@@ -2,7 +2,8 @@
 
     ledger.jsonl    its own releases; the file is locked while a message is answered
     metric/         the preconditioner that the server sent, with its hash
-    state/          control variates of local methods; the secret of its own mask, and the survivor set that it answered for
+    channel.key     the private key that the other clients seal their shares for, under secure aggregation
+    state/          control variates of local methods; keys of a round, the shares it holds, the survivor set it answered for
     last_error.txt  what went wrong last, for the operator of this client; the server is told a constant
 
 Engines start a process for every message, or several for one client in turn, so a client is built from its folder each time.
@@ -10,9 +11,7 @@ Engines start a process for every message, or several for one client in turn, so
 
 from __future__ import annotations
 
-import hashlib
 import os
-import secrets
 import traceback
 from collections.abc import Mapping
 from functools import lru_cache
@@ -22,17 +21,15 @@ from typing import Any
 from torch import Tensor
 
 from dpkfc import checkpoint
+from dpkfc.federated.agreement import KEY_BYTES, new_key
 from dpkfc.federated.app import App, Settings
 from dpkfc.federated.client import Client
 from dpkfc.federated.messages import CLIENT_FAILED, Message, group
-from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.secagg import Pairs
 from dpkfc.federated.work import LocalModel
 
-__all__ = ["HELLO", "Node", "failure", "new_secret"]
+__all__ = ["HELLO", "Node", "failure"]
 
 HELLO: Message = {"kind": "hello"}
-_SHORTEST = 32  # bytes of a secret
 _Chosen = tuple[tuple[str, Any], ...]
 
 
@@ -48,14 +45,22 @@ def _records(app: App, chosen: _Chosen, number: int) -> Any:
     return app.records(number, dict(chosen))
 
 
-def new_secret(path: str | os.PathLike[str]) -> Path:
-    """A file with a new secret of a run, readable by its owner; the clients share it, the server never sees it."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(_SHORTEST))
-    return target
+def _channel_key(path: Path) -> bytes:
+    """Read the client's private channel key, or make a file with a new one that its owner alone can read.
+
+    Raises:
+        ValueError: a file of another length.
+    """
+    if not path.exists():
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(new_key())
+        fresh.replace(path)
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{path.name} has {len(key)} bytes and a channel key has {KEY_BYTES}; delete the file and start anew")
+    return key
 
 
 def failure(number: int, message: Mapping[str, Any], contract: str = "") -> Message:
@@ -73,13 +78,10 @@ class Node:
         settings: all of them, from `App.settings`.
         number: of the client.
         folder: of this client; each plan has a folder of its own in it, so budgets of several plans add up.
-        secret: file with the secret that the clients share, for secure aggregation; a new one for every run.
     """
 
-    def __init__(
-        self, app: App, settings: Settings, number: int, folder: str | os.PathLike[str], secret: str | os.PathLike[str] = ""
-    ) -> None:
-        self.app, self.number, self._secret = app, number, secret
+    def __init__(self, app: App, settings: Settings, number: int, folder: str | os.PathLike[str]) -> None:
+        self.app, self.number = app, number
         self._chosen: _Chosen = tuple(sorted(settings.items()))
         self._folder = Path(folder).expanduser() / f"client-{number}"
 
@@ -108,22 +110,11 @@ class Node:
             _records(self.app, self._chosen, self.number),
             collate_fn=self.app.collate_fn,
             ledger_path=place / "ledger.jsonl",
-            pairs=self._pairs(local.plan),
+            channel=_channel_key(place / "channel.key") if local.plan.config.privacy.masked else None,
         )
         if (place / "state").exists() or (place / "state.old").exists():
             client.load_state_dict(checkpoint.read(place / "state")[1]["state"])
         return client
-
-    def _pairs(self, plan: FederatedPlan) -> Pairs | None:
-        """Seeds of this plan: masks of two plans under one secret must not be the same."""
-        if not plan.config.privacy.masked:
-            return None
-        if not self._secret:
-            raise ValueError("secure aggregation needs the file of the secret that the clients share (pairs-secret)")
-        secret = Path(self._secret).expanduser().read_bytes().strip()
-        if len(secret) < _SHORTEST:
-            raise ValueError(f"the secret of the clients has {len(secret)} bytes and needs {_SHORTEST}; make it anew")
-        return Pairs(hashlib.sha256(secret + plan.hash.encode()).digest())
 
     def _answered(self, client: Client, message: Mapping[str, Any], place: Path) -> Message:
         if message.get("kind") == HELLO["kind"]:
@@ -133,7 +124,7 @@ class Node:
         if client.last_error is not None:
             self._note(client.last_error)
         state = client.state_dict()
-        if any(state[name] for name in ("control", "last", "own")):  # on the disk before the answer leaves
+        if any(state[name] for name in ("control", "last", "keys", "shares")):  # on the disk before the answer leaves
             checkpoint.write(place / "state", {}, {"state": state}, private=True)
         if answer["kind"] == "sum":
             self._keep_metric(client.local, message, place / "metric")

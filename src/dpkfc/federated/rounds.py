@@ -8,9 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dp_accounting
+import torch
 from torch import Tensor
 
-from dpkfc.privacy.ledger import BudgetExhausted
+from dpkfc.federated.messages import group, split_rows
+from dpkfc.federated.plan import FederatedPlan
+from dpkfc.federated.secagg import round_scope, unmask
+from dpkfc.federated.work import accumulated
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 
 __all__ = ["Charged", "OpenRound", "RoundRecord"]
 
@@ -47,6 +52,14 @@ class Charged:
         self.plan_hash, self._number = plan_hash, number
         self._used = False
 
+    @classmethod
+    def write(cls, ledger: Ledger, plan: FederatedPlan, number: int) -> Charged:
+        """Charge a round's releases to a ledger, and return the ticket for its release."""
+        first = ledger.count + 1
+        for step in range(number * plan.per_round, (number + 1) * plan.per_round):
+            ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.config.sensitivity)
+        return cls(plan.hash, first)
+
     def charge(self, step: int, event: dp_accounting.DpEvent, *more: float) -> int:
         """The number of the release that the ledger holds already."""
         if self._used:
@@ -66,16 +79,20 @@ class OpenRound:
     control: float
     sums: dict[int, Tensors] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
-    masks: dict[int, Tensors] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)
+    shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
     survivors: tuple[int, ...] | None = None
     rejected: Counter[str] = field(default_factory=Counter)
 
     def problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
         """Why a valid message does not count in this round; None where it does."""
         client, kind = message["client"], message["kind"]
-        masks = kind == "masks"
-        late = (self.survivors is None or client not in self.survivors) if masks else self.survivors is not None
-        again = client in self.masks if masks else client in self.sums or client in self.failed
+        if kind == "shares":
+            late = self.survivors is None or client not in self.survivors
+            again = client in self.shares
+        else:
+            late = self.survivors is not None or kind == "keys"
+            again = client in self.sums or client in self.failed
         reasons = (
             (kind == "hello" or client not in self.cohort or client not in enrolled, "unknown-client"),
             (message.get("round") != self.number, "stale"),
@@ -83,3 +100,29 @@ class OpenRound:
             (again, "duplicate"),
         )
         return next((reason for applies, reason in reasons if applies), None)
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Store a valid sum or valid shares of a client."""
+        client = message["client"]
+        if message["kind"] == "shares":
+            self.shares[client] = split_rows(message["shares"], self.cohort)
+        else:
+            self.sums[client] = group(message, "sum")
+
+    def sum_survivors(self, parameters: Mapping[str, Tensor]) -> Tensors:
+        """Sum the survivors' messages in the order of their numbers, so that equal messages give an equal sum; new tensors."""
+        summed: Tensors = {}
+        for name, p in parameters.items():
+            summed[name] = torch.zeros(p.shape, dtype=accumulated(p), device=p.device)
+            for client in self.survivors or ():
+                summed[name].add_(self.sums[client][name].to(summed[name]))
+        return summed
+
+    def unmask_survivors(self, threshold: int, contract: str) -> Tensors:
+        """Compute the survivors' sum of integers from the shares that they revealed.
+
+        Raises:
+            ValueError: shares of fewer clients than the threshold, or wrong ones.
+        """
+        sums = {client: self.sums[client] for client in self.survivors or ()}
+        return unmask(sums, self.keys, self.shares, threshold, round_scope(contract, self.number))

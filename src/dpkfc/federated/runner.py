@@ -1,14 +1,13 @@
 """Rounds inside one process, for tests and small studies: no sockets, no copies, with places where something can be killed.
 
-An engine does the same over a network: send what `open_round` made, hand answers to `receive`, ask the survivors for the masks
-that `fix_survivors` wants, `close_round`.
+An engine does the same over a network. It sends what `request_keys` and then `open_round` made, hands answers to `receive`, sends
+the survivors what `fix_survivors` made, and calls `close_round`.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,10 +17,8 @@ from torch import nn
 
 from dpkfc.federated.client import Client
 from dpkfc.federated.messages import Message
-from dpkfc.federated.party import stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import RoundRecord
-from dpkfc.federated.secagg import Pairs
 from dpkfc.federated.server import Server
 from dpkfc.federated.work import LocalModel
 from dpkfc.gradients.micro import LossFn
@@ -29,8 +26,9 @@ from dpkfc.privacy.ledger import BudgetExhausted
 
 __all__ = ["STAGES", "Killed", "Run", "check_unused", "federate", "make_clients", "one_round"]
 
-# Where something can be killed: a client before or after it has computed, or before it answers for masks; the server anywhere.
-STAGES = ("opened", "client", "answered", "received", "fixed", "unmask", "closed")
+# Where something can be killed: a client before it sends keys, before or after it has computed, or before it reveals shares; the
+# server anywhere after its charge.
+STAGES = ("keys", "opened", "client", "answered", "received", "fixed", "unmask", "closed")
 Fault = Callable[[str, int, int], bool]  # (stage, round, client or -1 for the server) to whether it dies there
 
 
@@ -100,11 +98,7 @@ def make_clients(
     if len(datasets) != plan.config.clients:
         raise ValueError(f"the plan has {plan.config.clients} clients, got {len(datasets)} datasets")
     local = LocalModel(plan, copy.deepcopy(model), loss_fn)
-    seed = stream_seed(plan, -1 % (1 << 32))
-    secret = secrets.token_bytes(32) if seed is None else seed.to_bytes(8, "big")
-    pairs = Pairs(secret) if plan.config.privacy.masked else None
-    made = enumerate(datasets)
-    return [Client(i, plan, local, data, pairs=pairs, verify=verify, **options) for i, data in made]
+    return [Client(i, plan, local, data, verify=verify, **options) for i, data in enumerate(datasets)]
 
 
 def one_round(server: Server, clients: Mapping[int, Client], fault: Fault | None = None) -> RoundRecord:
@@ -118,10 +112,10 @@ def one_round(server: Server, clients: Mapping[int, Client], fault: Fault | None
     Raises:
         Killed: the server died.
         BudgetExhausted: no round is left; nothing was sent.
+        TooFewKeys: under secure aggregation fewer clients sent keys than a round needs; nothing was charged.
     """
     dies = fault or (lambda stage, number, client: False)
-    sent = server.open_round()
-    number = server.round
+    number = server.next_round
 
     def server_at(stage: str) -> None:
         if dies(stage, number, -1):
@@ -135,6 +129,8 @@ def one_round(server: Server, clients: Mapping[int, Client], fault: Fault | None
             if not dies(after, number, client):
                 server.receive(answer)
 
+    answers(server.request_keys(), "keys", "keys")
+    sent = server.open_round()
     server_at("opened")
     answers(sent, "client", "answered")
     server_at("received")

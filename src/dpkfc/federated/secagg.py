@@ -1,15 +1,24 @@
-"""Secure aggregation inside one process, for tests and studies: exact sums of integers under masks modulo 2⁶⁴.
+"""Secure aggregation: exact sums of integers under masks modulo 2⁶⁴, with pairwise keys and secret sharing for dropouts.
 
-A message is under masks of two kinds. Every pair of clients shares a seed for a round; the one with the smaller number adds the
-mask it gives, the other takes it off, so that these cancel in the sum over all. And every client adds a mask of its own, from a
-secret that is new in every round. Once the survivors are fixed, each of them, and nobody else, hands over ONE sum: its own mask
-and its masks with the missing clients. A message that comes late stays under the mask of its sender, who is no survivor.
-(Bonawitz et al. 2017 without secret sharing: a client lost between its message and its answer ends the round.)
+The protocol of a round (Bonawitz et al. 2017, for a server that follows it), with threshold t = `min_survivors`:
 
-A client answers for the cohort that its message was masked with and for ONE survivor set a round, of t clients at least, itself
-among them. Its own mask is in its message and in that one answer, so that of both nothing shows but their difference, the message
-under its masks with its set. Masks of pairs cancel over whole sets alone: whatever sets a server names to whom, it comes to sums
-of t messages and more.
+    keys     Every client makes a mask key pair and a self seed that are new. It splits the private mask key and the seed
+             into shares for the clients of the cohort, t of which give the secret. It seals each client's two shares
+             under a key that the pair agrees on, and sends the sealed shares and the public mask key to the server.
+    sum      A client opens the shares that the others sealed for it. It adds to its integers the mask of its self seed,
+             and with every other client of the cohort a pair mask, which one of the two adds and the other subtracts.
+    shares   The server fixes the survivors: the clients whose sums have come. Each survivor reveals for every survivor
+             its share of the self seed, and for every missing client its share of the mask key. It never reveals both for
+             one client: it answers for one set of t survivors or more in a round, and is one of them.
+
+From t answers the server computes the survivors' self seeds and the missing clients' mask keys. It subtracts the masks, and has
+the sum of the survivors to the last bit. A message that comes late stays under the self mask of its sender.
+
+What holds: to a server that follows the protocol, with up to t − 1 clients that tell it all they know, the messages of the other
+clients say no more than their sum, if X25519 (decisional Diffie-Hellman), HKDF-SHA256, AES-256 and AES-GCM are secure. What does
+not: public keys travel through the server and nothing here proves whose they are. A server that replaces them opens single
+messages. So may one that names different survivor sets to different clients, where 2 t <= n + colluding clients. A message
+that is opened is protected by its own client's noise alone: `FederatedPlan.views` has that ε.
 
 Sum and noise are multiples of one grid before they are masked (`privacy.grid`), hence the sum of masked integers is the sum of
 the noisy numbers to the last bit. Every client rounds its own noise. For shares of 2⁹ grid steps and more the sum of t rounded
@@ -21,114 +30,298 @@ Riemann sum) and not proved here.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["OwnMask", "Pairs", "decoded", "encoded", "masked", "owed", "total"]
+from dpkfc.federated import shamir
+from dpkfc.federated.agreement import SEAL_BYTES, PrivateKey, derive, new_key, seal, uniform_integers, unseal
+from dpkfc.federated.shamir import SHARE_BYTES
+
+__all__ = [
+    "SEALED_BYTES",
+    "ReceivedShares",
+    "RoundKeys",
+    "decoded",
+    "encoded",
+    "mask",
+    "open_shares",
+    "reveal",
+    "round_scope",
+    "seal_shares",
+    "total",
+    "unmask",
+]
 
 FEWEST_STEPS = 512.0  # of the grid, in one standard deviation of a share
+SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES  # of the two shares that one client seals for another
 Integers = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Seeds that pairs of clients share; stands for a key agreement that the server takes no part in.
-
-    Attributes:
-        secret: of the run, known to clients only.
-    """
-
-    secret: bytes
-
-    def seed(self, one: int, other: int, release: int) -> int:
-        """128 bits for an unordered pair in a round."""
-        low, high = sorted((one, other))
-        return int.from_bytes(hashlib.sha256(self.secret + f"{low} {high} {release}".encode()).digest()[:16], "big")
-
-    def mask(self, one: int, other: int, release: int, sizes: Mapping[str, tuple[int, ...]]) -> Integers:
-        """What `one` adds for `other`: uniform integers of 64 bits, or their negatives."""
-        sign = 1 if one < other else -1
-        return {name: sign * x for name, x in _uniform(self.seed(one, other, release), sizes).items()}
-
-
-def _uniform(seed: int, sizes: Mapping[str, tuple[int, ...]]) -> Integers:
-    """Integers of 64 bits from a seed of 128."""
-    stream = np.random.Philox(key=seed)
-    words = {name: stream.random_raw(math.prod(shape)) for name, shape in sizes.items()}
-    return {name: torch.from_numpy(x.view(np.int64).reshape(sizes[name])) for name, x in words.items()}
+Sizes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnMask:
-    """PRIVATE: what a client keeps of the round that it answered last, to take its masks off the sum once and for one set.
+class RoundKeys:
+    """PRIVATE: a client's secrets of one round. It forgets them once its message is masked.
+
+    Attributes:
+        contract: hash of plan and model.
+        round: its number.
+        mask_key: private X25519 key, 64 hexadecimal digits.
+        self_seed: of the self mask, 64 hexadecimal digits.
+    """
+
+    contract: str
+    round: int
+    mask_key: str = field(default_factory=lambda: new_key().hex())
+    self_seed: str = field(default_factory=lambda: new_key().hex())
+
+    @property
+    def scope(self) -> str:
+        """The round that keys are derived for."""
+        return round_scope(self.contract, self.round)
+
+    @property
+    def public(self) -> bytes:
+        """The public mask key, 32 bytes."""
+        return PrivateKey(bytes.fromhex(self.mask_key)).public
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceivedShares:
+    """PRIVATE: the shares that the cohort sealed for a client, of the round whose sum the client sent last.
 
     Attributes:
         round: its number.
-        secret: of the client's own mask, 32 hexadecimal digits.
-        cohort: whom the message was masked with.
-        survivors: the set that it was asked for; empty before.
+        cohort: the clients that this client's message is masked with, and itself; sorted.
+        key_shares: of each client of the cohort, a share of its mask key, 66 hexadecimal digits.
+        seed_shares: of each client of the cohort, a share of its self seed, likewise.
+        survivors: the set that this client has answered for; empty before.
     """
 
     round: int
-    secret: str
     cohort: tuple[int, ...]
+    key_shares: tuple[str, ...]
+    seed_shares: tuple[str, ...]
     survivors: tuple[int, ...] = ()
 
-    @classmethod
-    def fresh(cls, number: int, cohort: Iterable[int]) -> OwnMask:
-        """With a new secret of the operating system, in test mode too: nothing of it is left in a sum."""
-        return cls(round=number, secret=secrets.token_hex(16), cohort=tuple(sorted(cohort)))
 
-    def mask(self, sizes: Mapping[str, tuple[int, ...]]) -> Integers:
-        """Uniform integers of 64 bits."""
-        return _uniform(int(self.secret, 16), sizes)
+def round_scope(contract: str, number: int) -> str:
+    """Name a round of a plan: keys that are derived for two rounds, or for two plans, are independent."""
+    return f"round {number} of {contract}"
+
+
+# -- a client's steps --------------------------------------------------------------------------------------------------
+
+
+def seal_shares(
+    keys: RoundKeys, client: int, channel: PrivateKey, channels: Mapping[int, bytes], threshold: int
+) -> dict[int, bytes]:
+    """Split a client's round secrets and seal the shares of each client of the cohort, its own included.
+
+    Args:
+        keys: of the client.
+        client: its number.
+        channel: its private channel key.
+        channels: client of the cohort to its public channel key.
+        threshold: shares that give a secret.
+
+    Returns:
+        Client to `SEALED_BYTES` bytes.
+
+    Raises:
+        ValueError: a public key that is none, fewer clients than the threshold.
+    """
+    holders = [other + 1 for other in channels]
+    of_key = shamir.split(bytes.fromhex(keys.mask_key), holders, threshold)
+    of_seed = shamir.split(bytes.fromhex(keys.self_seed), holders, threshold)
+    sealed = {}
+    own_public = keys.public
+    for other, public in channels.items():
+        context = _context(keys.scope, client, other, own_public)
+        sealed[other] = seal(channel.agree(public, context), of_key[other + 1] + of_seed[other + 1], context)
+    return sealed
+
+
+def open_shares(
+    keys: RoundKeys,
+    client: int,
+    channel: PrivateKey,
+    channels: Mapping[int, bytes],
+    *,
+    public: Mapping[int, bytes],
+    sealed: Mapping[int, bytes],
+) -> ReceivedShares:
+    """Open the shares that the clients of the cohort sealed for this one.
+
+    Args:
+        keys: of this client's round.
+        client: its number.
+        channel: its private channel key.
+        channels: client to its public channel key; those of the cohort at least.
+        public: client of the cohort to its public mask key.
+        sealed: client of the cohort to what it sealed for this one.
+
+    Raises:
+        ValueError: sealed shares that were changed, or sealed for another client, round or mask key.
+    """
+    cohort = tuple(sorted(public))
+    key_shares, seed_shares = [], []
+    for other in cohort:
+        context = _context(keys.scope, other, client, public[other])
+        text = unseal(channel.agree(channels[other], context), sealed[other], context)
+        key_shares.append(text[:SHARE_BYTES].hex())
+        seed_shares.append(text[SHARE_BYTES:].hex())
+    return ReceivedShares(round=keys.round, cohort=cohort, key_shares=tuple(key_shares), seed_shares=tuple(seed_shares))
+
+
+def mask(integers: Integers, client: int, keys: RoundKeys, public: Mapping[int, bytes]) -> Integers:
+    """Add a client's self mask and its pair masks with the other clients of the cohort.
+
+    Args:
+        integers: of the client, int64.
+        client: its number.
+        keys: of the client.
+        public: client of the cohort to its public mask key.
+
+    Raises:
+        ValueError: a public key that is none.
+    """
+    sizes = {name: tuple(x.shape) for name, x in integers.items()}
+    masked = {name: x.clone() for name, x in integers.items()}
+    _add(masked, _self_mask(keys.scope, bytes.fromhex(keys.self_seed), sizes))
+    private = PrivateKey(bytes.fromhex(keys.mask_key))
+    for other, key in public.items():
+        if other != client:
+            _add(masked, _pair_mask(keys.scope, client, private, other, key, sizes=sizes))
+    return masked
+
+
+def reveal(received: ReceivedShares, survivors: Iterable[int]) -> dict[int, bytes]:
+    """Return one share of each client of the cohort: of a survivor's self seed, of a missing client's mask key.
+
+    Args:
+        received: the shares of this client's round.
+        survivors: the set that the server fixed.
+
+    Returns:
+        Client to a share of 33 bytes. The two shares of one client are never revealed together.
+    """
+    arrived = set(survivors)
+    shares = {}
+    for other, key_share, seed_share in zip(received.cohort, received.key_shares, received.seed_shares, strict=True):
+        shares[other] = bytes.fromhex(seed_share if other in arrived else key_share)
+    return shares
+
+
+# -- the server's step -------------------------------------------------------------------------------------------------
+
+
+def unmask(
+    sums: Mapping[int, Integers],
+    public: Mapping[int, bytes],
+    shares: Mapping[int, Mapping[int, bytes]],
+    threshold: int,
+    scope: str,
+) -> Integers:
+    """Sum the survivors' messages and subtract their masks.
+
+    Args:
+        sums: survivor to its masked integers.
+        public: client of the cohort to its public mask key.
+        shares: survivor that answered to the share that it reveals of each client of the cohort.
+        threshold: shares that give a secret.
+        scope: of the round, from `round_scope`.
+
+    Returns:
+        The sum of the survivors' integers modulo 2⁶⁴, exactly.
+
+    Raises:
+        ValueError: fewer answers than the threshold, or shares that give no secret or another mask key.
+    """
+    cohort = sorted(public)
+    rows = {client + 1: [revealed[other] for other in cohort] for client, revealed in shares.items()}
+    secrets = dict(zip(cohort, shamir.join(rows, threshold), strict=True))
+    summed = total(sums.values())
+    sizes = {name: tuple(x.shape) for name, x in summed.items()}
+    for client in cohort:
+        if client in sums:
+            _subtract(summed, _self_mask(scope, secrets[client], sizes))
+            continue
+        private = PrivateKey(secrets[client])
+        if private.public != public[client]:
+            raise ValueError(f"the shares give another mask key than client {client} sent: a client gave a wrong share")
+        for survivor in sums:
+            # The missing client's mask is the negative of the survivor's: adding it removes the survivor's.
+            _add(summed, _pair_mask(scope, client, private, survivor, public[survivor], sizes=sizes))
+    return summed
+
+
+# -- integers ----------------------------------------------------------------------------------------------------------
 
 
 def encoded(tensors: Mapping[str, Tensor], grid: float) -> Integers:
-    """Multiples of a grid as integers.
+    """Return multiples of a grid as integers.
 
     Raises:
-        ValueError: a number that is none.
+        ValueError: a number that is not a multiple.
     """
-    found = {}
+    integers = {}
     for name, x in tensors.items():
         steps = x.double() / grid
         if not bool((steps == steps.round()).all()):
             raise ValueError(f"'{name}' is not on the grid; use noise='rounded'")
-        found[name] = steps.to(torch.int64)
-    return found
+        integers[name] = steps.to(torch.int64)
+    return integers
 
 
 def decoded(integers: Mapping[str, Tensor], grid: float, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The numbers that integers stand for, in float64 on the devices of other tensors."""
+    """Return the numbers that integers stand for, in float64 on the devices of the tensors in `like`."""
     return {name: (x.double() * grid).to(like[name].device) for name, x in integers.items()}
 
 
-def masked(integers: Mapping[str, Tensor], client: int, own: OwnMask, pairs: Pairs) -> Integers:
-    """A client's integers under its own mask and its masks with everyone else in the cohort."""
-    shapes = {name: tuple(x.shape) for name, x in integers.items()}
-    others = (pairs.mask(client, other, own.round, shapes) for other in own.cohort if other != client)
-    return total(chain([integers, own.mask(shapes)], others))
-
-
-def owed(shapes: Mapping[str, tuple[int, ...]], client: int, own: OwnMask, pairs: Pairs) -> Integers:
-    """What a survivor hands over: the sum of its own mask and its masks with the missing clients."""
-    missing = (pairs.mask(client, other, own.round, shapes) for other in own.cohort if other not in own.survivors)
-    return total(chain([own.mask(shapes)], missing))
-
-
 def total(messages: Iterable[Mapping[str, Tensor]]) -> Integers:
-    """The sum modulo 2⁶⁴, name by name; in the order given, which changes nothing."""
-    found: Integers = {}
+    """Sum messages modulo 2⁶⁴, name by name."""
+    summed: Integers = {}
     for tensors in messages:
         for name, x in tensors.items():
-            found[name] = found[name].add_(x) if name in found else x.clone()
-    return found
+            summed[name] = summed[name].add_(x) if name in summed else x.clone()
+    return summed
+
+
+def _add(integers: Integers, masks: Integers) -> None:
+    for name, x in integers.items():
+        x.add_(masks[name])
+
+
+def _subtract(integers: Integers, masks: Integers) -> None:
+    for name, x in integers.items():
+        x.sub_(masks[name])
+
+
+# -- masks -------------------------------------------------------------------------------------------------------------
+
+
+def _context(scope: str, sender: int, receiver: int, public: bytes) -> str:
+    return f"shares of client {sender}: for client {receiver} in {scope}, mask key {public.hex()}"
+
+
+def _self_mask(scope: str, seed: bytes, sizes: Sizes) -> Integers:
+    return _expanded(derive(seed, f"self mask: {scope}"), sizes)
+
+
+def _pair_mask(scope: str, client: int, private: PrivateKey, other: int, public: bytes, *, sizes: Sizes) -> Integers:
+    """Return the integers that a client adds for another one. The other client adds their negatives."""
+    low, high = sorted((client, other))
+    masks = _expanded(private.agree(public, f"pair mask: clients {low} and {high} in {scope}"), sizes)
+    return masks if client == low else {name: x.neg_() for name, x in masks.items()}
+
+
+def _expanded(key: bytes, sizes: Sizes) -> Integers:
+    """Cut one stream of uniform integers to tensors, by their names."""
+    names = sorted(sizes)
+    lengths = [math.prod(sizes[name]) for name in names]
+    words = torch.from_numpy(uniform_integers(key, sum(lengths))).split(lengths)
+    return {name: x.view(sizes[name]) for name, x in zip(names, words, strict=True)}

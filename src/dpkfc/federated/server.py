@@ -1,8 +1,9 @@
 """The server: a round at a time, charged before it is sent out, closed before anything is opened, and forgotten after its sum.
 
+    request_keys    draw the cohort and ask it for keys, under secure aggregation; nothing is charged yet
     open_round      charge (on the disk), draw the cohort, build the metric, messages for the clients
     receive         one answer: accepted, or rejected and counted
-    fix_survivors   no answer counts from here on; requests for the survivors' masks, under secure aggregation
+    fix_survivors   no answer counts from here on; requests for the survivors' shares, under secure aggregation
     close_round     the sum of the survivors, noise where the server adds it, / public divisor, filters, rule
 
 Fewer than `min_survivors` answers end a round without a release; it stays charged. What single clients sent is dropped with the
@@ -11,11 +12,11 @@ round: no attribute, log or checkpoint holds it.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,22 +28,15 @@ from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.shares import moved_to
 from dpkfc.federated.config import FACTORS
-from dpkfc.federated.messages import (
-    METRIC_DIFFERS,
-    METRIC_MISSING,
-    Message,
-    contract_of,
-    flat,
-    group,
-    problem,
-    shapes_of,
-)
+from dpkfc.federated.delivery import MetricDelivery
+from dpkfc.federated.exchange import KeyExchange
+from dpkfc.federated.messages import Message, contract_of, flat, problem, shapes_of, to_bytes
 from dpkfc.federated.party import Mechanism, stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import Charged, OpenRound, RoundRecord
 from dpkfc.federated.rules import Shares
-from dpkfc.federated.secagg import decoded, total
-from dpkfc.federated.work import accumulated
+from dpkfc.federated.secagg import decoded
+from dpkfc.federated.work import accumulated, norm_of
 from dpkfc.gradients.layers import find_layers
 from dpkfc.postprocess.chain import Chain
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
@@ -50,6 +44,8 @@ from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 __all__ = ["RoundRecord", "Server"]
+
+logger = logging.getLogger(__name__)
 
 Tensors = dict[str, Tensor]
 
@@ -89,10 +85,10 @@ class Server:
         self._chain = Chain((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout)
         self._state: Tensors = {}
         self._stepped = -1  # number of the last round with a release
-        self._holds: dict[int, str] = {}  # client to the digest of the metric that it has
-        self._asked: set[int] = set()  # clients that could not build the metric from its seed
-        self._digested: tuple[Preconditioner | None, str] = (None, "")
+        self._delivery = MetricDelivery(plan.config.metric == FACTORS)
+        self._exchange: KeyExchange | None = None
         self._open: OpenRound | None = None
+        self._channels: dict[int, bytes] = {}  # client to its public channel key, under secure aggregation
         self.enrolled: set[int] = set()
         self.rejected: Counter[str] = Counter()
 
@@ -104,8 +100,8 @@ class Server:
         Returns:
             Whether it takes part; a rejection is counted.
         """
-        found = problem(message, self.shapes, self.contract)
-        number = message.get("client")
+        masked, number = self.plan.config.privacy.masked, message.get("client")
+        found = problem(message, self.shapes, self.contract, masked=masked)
         if found is None and (message["kind"] != "hello" or not self._is_client(number)):
             found = "unknown-client"
         if found is None and number in self.enrolled:
@@ -114,39 +110,53 @@ class Server:
             self.rejected[found] += 1
             return False
         self.enrolled.add(cast(int, number))
+        if masked:
+            self._channels[cast(int, number)] = to_bytes(message["key"])
         return True
+
+    def request_keys(self) -> dict[int, Message]:
+        """Draw the next round's cohort and ask it for keys, client to message; none in clear. Nothing is charged.
+
+        Raises:
+            BudgetExhausted: every release of the plan is spent.
+            RuntimeError: the round before was not closed, or fewer clients are enrolled than the plan needs.
+        """
+        self._check_ready()
+        if not self.plan.config.privacy.masked:
+            return {}
+        drawn = self._cohort(self.next_round)
+        channels = {client: self._channels[client] for client in drawn if client in self.enrolled}
+        self._exchange = KeyExchange(self.next_round, drawn, channels)
+        return self._exchange.requests(self.contract, self.plan.config.survivors)
 
     def open_round(self) -> dict[int, Message]:
         """Charge the next round, then make its messages, client to message.
 
         Raises:
             BudgetExhausted: every release of the plan is spent; nothing was charged, nothing may be sent.
-            RuntimeError: the round before was not closed, or fewer clients are enrolled than the plan needs.
+            RuntimeError: the round before was not closed, too few clients are enrolled, or no keys were requested.
+            TooFewKeys: fewer clients sent keys than the plan needs; nothing was charged, nothing may be sent.
             LedgerError: the charge could not be written; nothing may be sent.
         """
-        if self._open is not None:
-            raise RuntimeError("close the round in progress first")
-        if len(self.enrolled) < self.plan.config.survivors:
-            raise RuntimeError(
-                f"{len(self.enrolled)} clients are enrolled and a round needs {self.plan.config.survivors}; start more clients, "
-                "or make a plan with a smaller min_survivors"
-            )
-        if self.rounds_left < 1:
-            spent = f"all {self.plan.config.rounds} rounds of the plan are spent (ε = {self.epsilon:.3g})"
-            raise BudgetExhausted(f"{spent}; nothing was sent")
-        number = self.ledger.count // self.plan.per_round
-        cohort = self._cohort(number)
+        self._check_ready()
+        number, exchange = self.next_round, self._exchange
+        if self.plan.config.privacy.masked and exchange is None:
+            raise RuntimeError("call request_keys first and receive the clients' keys: secure aggregation needs them")
+        cohort = self._cohort(number) if exchange is None else exchange.ready_clients(self.plan.config.survivors)
         self._coordinates.refresh(number)
         extra = self.plan.config.rule.broadcast(self._state)
         control = sum(float(x.double().square().sum()) for x in extra.values()) ** 0.5
-        ticket = Charged(self.plan.hash, self._charge(number))
+        ticket = Charged.write(self.ledger, self.plan, number)
         self._open = OpenRound(number, cohort, ticket, time.perf_counter(), control)
+        self._exchange = None
         theta = {name: p.detach().cpu().clone() for name, p in self.parameters.items()}
         common: Message = {"kind": "round", "round": number, "contract": self.contract}
         common |= flat("theta", theta) | flat("extra", extra) | ({"extra_round": self._stepped} if extra else {})
-        if self.plan.config.privacy.masked:
-            common["cohort"] = torch.tensor(cohort, dtype=torch.int64)
-        return {client: {**common, **self._metric_for(client)} for client in cohort}
+        sent = {client: common | self._delivery.round_fields(client, self.preconditioner) for client in cohort}
+        if exchange is not None:
+            self._open.keys, self._open.rejected = exchange.keys, exchange.rejected
+            sent = {client: message | exchange.round_fields(client) for client, message in sent.items()}
+        return sent
 
     def receive(self, message: Mapping[str, Any]) -> bool:
         """Take an answer; what is not valid is counted and changes nothing.
@@ -154,29 +164,29 @@ class Server:
         Returns:
             Whether it was accepted. A client's error is, and counts as its absence.
         """
-        found = self._problem(message)
-        if found is not None:
-            self.rejected[found] += 1
-            if self._open is not None:
-                self._open.rejected[found] += 1
+        stage = self._open or self._exchange
+        found = "no-round" if stage is None else self._problem(message, stage)
+        if found is not None or stage is None:
+            self._reject(cast(str, found), stage)
             return False
-        open_, client = cast(OpenRound, self._open), message["client"]
+        client = message["client"]
         if message["kind"] == "error":
-            open_.failed.add(client)
-            open_.rejected[message["reason"]] += 1
-            self.rejected[message["reason"]] += 1
-            self._holds.pop(client, None)
-            if message["reason"] in (METRIC_DIFFERS, METRIC_MISSING):
-                self._asked.add(client)
-        elif message["kind"] == "masks":
-            open_.masks[client] = group(message, "mask")
-        else:
-            open_.sums[client] = group(message, "sum")
-            self._holds[client] = self._digest
+            stage.failed.add(client)
+            self._reject(message["reason"], stage)
+            self._delivery.note_failure(client, message["reason"])
+            return True
+        stage.take(message)
+        if message["kind"] == "sum":
+            self._delivery.note_answer(client, self.preconditioner)
         return True
 
+    def _reject(self, reason: str, stage: KeyExchange | OpenRound | None) -> None:
+        self.rejected[reason] += 1
+        if stage is not None:
+            stage.rejected[reason] += 1
+
     def fix_survivors(self) -> dict[int, Message]:
-        """From here on no answer counts. Requests for the survivors' masks, client to message; none where messages are in clear.
+        """From here on no answer counts. Requests for the survivors' shares, client to message; none where messages are in clear.
 
         Raises:
             RuntimeError: no round is open.
@@ -190,7 +200,6 @@ class Server:
             "kind": "unmask",
             "round": open_.number,
             "contract": self.contract,
-            "cohort": torch.tensor(open_.cohort, dtype=torch.int64),
             "survivors": torch.tensor(open_.survivors, dtype=torch.int64),
         }
         return dict.fromkeys(open_.survivors, request)
@@ -201,20 +210,20 @@ class Server:
         Raises:
             RuntimeError: no round is open.
         """
-        asked = self.fix_survivors()
+        self.fix_survivors()
         open_, self._open = self._opened(), None  # whatever happens below, no message outlives the round
         survivors = cast(tuple[int, ...], open_.survivors)
-        dropped = len(survivors) < self.plan.config.survivors or any(client not in open_.masks for client in asked)
+        added = self._sum_of_survivors(open_, survivors)
         notes: Mapping[str, float] = {}
-        if not dropped:
-            notes = self._step(self._released(open_, survivors), len(survivors))
+        if added is not None:
+            notes = self._step(self._released(open_, added, len(survivors)), len(survivors))
             self._stepped = open_.number
         hidden = self.plan.config.privacy.unit == "client" and self.plan.config.client_rate < 1
         return RoundRecord(
             round=open_.number,
             cohort=None if hidden else len(open_.cohort),
             survivors=None if hidden else len(survivors),
-            dropped=dropped,
+            dropped=added is None,
             rejected=dict(open_.rejected),
             seconds=0.0 if hidden else time.perf_counter() - open_.started,  # the time tells how many were drawn
             notes=notes,
@@ -227,16 +236,21 @@ class Server:
             raise RuntimeError("no round is open")
         return self._open
 
+    def _check_ready(self) -> None:
+        """Refuse to begin a round, before anything is charged or sent."""
+        if self._open is not None:
+            raise RuntimeError("close the round in progress first")
+        if len(self.enrolled) < self.plan.config.survivors:
+            raise RuntimeError(
+                f"{len(self.enrolled)} clients are enrolled and a round needs {self.plan.config.survivors}; start more clients, "
+                "or make a plan with a smaller min_survivors"
+            )
+        if self.rounds_left < 1:
+            spent = f"all {self.plan.config.rounds} rounds of the plan are spent (ε = {self.epsilon:.3g})"
+            raise BudgetExhausted(f"{spent}; nothing was sent")
+
     def _is_client(self, number: Any) -> bool:
         return type(number) is int and 0 <= number < self.plan.config.clients
-
-    def _charge(self, number: int) -> int:
-        plan, first = self.plan, self.ledger.count + 1
-        for k in range(plan.per_round):
-            self.ledger.charge(
-                number * plan.per_round + k, plan.event, plan.noise_multiplier, plan.stddev, plan.config.sensitivity
-            )
-        return first
 
     def _cohort(self, number: int) -> tuple[int, ...]:
         """Every registered client with the plan's rate; a client that is not there is one that drops out."""
@@ -246,44 +260,35 @@ class Server:
         drawn = self._sampling.generator(number).random(self.plan.config.clients) < rate
         return tuple(int(client) for client in drawn.nonzero()[0])
 
-    def _metric_for(self, client: int) -> Message:
-        current = self._coordinates.current
-        if current is None:
-            return {}
-        digest = self._digest
-        found: Message = {"metric_digest": digest, "metric_step": current.step}
-        wanted = self.plan.config.metric == FACTORS or client in self._asked
-        if wanted and self._holds.get(client) != digest:
-            found |= flat("metric", replace(current, running=()).state_dict())
-        return found
-
-    @property
-    def _digest(self) -> str:
-        """Of the metric in force, without what the server keeps for its next refresh; hashed once for each."""
-        current = self._coordinates.current
-        if current is not self._digested[0]:
-            self._digested = (current, "" if current is None else replace(current, running=()).digest)
-        return self._digested[1]
-
-    def _problem(self, message: Mapping[str, Any]) -> str | None:
+    def _problem(self, message: Mapping[str, Any], stage: KeyExchange | OpenRound) -> str | None:
         """Why an answer does not count; None where it does."""
-        open_ = self._open
-        if open_ is None:
-            return "no-round"
-        most = self.plan.largest_message(self.numbers, open_.control)
-        masked = self.plan.config.privacy.masked
-        found = problem(message, self.shapes, self.contract, most=most, integers=masked)
-        return found or open_.problem(message, self.enrolled)
+        control = stage.control if isinstance(stage, OpenRound) else 0.0
+        most, masked = self.plan.largest_message(self.numbers, control), self.plan.config.privacy.masked
+        rows = len(stage.cohort)
+        found = problem(message, self.shapes, self.contract, most=most, masked=masked, rows=rows)
+        return found or stage.problem(message, self.enrolled)
 
-    def _released(self, open_: OpenRound, survivors: Sequence[int]) -> Released:
+    def _sum_of_survivors(self, open_: OpenRound, survivors: Sequence[int]) -> Tensors | None:
+        """The sum of the survivors' messages; None where they, or the shares that unmask them, are too few or wrong."""
+        if len(survivors) < self.plan.config.survivors:
+            return None
+        if not self.plan.config.privacy.masked:
+            return open_.sum_survivors(self.parameters)
+        try:
+            integers = open_.unmask_survivors(self.plan.config.survivors, self.contract)
+        except ValueError as error:
+            logger.error("round %d: %s. The round ends without a release and stays charged", open_.number, error)
+            self._reject("wrong-shares", open_)
+            return None
+        added = decoded(integers, self.plan.grid(self.numbers), self.parameters)
+        if norm_of(added) > len(survivors) * self.plan.largest_message(self.numbers, open_.control):
+            self._reject("oversized", open_)  # no honest messages add up to it: a client sent a wrong message or share
+            return None
+        return added
+
+    def _released(self, open_: OpenRound, added: Tensors, survivors: int) -> Released:
         """The noisy mean over the public divisor. Shares of noise are in the messages; a trusted server adds its own here."""
         plan, divisor = self.plan, self.plan.config.divisor
-        sums = [open_.sums[client] for client in survivors]
-        if plan.config.privacy.masked:
-            integers = total([*sums, *[{n: -x for n, x in m.items()} for m in open_.masks.values()]])
-            added = decoded(integers, plan.grid(self.numbers), self.parameters)
-        else:
-            added = self._sum(sums)
         step = open_.number * plan.per_round
         if plan.config.privacy.noise_by == "server":
             mechanism = Mechanism(plan, plan.stddev, divisor)
@@ -291,16 +296,7 @@ class Server:
             return release(ClippedSum(added, plan.config.max_grad_norm), mechanism, self._noise, ticket, step)
         number = open_.ticket.charge(step, plan.event)
         mean = {name: x.div_(divisor).to(accumulated(self.parameters[name])) for name, x in added.items()}
-        return Released(gradients=mean, noise_variance=plan.mean_variance(len(survivors)), step=step, release=number)
-
-    def _sum(self, sums: Sequence[Tensors]) -> Tensors:
-        """In the order of the clients' numbers, so that equal messages give an equal sum; new tensors."""
-        found: Tensors = {}
-        for name, p in self.parameters.items():
-            found[name] = torch.zeros(p.shape, dtype=accumulated(p), device=p.device)
-            for tensors in sums:
-                found[name].add_(tensors[name].to(found[name]))
-        return found
+        return Released(gradients=mean, noise_variance=plan.mean_variance(survivors), step=step, release=number)
 
     def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
         config = self.plan.config
@@ -320,6 +316,11 @@ class Server:
     def rounds_left(self) -> int:
         """Rounds that may still be sent out."""
         return cast(int, self.ledger.remaining) // self.plan.per_round
+
+    @property
+    def next_round(self) -> int:
+        """Number of the next round that is charged."""
+        return self.ledger.count // self.plan.per_round
 
     @property
     def round(self) -> int:
@@ -391,7 +392,7 @@ class Server:
             self._coordinates.current = current
             self._stepped = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)
-        self._holds.clear()
+        self._delivery.forget()
         return meta["extra"]
 
     def close(self) -> None:

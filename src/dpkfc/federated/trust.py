@@ -88,7 +88,8 @@ class TrustedServer:
 class SecureAggregation:
     """One example is protected from everyone, the server included, which learns the sum over clients and no message.
 
-    From another client, which knows its own noise, with `colluding` of 1 and more, as it is by default.
+    The server has to follow the protocol of `secagg`. It may collude with fewer clients than `min_survivors` and still learn only
+    the sum of the others. Clients know their own noise: ε is computed for `colluding` of them, 1 by default.
     """
 
     name = "example-level, secure aggregation"
@@ -99,8 +100,9 @@ class SecureAggregation:
 
     def against(self, colluding: int) -> str:
         """For the card."""
-        server = "the server included, which sees the sum over clients only (secure aggregation, honest but curious)"
-        return f"everyone, {server}{_others(colluding)}"
+        server = "the server included, which follows the protocol and learns only the sum over clients (secure aggregation)"
+        collusion = " and may tell the server" if colluding else ""
+        return f"everyone, {server}{_others(colluding)}{collusion}"
 
     def share(self, stddev: float, honest: int) -> float:
         """Standard deviation stddev / √honest."""

@@ -24,7 +24,7 @@ from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.clipping import clip_factors
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.loss_state import isolated
-from dpkfc.gradients.micro import MOST, LossFn, check_examples, clipped_sum
+from dpkfc.gradients.micro import LossFn, clipped_sum
 from dpkfc.gradients.random_state import device_of, unknown_numbers
 from dpkfc.gradients.steady import check_steady
 from dpkfc.gradients.watch import Watch
@@ -192,6 +192,7 @@ class LocalModel:
             self._clip,
             loss_fn=self.loss_fn,
             micro_batches=records.micro_batches(table, self.plan.config.max_physical_batch_size),
+            one_record=lambda index: records.batch(np.array([index])),
             repeatable=self.plan.test_mode,
         )
         return sums

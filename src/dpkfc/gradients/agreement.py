@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_flatten
 
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.sharded import is_divided, reshard
-from dpkfc.gradients.steady import check_steady
 
 __all__ = ["advice", "check_alike", "check_in_step"]
 
@@ -57,8 +56,6 @@ def check_alike(
 ) -> None:
     """Raise on every process, before anything is spent, where they are not about to train the same model in the same way.
 
-    Of a single process only the records are looked at, as on every one of several: see `check_steady`.
-
     Args:
         ranks: the processes.
         plan: hash of the plan.
@@ -69,12 +66,11 @@ def check_alike(
         passes: settings, by name, that decide how many passes a process makes: compared where a pass is an exchange.
 
     Raises:
-        ValueError: the model is wrapped by torch's data parallelism; a record depends on those that were read before it.
+        ValueError: the model is wrapped by torch's data parallelism.
         RuntimeError: naming a rank, the first thing in which it differs from rank 0, and the fix.
     """
     _refuse_wrapped(model)
     reshard(model)
-    ranks.together(lambda: check_steady(record, records))
     if ranks.world_size == 1:
         return
     seen = ranks.everyone(ranks.together(lambda: _some_records(record, records)))

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpkfc.gradients.random_state import put_back_on, random_states
+from dpkfc.tracking import BatchAxis
 
 if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer
 
-__all__ = ["ARGUMENTS", "IN", "OUT", "Attended", "check_query", "is_attention"]
+__all__ = ["ARGUMENTS", "IN", "OUT", "Attended", "expected_axis", "is_attention"]
 
 ARGUMENTS = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
 IN = {"weight": "in_proj_weight", "bias": "in_proj_bias"}
@@ -42,20 +43,9 @@ def is_attention(module: nn.Module) -> bool:
     )
 
 
-def check_query(layer: Layer, module: nn.MultiheadAttention, query: Tensor, batch_size: int) -> int:
-    """The axis that the batch has in the arguments.
-
-    Raises:
-        ValueError: the query has another number of examples there.
-    """
-    axis = 0 if module.batch_first else 1
-    if query.dim() != 3 or query.shape[axis] != batch_size:
-        raise ValueError(
-            f"module '{layer.display_name}' (MultiheadAttention, batch_first={module.batch_first}) was given a query of shape "
-            f"{tuple(query.shape)}, but axis {axis} must be the batch of {batch_size} examples; build it with "
-            "batch_first=True and pass [batch, time, features]"
-        )
-    return axis
+def expected_axis(module: nn.Module) -> BatchAxis:
+    """Return where attention takes the batch to be in its arguments."""
+    return BatchAxis(0 if getattr(module, "batch_first", False) else 1)
 
 
 class Attended:
@@ -97,11 +87,8 @@ class Attended:
 
         Returns:
             `[N, T, d_in]` and `[N, T, d_out]`. T counts the positions of queries, keys and values, each once where they differ.
-
-        Raises:
-            ValueError: the batch is not where the module takes it to be.
         """
-        axis = check_query(layer, self.module, self.given["query"], batch_size)
+        axis = expected_axis(self.module).dim
         found = self._projections if layer.paths == IN else self._output
         a, b = (x.transpose(0, 1) if axis else x for x in found)
         return a, b

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from dpkfc.blocks import Block, Outer
-from dpkfc.gradients.attention import Attended
-from dpkfc.gradients.broadcast import leading_size, spread
-from dpkfc.gradients.compiled import refuse_tracing
+from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.rules import Call, blocks_of
+from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 
 __all__ = ["capture"]
@@ -30,6 +26,8 @@ def capture(
     batch_size: int | None = None,
 ) -> Mapping[str, Block]:
     """Run a loss on a model and return every called layer's contribution in the normal form.
+
+    For public probes: where the place of the examples is not proved, the leading axis is taken for it.
 
     Under `torch.no_grad()` there is no backward pass: linear layers, convolutions and embeddings show what they have read, with
     zeros for output gradients, and other layers are left out.
@@ -47,14 +45,13 @@ def capture(
     Raises:
         ValueError: as `Tape.backward`.
     """
-    if not torch.is_grad_enabled():
-        seen = _Inputs(model, [layer for layer in layers if layer.rule in _BY_INPUT], batch_size)
-        losses = seen.run(loss)
-        return _Contributions(layers, seen.calls, losses.shape[0])
-    tape = Tape(model, layers, batch_size=batch_size)
+    differentiated = torch.is_grad_enabled()
+    chosen = layers if differentiated else [layer for layer in layers if layer.rule in _BY_INPUT]
+    tape = Tape(model, chosen, batch_size, lenient=True)
     with tape:
         losses = loss(model)
-    return _Contributions(layers, tape.backward(losses), losses.shape[0])
+    calls: Calls = tape.backward(losses) if differentiated else tape.inputs()
+    return _Contributions(layers, calls, losses.shape[0])
 
 
 class _Contributions(Mapping[str, Block]):
@@ -76,47 +73,3 @@ class _Contributions(Mapping[str, Block]):
 
     def __len__(self) -> int:
         return len(self._layers)
-
-
-class _Inputs:
-    """What layers read in one forward pass without gradients.
-
-    Inputs are not copied. Whether one was overwritten later, and whose the rows of shared inputs are, is seen by a pass with
-    gradients alone: a refresh has one over its last examples.
-    """
-
-    def __init__(self, model: nn.Module, layers: Sequence[Layer], batch_size: int | None) -> None:
-        self.calls: dict[str, list[Call]] = {}
-        self._model = model
-        self._size = batch_size
-        self._users: dict[nn.Module, list[Layer]] = {}
-        for layer in layers:
-            for module in layer.modules:
-                self._users.setdefault(module, []).append(layer)
-
-    def run(self, loss: Callable[[nn.Module], Tensor]) -> Tensor:
-        """The loss, while every call of a layer is noted."""
-        handles = [m.register_forward_hook(self._note, with_kwargs=True, prepend=True) for m in self._users]
-        if self._size is None:
-            handles.append(self._model.register_forward_pre_hook(self._measure, with_kwargs=True))
-        try:
-            return loss(self._model)
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _measure(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._size = leading_size((args, kwargs))
-
-    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        refuse_tracing()
-        read = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        users = self._users[module]
-        if users[0].paths:
-            attended = Attended.begun(module, args, kwargs)
-            for layer in users:
-                self.calls.setdefault(layer.name, []).append(Call(module, args, kwargs, [], attended=attended))
-            return
-        rows, _ = spread(users[0], module, read, output, self._size)
-        for layer in users:
-            self.calls.setdefault(layer.name, []).append(Call(module, args, kwargs, [rows.new_zeros(()).expand(rows.shape)]))

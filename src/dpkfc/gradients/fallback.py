@@ -1,15 +1,15 @@
 """Per-example gradients of a module without a rule: the module is run again on each example alone.
 
-`torch.func.vmap` over a vector–Jacobian product of the one module, with the output gradients that the single backward pass
-has already produced; a plain loop over the examples where the module cannot be vectorised. Only the parameters that the
-module answers for are differentiated. What comes out is compared with the gradient of the whole call each time.
+`torch.func.vmap` over a vector-Jacobian product of the one module, with the output gradients that the single backward pass has
+already produced; a plain loop over the examples where the module cannot be vectorised. The tracker has shown where every
+input and output has the batch.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -18,223 +18,157 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from dpkfc.gradients.division import Division, divided
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
-from dpkfc.gradients.random_state import device_of, random_states, same_states
+from dpkfc.gradients.calls import Call
+from dpkfc.tracking import BatchAxis
 
 __all__ = ["fallback_gradients"]
 
 _log = logging.getLogger(__name__)
 
 _CHUNK_ELEMENTS = 1 << 24  # per-example gradient elements held at once
-_ROUNDING = 16  # units in the last place by which contributions that cancel in a sum may be off
-_looped: WeakSet[nn.Module] = WeakSet()  # modules that were found not to be vectorisable
+_looped: WeakSet[nn.Module] = WeakSet()  # modules that cannot be vectorised
 
 
-def fallback_gradients(
-    layer: Layer,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    outputs: list[Tensor | None],
-    *,
-    batch_size: int,
-) -> dict[str, Tensor]:
-    """Gradients of each example's loss with respect to the parameters a module answers for.
+def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, Tensor]:
+    """Return gradients of each example's loss with respect to the parameters a module answers for.
 
     Args:
         layer: names the parameters.
-        module: the module that was called.
-        args: its detached inputs; tensors whose leading axis is the batch are cut into examples, others are shared.
-        kwargs: the same by keyword.
-        outputs: gradients at its tensor outputs, leading axis the batch.
+        call: one call of the module, with the batch axes of its inputs and outputs.
         batch_size: examples N.
 
     Returns:
         Role to gradients `[N, *parameter.shape]`.
-
-    Raises:
-        ValueError: the module draws random numbers, its outputs do not lead with the batch, or the gradients of single
-            examples do not add up to that of the batch.
     """
-    _refuse_dropout(layer, module)
-    division = divided(layer, module, (args, kwargs), [g for g in outputs if g is not None], batch_size)
-    reason: Exception | None = None
-    with torch.enable_grad(), _attributes_kept(module):
-        for attempt in division.alternatives():
+    dtypes = [p.dtype for role in layer.parameters if (p := call.module.get_parameter(role)).is_floating_point()]
+    widest = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)  # inputs may come from an autocast region
+    leaves, spec = tree_flatten((call.args, call.kwargs))
+    axes = iter(call.axes)
+    shared, split = list[Any](), dict[int, Tensor]()
+    for place, x in enumerate(leaves):
+        axis = next(axes) if isinstance(x, Tensor) else None
+        x = _at_least(x, widest)
+        shared.append(x)
+        if axis is not None:
+            split[place] = _one_example_a_row(x, axis, batch_size)
+    outputs = zip(call.outputs, call.output_axes, strict=True)
+    used = [i for i, (g, axis) in enumerate(outputs) if g is not None and axis is not None]
+    gradients = []
+    for i in used:
+        gradient, axis = call.outputs[i], call.output_axes[i]
+        assert gradient is not None and axis is not None
+        gradients.append(_at_least(_one_example_a_row(gradient, axis, batch_size), widest))
+    repeated = _Repeated(layer, call.module, shared, spec, list(split), used)
+    with torch.enable_grad(), _attributes_restored(call.module):
+        found = repeated.run(list(split.values()), gradients, batch_size)
+    wide = (torch.float32, torch.float64)
+    return {role: g if g.dtype in wide else g.float() for role, g in found.items()}
+
+
+def _one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
+    """Return `[N, ...]`: in every row what a batch of that one example holds, with the batch dimension kept."""
+    rows = x.unflatten(axis.dim, (axis.pre, size, axis.post)).movedim(axis.dim + 1, 0)
+    return rows.flatten(axis.dim + 1, axis.dim + 2)
+
+
+def _at_least(x: Any, dtype: torch.dtype) -> Any:
+    narrow = isinstance(x, Tensor) and x.is_floating_point() and torch.finfo(x.dtype).bits < torch.finfo(dtype).bits
+    return x.to(dtype) if narrow else x
+
+
+class _Repeated:
+    """One call of a module, to be made again for each example.
+
+    Args:
+        layer: names the parameters.
+        module: the module.
+        leaves: its flattened arguments.
+        spec: how they are put together.
+        places: which of them have the batch.
+        used: which of its tensor outputs have a gradient.
+    """
+
+    def __init__(self, layer: Layer, module: nn.Module, leaves: list[Any], spec: Any, places: list[int], used: list[int]) -> None:
+        self.layer = layer
+        self.module = module
+        self.leaves = leaves
+        self.spec = spec
+        self.places = places
+        self.used = used
+
+    def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> dict[str, Tensor]:
+        """Return role to gradients of every example, vectorised where that is possible."""
+        parameters = {role: self.module.get_parameter(role).detach() for role in self.layer.parameters}
+        if self.module not in _looped:
             try:
-                result = _one_by_one(layer, module, attempt, batch_size)
-                added = _adds_up(layer, module, attempt, result)
-            except _DrawsNumbersError:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever a module raises on arguments of another shape
+                return self._vectorised(parameters, rows, gradients)
+            except Exception as error:  # noqa: BLE001 - no batching rule, data-dependent control flow, ...
                 if is_out_of_memory(error):
                     raise
-                reason = error
-                continue
-            if added:
-                return {r: g if g.dtype in (torch.float32, torch.float64) else g.float() for r, g in result.items()}
-    raise ValueError(
-        f"parameters of '{layer.display_name}' ({type(module).__name__}): per-example gradients do not add up to its gradient"
-        f"{f' ({reason})' if reason else ''}. It may mix the examples of a batch; or an argument without a leading batch axis "
-        "is not the same for all examples, or one with it is: give every argument the batch, or an axis of 1, in front"
-    ) from reason
+                _looped.add(self.module)
+                _log.warning(
+                    "module '%s' (%s) cannot be vectorised over examples (%s); its gradients are taken one example at a time",
+                    self.layer.display_name,
+                    type(self.module).__name__,
+                    type(error).__name__,  # its text may hold values of private examples
+                )
+        each = [self._gradient(parameters, [x[i] for x in rows], [g[i] for g in gradients]) for i in range(size)]
+        return {role: torch.stack([one[role] for one in each]) for role in parameters}
 
+    def _outputs(self, parameters: dict[str, Tensor], rows: list[Tensor]) -> list[Tensor]:
+        leaves = list(self.leaves)
+        for place, x in zip(self.places, rows, strict=True):
+            leaves[place] = x
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        output = functional_call(self.module, parameters, args, kwargs)
+        tensors = [y for y in tree_flatten(output)[0] if isinstance(y, Tensor)]
+        return [tensors[i] for i in self.used]
 
-class _DrawsNumbersError(ValueError):
-    """A call that cannot be repeated, however it is divided."""
-
-
-def _check_drawn(layer: Layer, module: nn.Module, states: Sequence[Tensor]) -> None:
-    if not same_states(states, random_states(device_of([layer]))):
-        raise _DrawsNumbersError(
-            f"module '{layer.display_name}' ({type(module).__name__}) owns parameters directly and draws random numbers, so "
-            "its forward pass cannot be repeated for single examples; move the parameters, or the randomness, into a module "
-            "of their own"
-        )
-
-
-def _differentiated(
-    layer: Layer, module: nn.Module, division: Division, leaves: list[Any], gradients: list[Tensor]
-) -> dict[str, Tensor]:
-    """One backward pass through the module as it is."""
-    parameters = {role: module.get_parameter(role) for role in layer.parameters}
-    args, kwargs = division.rebuild(leaves)
-    outputs = _floating(module(*args, **kwargs), division.used)
-    pairs = [(y, _fitting(g, y)) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
-    found: Any = [None] * len(parameters)
-    if pairs:
+    def _gradient(self, parameters: dict[str, Tensor], rows: list[Tensor], gradients: list[Tensor]) -> dict[str, Tensor]:
+        own = {role: p.clone().requires_grad_() for role, p in parameters.items()}
+        outputs = self._outputs(own, rows)
+        pairs = [(y, g.to(y.dtype)) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
+        if not pairs:
+            return {role: torch.zeros_like(p) for role, p in parameters.items()}
         ys, gs = zip(*pairs, strict=True)
-        found = torch.autograd.grad(ys, list(parameters.values()), gs, allow_unused=True)
-    return {role: _dense(p, g) for (role, p), g in zip(parameters.items(), found, strict=True)}
+        found = torch.autograd.grad(ys, list(own.values()), gs, allow_unused=True)
+        return {role: _dense(parameters[role], g) for role, g in zip(own, found, strict=True)}
+
+    def _vectorised(self, parameters: dict[str, Tensor], rows: list[Tensor], gradients: list[Tensor]) -> dict[str, Tensor]:
+        def one(split: list[Tensor], own_gradients: list[Tensor]) -> dict[str, Tensor]:
+            ys, pull = vjp(lambda own: self._outputs(own, split), parameters)[:2]
+            return pull([g.to(y.dtype) for g, y in zip(own_gradients, ys, strict=True)])[0]
+
+        elements = sum(math.prod(p.shape) for p in parameters.values())
+        run = vmap(one, chunk_size=max(1, _CHUNK_ELEMENTS // max(1, elements)))
+        with sdpa_kernel([SDPBackend.MATH]):  # the fused kernels have no batching rule
+            result = run(rows, gradients)
+        return {role: g.detach() for role, g in result.items()}
 
 
 def _dense(parameter: Tensor, gradient: Tensor | None) -> Tensor:
-    """A gradient as a tensor of all values, also of `nn.EmbeddingBag(sparse=True)`."""
+    """Return a gradient as a tensor of all values, also of `nn.EmbeddingBag(sparse=True)`."""
     if gradient is None:
         return torch.zeros_like(parameter)
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def _floating(output: Any, used: list[int]) -> list[Tensor]:
-    floating = [y for y in tree_flatten(output)[0] if isinstance(y, Tensor) and y.is_floating_point()]
-    return [floating[i] for i in used]
-
-
-def _fitting(gradient: Tensor, output: Tensor) -> Tensor:
-    """A gradient for an output; one that all examples share has length 1 where the gradient has the batch."""
-    if output.dim() and output.shape[0] == 1 and gradient.shape[0] != 1:
-        gradient = gradient.sum(0, keepdim=True)
-    return gradient.to(output.dtype)
-
-
-def _one_by_one(layer: Layer, module: nn.Module, division: Division, batch_size: int) -> dict[str, Tensor]:
-    """Role to gradients of every example alone, vectorised where that is possible."""
-    if module not in _looped:
-        try:
-            return _vectorised(layer, module, division)
-        except Exception as error:  # noqa: BLE001 - no batching rule, data-dependent control flow, ...
-            if is_out_of_memory(error):
-                raise
-            reason = type(error).__name__  # its text may hold values of private examples
-    rows, states = list[dict[str, Tensor]](), random_states(device_of([layer]))
-    for i in range(batch_size):
-        full = [
-            x if cut is None else x.narrow(cut.axis, i, 1) if cut.keep else x.select(cut.axis, i)
-            for x, cut in zip(division.leaves, division.cuts, strict=True)
-        ]
-        gradients = [g.narrow(axis, i, 1) for g, axis in zip(division.gradients, division.axes, strict=True)]
-        rows.append(_differentiated(layer, module, division, full, gradients))
-    _check_drawn(layer, module, states)
-    if module not in _looped:
-        _looped.add(module)
-        _log.warning(
-            "module '%s' (%s) cannot be vectorised over examples (%s); its gradients are taken one example at a time",
-            layer.display_name, type(module).__name__, reason,
-        )  # fmt: skip
-    return {role: torch.stack([row[role] for row in rows]) for role in layer.parameters}
-
-
-def _vectorised(layer: Layer, module: nn.Module, division: Division) -> dict[str, Tensor]:
-    parameters = {role: module.get_parameter(role).detach() for role in layer.parameters}
-
-    def one(split: list[Tensor], gradients: list[Tensor]) -> dict[str, Tensor]:
-        examples = iter(split)
-        full = [
-            x if cut is None else next(examples).unsqueeze(cut.axis) if cut.keep else next(examples)
-            for x, cut in zip(division.leaves, division.cuts, strict=True)
-        ]
-        call_args, call_kwargs = division.rebuild(full)
-
-        def forward(own: dict[str, Tensor]) -> list[Tensor]:
-            return _floating(functional_call(module, own, call_args, call_kwargs), division.used)
-
-        ys, pull = vjp(forward, parameters)[:2]
-        pairs = zip(gradients, division.axes, ys, strict=True)
-        return pull([_fitting(g.unsqueeze(axis), y) for g, axis, y in pairs])[0]
-
-    split = [(x, cut.axis) for x, cut in zip(division.leaves, division.cuts, strict=True) if cut is not None]
-    chunk = max(1, _CHUNK_ELEMENTS // max(1, sum(math.prod(p.shape) for p in parameters.values())))
-    run = vmap(one, in_dims=([axis for _, axis in split], division.axes), chunk_size=chunk)
-    with sdpa_kernel([SDPBackend.MATH]):  # the fused kernels have no batching rule
-        result = run([x for x, _ in split], division.gradients)
-    return {role: g.detach() for role, g in result.items()}
-
-
-def _adds_up(layer: Layer, module: nn.Module, division: Division, found: dict[str, Tensor]) -> bool:
-    """Whether Σ_n w_n g_n is the gradient of the whole call; the weights differ, so that examples cannot stand in for others.
-
-    No example decides for all: each is scaled to about one length, and one that is not finite is left out, with the row of
-    another in its place.
-    """
-    precise = all(g.dtype in (torch.float32, torch.float64) for g in found.values())
-    relative, rounding = 1e-3 if precise else 0.05, _ROUNDING * max(torch.finfo(g.dtype).eps for g in found.values())
-    own = torch.stack([torch.linalg.vector_norm(g.double().reshape(len(g), -1), dim=1) for g in found.values()]).norm(dim=0)
-    given = division.sizes().to(own)
-    fine = own.isfinite() & given.isfinite()
-    length = torch.where(fine, torch.maximum(own, given * rounding / relative), 1.0).clamp(min=2.0**-100, max=2.0**100)
-    weights = 0.5 + torch.frac(0.618 * torch.arange(1, len(fine) + 1, dtype=torch.float64, device=fine.device))
-    weights = torch.where(fine, weights * torch.exp2(-torch.log2(length).round()), 0.0)
-    states = random_states(device_of([layer]))
-    whole = _differentiated(layer, module, division, division.without(~fine), division.scaled(weights))
-    _check_drawn(layer, module, states)
-    allowed = rounding * (weights * torch.where(fine, given, 0.0)).sum() + 1e-12
-    agrees = [~fine.any()]  # examples without a gradient contribute zero, however they are divided
-    for role, gradients in found.items():
-        rows = torch.where(fine.unsqueeze(1), gradients.double().reshape(len(fine), -1), 0.0) * weights.unsqueeze(1)
-        error = (rows.sum(0) - whole[role].double().flatten()).norm()
-        agrees.append(error <= relative * rows.norm(dim=1).sum() + allowed)
-    return bool(agrees[0] | torch.stack(agrees[1:]).all())
-
-
 @contextmanager
-def _attributes_kept(module: nn.Module) -> Iterator[None]:
-    """Put tensors back that a forward pass keeps on its modules (weights computed by a hook, caches)."""
+def _attributes_restored(module: nn.Module) -> Iterator[None]:
+    """Restore tensors that a forward pass keeps on its modules (weights computed by a hook, caches)."""
     before = [(m, _tensors(m)) for m in module.modules()]
     try:
         yield
     finally:
-        for m, held in before:
-            for name in _tensors(m).keys() - held.keys():
+        for m, tensors in before:
+            for name in _tensors(m).keys() - tensors.keys():
                 vars(m).pop(name)
-            vars(m).update(held)
+            vars(m).update(tensors)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in vars(module).items() if isinstance(x, Tensor)}
-
-
-def _refuse_dropout(layer: Layer, module: nn.Module) -> None:
-    for name, child in module.named_modules():
-        rate = getattr(child, "p", None) if isinstance(child, nn.modules.dropout._DropoutNd) else None
-        if isinstance(child, nn.MultiheadAttention):
-            rate = child.dropout
-        if child.training and rate:
-            raise ValueError(
-                f"module '{layer.display_name}' ({type(module).__name__}) owns parameters directly and contains dropout "
-                f"('{name}', p={rate}), so its forward pass cannot be repeated for single examples; set that dropout to 0 "
-                "or move the parameters into a module of their own"
-            )

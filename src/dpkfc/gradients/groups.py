@@ -12,7 +12,7 @@ from functools import partial
 
 from torch import Tensor
 
-from dpkfc.blocks import Lookup, Outer, PerExample, Tied
+from dpkfc.blocks import Formed, Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.computed import Computed
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.rules import AnyBlock
@@ -48,6 +48,11 @@ def grouped(block: AnyBlock | Computed, groups: Groups) -> AnyBlock:
         case PerExample():
             first = {role: g[:rows] for role, g in block.grads.items()}
             return PerExample({r: g if k == 1 else g.view(-1, k, *g.shape[1:]).sum(1) for r, g in first.items()})
+        case Formed():
+            g = block.gradients[: rows * block.groups]
+            if k > 1:
+                g = g.view(groups.count, k, block.groups, *g.shape[1:]).sum(1).flatten(0, 1)
+            return replace(block, gradients=g)
         case Lookup():
             return _lookup(block, groups)
         case Tied():

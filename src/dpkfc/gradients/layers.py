@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dpkfc.gradients.attention import IN, OUT, is_attention
-from dpkfc.gradients.broadcast import LeadingAxis
 from dpkfc.gradients.computed import has_computed_weight
-from dpkfc.gradients.direct import Direct
 from dpkfc.gradients.ownership import is_called, owned_parameters, refuse_power_iteration, weights_are_computed
 
 __all__ = ["Layer", "check_covered", "find_layers"]
@@ -42,9 +40,7 @@ class Layer:
         frozen: roles that are present but not trained.
         paths: role to the parameter's path in the module, where the two are not the same (the two linear layers of attention).
         transposed: the weight of a linear layer is stored as `[d_in, d_out]`.
-        axis: what has been seen of inputs without a batch axis.
-        direct: what has been seen of the parameters that a module without a rule reads itself.
-        used: names of parameters that a loss was seen to use.
+        is_hooked: its calls are recorded. Otherwise its parameters are followed from where they meet the examples.
     """
 
     name: str
@@ -54,9 +50,7 @@ class Layer:
     frozen: tuple[str, ...] = ()
     paths: dict[str, str] = field(default_factory=dict)
     transposed: bool = False
-    axis: LeadingAxis = field(default_factory=LeadingAxis, compare=False, repr=False)
-    direct: Direct = field(default_factory=Direct, compare=False, repr=False)
-    used: set[str] = field(default_factory=set, compare=False, repr=False)
+    is_hooked: bool = True
 
     @property
     def module(self) -> nn.Module:
@@ -108,7 +102,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
                 groups.setdefault(_sharers(role, users[p]), []).append(role)
         for sharers, roles in groups.items():
             if owner in sharers:  # otherwise it only holds what one of its children uses
-                layer = _layer(sharers, roles, names, taken=layers)
+                layer = _layer(owner, sharers, roles, names, taken=layers)
                 layers[layer.name] = layer
                 done.update(owner.trainable[role] for role in roles)
     _check_partition(model, layers.values())
@@ -161,47 +155,57 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
 
 
 def _sharers(role: str, users: list[tuple[_Owner, str]]) -> tuple[_Owner, ...]:
-    """The modules that use one parameter, embeddings first, or raise where their gradients cannot be added."""
+    """Return the modules that use one parameter, embeddings first; the rule of the first holds for all where they agree."""
     ruled = [(owner, as_role) for owner, as_role in users if owner.rule not in _ALONE]
     # A module without a rule that holds the parameter of a child (the bias of a BERT or RoBERTa head) does not use it.
-    held = [o for o, _ in users if o.rule in _ALONE and any(r.module in set(o.module.modules()) for r, _ in ruled)]
-    using = [(owner, as_role) for owner, as_role in users if owner not in held]
-    first = using[0][0]
-    rules = {owner.rule for owner, _ in using}
-    for owner, as_role in using[1:]:
-        alike = len(rules) == 1 and owner.rule not in _ALONE or rules == {"embedding", "linear"} and as_role == "weight"
-        alike = alike and as_role == using[0][1] and owner.paths == first.paths
-        if not alike or _is_transposed(owner.module) != _is_transposed(first.module):
-            raise _untie(owner, first)
-        if owner.rule in ("conv", "recurrent") and {r: id(p) for r, p in owner.trainable.items()} != {
-            r: id(p) for r, p in first.trainable.items()
-        }:
-            raise _untie(owner, first)
+    holding = [o for o, _ in users if o.rule in _ALONE and any(r.module in set(o.module.modules()) for r, _ in ruled)]
+    using = [(owner, as_role) for owner, as_role in users if owner not in holding]
     return tuple(sorted((owner for owner, _ in using), key=lambda owner: owner.rule != "embedding"))
 
 
-def _untie(owner: _Owner, first: _Owner) -> ValueError:
-    return ValueError(
-        f"module {owner.described} shares a parameter with {first.described}, but not as a layer of the same kind with the "
-        "same parameters, and not as the head of an embedding. Untie them (give each its own parameter) or freeze the "
-        "shared one with requires_grad_(False)."
-    )
+def _shared_rule(sharers: Sequence[_Owner], roles: Sequence[str]) -> str:
+    """Return the rule for parameters of several modules: fallback where their gradients have no common form."""
+    first, rules = sharers[0], {owner.rule for owner in sharers}
+    if len(sharers) == 1:
+        return first.rule
+    own = {role: id(p) for role, p in first.trainable.items()}
+    alike = all(owner.paths == first.paths and _is_transposed(owner.module) == _is_transposed(first.module) for owner in sharers)
+    same_roles = all(id(owner.parameters.get(role)) == id(first.parameters[role]) for owner in sharers for role in roles)
+    if not alike or not same_roles or rules & set(_ALONE):
+        return "fallback"
+    if rules == {"embedding", "linear"}:
+        return "tied" if list(roles) == ["weight"] else "fallback"
+    if len(rules) > 1:
+        return "fallback"
+    whole = all({role: id(p) for role, p in owner.trainable.items()} == own for owner in sharers)
+    return first.rule if whole or first.rule not in ("conv", "recurrent") else "fallback"
 
 
-def _layer(sharers: Sequence[_Owner], roles: Sequence[str], names: dict[Tensor, str], taken: Iterable[str]) -> Layer:
-    first = sharers[0]
+def _layer(
+    owner: _Owner, sharers: Sequence[_Owner], roles: Sequence[str], names: dict[Tensor, str], taken: Iterable[str]
+) -> Layer:
+    rule = _shared_rule(sharers, roles)
+    first = owner if rule == "fallback" else sharers[0]
     name = first.name
     if name in taken:  # a module whose weight is shared and whose bias is its own belongs to two layers
         name = ".".join([*([name] if name else []), *roles])
+    modules = [first.module, *(sharer.module for sharer in sharers if sharer is not first)]
     return Layer(
         name=name,
-        modules=tuple(owner.module for owner in sharers),
-        rule="tied" if len({owner.rule for owner in sharers}) > 1 else first.rule,
+        modules=tuple(modules),
+        rule=rule,
         parameters={role: names[first.parameters[role]] for role in roles},
         frozen=tuple(role for role, p in first.parameters.items() if not p.requires_grad),
         paths=first.paths,
         transposed=_is_transposed(first.module),
+        is_hooked=rule != "fallback" or (len(sharers) == 1 and _is_leaf(first.module, roles)),
     )
+
+
+def _is_leaf(module: nn.Module, roles: Sequence[str]) -> bool:
+    """Return whether a module answers for all trainable parameters below it, so that it can be run for each example alone."""
+    below = {id(p) for p in module.parameters() if p.requires_grad}
+    return len(below) == len(roles)
 
 
 def _rule_of(module: nn.Module, roles: list[str]) -> str:

@@ -25,9 +25,8 @@ from dpkfc.gradients.kept import Attributes, Kept, paths_of, same_values
 from dpkfc.gradients.put_off import is_waited_for
 from dpkfc.gradients.random_state import restarter
 from dpkfc.gradients.sharded import is_divided, local, reshard
-from dpkfc.gradients.verify import evaluation_mode
 
-__all__ = ["PassState", "check_memory", "checked_state", "kept_attributes", "put_back_attributes", "restored_state"]
+__all__ = ["PassState", "check_memory", "checked_state", "evaluation_mode", "kept_attributes", "put_back_attributes", "restored_state"]
 
 _log = logging.getLogger(__name__)
 
@@ -183,6 +182,24 @@ def _written(held: Tensor, copy: Tensor) -> Tensor:
 
 def _frozen(state: Any) -> Kept:
     return Kept.of(state.getvalue() if isinstance(state, io.BytesIO) else state)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode, each put back to its own mode afterwards (dropout would differ between two passes).
+
+    Recurrent layers without dropout, which compute the same in both modes, are in training mode: cuDNN differentiates them
+    in no other.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        for module, _ in modes:
+            module.training = isinstance(module, nn.RNNBase) and not module.dropout
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 @contextmanager

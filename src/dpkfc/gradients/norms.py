@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Lookup, Outer, PerExample, Tied
+from dpkfc.blocks import Formed, Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.eigen import (
     as_plain_lookup,
@@ -44,23 +44,10 @@ from dpkfc.gradients.rules import AnyBlock
 from dpkfc.gradients.tied import tied_costs, tied_norms
 from dpkfc.metric import Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker
 
-__all__ = ["Formed", "LayerNorms", "choice_for", "per_example_norms"]
+__all__ = ["LayerNorms", "choice_for", "per_example_norms"]
 
 _KEPT = 1 << 16  # entries of a gradient in an eigenbasis up to which it is kept for the sum
 _IDENTITY = Kronecker()
-
-
-@dataclass(frozen=True)
-class Formed:
-    """Per-example gradients that were formed for their norms and are small enough to keep for the sum.
-
-    Attributes:
-        gradients: `[N * groups, d_out, d_in]`.
-        groups: groups of a grouped convolution.
-    """
-
-    gradients: Tensor
-    groups: int
 
 
 @dataclass(frozen=True)
@@ -75,7 +62,7 @@ class LayerNorms:
     """
 
     norms: Tensor
-    block: AnyBlock | Formed
+    block: AnyBlock
     whitened: bool
     again: Callable[[], Tensor] | None = None
 
@@ -113,6 +100,8 @@ def per_example_norms(
 def _norms_of(block: AnyBlock, metric: Entry | None, method: str | None, reread: Reread | None = None) -> LayerNorms:
     if isinstance(block, PerExample):
         return LayerNorms(_elementwise_norms(block, metric), block, False)
+    if isinstance(block, Formed):
+        return _materialised_norms(block, metric)
     if isinstance(metric, Eigenbasis):
         return _eigenbasis_norms(block, metric)
     sides = _kronecker(metric)
@@ -123,6 +112,16 @@ def _norms_of(block: AnyBlock, metric: Entry | None, method: str | None, reread:
             return _tied_norms(block, sides, method)
         case _:
             return _outer_norms(block, sides, method or choice_for(block, sides).method, reread or Reread())
+
+
+def _materialised_norms(block: Formed, metric: Entry | None) -> LayerNorms:
+    """Norms of gradients that are there already; the sum is taken of the very numbers that the norms are taken of."""
+    z = block.gradients
+    if isinstance(metric, (Kronecker, Eigenbasis)) and not (isinstance(metric, Kronecker) and metric.is_identity):
+        z = metric.whiten(z.mT).mT if block.crosswise else metric.whiten(z)
+    norms = _over_groups(lengths(z.flatten(1)), block.groups)
+    size = z[0].numel() * block.groups if len(z) else 0
+    return LayerNorms(norms * (1 + 2 * math.sqrt(size) * roundoff(z)), replace(block, gradients=z), True)
 
 
 def _outer_norms(block: Outer | ConvBlock, metric: Kronecker, method: str, reread: Reread) -> LayerNorms:
@@ -161,7 +160,7 @@ def _parted_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> LayerNorms:
     """Norms where a few directions are turned to and the others share one scale: no gradient is turned as a whole."""
     assert metric.rest is not None
     _, d_in, d_out = _shape(block)
-    summed: AnyBlock | Formed = block
+    summed: AnyBlock = block
     if not is_formed(d_in, d_out, isinstance(block, ConvBlock)):
         inside, outside = parted_rows(block.outer() if isinstance(block, ConvBlock) else block, metric)
         found = torch.hypot(inside, gram_norms(outside) * metric.rest)

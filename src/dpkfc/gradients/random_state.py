@@ -8,7 +8,6 @@ one mask from another: the numbers must be as unknown as the noise. A seed (`set
 from __future__ import annotations
 
 import random
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from dpkfc.entropy import draw_key
 
 if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer
@@ -105,8 +106,8 @@ def put_back(states: tuple[Any, ...]) -> None:
 def renew() -> None:
     """Let the global generators go on from numbers of the operating system."""
     _seed(fresh_seed())
-    np.random.seed(np.frombuffer(secrets.token_bytes(32), dtype=np.uint32))
-    random.seed(secrets.randbits(256))
+    np.random.seed(np.frombuffer(draw_key(), dtype=np.uint32))
+    random.seed(int.from_bytes(draw_key(), "big"))
 
 
 def _seed(seed: int) -> None:
@@ -125,8 +126,8 @@ def _devices() -> bool:
 
 
 def fresh_seed() -> int:
-    """A seed from the operating system."""
-    return secrets.randbits(63)
+    """Return a seed of 63 bits from the operating system."""
+    return int.from_bytes(draw_key()[:8], "big") >> 1
 
 
 def begin_at(seed: int) -> None:

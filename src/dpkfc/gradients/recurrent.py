@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from dpkfc.gradients.calls import Call
 from dpkfc.gradients.layers import Layer
-
-if TYPE_CHECKING:
-    from dpkfc.gradients.rules import Call
 
 __all__ = ["recurrent_gradients"]
 
@@ -30,13 +27,11 @@ class _Sequence:
 
     Attributes:
         x: inputs `[N, T, d]`.
-        inside: mask `[N, T]` of the steps that belong to each example, None for all.
         state: initial h (and c of an LSTM), each `[layers * directions, N, width]`.
         gradients: at the outputs `[N, T, directions * width]` (None for a cell), then at the final h (and c).
     """
 
     x: Tensor
-    inside: Tensor | None
     state: tuple[Tensor, ...]
     gradients: list[Tensor | None]
 
@@ -68,13 +63,11 @@ def recurrent_gradients(layer: Layer, calls: Sequence[Call], batch_size: int) ->
     Returns:
         Role to gradients `[N, *parameter.shape]`.
 
-    Raises:
-        ValueError: no batch axis of N examples, or dropout between layers, which cannot be drawn again.
     """
     rows: dict[str, list[Tensor]] = {role: [] for role in layer.parameters}
     sums: dict[str, list[Tensor]] = {role: [] for role in layer.parameters}
     for call in calls:
-        taps, gradients = _differentiated(call.module, _read(layer, call, batch_size))
+        taps, gradients = _differentiated(call.module, _read(call))
         for tap, gradient in zip(taps, gradients, strict=True):
             if tap.weight in layer.parameters:
                 rows[tap.weight].append(torch.stack(list(tap.rows), 1))
@@ -88,41 +81,27 @@ def recurrent_gradients(layer: Layer, calls: Sequence[Call], batch_size: int) ->
     return result
 
 
-def _read(layer: Layer, call: Call, batch_size: int) -> _Sequence:
-    """Bring one call into the common form, or raise as `recurrent_gradients` does."""
+def _read(call: Call) -> _Sequence:
+    """Return one call in the common form, with the batch in front; the tape has seen that it is where the module takes it."""
     given = dict(zip(("input", "hx"), call.args, strict=False)) | call.kwargs
     x, hx, module = given["input"], given.get("hx"), call.module
     gradients: list[Tensor | None] = [_precise(g) for g in call.outputs if g is not None]
     state = hx if isinstance(hx, tuple) else () if hx is None else (hx,)
-    inside = None
     if isinstance(module, nn.RNNCellBase):
-        x = _with_batch(layer, module, x, batch_size, rank=2, axis=0).unsqueeze(1)
+        x = x.unsqueeze(1)
         state = tuple(s.unsqueeze(0) for s in state)
         gradients = [None, *(g.unsqueeze(0) for g in gradients if g is not None)]
-    elif isinstance(x, PackedSequence):
-        x, inside, gradients = _padded(x, gradients)
     elif not module.batch_first:
-        x = _with_batch(layer, module, x, batch_size, rank=3, axis=1).transpose(0, 1)
+        x = x.transpose(0, 1)
         gradients = [None if g is None else g.transpose(0, 1) for g in gradients[:1]] + gradients[1:]
-    x = _precise(_with_batch(layer, module, x, batch_size, rank=3, axis=0))
-    state = tuple(_with_batch(layer, module, s, batch_size, rank=3, axis=1).to(x.dtype) for s in state)
-    _refuse_dropout(layer, module)
-    return _Sequence(x, inside, state or _zero_state(module, x), gradients)
+    x = _precise(x)
+    state = tuple(s.to(x.dtype) for s in state)
+    return _Sequence(x, state or _zero_state(module, x), gradients)
 
 
 def _precise(x: Tensor) -> Tensor:
     """Sums over time live in float32 (float64 on request) whatever the model computes in."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
-def _padded(x: PackedSequence, gradients: list[Tensor | None]) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """Inputs and output gradients `[N, T, ...]` with zeros after each sequence, and where the sequences are."""
-    inputs, lengths = pad_packed_sequence(x, batch_first=True)
-    output = gradients[0]
-    assert output is not None
-    padded, _ = pad_packed_sequence(x._replace(data=output), batch_first=True)
-    inside = torch.arange(inputs.shape[1], device=inputs.device) < lengths.to(inputs.device).unsqueeze(1)
-    return inputs, inside, [padded, *gradients[1:]]
 
 
 def _zero_state(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
@@ -131,28 +110,6 @@ def _zero_state(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     widths = [getattr(module, "proj_size", 0) or width]
     widths += [width] if isinstance(module, (nn.LSTM, nn.LSTMCell)) else []
     return tuple(x.new_zeros(count, x.shape[0], width) for width in widths)
-
-
-def _with_batch(layer: Layer, module: nn.Module, x: Any, batch_size: int, *, rank: int, axis: int) -> Tensor:
-    """x, if it has this rank and the batch on this axis."""
-    if isinstance(x, Tensor) and x.dim() == rank and x.shape[axis] == batch_size:
-        return x
-    shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-    order = "" if getattr(module, "batch_first", True) else " (it has batch_first=False)"
-    raise ValueError(
-        f"layer '{layer.display_name}' ({type(module).__name__}) was given {shape}{order}, but axis {axis} must be the batch "
-        f"of {batch_size} examples; build it with batch_first=True and pass inputs [batch, time, features] and initial "
-        "states [layers, batch, features]"
-    )
-
-
-def _refuse_dropout(layer: Layer, module: nn.Module) -> None:
-    if isinstance(module, nn.RNNBase) and module.training and module.dropout and module.num_layers > 1:
-        raise ValueError(
-            f"layer '{layer.display_name}' ({type(module).__name__}) draws dropout (p={module.dropout}) between its layers, "
-            "which cannot be drawn again for single examples; set its dropout to 0, or stack layers of num_layers=1 with "
-            "nn.Dropout between them"
-        )
 
 
 def _differentiated(module: nn.Module, sequence: _Sequence) -> tuple[list[_Tap], list[Tensor]]:
@@ -177,7 +134,7 @@ def _recurrence(module: nn.Module, sequence: _Sequence, taps: list[_Tap]) -> lis
         for direction in directions:
             state = tuple(s[len(ends)] for s in sequence.state)
             suffix = "" if cell else f"_l{index}{direction}"
-            out, state = _direction(module, suffix, x, state, inside=sequence.inside, taps=taps)
+            out, state = _direction(module, suffix, x, state, taps)
             outputs.append(out)
             ends.append(state)
         x = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
@@ -185,7 +142,7 @@ def _recurrence(module: nn.Module, sequence: _Sequence, taps: list[_Tap]) -> lis
 
 
 def _direction(
-    module: nn.Module, suffix: str, x: Tensor, state: tuple[Tensor, ...], *, inside: Tensor | None, taps: list[_Tap]
+    module: nn.Module, suffix: str, x: Tensor, state: tuple[Tensor, ...], taps: list[_Tap]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One pass of one layer over time, forwards or backwards."""
     projected = _weight(module, f"weight_hr{suffix}", x)
@@ -206,8 +163,6 @@ def _direction(
             inner.append(after[0].detach())
             new.append(F.linear(after[0], projected))
             after = (new[-1], *after[1:])
-        if inside is not None:
-            after = tuple(torch.where(inside[:, t, None], a, s) for a, s in zip(after, state, strict=True))
         state = after
         outputs.append(state[0])
     taps.append(_Tap(f"weight_ih{suffix}", f"bias_ih{suffix}", x.detach().unbind(1), steps))

@@ -3,54 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.blocks import Lookup, Outer, PerExample, Tied
-from dpkfc.gradients.attention import Attended
+from dpkfc.blocks import Formed, Lookup, Outer, PerExample, Tied
+from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.computed import Computed, pulls_of
 from dpkfc.gradients.conv import ConvBlock, conv_block, interleaved
 from dpkfc.gradients.fallback import fallback_gradients
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.recurrent import recurrent_gradients
 from dpkfc.gradients.sharded import gathered, refuse_let_go
+from dpkfc.tracking import example_first
 
-__all__ = ["AnyBlock", "Call", "Calls", "blocks_of", "joined_calls", "settled"]
+__all__ = ["AnyBlock", "blocks_of", "joined_calls", "settled"]
 
-AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a module: detached inputs and the gradients of the summed losses at its outputs.
-
-    Attributes:
-        module: the module called.
-        args, kwargs: its inputs, detached.
-        outputs: one gradient per tensor output, None where the output is not floating point.
-        gradients: role to gradients `[N, ...]` of each example, where they are known already.
-        attended: of torch's attention, from which its two linear layers are taken.
-    """
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: list[Tensor | None]
-    gradients: dict[str, Tensor] | None = None
-    attended: Attended | None = None
-
-    @property
-    def input(self) -> Tensor:
-        """The single tensor input of a module with a rule."""
-        return self.args[0] if self.args else next(iter(self.kwargs.values()))
-
-
-Calls = dict[str, list[Any]]  # layer name to its calls, or to blocks where those were needed at once
-
+AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock | Formed
 
 def settled(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
     """The calls, with blocks in place of those whose gradients are computed from the parameters in force now."""
@@ -81,17 +53,19 @@ def joined_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBloc
     Raises:
         ValueError: an input or output whose leading axis is not the batch, naming the layer.
     """
-    if calls and not isinstance(calls[0], Call):
-        return _joined(calls)
-    with gathered(layer):
-        refuse_let_go(layer, [(call.args, call.kwargs) for call in calls])
-        return _from_calls(layer, calls, batch_size)
+    blocks = [call for call in calls if not isinstance(call, Call)]
+    rest = [call for call in calls if isinstance(call, Call)]
+    if rest:
+        with gathered(layer):
+            refuse_let_go(layer, [(call.args, call.kwargs) for call in rest])
+            blocks.append(_from_calls(layer, rest, batch_size))
+    return _joined(blocks)
 
 
 def _from_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock | Computed:
     if layer.rule == "recurrent":
         return PerExample(recurrent_gradients(layer, calls, batch_size))
-    checked = [_checked(layer, call, batch_size) for call in calls]
+    checked = [_example_first(layer, call, batch_size) for call in calls]
     if layer.rule == "tied":
         return _tied(layer, checked, batch_size)
     if layer.rule == "computed":
@@ -99,34 +73,28 @@ def _from_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock
     return _joined([_RULES[layer.rule](layer, call, batch_size) for call in checked])
 
 
-def _checked(layer: Layer, call: Call, batch_size: int) -> Call:
-    gradient = call.outputs[0] if call.outputs else None
+def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
+    """Return the call of a ruled layer with inputs and output gradients `[N, ...]`.
+
+    For convolutions and norms over channels, which read `[N, channels, ...]`, several rows of an example stay rows: `[N * views, ...]`.
+    """
     if layer.rule == "fallback":
         return call
     if call.attended is not None:
         a, b = call.attended.linear(layer, batch_size)
         return replace(call, args=(a,), kwargs={}, outputs=[_accumulation_dtype(b)])
-    call = _spread_input(call, gradient)
-    for what, x in (("input", call.input), ("output", gradient)):
-        if x is None or x.dim() < 1 or x.shape[0] != batch_size:
-            shape = None if x is None else tuple(x.shape)
-            raise ValueError(
-                f"layer '{layer.display_name}' ({type(call.module).__name__}): its {what} has shape {shape}, but the leading "
-                f"axis must be the batch of {batch_size} examples; use batch-first layouts and expand broadcast inputs"
-            )
-    return replace(call, outputs=[_accumulation_dtype(gradient)] if gradient is not None else call.outputs)
+    gradient, axis, place = call.outputs[0], call.axes[0], call.output_axes[0]
+    if gradient is None or axis is None or place is None:
+        raise ValueError(f"layer '{layer.display_name}': the batch of {batch_size} examples was not found in its input or output")
+    x, b = example_first(call.input, axis, batch_size), example_first(gradient, place, batch_size)
+    if layer.rule in ("conv", "computed", "norm") and _has_channels(call.module) and (axis.pre > 1 or axis.post > 1):
+        folded = (axis.pre > 1) + (axis.post > 1)
+        x, b = x.flatten(0, folded), b.flatten(0, folded)
+    return replace(call, args=(x,), kwargs={}, outputs=[_accumulation_dtype(b)])
 
 
-def _spread_input(call: Call, gradient: Tensor | None) -> Call:
-    """The call with an input row an example where the tape has spread the output of an input that all examples share."""
-    x = call.input
-    if not isinstance(x, Tensor) or gradient is None or gradient.dim() < 2:
-        return call
-    if isinstance(call.module, nn.Embedding) and gradient.dim() == x.dim() + 2:
-        x = x.unsqueeze(0)
-    if x.dim() < 1 or x.shape[0] != 1:
-        return call
-    return replace(call, args=(x.expand(gradient.shape[0], *x.shape[1:]),), kwargs={})
+def _has_channels(module: nn.Module) -> bool:
+    return not isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding))
 
 
 def _accumulation_dtype(x: Tensor) -> Tensor:
@@ -136,8 +104,6 @@ def _accumulation_dtype(x: Tensor) -> Tensor:
 
 def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
     b = call.outputs[0]
-    if call.input.dim() < 2:
-        raise ValueError(f"layer '{layer.display_name}': a linear layer needs an input [batch, ..., features]")
     b = b.reshape(batch_size, -1, b.shape[-1])
     if "weight" not in layer.parameters:  # only the bias trains: the input is the homogeneous coordinate alone
         return Outer(b.new_ones(*b.shape[:2], 1), b)
@@ -147,9 +113,8 @@ def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
 
 def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
     b = call.outputs[0]
-    if call.input.dim() != len(call.module.kernel_size) + 2:
-        raise ValueError(f"layer '{layer.display_name}': a convolution needs an input [batch, channels, *spatial]")
-    return conv_block(call.module, call.input.to(b.dtype), b)
+    block = conv_block(call.module, call.input.to(b.dtype), b)
+    return replace(block, views=len(b) // batch_size)
 
 
 def _computed(layer: Layer, calls: Sequence[Call], batch_size: int) -> Computed:
@@ -203,6 +168,9 @@ def _norm(layer: Layer, call: Call, batch_size: int) -> PerExample:
         grads["weight"] = (b * x_hat).sum(kept) if kept else b * x_hat
     if "bias" in layer.parameters:
         grads["bias"] = b.sum(kept) if kept else b
+    views = len(b) // batch_size
+    if views > 1:
+        grads = {role: g.view(batch_size, views, *g.shape[1:]).sum(1) for role, g in grads.items()}
     return PerExample(grads)
 
 
@@ -217,11 +185,7 @@ def _channel_normalised(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _fallback(layer: Layer, call: Call, batch_size: int) -> PerExample:
-    if call.gradients is not None:
-        return PerExample(call.gradients)
-    return PerExample(
-        fallback_gradients(layer, call.module, call.args, call.kwargs, call.outputs, batch_size=batch_size)
-    )
+    return PerExample(fallback_gradients(layer, call, batch_size))
 
 
 _RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
@@ -237,8 +201,13 @@ def _joined(blocks: Sequence[Any]) -> Any:
     """Several uses of one layer as one block: positions are concatenated, materialised gradients are added."""
     if len(blocks) == 1:
         return blocks[0]
-    if isinstance(blocks[0], Computed):  # each at parameters of its own
+    if all(isinstance(block, Computed) for block in blocks):  # each at parameters of its own
         return Computed(tuple(part for block in blocks for part in block.parts))
+    blocks = [block.per_example() if isinstance(block, Computed) else block for block in blocks]
+    formed = [block for block in blocks if isinstance(block, Formed)]
+    if formed:
+        total = torch.stack([block.per_example() for block in blocks]).sum(0)
+        return replace(formed[0], gradients=total)
     convolutions = [block for block in blocks if isinstance(block, ConvBlock)]
     if convolutions and (one := interleaved(convolutions)) is not None:
         return one

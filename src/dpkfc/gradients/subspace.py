@@ -21,11 +21,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Lookup, Outer, PerExample, Tied
+from dpkfc.blocks import Formed, Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.clipping import SPLIT, clip_factors
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.norms import Formed
 from dpkfc.gradients.rules import AnyBlock
 from dpkfc.metric import Metric
 from dpkfc.subspace import EMBEDDING, Span, Subspace
@@ -33,7 +32,7 @@ from dpkfc.subspace import EMBEDDING, Span, Subspace
 __all__ = ["Split", "inner_products", "split_for", "spread"]
 
 _CHUNK_ELEMENTS = 1 << 24
-Held = AnyBlock | Formed
+Held = AnyBlock
 Cut = Callable[[Layer, Tensor | dict[str, Tensor]], Mapping[str, Tensor]]
 
 

@@ -7,15 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Lookup, Outer, PerExample, Tied
+from dpkfc.blocks import Formed, Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.norms import Formed
 from dpkfc.gradients.rules import AnyBlock
 
 __all__ = ["weighted_sum"]
 
 
-def weighted_sum(block: AnyBlock | Formed, weights: Tensor, broken: Tensor | None = None) -> Tensor | dict[str, Tensor]:
+def weighted_sum(block: AnyBlock, weights: Tensor, broken: Tensor | None = None) -> Tensor | dict[str, Tensor]:
     """Σ_n weights_n g_n of one layer.
 
     Args:

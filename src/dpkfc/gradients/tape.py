@@ -1,332 +1,533 @@
-"""Recording a forward pass so that ONE backward pass yields every layer's inputs and output gradients.
+"""Record a forward pass so that one backward pass yields the inputs and output gradients of every layer.
 
-While the tape is open, each covered module runs with its own trainable parameters marked as constants. Autograd
-therefore never computes a weight gradient; output gradients are asked for at the edges the tape has noted. The model is
-not wrapped and nothing stays on it once the tape is closed.
+Hooks note the calls of covered modules while a tracker follows the batch axis. The pass computes what the plain model computes:
+no operation is added, but for views where parameters that all examples share meet the examples (`gradients.shared`). Nothing
+stays on the model once the tape is closed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._pytree import tree_leaves, tree_map
 
-from dpkfc.gradients.attention import Attended
-from dpkfc.gradients.broadcast import Doubt, ambiguous, leading_size, marked_gradients, settle, spread
+from dpkfc.gradients.attention import ARGUMENTS, Attended, expected_axis
 from dpkfc.gradients.checkpointing import clear_checkpoint_errors, in_backward, refuse_hidden
-from dpkfc.gradients.compiled import refuse_shortcuts, refuse_tracing, shortcuts
-from dpkfc.gradients.direct import Passed, Uses, direct_parameters
+from dpkfc.gradients.compiled import refuse_tracing
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.record import Record, calls_of, note_of
-from dpkfc.gradients.rules import Call
+from dpkfc.gradients.materialised import block_of_gradients
+from dpkfc.gradients.random_state import random_states
+from dpkfc.gradients.calls import Call, Calls
+from dpkfc.gradients.shared import Meeting, SharedUses, WeightUse, pulled_back
+from dpkfc.tracking import PARAMETRIC, BatchAxis, Tracker, Unknown
 
-__all__ = ["Tape", "check_losses"]
+__all__ = ["Tape", "check_losses", "leading_size"]
 
-
-class _Anchor(torch.autograd.Function):
-    """Makes an output that depends on no trainable input differentiable, without a copy."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:  # noqa: ANN401 - torch's own signature
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:  # noqa: ANN401
-        return None, None
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
 @dataclass
+class _Record:
+    """One call of one module, before its output gradients are known.
+
+    Attributes:
+        layers: those that the module belongs to.
+        module: the module.
+        args, kwargs: its detached inputs.
+        axes: batch axis of every tensor among the inputs, None for a public one.
+        outputs: its tensor outputs as (shape, type, device).
+        output_axes: batch axis of each, None for a public one.
+        edges: where their gradients arrive, None where none does.
+        versions: the inputs, each with the counter of writes that it had.
+        attended: of torch's attention.
+    """
+
+    layers: tuple[Layer, ...]
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    axes: list[BatchAxis | None]
+    outputs: list[tuple[torch.Size, torch.dtype, torch.device]]
+    output_axes: list[BatchAxis | None]
+    edges: list[GradientEdge | None]
+    versions: list[tuple[Tensor, int]]
+    attended: Attended | None = None
+
+    @property
+    def is_public(self) -> bool:
+        """Return whether the call read no example, so that all examples share its outputs."""
+        return all(axis is None for axis in self.output_axes)
+
+
 class Tape:
     """Context manager that records the calls of covered modules and differentiates them once.
 
     Usage: `with tape: losses = loss_fn(model, batch)`, then `tape.backward(losses)`.
 
-    A tape with `on_gradient` listens instead, for a caller who differentiates a loss of their own: the outputs keep the
-    gradients that `loss.backward()` brings them, and `tape.collect()` returns the calls. It refers to nothing of the
-    graph: a forward pass that is never differentiated leaves nothing behind.
-
-    Attributes:
-        model, layers: what is recorded.
-        on_gradient: called with the tape whenever an output receives a gradient.
-        scale: what a listening tape multiplies gradients by, so that the caller's loss counts as a sum of per-example
-            losses: N for a mean over N examples.
-        batch_size: examples N, by which inputs that all examples share are told from a batch; None takes the leading axis
-            of the first tensor that the model is called with.
+    Args:
+        model: what is recorded.
+        layers: its layers.
+        size: examples N; None takes the leading axis of the first tensor that the model is called with.
+        tracker: of a pass that is followed from outside, with the batch declared; None makes one of the tape's own, which takes
+            the inputs of the model for the batch.
+        lenient: take the leading axis for the batch where the tracker cannot tell. For public probes alone: the rows are those
+            of the layers then, but nothing proves which example they belong to.
     """
 
-    model: nn.Module
-    layers: Sequence[Layer]
-    on_gradient: Callable[[Tape], None] | None = None
-    scale: float = 1.0
-    batch_size: int | None = None
-    _records: list[Record] = field(default_factory=list)
-    _handles: list[Any] = field(default_factory=list)
-    _frozen: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
-    _hidden: dict[str, Layer] = field(default_factory=dict)
-    _open: list[tuple[nn.Module, Uses | Attended]] = field(default_factory=list)
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        size: int | None = None,
+        *,
+        tracker: Tracker | None = None,
+        lenient: bool = False,
+    ) -> None:
+        self.model = model
+        self.layers = layers
+        self.tracker = tracker
+        self.lenient = lenient
+        self._size = size
+        self._own_tracker = tracker is None
+        self._shared: SharedUses | None = None
+        self._records: list[_Record] = []
+        self._hidden: dict[str, Layer] = {}
+        self._calls: list[tuple[nn.Module, _OpenCall]] = []
+        self._stack = ExitStack()
+
+    # -- recording --------------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Tape:
-        """Start recording; records of an earlier use are dropped."""
-        self.close()
-        self._anchor = torch.zeros((), requires_grad=True)
-        self._size = self.batch_size
-        self._hidden = {}
-        if self.batch_size is None:
-            self._handles.append(self.model.register_forward_pre_hook(self._measure, with_kwargs=True))
-        self._watch(repeating=False)
-        return self
-
-    def _watch(self, *, repeating: bool) -> None:
-        """Put hooks on every covered module; repeating, they do what they did before and record nothing."""
+        """Start to record; what an earlier use recorded is dropped."""
+        self._records, self._hidden, self._calls = [], {}, []
+        self._stack = ExitStack()
+        if self._own_tracker:
+            self.tracker = None
+            if self._size is not None and self._size > 1:
+                self._begin_tracker(self._size)
+            handle = self.model.register_forward_pre_hook(self._declare_inputs, with_kwargs=True)
+            self._stack.callback(handle.remove)
+        else:
+            self._share_parameters()
         members: dict[nn.Module, list[Layer]] = {}
         for layer in self.layers:
-            for module in layer.modules:
-                members.setdefault(module, []).append(layer)
+            if layer.is_hooked:
+                for module in layer.modules:
+                    members.setdefault(module, []).append(layer)
         for module, layers in members.items():
-            before, after = self._freeze(layers, repeating), self._note(tuple(layers), repeating)
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(after, with_kwargs=True, prepend=True, always_call=True))
+            before = module.register_forward_pre_hook(self._before(tuple(layers)), with_kwargs=True)
+            after = module.register_forward_hook(self._after(tuple(layers)), with_kwargs=True, prepend=True, always_call=True)
+            self._stack.callback(before.remove)
+            self._stack.callback(after.remove)
+        return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop recording and remove every hook; after an error nothing recorded is kept."""
-        self._remove_hooks()
-        if error is None:
+        """Stop to record and take every hook off; after an error nothing recorded is kept."""
+        self._stack.close()
+        for module, call in reversed(self._calls):  # torch calls no hook after a KeyboardInterrupt
+            self._end_call(module, call)
+        self._calls = []
+        if error is not None:
+            self._records = []
+
+    def _begin_tracker(self, size: int) -> None:
+        self.tracker = Tracker(size, self.model.buffers())
+        self.tracker.declare_parameters(p for p in self.model.parameters() if p.requires_grad)
+        self._share_parameters()
+        self._stack.enter_context(self.tracker.following())
+
+    def _share_parameters(self) -> None:
+        tracker = self.tracker
+        if tracker is None:
             return
-        if hasattr(error, "add_note"):
-            for note in dict.fromkeys(map(note_of, filter(lambda r: r.spread, self._records))):
-                error.add_note(note)
-        self._records = []
+        names = {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
+        self._shared = SharedUses(tracker, names)
+        tracker.call = self._shared.call
+        self._stack.callback(lambda: setattr(tracker, "call", None))
 
-    def close(self) -> None:
-        """Drop all hooks and records."""
-        self._remove_hooks()
-        self._records = []
+    def _declare_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the inputs of the model for the batch, where the tape follows a pass of its own."""
+        if self._size is None:
+            self._size = leading_size((args, kwargs))
+        if self.tracker is not None:
+            for x in tree_leaves((args, kwargs)):
+                if isinstance(x, Tensor) and x.dim() and self.tracker.state(x) is None and x.shape[0] == self._size:
+                    self.tracker.set_state(x, BatchAxis(0))
 
-    def _measure(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._size = leading_size((args, kwargs))
-
-    def _remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        while self._open:  # torch calls no hook after a KeyboardInterrupt
-            seen = self._open.pop()[1]
-            if isinstance(seen, Uses):
-                seen.__exit__(None, None, None)
-        for module in list(self._frozen):
-            self._thaw(module)
-
-    def _thaw(self, module: nn.Module) -> None:
-        for parameter in self._frozen.pop(module, []):
-            parameter.requires_grad_(True)
-
-    def _freeze(self, layers: Sequence[Layer], repeating: bool) -> Callable[..., None]:
-        """A pre-hook that marks the layers' trainable parameters as constants for the length of one call."""
-        roles = [(layer, role) for layer in layers if layer.rule != "fallback" for role in layer.parameters]
-
+    def _before(self, layers: tuple[Layer, ...]) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             refuse_tracing()
-            if torch.is_grad_enabled() and roles and module not in self._frozen and repeating == in_backward():
-                self._frozen[module] = [layer.tensor_of(module, role) for layer, role in roles]
-                for parameter in self._frozen[module]:
-                    parameter.requires_grad_(False)
-            if torch.is_grad_enabled() and repeating == in_backward():
-                self._begin(layers, module, args, kwargs)
+            if in_backward():
+                return
+            parameters = [layer.tensor_of(module, role) for layer in layers for role in layer.parameters]
+            tensors = tensors_of((args, kwargs))
+            call = _OpenCall(parameters, tensors, [self._axis(x) for x in tensors])
+            if layers[0].paths:
+                call.attended = Attended.begun(module, args, kwargs)
+            if self.tracker is not None:
+                call.parametric = any(self.tracker.state(x) is PARAMETRIC for x in tensors)
+                call.unknown = any(isinstance(self.tracker.state(x), Unknown) for x in tensors)
+                self.tracker.cover(parameters)
+                if isinstance(module, _RECURRENT):
+                    self.tracker.pause()
+                    call.paused = True
+            if layers[0].rule == "fallback":
+                call.states = random_states(parameters[0].device)
+            self._calls.append((module, call))
 
         return hook
 
-    def _begin(self, layers: Sequence[Layer], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what has to be known of a call before it is made."""
-        attended = Attended.begun(module, args, kwargs) if layers[0].paths else None
-        parameters = direct_parameters(layers, module, self._size) if self.on_gradient is None else None
-        if attended is not None:
-            self._open.append((module, attended))
-        elif parameters is not None:
-            uses = Uses(parameters, self._size or 0, layers[0].direct)
-            uses.__enter__()
-            self._open.append((module, uses))
+    def _axis(self, x: Tensor) -> BatchAxis | None:
+        """Return the batch axis of an input or an output."""
+        axis = self.tracker.axis(x) if self.tracker is not None else None
+        if axis is None and self.lenient and self._size:
+            state = self.tracker.state(x) if self.tracker is not None else None
+            if self.tracker is None or isinstance(state, Unknown):
+                axis = _guessed_axis(x, self._size)
+        return axis
 
-    def _ended(self, module: nn.Module, output: Any) -> Uses | Attended | None:  # noqa: ANN401
-        """What was begun for the call that ends now."""
-        if not self._open or self._open[-1][0] is not module:
-            return None
-        seen = self._open.pop()[1]
-        if isinstance(seen, Uses):
-            seen.__exit__(None, None, None)
-            seen.end(output)
-        return seen
+    def _end_call(self, module: nn.Module, call: _OpenCall) -> None:
+        if self.tracker is not None:
+            self.tracker.uncover(call.parameters)
+            if call.paused:
+                self.tracker.resume()
 
-    def _note(self, layers: tuple[Layer, ...], repeating: bool) -> Callable[..., Any]:
-        """A hook that thaws the parameters and notes inputs and output edges of one call."""
-
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:  # noqa: ANN401
+    def _after(self, layers: tuple[Layer, ...]) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             refuse_tracing()
-            self._thaw(module)
-            seen = self._ended(module, output)
-            if output is None or repeating != in_backward():
-                return None
-            if not torch.is_grad_enabled():
+            if in_backward() or not self._calls or self._calls[-1][0] is not module:
+                return
+            call = self._calls.pop()[1]
+            self._end_call(module, call)
+            if output is None:
+                return
+            tensors = tensors_of(output)
+            if call.paused:
+                self._declare_recurrent(module, call, tensors)
+            if not torch.is_grad_enabled() and not self.lenient:
                 self._hidden.update({layer.name: layer for layer in layers})
-                return None
-            return self._record(layers, module, (args, kwargs), output, seen, keep=not repeating)
+                return
+            self._record(layers, module, (args, kwargs), tensors, call)
 
         return hook
+
+    def _declare_recurrent(self, module: nn.Module, call: _OpenCall, outputs: Sequence[Tensor]) -> None:
+        """Declare where the outputs of a recurrent layer have the batch, from where its inputs have it."""
+        if self.tracker is None:
+            return
+        cell = isinstance(module, nn.RNNCellBase)
+        first = BatchAxis(0) if cell or getattr(module, "batch_first", False) else BatchAxis(1)
+        states = BatchAxis(0) if cell else BatchAxis(1)
+        expected = [first, *[states] * (len(call.axes) - 1)]
+        given = zip(call.axes, expected, strict=True)
+        draws = not cell and module.training and bool(getattr(module, "dropout", 0)) and getattr(module, "num_layers", 1) > 1
+        fits = not draws and call.axes[:1] == [first] and all(axis in (None, place) for axis, place in given) and not call.unknown
+        if call.parametric or not fits or call.tensors[0].dim() != (2 if cell else 3):
+            lost = Unknown(type(module).__name__, "its input is packed, has the batch in another place, or dropout is drawn between layers")
+            public = all(axis is None for axis in call.axes) and not call.unknown
+            for x in outputs:
+                self.tracker.set_state(x, PARAMETRIC if public else lost)
+            return
+        for i, x in enumerate(outputs):
+            self.tracker.set_state(x, first if i == 0 else states)
 
     def _record(
         self,
         layers: tuple[Layer, ...],
         module: nn.Module,
         given: tuple[tuple[Any, ...], dict[str, Any]],
-        output: Any,  # noqa: ANN401
-        seen: Uses | Attended | None,
-        *,
-        keep: bool,
-    ) -> Any:  # noqa: ANN401
-        args, kwargs = given
-        inputs = [x for x in tree_flatten(given)[0] if isinstance(x, Tensor)]
-        leaves, structure = tree_flatten(tree_map(self._attach, output))
-        if sum(isinstance(x, Tensor) and x.is_floating_point() for x in leaves) > 1:
-            leaves = [_apart(x) for x in leaves]
-        doubts: list[Doubt | None] = []
-        was_spread = False
-        for i, x in enumerate(leaves):
-            if isinstance(x, Tensor):
-                known = x.is_floating_point()
-                leaves[i], doubt = spread(layers[0], module, inputs, x, self._size) if known else (x, None)
-                doubts.append(doubt)
-                was_spread = was_spread or leaves[i] is not x
-        if not keep:
-            return tree_unflatten(leaves, structure)
-        tensors = [x for x in leaves if isinstance(x, Tensor)]
-        listening = self.on_gradient is not None
-        record = Record(
-            layers=layers,
-            module=module,
-            args=tree_map(_detached, args),
-            kwargs=tree_map(_detached, kwargs),
-            edges=[] if listening else [get_gradient_edge(x) if x.is_floating_point() else None for x in tensors],
-            outputs=[(x.shape, x.dtype, x.device) for x in tensors],
-            versions=[(x.detach(), x._version) for x in inputs],
-            doubts=doubts,
-            spread=was_spread,
-            uses=seen if isinstance(seen, Uses) else None,
-            attended=seen if isinstance(seen, Attended) else None,
+        outputs: Sequence[Tensor],
+        call: _OpenCall,
+    ) -> None:
+        axes, output_axes = call.axes, [self._axis(x) for x in outputs]
+        size = self._size or 0
+        if self.tracker is not None and all(axis is None for axis in (*axes, *output_axes)):
+            rows = _public_rows(layers[0], call.tensors, outputs, size) and not call.parametric and not call.unknown
+            if rows:  # one row an example by its shape: what becomes of the rows is followed from here
+                axes = [BatchAxis(0) if x.dim() and x.shape[0] == size else None for x in call.tensors]
+                output_axes = [BatchAxis(0)] * len(outputs)
+                for x in outputs:
+                    self.tracker.set_state(x, BatchAxis(0))
+            else:
+                for x in outputs:
+                    if not isinstance(self.tracker.state(x), Unknown):
+                        self.tracker.set_state(x, PARAMETRIC)
+        if call.states is not None and not _same(call.states, call.parameters[0].device) and self.tracker is not None:
+            self.tracker.fail(type(module).__name__, "it holds parameters and draws random numbers")
+        args, kwargs = (tree_map(_detached, x) for x in given)
+        if call.attended is not None and not self._check_attention(module, given):
+            return
+        if layers[0].rule == "fallback" and all(axis is None for axis in output_axes) and not self.lenient:
+            return  # its parameters are reached through the graph
+        self._records.append(
+            _Record(
+                layers=layers,
+                module=module,
+                args=args,
+                kwargs=kwargs,
+                axes=axes,
+                outputs=[(x.shape, x.dtype, x.device) for x in outputs],
+                output_axes=output_axes,
+                edges=[get_gradient_edge(x) if x.requires_grad and x.is_floating_point() else None for x in outputs],
+                versions=[(x.detach(), x._version) for x in call.tensors],
+                attended=call.attended,
+            )
         )
-        for i, x in enumerate(tensors):
-            if listening and x.is_floating_point():
-                x.register_hook(partial(self._arrive, record, i))
-        self._records.append(record)
-        return tree_unflatten(leaves, structure)
 
-    def _attach(self, x: Any) -> Any:  # noqa: ANN401
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            return x
-        if x.requires_grad:  # a parameter that is itself an output must not keep a hook
-            return x.view_as(x) if x.is_leaf and self.on_gradient is not None else x
-        return _Anchor.apply(x.clone() if x._is_view() else x, self._anchor)
+    def _check_attention(self, module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+        """Return whether queries, keys and values have the batch where attention takes it to be."""
+        named = dict(zip(ARGUMENTS, given[0], strict=False)) | given[1]
+        fits = all(self._axis(named[name]) == expected_axis(module) for name in ARGUMENTS[:3])
+        if not fits and self.tracker is not None:
+            self.tracker.fail(type(module).__name__, "queries, keys or values have the batch in another place than it takes")
+        return fits
 
-    def backward(self, losses: Tensor) -> dict[str, list[Call]]:
+    # -- differentiation ----------------------------------------------------------------------------------------------------------
+
+    def failure(self, losses: Tensor) -> Unknown | None:
+        """Return why the pass is not proved to give every example its own gradient; None where it is proved.
+
+        Args:
+            losses: `[N]`, from the pass that was recorded.
+        """
+        tracker = self.tracker
+        if tracker is None:
+            return Unknown("pass", "no operation was followed")
+        if tracker.failure is not None:
+            return tracker.failure
+        state = tracker.state(losses)
+        if isinstance(state, Unknown):
+            return state
+        if state != BatchAxis(0):
+            return Unknown("loss", f"the losses have the batch in another place than their only axis ({state})")
+        for record in self._records:
+            if any(x._version != version for x, version in record.versions):
+                return Unknown(record.layers[0].display_name, "its input was changed in place after it had read it")
+        covered = {id(layer.tensor_of(r.module, role)) for r in self._records for layer in r.layers for role in layer.parameters}
+        if self._shared is not None and self._shared.meetings and covered & tracker.read:
+            return Unknown("parameter", "a parameter is used by its layer and outside of it")
+        return _custom_function(losses)
+
+    def backward(self, losses: Tensor) -> Calls:
         """Differentiate the sum of per-example losses at every noted output.
 
         Args:
             losses: `[N]`, one loss an example, computed while the tape was open.
 
         Returns:
-            For each layer that was called, its calls with inputs and output gradients.
+            For each layer that was called, its calls with inputs and output gradients, or blocks of gradients.
 
         Raises:
-            ValueError: losses of the wrong shape, on no path to a layer or on one past it; an input overwritten in place.
+            ValueError: losses of the wrong shape, or on no path to a layer.
         """
         check_losses(losses)
-        records = self._take()
-        edges: list[Any] = [edge for record in records for edge in record.edges if edge is not None]
-        if not edges or losses.grad_fn is None:
-            raise ValueError(
-                "the losses do not depend on any trainable layer of the model that the session was given (or, where the function "
-                "that calls the layers is compiled, its graph is from before the session: leave that function uncompiled)"
-            )
-        doubtful = [
-            (edge, doubt)
-            for record in records
-            for edge, doubt in zip(record.edges, record.doubts, strict=True)
-            if edge is not None and doubt is not None
-        ]
-        past = shortcuts(self.layers, {layer.name for record in records for layer in record.layers})
-        direct = Passed([(r.layers[0], r.uses) for r in records if r.uses is not None], len(losses))
-        self._watch(repeating=True)
-        try:
-            with clear_checkpoint_errors():
-                marked = marked_gradients(losses, [*(edge for edge, _ in doubtful), *direct.doubtful])
-                asked = [edges, list(past.values()), direct.edges, direct.parameters]
-                arrived = iter(torch.autograd.grad(losses.sum(), [x for several in asked for x in several], allow_unused=True))
-        finally:
-            self._remove_hooks()
-        gradients, reached, of_rows, summed = ([next(arrived) for _ in several] for several in asked)
-        refuse_shortcuts(past, reached)
-        found = dict(zip(edges, gradients, strict=True))
-        for (edge, doubt), other in zip(doubtful, marked, strict=False):
-            settle(doubt, found[edge], other, losses)
-        own = direct.gradients(of_rows, summed, marked[len(doubtful) :], losses)
-        return calls_of([(r, [None if edge is None else found[edge] for edge in r.edges]) for r in records], own)
-
-    def _take(self) -> list[Record]:
-        """The records, which are used up; raise if an input is not what the layer has read."""
         records, self._records = self._records, []
-        self._remove_hooks()
         refuse_hidden(self._hidden, {layer.name for record in records for layer in record.layers})
+        self.check_depends(losses, records)
+        meetings = self._shared.meetings if self._shared is not None else []
+        weights = self._shared.weights if self._shared is not None else []
+        batched = [record for record in records if not record.is_public]
+        edges: list[Any] = [edge for record in batched for edge in record.edges if edge is not None]
+        asked = [*dict.fromkeys([*edges, *(m.edge for m in meetings), *(w.edge for w in weights)])]
+        with clear_checkpoint_errors():
+            arrived = torch.autograd.grad(losses.sum(), asked, allow_unused=True, retain_graph=bool(meetings)) if asked else ()
+        found = dict(zip(asked, arrived, strict=True))
+        calls = self._calls_of(batched, found)
+        self._add_shared([(m, g) for m in meetings if (g := found[m.edge]) is not None], records, calls)
+        self._add_weights([(w, g) for w in weights if (g := found[w.edge]) is not None], calls)
+        return calls
+
+    def inputs(self) -> Calls:
+        """Return the calls of a pass without gradients, with zeros for the gradients at the outputs."""
+        records, self._records = self._records, []
+        calls: Calls = {}
         for record in records:
-            if any(x._version != version for x, version in record.versions):
-                raise ValueError(
-                    f"the input of layer '{record.layers[0].name}' was changed in place after the layer had read it; "
-                    "use the out-of-place form of that operation (for example x = x + y instead of x += y)"
-                )
-        return records
+            zeros = [torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in record.outputs]
+            call = Call(record.module, record.args, record.kwargs, list(zeros), record.axes, record.output_axes, record.attended)
+            if record.is_public:
+                call = _shared_call(record, zeros[0].expand(self._size or 1, *record.outputs[0][0]), self._size or 1)
+            for layer in record.layers:
+                calls.setdefault(layer.name, []).append(call)
+        return calls
 
-    def _arrive(self, record: Record, i: int, gradient: Tensor) -> None:
-        if not self._handles and in_backward():  # until the end of this backward pass
-            self._watch(repeating=True)
-            torch.autograd.Variable._execution_engine.queue_callback(self._remove_hooks)
-        record.arrived.setdefault(i, []).append(gradient.detach() * self.scale)  # a copy: autograd may reuse its own
-        if self.on_gradient is not None:
-            self.on_gradient(self)
-
-    def collect(self) -> dict[str, list[Call]]:
-        """What a listening tape has heard of the caller's own backward pass.
-
-        Returns:
-            As `backward`; zeros at outputs that the loss does not depend on.
+    def check_depends(self, losses: Tensor, records: Sequence[_Record] | None = None) -> None:
+        """Raise unless the losses depend on a trainable layer.
 
         Raises:
-            ValueError: an output was differentiated twice; an input overwritten in place.
+            ValueError: they do not.
         """
-        records = self._take()
-        for record in records:
-            if any(len(gradients) > 1 for gradients in record.arrived.values()):
-                raise ValueError(
-                    "one forward pass was differentiated twice; add the losses and call backward() once (a penalty on "
-                    "gradients has no per-example form here)"
-                )
-            for doubt, spec in zip(record.doubts, record.outputs, strict=True):
-                if doubt is not None and doubt.ids:
-                    raise ValueError(ambiguous(doubt.layer, spec[0][0]))
-        return calls_of([(r, [r.arrived.get(i, [None])[0] for i in range(len(r.outputs))]) for r in records])
+        if losses.grad_fn is None:
+            raise ValueError(
+                "the losses do not depend on any trainable layer of the model that the session was given: call that model, "
+                "uncompiled, inside loss_fn"
+            )
+
+    def _calls_of(self, records: Sequence[_Record], found: dict[Any, Tensor | None]) -> Calls:
+        """Return the calls of every layer; those on which no loss depends are left out where the layer has another."""
+        rows = [(r, [None if edge is None else found.get(edge) for edge in r.edges]) for r in records]
+        used = {layer.name for r, gradients in rows for layer in r.layers if any(g is not None for g in gradients)}
+        calls: Calls = {}
+        for record, gradients in rows:
+            reached = any(g is not None for g in gradients)
+            for layer in record.layers:
+                if reached or layer.name not in used:
+                    calls.setdefault(layer.name, []).append(_call(record, gradients))
+        return calls
+
+    def _add_shared(self, pairs: Sequence[tuple[Meeting, Tensor]], records: Sequence[_Record], calls: Calls) -> None:
+        """Add the gradients of parameters that all examples share to the calls."""
+        if not pairs or self.tracker is None:
+            return
+        size = self.tracker.size
+        public = [record for record in records if record.is_public and record.edges and record.edges[0] is not None]
+        named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad}
+        direct = [named[key] for key in self.tracker.read if key in named]
+        targets = [*(record.edges[0] for record in public), *(p for _, p in direct)]
+        gradients = pulled_back(pairs, targets, size)
+        for record, gradient in zip(public, gradients[: len(public)], strict=True):
+            if gradient is not None:
+                for layer in record.layers:
+                    calls.setdefault(layer.name, []).append(_shared_call(record, gradient, size))
+        self._add_parameters({name: g for (name, _), g in zip(direct, gradients[len(public) :], strict=True) if g is not None}, calls)
+
+    def _add_weights(self, pairs: Sequence[tuple[WeightUse, Tensor]], calls: Calls) -> None:
+        if self.tracker is None:
+            return
+        for use, gradient in pairs:
+            rows = 0
+            if use.is_lookup:
+                rows = self.model.get_parameter(use.name).shape[0]
+            found = use.gradients(gradient, self.tracker.size, rows)
+            self._add_parameters({name: g for name, g in found.items() if name}, calls)
+
+    def _add_parameters(self, gradients: dict[str, Tensor], calls: Calls) -> None:
+        """Add gradients `[N, *parameter.shape]` to the layers that the parameters belong to."""
+        for layer in self.layers:
+            own = {role: gradients[full] for role, full in layer.parameters.items() if full in gradients}
+            if own:
+                calls.setdefault(layer.name, []).append(block_of_gradients(layer, own))
 
 
-def _apart(x: Any) -> Any:  # noqa: ANN401
-    """A node of its own for one of several outputs: what the module makes of one for another is not to arrive there too."""
-    return x.clone() if isinstance(x, Tensor) and x.is_floating_point() else x
+@dataclass
+class _OpenCall:
+    """A call of a covered module that has begun.
+
+    Attributes:
+        parameters: those that it covers.
+        tensors: its tensor inputs.
+        axes: batch axis of each.
+        parametric, unknown: whether an input is.
+        paused: whether the tracker is.
+        states: of the random generators when it began.
+    """
+
+    parameters: list[Tensor]
+    tensors: list[Tensor]
+    axes: list[BatchAxis | None]
+    parametric: bool = False
+    unknown: bool = False
+    paused: bool = False
+    states: Sequence[Tensor] | None = None
+    attended: Attended | None = field(default=None)
 
 
-def _detached(x: Any) -> Any:  # noqa: ANN401
+def _call(record: _Record, gradients: Sequence[Tensor | None]) -> Call:
+    outputs = [
+        (torch.zeros(shape, dtype=dtype, device=device) if g is None else g) if dtype.is_floating_point else None
+        for g, (shape, dtype, device) in zip(gradients, record.outputs, strict=True)
+    ]
+    if record.attended is not None:
+        record.attended.gradients = gradients
+    return Call(record.module, record.args, record.kwargs, outputs, record.axes, record.output_axes, record.attended)
+
+
+def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
+    """Return a call that reads a public input, with the input repeated for every example.
+
+    Args:
+        record: of the call.
+        gradient: at its output, `[N, *output.shape]`.
+        size: examples N.
+    """
+    repeated = tree_map(lambda x: _repeated(x, size) if isinstance(x, Tensor) else x, (record.args, record.kwargs))
+    axes: list[BatchAxis | None] = [BatchAxis(0, 1, max(1, x.shape[0])) for x, _ in record.versions]
+    length = max(1, gradient.shape[1])
+    output = gradient.flatten(0, 1)
+    return Call(record.module, repeated[0], repeated[1], [output], axes, [BatchAxis(0, 1, length)], None)
+
+
+def _repeated(x: Tensor, size: int) -> Tensor:
+    return x.expand(size, *x.shape).flatten(0, 1)
+
+
+def _public_rows(layer: Layer, inputs: Sequence[Tensor], outputs: Sequence[Tensor], size: int) -> bool:
+    """Return whether a call on public inputs has a row for each example by its shape: ids `[N, T]`, noise `[N, d]`."""
+    if layer.rule in ("fallback", "recurrent") or layer.paths or not inputs or not outputs:
+        return False
+    x, y = inputs[0], outputs[0]
+    return x.dim() >= 2 and x.shape[0] == size and y.dim() >= 2 and y.shape[0] == size
+
+
+def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:
+    if not x.dim():
+        return None
+    if x.shape[0] % size == 0 and x.shape[0]:
+        return BatchAxis(0, 1, x.shape[0] // size)
+    for dim, length in enumerate(x.shape):
+        if length == size:
+            return BatchAxis(dim)
+    return None
+
+
+def _same(states: Sequence[Tensor], device: torch.device) -> bool:
+    now = random_states(device)
+    return len(now) == len(states) and all(torch.equal(a, b) for a, b in zip(states, now, strict=True))
+
+
+def _custom_function(losses: Tensor) -> Unknown | None:
+    """Return the first node of the graph whose backward pass is Python code of its own; None where there is none."""
+    known = ("torch.distributed.", "dpkfc.")
+    for node in _nodes(losses):
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            origin = getattr(type(node), "_forward_cls", type(node))
+            if not str(origin.__module__).startswith(known):
+                return Unknown(origin.__name__, "the backward pass of a custom autograd function is not followed")
+    return None
+
+
+def _nodes(losses: Tensor) -> Iterator[Any]:
+    waiting, seen = [losses.grad_fn], {losses.grad_fn}
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """Return the tensors inside some values."""
+    return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
+
+
+def _detached(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else x
+
+
+def leading_size(inputs: Any) -> int | None:
+    """Return the leading axis of the first tensor of the inputs that has one."""
+    tensors: Iterable[Tensor] = (x for x in tensors_of(inputs) if x.dim())
+    return next((x.shape[0] for x in tensors), None)
 
 
 def check_losses(losses: Tensor, batch_size: int | None = None) -> None:

@@ -7,7 +7,6 @@ is therefore known when it is handed out, however far the workers are ahead.
 from __future__ import annotations
 
 import copy
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,8 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from dpkfc.data.loader import split
 from dpkfc.data.repeats import check_once
-from dpkfc.gradients.random_state import renew
-from dpkfc.gradients.steady import check_steady
+from dpkfc.gradients.random_state import fresh_seed, renew
 from dpkfc.plan import Plan
 from dpkfc.privacy.rng import SamplingStream
 
@@ -121,13 +119,21 @@ class _Physical:
 
 @dataclass(frozen=True)
 class _EmptyAware:
-    """A collate function that knows what a batch of no example looks like."""
+    """A collate function that knows what a batch of no example looks like.
+
+    After each batch the global generators go on from numbers of the operating system, also in a worker process. Otherwise
+    the numbers of one seed would last for the whole life of a worker, and a snapshot of memory would repeat them.
+    """
 
     collate: Callable[[list[Any]], Any]
     empty: Any
+    repeatable: bool
 
     def __call__(self, examples: list[Any]) -> Any:
-        return self.collate(examples) if examples else copy.deepcopy(self.empty)
+        batch = self.collate(examples) if examples else copy.deepcopy(self.empty)
+        if not self.repeatable:
+            renew()
+        return batch
 
 
 class PrivateLoader(DataLoader[Any]):
@@ -147,13 +153,13 @@ class PrivateLoader(DataLoader[Any]):
         super().__init__(
             source.dataset,
             batch_sampler=self.physical,
-            collate_fn=_EmptyAware(collate, _empty(collate([source.dataset[0]]))),
+            collate_fn=_EmptyAware(collate, _empty(collate([source.dataset[0]])), draws.plan.test_mode),
             num_workers=source.num_workers,
             pin_memory=source.pin_memory,
             timeout=source.timeout,
             worker_init_fn=source.worker_init_fn,
             multiprocessing_context=source.multiprocessing_context,
-            generator=source.generator if draws.plan.test_mode else _unknown(),  # of the seeds of worker processes
+            generator=source.generator if draws.plan.test_mode else torch.Generator(),  # of the seeds of worker processes
             prefetch_factor=source.prefetch_factor,
             persistent_workers=source.persistent_workers,
         )
@@ -162,6 +168,8 @@ class PrivateLoader(DataLoader[Any]):
         """The batches of one pass, an empty one where no example was drawn; first the one that the last pass has left."""
         token = self.listener.begin()
         self.draws.missing = self.listener.missing
+        if not self.draws.plan.test_mode:
+            self.generator.manual_seed(fresh_seed())
         for handed, batch in enumerate(self._fetched(super().__iter__())):
             if self.listener.ends(handed):
                 break
@@ -183,10 +191,6 @@ class PrivateLoader(DataLoader[Any]):
     def cut(self, bound: int) -> PrivateLoader:
         """The same loader with physical batches of at most `bound` examples."""
         return PrivateLoader(self.source, self.draws, self.listener, bound)
-
-
-def _unknown() -> torch.Generator:
-    return torch.Generator().manual_seed(secrets.randbits(63))
 
 
 def check_loader(loader: Any) -> None:
@@ -226,8 +230,6 @@ def check_loader(loader: Any) -> None:
         check_once(loader.dataset)
     except ValueError as error:
         raise ValueError(f"{error}. Units need a Session: an engine protects single examples") from None
-    dataset: Any = loader.dataset
-    check_steady(lambda row: loader.collate_fn([dataset[row]]), len(dataset))
     if not getattr(loader, "in_order", True):
         raise ValueError("data_loader has in_order=False; batches must come in the order in which they were drawn")
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import dp_accounting
 
+from dpkfc.forks import count_forks
 from dpkfc.privacy import chain
 from dpkfc.privacy.chain import LedgerError, Verified
 from dpkfc.privacy.events import event_to_dict
@@ -52,7 +53,7 @@ class Ledger:
         self.max_releases = max_releases
         self._state = state
         self._size = state.size
-        self._descriptor, self._pid = descriptor, os.getpid()
+        self._descriptor, self._forks = descriptor, count_forks()
         self._failure: str | None = None
 
     @classmethod
@@ -156,7 +157,7 @@ class Ledger:
             LedgerError: the ledger is closed, could not be written, or its file was deleted, replaced or changed since it was
                 opened; the release must not be made.
         """
-        failure = self._failure or ("a forked process needs its own ledger" if os.getpid() != self._pid else None)
+        failure = self._failure or ("a forked process needs its own ledger" if count_forks() != self._forks else None)
         if failure is not None:
             raise LedgerError(f"{self._name} takes no further release: {failure}")
         if self.max_releases is not None and self.count >= self.max_releases:
@@ -184,7 +185,7 @@ class Ledger:
         """Give the file and its lock back; a closed ledger takes no release."""
         self._failure = self._failure or "it is closed"
         if self._descriptor is not None:
-            _give_back(self._descriptor, unlock=os.getpid() == self._pid)
+            _give_back(self._descriptor, unlock=count_forks() == self._forks)
             self._descriptor = None
 
     def __enter__(self) -> Ledger:

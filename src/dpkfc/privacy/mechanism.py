@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpkfc.entropy import draw_key
+from dpkfc.privacy.chacha20 import draw_normal
 from dpkfc.privacy.grid import MOST_STEPS, ROUNDED, grid_of
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import CHUNK, NoiseStream
@@ -233,10 +235,11 @@ def _check_scale(stddev: float, divisor: float) -> None:
 
 
 def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -> Normal:
-    """The stream itself on the CPU; elsewhere the device's generator, seeded anew by the stream for this release.
+    """Choose the source of the normal numbers of one release.
 
-    A device without float64 leaves rounded noise to the stream. All `numbers` of the release are one draw of the stream, given
-    at once or, where fewer are asked for, in pieces.
+    On a CPU the source is the stream. All `numbers` of the release are one draw of the stream, at once or, where the caller
+    asks for fewer, in pieces. On a CUDA device it is ChaCha20 under a fresh key. Small draws, and draws for other devices,
+    are copied from the stream. In test mode a device uses its own generator, seeded with the step.
     """
     pieces: list[Iterator[NDArray[Any]]] = []
 
@@ -249,15 +252,24 @@ def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -
 
     if device.type == "cpu":
         return of_stream
-    generator = torch.Generator(device=device)
-    generator.manual_seed(noise.device_seed(step))
+    without_float64 = device.type == "mps"  # `rounded_release` then works on the CPU
 
-    def of_device(size: int, dtype: torch.dtype) -> Tensor:
-        if device.type == "mps" and dtype == torch.float64:
+    def of_cipher(size: int, dtype: torch.dtype) -> Tensor:
+        if device.type == "cuda" and size > CHUNK:
+            return draw_normal(draw_key(), size, dtype, device)
+        z = of_stream(size, dtype)
+        return z if without_float64 and dtype == torch.float64 else z.to(device)
+
+    if noise.is_secure:
+        return of_cipher
+    generator = torch.Generator(device=device).manual_seed(noise.device_seed(step))
+
+    def of_test_mode(size: int, dtype: torch.dtype) -> Tensor:
+        if without_float64 and dtype == torch.float64:
             return of_stream(size, dtype)
         return torch.randn(size, dtype=dtype, device=device, generator=generator)
 
-    return of_device
+    return of_test_mode
 
 
 def _check(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int) -> None:

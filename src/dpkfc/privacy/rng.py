@@ -1,8 +1,10 @@
-"""Random streams of the mechanism and of the sampler, apart from each other and from every other seed.
+"""Random streams of the mechanism and of the sampler, independent of each other and of every other seed.
 
-Noise comes from a cipher: AES-256 in counter mode under a key of the operating system. The counter block holds the number
-of the draw and of the chunk within it, so that no two draws of one key overlap, and who sees any number of releases can
-predict no other without breaking the cipher. Batches are drawn from Philox (Salmon et al. 2011) under a key of their own.
+Noise comes from AES-256 in counter mode. Every draw has a fresh 256-bit key of the operating system (`entropy`), so no state
+in memory decides the next draw. Two resumptions of one snapshot of memory, or two processes after a fork, draw different
+noise. A snapshot during a draw repeats one release as a whole, since the sum is fixed before its noise is drawn. Who
+sees any number of releases can predict no other without breaking the cipher. Batches come from Philox (Salmon et al. 2011)
+under fresh keys of their own.
 
 Normal numbers are made by the transform of Box and Muller (1958). In float32 32 bits decide the angle and 32 the radius, and
 53 more where the radius exceeds 5.5; the tail ends at 10.9 standard deviations. In float64 both have 53 bits, and 53 more
@@ -13,7 +15,6 @@ numbers a sum with noise can become is accounted for by rounded noise alone (`gr
 from __future__ import annotations
 
 import os
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,9 @@ from typing import Any, NoReturn
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
+
+from dpkfc.entropy import draw_key
+from dpkfc.forks import count_forks
 
 __all__ = ["NoiseStream", "SamplingStream"]
 
@@ -37,8 +41,8 @@ def _test_key(seed: int, domain: str) -> bytes:
     return words.astype("<u8").tobytes()
 
 
-class _Keyed:
-    """A stream keyed by the operating system (secure) or by a seed (test mode). Never copied, never stored."""
+class _Stream:
+    """A stream of the operating system (secure) or of a seed (test mode). Never copied, never stored."""
 
     _domain: str
 
@@ -46,21 +50,11 @@ class _Keyed:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise ValueError(f"the seed of a repeatable stream must be an integer >= 0, got {seed!r}")
         self._seed = seed
-        self._rekey()
-
-    def _rekey(self) -> None:
-        self._pid = os.getpid()
-        self._draws = 0
-        self._key = secrets.token_bytes(32) if self._seed is None else _test_key(self._seed, self._domain)
-
-    def _fresh(self) -> None:
-        """A forked child must not repeat its parent: it takes a key of its own."""
-        if self._seed is None and os.getpid() != self._pid:
-            self._rekey()
+        self._key = b"" if seed is None else _test_key(seed, self._domain)
 
     @property
     def is_secure(self) -> bool:
-        """Whether the key came from the operating system; False in test mode, which is not private."""
+        """Whether keys come from the operating system; False in test mode, which is not private."""
         return self._seed is None
 
     def __reduce__(self) -> NoReturn:
@@ -73,14 +67,22 @@ class _Keyed:
         self.__reduce__()
 
 
-class NoiseStream(_Keyed):
-    """Standard normal numbers for the mechanism; make one with `secure` or `repeatable`."""
+class NoiseStream(_Stream):
+    """Standard normal numbers for the mechanism; make one with `secure` or `repeatable`.
+
+    The key of the last draw stays in `_key`, so that a test can compare the draw with a second implementation. No later
+    draw uses that key, and the sum that its noise hides lies in the same memory.
+    """
 
     _domain = "noise"
 
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self._draws = 0
+
     @classmethod
     def secure(cls) -> NoiseStream:
-        """A stream under a fresh 256-bit key of the operating system; no two draws ever repeat."""
+        """Make a stream whose every draw has a fresh 256-bit key of the operating system; no two draws repeat."""
         return cls()
 
     @classmethod
@@ -103,16 +105,16 @@ class NoiseStream(_Keyed):
         Raises:
             ValueError: a negative size or step.
         """
-        draw = self._next_draw(size, step)
+        key, draw = self._next_draw(size, step)
         out = np.empty(size, dtype=dtype)
         chunks = -(-size // CHUNK)
         workers = min(8, os.cpu_count() or 1, chunks)
         if workers <= 1:
-            self._fill(out, draw, range(chunks))
+            _fill_chunks(out, key, draw, range(chunks))
         else:
             spans = [range(i * chunks // workers, (i + 1) * chunks // workers) for i in range(workers)]
             with ThreadPoolExecutor(max_workers=workers) as pool:
-                list(pool.map(lambda span: self._fill(out, draw, span), spans))
+                list(pool.map(lambda span: _fill_chunks(out, key, draw, span), spans))
         return out
 
     def pieces(self, size: int, step: int, dtype: DTypeLike = np.float32) -> Iterator[NDArray[Any]]:
@@ -123,54 +125,66 @@ class NoiseStream(_Keyed):
         Raises:
             ValueError: a negative size or step.
         """
-        return self._pieces(size, self._next_draw(size, step), dtype)
+        key, draw = self._next_draw(size, step)
+        return _iterate_chunks(size, key, draw, dtype)
 
-    def _pieces(self, size: int, draw: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
-        def made(chunk: int) -> NDArray[Any]:
-            out = np.empty(min(CHUNK, size - chunk * CHUNK), dtype=dtype)
-            self._fill(out, draw, range(chunk, chunk + 1), chunk)
-            return out
-
-        chunks, workers = -(-size // CHUNK), min(8, os.cpu_count() or 1)
-        with ThreadPoolExecutor(max_workers=workers) as pool:
-            ahead = deque(pool.submit(made, chunk) for chunk in range(min(chunks, 4 * workers)))
-            for chunk in range(len(ahead), chunks + len(ahead)):
-                yield ahead.popleft().result()
-                if chunk < chunks:
-                    ahead.append(pool.submit(made, chunk))
-
-    def _next_draw(self, size: int, step: int) -> int:
+    def _next_draw(self, size: int, step: int) -> tuple[bytes, int]:
+        """Return the key of a draw, fresh in secure mode, and the number that its counter blocks begin with."""
         if size < 0 or step < 0:
             raise ValueError(f"size and step must be >= 0, got size={size}, step={step}")
-        self._fresh()
         draw = self._draws if self.is_secure else step
         self._draws += 1
-        return draw
-
-    def _fill(self, out: NDArray[Any], draw: int, chunks: range, first: int = 0) -> None:
-        """Fill some chunks of a draw, each from a counter of its own; `out` begins with chunk number `first`."""
-        zeros = bytes((min(CHUNK, out.size) + 1) * out.itemsize)
-        held = bytearray(len(zeros) + 16)  # the cipher asks for room of one block more
-
-        for chunk in chunks:
-            start = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
-            keystream = Cipher(algorithms.AES(self._key), modes.CTR(start)).encryptor()
-
-            def words(count: int, dtype: str, keystream: Any = keystream) -> NDArray[Any]:
-                size = count * np.dtype(dtype).itemsize
-                if size > len(zeros):
-                    return np.frombuffer(keystream.update(bytes(size)), dtype)
-                keystream.update_into(memoryview(zeros)[:size], held)
-                return np.frombuffer(held, dtype, count)
-
-            _fill_normal(out[(chunk - first) * CHUNK : (chunk - first + 1) * CHUNK], words)
+        # A local name: another thread may begin a draw of its own before this one ends.
+        key = draw_key() if self.is_secure else self._key
+        self._key = key
+        return key, draw
 
     def device_seed(self, step: int) -> int:
-        """63 bits that seed the generator of an accelerator for one release: fresh, or a function of (seed, step)."""
+        """Return the 63 bits that seed the generator of an accelerator in test mode, a function of (seed, step).
+
+        Raises:
+            ValueError: the stream is secure; an accelerator then takes its keys from `entropy`.
+        """
         if self._seed is None:
-            return secrets.randbits(63)
+            raise ValueError("a secure stream has no seed for a device; draw a key from dpkfc.entropy")
         state = np.random.SeedSequence(entropy=self._seed, spawn_key=(_DOMAINS["device"], step))
         return int(state.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _iterate_chunks(size: int, key: bytes, draw: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
+    """Yield the chunks of a draw in order; threads make some chunks in advance."""
+
+    def make_chunk(chunk: int) -> NDArray[Any]:
+        out = np.empty(min(CHUNK, size - chunk * CHUNK), dtype=dtype)
+        _fill_chunks(out, key, draw, range(chunk, chunk + 1), chunk)
+        return out
+
+    chunks, workers = -(-size // CHUNK), min(8, os.cpu_count() or 1)
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        ahead = deque(pool.submit(make_chunk, chunk) for chunk in range(min(chunks, 4 * workers)))
+        for chunk in range(len(ahead), chunks + len(ahead)):
+            yield ahead.popleft().result()
+            if chunk < chunks:
+                ahead.append(pool.submit(make_chunk, chunk))
+
+
+def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first: int = 0) -> None:
+    """Fill some chunks of a draw, each from a counter of its own; `out` begins with chunk number `first`."""
+    zeros = bytes((min(CHUNK, out.size) + 1) * out.itemsize)
+    held = bytearray(len(zeros) + 16)  # the cipher asks for room of one block more
+
+    for chunk in chunks:
+        start = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
+        keystream = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
+
+        def words(count: int, dtype: str, keystream: Any = keystream) -> NDArray[Any]:
+            size = count * np.dtype(dtype).itemsize
+            if size > len(zeros):
+                return np.frombuffer(keystream.update(bytes(size)), dtype)
+            keystream.update_into(memoryview(zeros)[:size], held)
+            return np.frombuffer(held, dtype, count)
+
+        _fill_normal(out[(chunk - first) * CHUNK : (chunk - first + 1) * CHUNK], words)
 
 
 def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -> None:
@@ -198,10 +212,19 @@ def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -
     np.multiply(np.sin(angle[: out.size - half]), scale[: out.size - half], out=out[half:])
 
 
-class SamplingStream(_Keyed):
-    """Generators for the sampler; make one with `secure` or `repeatable`. Shares no key with any noise."""
+class SamplingStream(_Stream):
+    """Generators for the sampler; make one with `secure` or `repeatable`. Shares no key with any noise.
+
+    A secure stream keeps one key: that of the shuffled order of the present epoch, which all steps of the epoch share. Two
+    resumptions of a snapshot therefore finish the epoch in one order. A forked child takes a new key, also in the middle of
+    an epoch. Every other draw has a fresh key.
+    """
 
     _domain = "sampling"
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self._order: tuple[int, int, int] | None = None  # the epoch that `_key` belongs to
 
     @classmethod
     def secure(cls) -> SamplingStream:
@@ -230,8 +253,18 @@ class SamplingStream(_Keyed):
         """
         if step < 0 or steps_per_draw < 1:
             raise ValueError(f"need step >= 0 and steps_per_draw >= 1, got {step} and {steps_per_draw}")
-        self._fresh()
-        if self.is_secure and steps_per_draw == 1:
-            return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
-        key = int.from_bytes(self._key[:16], "little")
-        return np.random.Generator(np.random.Philox(key=key, counter=(step // steps_per_draw) << 192))
+        draw = step // steps_per_draw
+        if not self.is_secure:
+            return _philox(self._key, draw)
+        if steps_per_draw == 1:
+            return _philox(draw_key(), draw)
+        order = (count_forks(), steps_per_draw, draw)
+        if order != self._order:
+            self._order = order
+            self._key = draw_key()
+        return _philox(self._key, draw)
+
+
+def _philox(key: bytes, draw: int) -> np.random.Generator:
+    """A generator from the first 128 bits of a key, at the counter of a draw."""
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little"), counter=draw << 192))

@@ -48,8 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
 LABELS = {"dp-fedgd": "DP-FedGD", "dp-fedsofim": "DP-FedSOFIM", "dp-kfc": "federated DP-KFC"}
 _PLACES = {HERE: "one process", FLOWER: "Flower simulation"}
 _SIMULATED = {
-    "messages of single clients": "secure aggregation is simulated: its masks come from one secret that all clients of the demo "
-    "read, and where clients and server share a machine so does the server"
+    "messages of single clients": "clients and server of the demo share a machine, so the server could read the clients' keys"
 }
 _CHOSEN = "fixed in the demo; looked at on these digits by hand, which ε does not cover"
 
@@ -236,7 +235,7 @@ def federated_demo(
     rounds: int = ROUNDS,
     engines: Sequence[str] = (HERE,),
 ) -> FederatedDemo:
-    """Train every method under the same budget on the same clients, with secure aggregation simulated.
+    """Train every method under the same budget on the same clients, with secure aggregation on one machine.
 
     Args:
         out: folder; empty for a new one below runs/.

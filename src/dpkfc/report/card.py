@@ -162,9 +162,8 @@ _NOISE = {
 def _generator(plan: Plan, device: str) -> str:
     if plan.test_mode:
         return "repeatable: NOT PRIVATE"
-    if device.startswith("cpu"):
-        return "AES-256 in counter mode, keyed by the operating system"
-    return f"torch's generator on {device}, seeded by the operating system for each release"
+    ciphers = "AES-256 in counter mode, ChaCha20 for large draws" if device.startswith("cuda") else "AES-256 in counter mode"
+    return f"{ciphers}, with a fresh key of the operating system for each release"
 
 
 def _number(value: float) -> float | str:

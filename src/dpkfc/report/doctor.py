@@ -129,7 +129,7 @@ def _blocks(model: nn.Module, layers: Sequence[Layer], kfac: KFAC) -> dict[str, 
     """Each layer's contribution as the norm engine sees it, on a few probe examples."""
     inputs = placed(kfac.probe.sample(_EXAMPLES, public_generator(kfac.seed, 0))[0], model)
     with undisturbed(model):
-        tape = Tape(model, layers)
+        tape = Tape(model, layers, lenient=True)
         with torch.enable_grad(), tape:
             losses = _any_loss(logits_of(call(model, inputs)))
         calls = tape.backward(losses)

@@ -1,0 +1,21 @@
+"""Proof that every gradient belongs to one example: a tracker follows the batch axis through a forward pass."""
+
+from __future__ import annotations
+
+from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, State, Total, Unknown, example_first
+from dpkfc.tracking.operation import Operation
+from dpkfc.tracking.rules import register_batch_rule
+from dpkfc.tracking.tracker import Tracker, UnknownOperation
+
+__all__ = [
+    "PARAMETRIC",
+    "BatchAxis",
+    "Operation",
+    "State",
+    "Total",
+    "Tracker",
+    "Unknown",
+    "UnknownOperation",
+    "example_first",
+    "register_batch_rule",
+]

@@ -1,0 +1,838 @@
+"""The table of batch rules: what each ATen operation does to the place of the examples.
+
+A rule gets an `Operation` none of whose operands is unknown and at least one of which has a batch axis. It returns the
+state of every output: one state for all of them, or a list. A rule that is not sure returns `operation.lost(...)`.
+Every rule is tested alone against brute force: perturb one example of the inputs, and only its entries of the outputs may
+change; permute the batch, and the outputs permute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpkfc.tracking.axes import BatchAxis, State, Total, axis_after_reshape
+from dpkfc.tracking.operation import Operation
+
+__all__ = ["RULES", "Rule", "TOTAL_RULES", "broadcast_axis", "pointwise", "register_batch_rule"]
+
+Answer = State | None | list[State | None]
+Rule = Callable[[Operation], Answer]
+
+RULES: dict[str, Rule] = {}
+"""Name of an operation without overload and without the underscore of its in-place form, to its rule."""
+
+TOTAL_RULES: dict[str, Rule] = {}
+"""Rules for operations on totals: scalars that are sums over examples."""
+
+
+def register_batch_rule(name: str, rule: Rule) -> None:
+    """Register what an operation does to the place of the examples.
+
+    Args:
+        name: the operation, "aten::sort" or "my_library::my_kernel", without overload.
+        rule: maps an `Operation` to the state of its outputs: a `BatchAxis`, None for a public output, `operation.lost(why)`
+            where the examples are mixed or cannot be told, or a list with one of these for each tensor output.
+
+    The rule is part of the proof of a private pass. A wrong one voids the guarantee.
+
+    Raises:
+        ValueError: a name without its library.
+
+    Example:
+        register_batch_rule("my_library::scale_rows", lambda operation: operation.axis(operation.args[0]))
+    """
+    if "::" not in name:
+        raise ValueError(f"batch rule {name!r}: name the library too, for example 'aten::{name}'")
+    RULES[name.removeprefix("aten::")] = rule
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        for name in names:
+            RULES[name] = rule
+        return rule
+
+    return add
+
+
+# -- elementwise operations ----------------------------------------------------------------------------------------------
+
+
+def broadcast_axis(operation: Operation, tensors: Iterable[Tensor], rank: int) -> BatchAxis | None:
+    """Return the axis that all batched operands share after broadcasting, or None where they disagree.
+
+    Args:
+        operation: the operation.
+        tensors: its operands.
+        rank: dimensions of the broadcast result.
+    """
+    found: BatchAxis | None = None
+    for x in tensors:
+        axis = operation.axis(x)
+        if axis is None:
+            continue
+        placed = axis.shifted(rank - x.dim())
+        if found is not None and placed != found:
+            return None
+        found = placed
+    return found
+
+
+def pointwise(operation: Operation) -> Answer:
+    """Return the axis of an elementwise operation: all batched operands must have it in one place."""
+    outputs = operation.outputs
+    axis = broadcast_axis(operation, operation.tensors, outputs[0].dim())
+    if axis is None or outputs[0].shape[axis.dim] != axis.length(operation.size):
+        return operation.lost("broadcasting pairs different examples")
+    return axis
+
+
+for _name in (
+    "_to_copy copy contiguous detach alias lift_fresh bernoulli native_dropout dropout prelu _prelu_kernel where isin "
+    "fill fill_diagonal masked_fill relu hardtanh elu leaky_relu rrelu_with_noise logical_not bitwise_not "
+    "binary_cross_entropy_backward real imag conj _conj resolve_conj resolve_neg clamp gelu hardswish hardsigmoid_backward "
+    "hardswish_backward log_sigmoid_forward log_sigmoid_backward elu_backward leaky_relu_backward hardtanh_backward "
+    "softplus_backward mish_backward polar complex glu_jvp requires_grad normal uniform random exponential zero "
+    "_cast_Float _cast_Double nan_to_num special_multigammaln view_as_complex_copy isclose"
+).split():
+    RULES[_name] = pointwise
+
+
+@_rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
+@_rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided", "sym_size", "sym_numel", "sym_stride")
+def _public(operation: Operation) -> Answer:
+    """Return public: the values depend on no operand."""
+    return None
+
+
+# -- views and layout ----------------------------------------------------------------------------------------------------
+
+
+@_rule("view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "unsqueeze", "flatten", "unflatten", "view_as")
+def _reshape(operation: Operation) -> Answer:
+    x, y = operation.args[0], operation.outputs[0]
+    axis = operation.axis(x)
+    if axis is None or x.numel() != y.numel():
+        return operation.lost("a view with another number of elements")
+    moved = axis_after_reshape(axis, x.shape, y.shape, operation.size)
+    return moved if moved is not None else operation.lost("a reshape tears the batch axis apart")
+
+
+@_rule("clone")
+def _clone(operation: Operation) -> Answer:
+    return operation.axis(operation.args[0])
+
+
+@_rule("permute")
+def _permute(operation: Operation) -> Answer:
+    x = operation.args[0]
+    axis = operation.axis(x)
+    order = [d % x.dim() for d in operation.argument("dims")]
+    return BatchAxis(order.index(axis.dim), axis.pre, axis.post) if axis else None
+
+
+@_rule("transpose")
+def _transpose(operation: Operation) -> Answer:
+    x = operation.args[0]
+    one, other = (operation.argument(name) % max(1, x.dim()) for name in ("dim0", "dim1"))
+    return _swapped(operation.axis(x), one, other)
+
+
+@_rule("t")
+def _t(operation: Operation) -> Answer:
+    x = operation.args[0]
+    return _swapped(operation.axis(x), 0, 1) if x.dim() == 2 else operation.axis(x)
+
+
+def _swapped(axis: BatchAxis | None, one: int, other: int) -> BatchAxis | None:
+    if axis is None or axis.dim not in (one, other):
+        return axis
+    return BatchAxis(other if axis.dim == one else one, axis.pre, axis.post)
+
+
+@_rule("expand")
+def _expand(operation: Operation) -> Answer:
+    x, y = operation.args[0], operation.outputs[0]
+    axis = operation.axis(x)
+    return axis.shifted(y.dim() - x.dim()) if axis else None
+
+
+@_rule("repeat")
+def _repeat(operation: Operation) -> Answer:
+    x, y = operation.args[0], operation.outputs[0]
+    axis = operation.axis(x)
+    if axis is None:
+        return None
+    placed = axis.shifted(y.dim() - x.dim())
+    times = operation.argument("repeats")[placed.dim]
+    return BatchAxis(placed.dim, placed.pre * times, placed.post)
+
+
+@_rule("slice")
+def _slice(operation: Operation) -> Answer:
+    x, y = operation.args[0], operation.outputs[0]
+    axis, dim = operation.axis(x), operation.argument("dim") % x.dim()
+    if axis is None or dim != axis.dim or x.shape == y.shape:
+        return axis
+    length, step = x.shape[dim], operation.argument("step")
+    start = operation.argument("start") or 0
+    start = min(max(start + length if start < 0 else start, 0), length)
+    return _cut(operation, axis, start, y.shape[dim], step)
+
+
+def _cut(operation: Operation, axis: BatchAxis, start: int, length: int, step: int = 1) -> Answer:
+    """Return the axis of a part of the batch dimension: whole copies of the batch, or one of several places an example."""
+    block = operation.size * axis.post
+    if step == 1 and start % block == 0 and length % block == 0 and length > 0:
+        return BatchAxis(axis.dim, length // block, axis.post)
+    if step == axis.post and axis.pre == 1 and start < axis.post and length == operation.size:
+        return BatchAxis(axis.dim)
+    return operation.lost("a slice takes some of the examples")
+
+
+@_rule("narrow")
+def _narrow(operation: Operation) -> Answer:
+    x = operation.args[0]
+    axis, dim = operation.axis(x), operation.argument("dim") % x.dim()
+    if axis is None or dim != axis.dim:
+        return axis
+    return _cut(operation, axis, operation.argument("start"), operation.argument("length"))
+
+
+@_rule("select")
+def _select(operation: Operation) -> Answer:
+    x = operation.args[0]
+    axis, dim = operation.axis(x), operation.argument("dim") % x.dim()
+    return _without(operation, axis, dim)
+
+
+def _without(operation: Operation, axis: BatchAxis | None, dim: int) -> Answer:
+    """Return the axis after dimension `dim` has gone."""
+    if axis is None:
+        return None
+    if axis.dim == dim:
+        return operation.lost("one entry of the batch axis is taken")
+    return axis.shifted(-1) if dim < axis.dim else axis
+
+
+@_rule("unbind")
+def _unbind(operation: Operation) -> Answer:
+    x = operation.args[0]
+    return _without(operation, operation.axis(x), operation.argument("dim") % x.dim())
+
+
+@_rule("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "tensor_split")
+def _split(operation: Operation) -> Answer:
+    x = operation.args[0]
+    axis, dim = operation.axis(x), operation.argument("dim") % x.dim()
+    if axis is None or axis.dim != dim:
+        return axis
+    answers: list[State | None] = []
+    start = 0
+    for part in operation.outputs:
+        answer = _cut(operation, axis, start, part.shape[dim])
+        assert not isinstance(answer, list)
+        answers.append(answer)
+        start += part.shape[dim]
+    return answers
+
+
+@_rule("cat", "concat", "concatenate")
+def _cat(operation: Operation) -> Answer:
+    tensors = [x for x in operation.args[0] if x.shape != (0,)]
+    dim = operation.argument("dim") % tensors[0].dim()
+    axes = [operation.axis(x) for x in tensors]
+    known = [axis for axis in axes if axis is not None]
+    first = known[0]
+    if any(axis.dim != first.dim or axis.post != first.post for axis in known):
+        return operation.lost("tensors with different batch axes are joined")
+    if dim != first.dim:
+        same = all(axis.pre == first.pre for axis in known)
+        return first if same else operation.lost("tensors with different batch axes are joined")
+    if len(known) < len(axes):
+        return operation.lost("rows of no example are joined to the batch")
+    return BatchAxis(first.dim, sum(axis.pre for axis in known), first.post)
+
+
+@_rule("stack")
+def _stack(operation: Operation) -> Answer:
+    tensors, rank = operation.args[0], operation.outputs[0].dim()
+    axis = broadcast_axis(operation, tensors, rank - 1)
+    if axis is None:
+        return operation.lost("tensors with different batch axes are stacked")
+    return axis.shifted(1) if operation.argument("dim") % rank <= axis.dim else axis
+
+
+@_rule("unfold")
+def _unfold(operation: Operation) -> Answer:
+    x = operation.args[0]
+    axis = operation.axis(x)
+    if axis is not None and operation.argument("dimension") % x.dim() == axis.dim:
+        return operation.lost("windows run over the batch axis")
+    return axis
+
+
+@_rule("diagonal")
+def _diagonal(operation: Operation) -> Answer:
+    x = operation.args[0]
+    axis = operation.axis(x)
+    if axis is None:
+        return None
+    pair = {operation.argument(name) % x.dim() for name in ("dim1", "dim2")}
+    if axis.dim in pair:
+        return operation.lost("a diagonal runs through the batch axis")
+    return axis.shifted(-sum(d < axis.dim for d in pair))
+
+
+@_rule("as_strided")
+def _as_strided(operation: Operation) -> Answer:
+    x, y = operation.args[0], operation.outputs[0]
+    same = x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset()
+    return operation.axis(x) if same else operation.lost("a strided view is not followed")
+
+
+@_rule("view_as_real", "view_as_complex", "diag_embed")
+def _keep_leading(operation: Operation) -> Answer:
+    """Return the axis of an operation that adds or removes trailing dimensions."""
+    axis = operation.axis(operation.args[0])
+    if axis is not None and axis.dim >= operation.outputs[0].dim():
+        return operation.lost("the batch axis is the last dimension")
+    return axis
+
+
+# -- dimensions over which an operation works -------------------------------------------------------------------------------
+
+
+def _dims(operation: Operation, rank: int) -> set[int]:
+    """Return the dimensions that an operation works over; all of them where it names none."""
+    for name in ("dim", "dims", "axis"):
+        if operation.has_argument(name):
+            value = operation.argument(name)
+            if value is None or value == []:
+                return set(range(rank))
+            values = value if isinstance(value, (list, tuple)) else [value]
+            return {int(d) % max(1, rank) for d in values}
+    return set(range(rank))
+
+
+@_rule("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "sort", "argsort", "topk")
+@_rule("cummax", "cummin", "logcumsumexp", "flip", "_fft_r2c", "_fft_c2r", "_fft_c2c", "renorm", "msort")
+def _along(operation: Operation) -> Answer:
+    """Return the axis of an operation that keeps the rank and works along other dimensions."""
+    x = operation.args[0]
+    axis = operation.axis(x)
+    if axis is not None and axis.dim in _dims(operation, x.dim()):
+        return operation.lost("it works along the batch axis")
+    return axis
+
+
+@_rule("roll")
+def _roll(operation: Operation) -> Answer:
+    x = operation.args[0]
+    axis, dims = operation.axis(x), operation.argument("dims")
+    if axis is not None and (not dims or axis.dim in {d % x.dim() for d in dims}):
+        return operation.lost("it rolls along the batch axis")
+    return axis
+
+
+@_rule("amax", "amin", "prod", "any", "all", "logsumexp", "std", "var", "var_mean", "std_mean", "argmax", "argmin", "max", "min")
+@_rule("median", "nanmedian", "mode", "kthvalue", "norm", "linalg_vector_norm", "nansum", "count_nonzero", "aminmax")
+def _reduce(operation: Operation) -> Answer:
+    """Return the axis of a reduction over other dimensions."""
+    x, y = operation.args[0], operation.outputs[0]
+    axis = operation.axis(x)
+    if axis is None:
+        return operation.lost("a batched operand in an unusual place")
+    if torch.Tag.pointwise in operation.function.tags:
+        return pointwise(operation)
+    dims = _dims(operation, x.dim())
+    if axis.dim in dims:
+        return operation.lost("it reduces over the batch axis")
+    if y.dim() == x.dim():
+        return axis
+    return axis.shifted(-sum(d < axis.dim for d in dims))
+
+
+@_rule("sum", "mean")
+def _sum(operation: Operation) -> Answer:
+    """Return the axis of a sum, or the total that a sum over the batch axis is."""
+    x, y = operation.args[0], operation.outputs[0]
+    axis = operation.axis(x)
+    if axis is None:
+        return operation.lost("a batched operand in an unusual place")
+    if axis.dim not in _dims(operation, x.dim()):
+        return _reduce(operation)
+    if y.numel() == 1:
+        return Total(is_mean=_name(operation) == "mean")
+    return operation.lost("it adds up examples")
+
+
+def _name(operation: Operation) -> str:
+    return str(operation.function.overloadpacket.__name__)
+
+
+# -- products ------------------------------------------------------------------------------------------------------------
+
+
+@_rule("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm", "matmul", "linear")
+def _product(operation: Operation) -> Answer:
+    """Return the axis of a matrix product; the batch axis may not be summed over."""
+    name = _name(operation)
+    first = 1 if name in ("addmm", "baddbmm", "addmv") else 0
+    a, b = operation.args[first], operation.args[first + 1]
+    one, other, rank = operation.axis(a), operation.axis(b), operation.outputs[0].dim()
+    found: list[BatchAxis] = []
+    if one is not None:
+        if one.dim == a.dim() - 1:
+            return operation.lost("a product sums over the batch axis")
+        found.append(one)
+    if other is not None:
+        summed = max(0, b.dim() - 2)
+        if b.dim() <= 2 and name in ("mm", "addmm"):
+            summed = 0
+        if other.dim == summed or name == "linear":
+            return operation.lost("a product sums over the batch axis")
+        found.append(other)
+    if first:
+        added = operation.axis(operation.args[0])
+        found += [added.shifted(rank - operation.args[0].dim())] if added is not None else []
+    if any(axis != found[0] for axis in found):
+        return operation.lost("a product pairs different examples")
+    return found[0]
+
+
+@_rule("_cdist_forward", "cdist")
+def _cdist(operation: Operation) -> Answer:
+    a, b = operation.args[:2]
+    rank, places = operation.outputs[0].dim(), list[BatchAxis]()
+    for x, last in ((a, rank - 2), (b, rank - 1)):
+        axis = operation.axis(x)
+        if axis is None:
+            continue
+        if axis.dim == x.dim() - 1:
+            return operation.lost("distances sum over the batch axis")
+        row = axis.dim == x.dim() - 2
+        places.append(BatchAxis(last, axis.pre, axis.post) if row else axis.shifted(rank - x.dim()))
+    if any(axis != places[0] for axis in places):
+        return operation.lost("distances pair different examples")
+    return places[0]
+
+
+@_rule("_trilinear")
+def _trilinear(operation: Operation) -> Answer:
+    """Return the axis of the product inside `nn.Bilinear`, whose batch is dimension 0 of its two inputs."""
+    one, _, other = (operation.axis(x) for x in operation.args[:3])
+    weight = operation.axis(operation.args[1])
+    if one is None or one != other or one.dim != 0 or weight is not None:
+        return operation.lost("a trilinear product pairs different examples")
+    return one
+
+
+@_rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "slow_conv2d_forward", "conv_tbc")
+@_rule("_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d", "thnn_conv2d")
+def _convolution(operation: Operation) -> Answer:
+    x, weight = operation.args[:2]
+    axis = operation.axis(x)
+    if axis is None or axis.dim != 0 or operation.is_batched(weight):
+        return operation.lost("a convolution has the batch in another place than dimension 0 of its input")
+    return axis
+
+
+# -- operations on trailing dimensions -------------------------------------------------------------------------------------
+
+
+def _trailing(count: int) -> Rule:
+    """Return the rule of an operation that works within the last `count` dimensions."""
+
+    def rule(operation: Operation) -> Answer:
+        batched = [x for x in operation.tensors if operation.is_batched(x)]
+        axes = {operation.axis(x) for x in batched}
+        if len(axes) > 1 or any(axis.dim >= x.dim() - count for x in batched if (axis := operation.axis(x))):
+            return operation.lost("it works along the batch axis")
+        return axes.pop()
+
+    return rule
+
+
+for _name_, _count in {
+    "avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3, "_adaptive_avg_pool2d": 2, "_adaptive_avg_pool3d": 3,
+    "adaptive_avg_pool1d": 1, "adaptive_avg_pool2d": 2, "adaptive_avg_pool3d": 3, "adaptive_max_pool2d": 2,
+    "adaptive_max_pool3d": 3, "max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3, "max_pool1d": 1, "max_pool2d": 2,
+    "fractional_max_pool2d": 3, "fractional_max_pool3d": 4, "max_unpool2d": 3, "max_unpool3d": 4,
+    "upsample_nearest1d": 1, "upsample_nearest2d": 2, "upsample_nearest3d": 3, "_upsample_nearest_exact1d": 1,
+    "_upsample_nearest_exact2d": 2, "_upsample_nearest_exact3d": 3, "upsample_linear1d": 1, "upsample_bilinear2d": 2,
+    "upsample_bicubic2d": 2, "upsample_trilinear3d": 3, "_upsample_bilinear2d_aa": 2, "_upsample_bicubic2d_aa": 2,
+    "reflection_pad1d": 1, "reflection_pad2d": 2, "reflection_pad3d": 3, "replication_pad1d": 1, "replication_pad2d": 2,
+    "replication_pad3d": 3, "pixel_shuffle": 3, "pixel_unshuffle": 3, "channel_shuffle": 3, "im2col": 3, "col2im": 2,
+    "tril": 2, "triu": 2, "grid_sampler_2d": 3, "grid_sampler_3d": 4, "affine_grid_generator": 2, "linalg_inv_ex": 2,
+    "linalg_cholesky_ex": 2, "linalg_qr": 2, "_linalg_svd": 2, "_linalg_eigh": 2, "linalg_matrix_exp": 2, "_linalg_det": 2,
+    "_linalg_slogdet": 2, "native_channel_shuffle": 3, "linalg_cross": 1, "trace": 2, "mkldnn_max_pool2d": 2,
+}.items():  # fmt: skip
+    RULES[_name_] = _trailing(_count)
+
+
+@_rule("constant_pad_nd")
+def _pad(operation: Operation) -> Answer:
+    x = operation.args[0]
+    axis, pad = operation.axis(x), operation.argument("pad")
+    if axis is None:
+        return None
+    place = 2 * (x.dim() - 1 - axis.dim)
+    touched = place < len(pad) and (pad[place] != 0 or pad[place + 1] != 0)
+    return operation.lost("padding is added along the batch axis") if touched else axis
+
+
+@_rule("glu")
+def _glu(operation: Operation) -> Answer:
+    return _along(operation)
+
+
+# -- normalisation ---------------------------------------------------------------------------------------------------------
+
+
+@_rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
+def _layer_norm(operation: Operation) -> Answer:
+    x = operation.args[0]
+    axis = operation.axis(x)
+    if axis is None or axis.dim >= x.dim() - len(operation.args[1]):
+        return operation.lost("it normalises over the batch axis")
+    return axis
+
+
+@_rule("native_group_norm", "group_norm")
+def _group_norm(operation: Operation) -> Answer:
+    axis = operation.axis(operation.args[0])
+    return axis if axis is not None and axis.dim == 0 else operation.lost("the batch is not dimension 0 of a group norm")
+
+
+@_rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
+@_rule("_batch_norm_with_update", "_batch_norm_no_update", "miopen_batch_norm")
+def _batch_norm(operation: Operation) -> Answer:
+    """Return the axis of a batch norm: with frozen statistics, or as instance norm uses it, channels of one example each."""
+    x = operation.args[0]
+    axis = operation.axis(x)
+    training = operation.argument("training") if operation.has_argument("training") else False
+    if axis is None:
+        return operation.lost("a batched operand in an unusual place")
+    if not training:
+        return [axis, None, None, None][: len(operation.outputs)] if axis.dim != 1 else operation.lost("channels are examples")
+    if axis.dim != 1:
+        return operation.lost("statistics are taken over the batch")
+    per_channel = BatchAxis(0, axis.pre, axis.post)
+    return [axis, per_channel, per_channel, None][: len(operation.outputs)]
+
+
+# -- lookups -----------------------------------------------------------------------------------------------------------------
+
+
+@_rule("embedding")
+def _embedding(operation: Operation) -> Answer:
+    weight, ids = operation.args[:2]
+    if operation.is_batched(weight):
+        return operation.lost("the table of an embedding depends on the examples")
+    return operation.axis(ids)
+
+
+@_rule("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(operation: Operation) -> Answer:
+    return operation.lost("bags of an embedding are not followed")
+
+
+@_rule("gather", "scatter", "scatter_add", "scatter_reduce", "take_along_dim")
+def _gather(operation: Operation) -> Answer:
+    tensors = [x for x in operation.tensors if x.dim()]
+    dim = operation.argument("dim") % tensors[0].dim()
+    axes = {axis for x in tensors if (axis := operation.axis(x)) is not None}
+    if len(axes) > 1:
+        return operation.lost("it pairs different examples")
+    axis = axes.pop()
+    if axis.dim == dim:
+        return operation.lost("it reads along the batch axis")
+    if any(x.shape[axis.dim] != axis.length(operation.size) for x in tensors):
+        return operation.lost("its operands have different numbers of examples")
+    return axis
+
+
+@_rule("index_add", "index_copy", "index_fill", "index_reduce")
+def _index_write(operation: Operation) -> Answer:
+    x, index = operation.args[0], operation.argument("index")
+    dim, rank = operation.argument("dim") % max(1, x.dim()), x.dim()
+    if operation.is_batched(index):
+        return operation.lost("an index depends on the examples")
+    axis = broadcast_axis(operation, [y for y in operation.tensors if y is not index and y.dim() == rank], rank)
+    if axis is None or axis.dim == dim:
+        return operation.lost("it writes along the batch axis")
+    return axis
+
+
+@_rule("index_select")
+def _index_select(operation: Operation) -> Answer:
+    x, index = operation.args[0], operation.argument("index")
+    dim, axis = operation.argument("dim") % max(1, x.dim()), operation.axis(x)
+    if operation.is_batched(index):
+        place = operation.axis(index)
+        if axis is not None or place is None:
+            return operation.lost("examples pick entries of other examples")
+        return BatchAxis(dim, place.pre, place.post)
+    if axis is None or axis.dim != dim:
+        return axis
+    return _repeated(operation, axis, index)
+
+
+def _repeated(operation: Operation, axis: BatchAxis, index: Tensor) -> Answer:
+    """Return the axis after the whole batch was repeated by a public index: example by example, or one batch after another."""
+    length, rows = axis.length(operation.size), index.flatten()
+    identity = torch.arange(length, device=rows.device)
+    times, rest = divmod(len(rows), length)
+    if rest == 0 and times:
+        if torch.equal(rows, identity.repeat(times)):
+            return BatchAxis(axis.dim, axis.pre * times, axis.post)
+        if torch.equal(rows, identity.repeat_interleave(times)):
+            return BatchAxis(axis.dim, axis.pre, axis.post * times)
+    return operation.lost("an index rearranges the examples")
+
+
+@_rule("index", "_unsafe_index")
+def _index(operation: Operation) -> Answer:
+    """Return the axis of `x[i, :, j]`: an index into the batch axis may only count the examples."""
+    x, indices = operation.args[0], list(operation.argument("indices"))
+    indices += [None] * (x.dim() - len(indices))
+    given = [(place, index) for place, index in enumerate(indices) if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for _, index in given):
+        return _masked(operation, x, given)
+    rank = max(index.dim() for _, index in given)
+    places = [place for place, _ in given]
+    adjacent = places == list(range(places[0], places[0] + len(places)))
+    front = places[0] if adjacent else 0
+    axis = operation.axis(x)
+    found = broadcast_axis(operation, [index for _, index in given], rank)
+    if found is None and any(operation.is_batched(index) for _, index in given):
+        return operation.lost("indices pair different examples")
+    if axis is None:
+        return found.shifted(front) if found is not None else None
+    picked = dict(given).get(axis.dim)
+    if picked is None:
+        if found is not None:
+            return operation.lost("examples pick entries of other examples")
+        kept = [d for d in range(x.dim()) if d not in places]
+        before = kept.index(axis.dim)
+        moved = before if adjacent and axis.dim < front else before + rank
+        return BatchAxis(moved, axis.pre, axis.post)
+    if operation.is_batched(picked):
+        return operation.lost("an index into the batch axis depends on the examples")
+    own = _counting(operation, axis, picked, rank)
+    if own is None or (found is not None and found != own):
+        return operation.lost("an index rearranges the examples")
+    return own.shifted(front)
+
+
+def _counting(operation: Operation, axis: BatchAxis, index: Tensor, rank: int) -> BatchAxis | None:
+    """Return where an index `0, 1, …, N - 1` puts the examples among `rank` index dimensions; None for another index."""
+    length = axis.length(operation.size)
+    if index.numel() != length or not torch.equal(index.flatten(), torch.arange(length, device=index.device)):
+        return None
+    long = [d for d, n in enumerate(index.shape) if n != 1]
+    if len(long) != 1:
+        return None
+    return BatchAxis(long[0] + rank - index.dim(), axis.pre, axis.post)
+
+
+def _masked(operation: Operation, x: Tensor, given: Sequence[tuple[int, Tensor]]) -> Answer:
+    """Return the axis of an index by one public mask over other dimensions."""
+    axis = operation.axis(x)
+    place, mask = given[0]
+    if axis is None or len(given) > 1 or operation.is_batched(mask) or place <= axis.dim < place + mask.dim():
+        return operation.lost("a mask picks entries by their values")
+    return axis if axis.dim < place else axis.shifted(1 - mask.dim())
+
+
+@_rule("index_put", "_index_put_impl", "_unsafe_index_put")
+def _index_put(operation: Operation) -> Answer:
+    """Return the axis of `x[:, i] = values` and of `x[arange(N), i] = values`."""
+    x, values = operation.args[0], operation.argument("values")
+    indices = list(operation.argument("indices"))
+    indices += [None] * (x.dim() - len(indices))
+    given = [(place, index) for place, index in enumerate(indices) if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for _, index in given):
+        aligned = len(given) == 1 and values.numel() == 1 and not operation.is_batched(values) and given[0][0] == 0
+        mask = given[0][1]
+        if aligned and operation.axis(mask) in (None, operation.axis(x)) and mask.dim() > 0:
+            axis = operation.axis(x) or operation.axis(mask)
+            return axis if axis is not None and axis.dim < mask.dim() else operation.lost("a mask writes to other examples")
+        return operation.lost("a mask picks entries by their values")
+    axis = operation.axis(x)
+    rank = max(index.dim() for _, index in given)
+    places = [place for place, _ in given]
+    adjacent = places == list(range(places[0], places[0] + len(places)))
+    front = places[0] if adjacent else 0
+    picked = {place: index for place, index in given}
+    found = broadcast_axis(operation, [index for _, index in given], rank)
+    for place, index in given:
+        if axis is not None and place != axis.dim:
+            continue
+        target = axis or BatchAxis(place)
+        if x.shape[place] == target.length(operation.size) and not operation.is_batched(index):
+            own = _counting(operation, target, index, rank)
+            placed = operation.axis(values)
+            rows = rank + x.dim() - len(given)
+            if own is None or (found is not None and found != own):
+                continue
+            if placed is not None and placed.shifted(rows - values.dim()) != own.shifted(front):
+                continue
+            return target
+    if found is not None or (axis is not None and axis.dim in picked):
+        return operation.lost("an index writes to other examples")
+    kept = [d for d in range(x.dim()) if d not in picked]
+    placed = operation.axis(values)
+    if placed is not None:
+        placed = placed.shifted(rank + len(kept) - values.dim())
+        before = placed.dim - rank if placed.dim >= front + rank or not adjacent else placed.dim
+        if not 0 <= before < len(kept) or front <= placed.dim < front + rank:
+            return operation.lost("an index writes to other examples")
+        target = BatchAxis(kept[before], placed.pre, placed.post)
+        if axis is not None and axis != target:
+            return operation.lost("an index writes to other examples")
+        return target
+    return axis
+
+
+# -- attention, recurrences and losses -----------------------------------------------------------------------------------------
+
+
+@_rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention")
+@_rule("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math")
+@_rule("_scaled_dot_product_fused_attention_overrideable")
+def _attention(operation: Operation) -> Answer:
+    """Return the axis of fused attention: queries, keys and values have the batch, alone or with heads, before the last two."""
+    query = operation.args[0]
+    axis = broadcast_axis(operation, operation.tensors, query.dim())
+    if axis is None or axis.dim >= query.dim() - 2:
+        return operation.lost("attention pairs different examples")
+    outputs = operation.outputs
+    if any(operation.is_batched(x) is False and x.shape[axis.dim] != query.shape[axis.dim] for x in operation.args[:3]):
+        return operation.lost("attention pairs different examples")
+    return [axis, axis, *[None] * (len(outputs) - 2)][: len(outputs)]
+
+
+def _reduced_loss(operation: Operation, axis: BatchAxis | None) -> Answer:
+    """Return the axis of a loss without reduction, or the total of one with it (1 is the mean, 2 the sum)."""
+    if axis is None:
+        return operation.lost("the loss pairs different examples")
+    reduction = operation.argument("reduction")
+    return axis if reduction == 0 else Total(is_mean=reduction == 1)
+
+
+@_rule("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "l1_loss", "kl_div")
+def _elementwise_loss(operation: Operation) -> Answer:
+    shapes = [x.shape for x in operation.tensors]
+    shape = torch.broadcast_shapes(*shapes)
+    return _reduced_loss(operation, broadcast_axis(operation, operation.tensors, len(shape)))
+
+
+@_rule("nll_loss_forward", "nll_loss2d_forward")
+def _nll_loss(operation: Operation) -> Answer:
+    """Return the axis or the total of a negative log-likelihood.
+
+    With a mean, torch divides by the number of targets that are not ignored. That number is private, so the total keeps it:
+    a private step divides by the public number of all targets instead. Class weights make the divisor a sum over the labels,
+    for which no public number stands.
+    """
+    scores, target, weight, reduction, ignored = operation.args[:5]
+    axis, own = operation.axis(scores), operation.axis(target)
+    classes = 1 if scores.dim() > 1 else 0
+    if axis is None or axis.dim == classes:
+        return operation.lost("the classes of the loss run over the batch axis")
+    placed = axis if axis.dim < classes else axis.shifted(-1)
+    if own is not None and own != placed:
+        return operation.lost("the loss pairs different examples")
+    if reduction == 0:
+        return [placed, None]
+    if reduction == 2:
+        return [Total(), None]
+    if weight is not None:
+        return operation.lost("a mean with class weights divides by a sum over the labels of the batch")
+    if ignored >= 0:
+        return operation.lost(f"a mean with ignore_index={ignored} divides by a count of the labels of the batch")
+    count = operation.outputs[1]
+    return [Total(True, ((count, float(target.numel())),)), None]
+
+
+@_rule("_ctc_loss")
+def _ctc_loss(operation: Operation) -> Answer:
+    scores, targets = operation.args[:2]
+    axis, own = operation.axis(scores), operation.axis(targets)
+    lengths = [operation.axis(x) for x in operation.args[2:4] if isinstance(x, Tensor)]
+    rows = [x for x in (own, *lengths) if x is not None]
+    if axis is None or axis != BatchAxis(1) or targets.dim() != 2 or any(x != BatchAxis(0) for x in rows):
+        return operation.lost("the batch is not dimension 1 of the scores and 0 of the targets")
+    return BatchAxis(0)
+
+
+# -- totals ------------------------------------------------------------------------------------------------------------------
+
+
+def _total_rule(*names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        for name in names:
+            TOTAL_RULES[name] = rule
+        return rule
+
+    return add
+
+
+@_total_rule("neg", "view", "reshape", "squeeze", "unsqueeze", "clone", "detach", "alias", "_to_copy", "expand", "positive")
+@_total_rule("sum", "mean", "select", "_unsafe_view", "_reshape_alias", "contiguous", "lift_fresh")
+def _keep_total(operation: Operation) -> Answer:
+    if operation.outputs[0].numel() != 1:
+        return operation.lost("a sum over the examples is spread again")
+    return operation.state(operation.args[0])
+
+
+@_total_rule("add", "sub", "rsub")
+def _add_totals(operation: Operation) -> Answer:
+    """Return the total of two totals with one divisor; a public number that is added changes no gradient."""
+    totals = [state for x in operation.args[:2] if isinstance(x, Tensor) and isinstance(state := operation.state(x), Total)]
+    others = [x for x in operation.args[:2] if isinstance(x, Tensor) and not isinstance(operation.state(x), Total)]
+    if any(operation.state(x) is not None for x in others) or operation.outputs[0].numel() != 1:
+        return operation.lost("a sum over the examples meets something else than a public number")
+    first = totals[0]
+    if len(totals) == 2 and totals[1] != first and not _same_total(first, totals[1]):
+        return operation.lost("two losses with different divisors are added")
+    return first
+
+
+def _same_total(one: Total, other: Total) -> bool:
+    alike = len(one.divisors) == len(other.divisors) and one.is_mean == other.is_mean
+    pairs = zip(one.divisors, other.divisors, strict=False)
+    return alike and all(a is b and x == y for (a, x), (b, y) in pairs)
+
+
+@_total_rule("mul", "div", "true_divide")
+def _scale_total(operation: Operation) -> Answer:
+    """Return the total times a public number; a division by N makes a sum a mean."""
+    one, other = operation.args[:2]
+    total = operation.state(one) if isinstance(one, Tensor) else None
+    factor = other
+    if not isinstance(total, Total):
+        total, factor = operation.state(other), one
+        if _name(operation) != "mul":
+            return operation.lost("something is divided by a sum over the examples")
+    if isinstance(factor, Tensor) and operation.state(factor) is not None:
+        return operation.lost("a sum over the examples is multiplied with private or trained numbers")
+    assert isinstance(total, Total)
+    by_size = _name(operation) != "mul" and not isinstance(factor, Tensor) and factor == operation.size
+    return Total(total.is_mean or by_size, total.divisors)
+
+
+def rule_name(function: Any) -> str:
+    """Return the name under which an operation is in the table."""
+    packet = function.overloadpacket
+    name = str(packet.__name__)
+    if name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    library = function.namespace
+    return name if library == "aten" else f"{library}::{name}"

@@ -1,0 +1,380 @@
+"""Follow the batch axis through every operation of a forward pass.
+
+Two modes of torch do it. The dispatch mode sees every ATen operation and keeps the state of every tensor: this is the proof.
+The function mode sees what Python code calls. It notes reads that leave torch, and it gives parameters that meet the
+examples a row for each of them (`gradients.shared`), which is no part of the proof.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dpkfc.tracking.axes import PARAMETRIC, PUBLIC, BatchAxis, Parametric, Public, State, Total, Unknown
+from dpkfc.tracking.operation import Operation, tensors_in
+from dpkfc.tracking.rules import RULES, TOTAL_RULES, Rule, pointwise, rule_name
+
+__all__ = ["Tracker", "UnknownOperation"]
+
+_BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
+_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item", "allclose"})
+_LEAVES_TORCH = frozenset({"numpy", "tolist", "__array__", "__dlpack__", "untyped_storage", "storage", "data_ptr", "__reduce_ex__"})
+# Functions whose branches on values only choose between forms with equal results, or only check values.
+_HARMLESS_READS = frozenset(
+    {
+        ("transformers.masking_utils", "_ignore_causal_mask_sdpa"),
+        ("transformers.masking_utils", "_ignore_bidirectional_mask_sdpa"),
+        ("transformers.masking_utils", "find_packed_sequence_indices"),
+        ("transformers.modeling_attn_mask_utils", "_ignore_causal_mask_sdpa"),
+        ("transformers.modeling_attn_mask_utils", "_prepare_4d_attention_mask_for_sdpa"),
+        ("transformers.modeling_utils", "warn_if_padding_and_no_attention_mask"),
+        ("torch.nn.functional", "multi_head_attention_forward"),
+    }
+)
+
+
+class UnknownOperation(ValueError):
+    """An operation whose effect on the batch axis is not known, under `verify="strict"`."""
+
+
+class _Reference(weakref.ref):  # type: ignore[type-arg]
+    __slots__ = ("key",)
+    key: int
+
+
+class Tracker:
+    """Keep the state of every tensor of one forward pass over N >= 2 examples.
+
+    Args:
+        size: examples N.
+        persistent: tensors that outlive the pass (buffers), which no example may be written into.
+
+    Attributes:
+        failure: the first reason why the pass is not proved, or None.
+        call: calls a function of torch in the place of the function mode; None calls it as it is.
+        read: ids of the declared parameters that were read outside of a layer that covers them.
+    """
+
+    def __init__(self, size: int, persistent: Iterable[Tensor] = ()) -> None:
+        self.size = size
+        self.failure: Unknown | None = None
+        self.call: Callable[[Any, Any, Any], Any] | None = None
+        self.read: set[int] = set()
+        self._parameters: set[int] = set()
+        self._states: dict[int, State] = {}
+        self._references: dict[int, _Reference] = {}
+        self._persistent = {id(x) for x in persistent}
+        self._covered: set[int] = set()
+        self._paused = 0
+        self._permitted = 0
+        self._rules: dict[Any, tuple[Rule | None, Rule | None]] = {}
+
+    # -- states ------------------------------------------------------------------------------------------------------------
+
+    def state(self, x: Tensor) -> State | None:
+        """Return what is known of a tensor, None where it depends on no example and no trainable parameter."""
+        key = id(x)
+        if key in self._states:
+            state = self._states[key]
+            return None if key in self._covered or type(state) is Public else state
+        if key in self._covered:
+            return None
+        if x._is_view() and (base := x._base) is not None and id(base) in self._states:
+            return self._of_view(x, base)
+        if x.requires_grad:
+            if x.grad_fn is None:
+                return PARAMETRIC
+            return Unknown("autograd", "a tensor was made where no operation is seen")
+        return None
+
+    def _of_view(self, x: Tensor, base: Tensor) -> State | None:
+        """Return the state of a view whose base was written after it was made."""
+        state = self.state(base)
+        if not isinstance(state, BatchAxis):
+            return state
+        moved = _same_memory(state, base, x, self.size)
+        return moved if moved is not None else Unknown("view", "a view of a tensor that the examples were written into")
+
+    def axis(self, x: Any) -> BatchAxis | None:
+        """Return the batch axis of a tensor, None where it has none."""
+        state = self.state(x) if isinstance(x, Tensor) else None
+        return state if isinstance(state, BatchAxis) else None
+
+    def set_state(self, x: Tensor, state: State | None) -> None:
+        """Declare what a tensor is."""
+        key = id(x)
+        if state is None:
+            self._states.pop(key, None)
+            return
+        self._states[key] = state
+        if key not in self._references:
+            reference = _Reference(x, self._forget)
+            reference.key = key
+            self._references[key] = reference
+
+    def _forget(self, reference: Any) -> None:
+        self._states.pop(reference.key, None)
+        self._references.pop(reference.key, None)
+
+    def declare_batch(self, batch: Any) -> None:
+        """Declare that every tensor of a batch has its examples in front; other tensors in it stay public."""
+        for x in tree_leaves(batch):
+            if isinstance(x, Tensor) and x.dim() and x.shape[0] == self.size:
+                self.set_state(x, BatchAxis(0))
+
+    def declare_parameters(self, parameters: Iterable[Tensor]) -> None:
+        """Declare the trainable parameters."""
+        for p in parameters:
+            self.set_state(p, PARAMETRIC)
+            self._parameters.add(id(p))
+
+    def fail(self, operation: str, reason: str) -> None:
+        """Note that the pass is not proved; the first reason stays."""
+        if self.failure is None:
+            self.failure = Unknown(operation, reason)
+
+    # -- what a layer reads itself --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def covering(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+        """Treat some parameters as public: their gradients are taken from the call of their layer."""
+        self.cover(parameters)
+        try:
+            yield
+        finally:
+            self.uncover(parameters)
+
+    def cover(self, parameters: Iterable[Tensor]) -> None:
+        """Begin to treat parameters as public."""
+        self._covered.update(id(p) for p in parameters)
+
+    def uncover(self, parameters: Iterable[Tensor]) -> None:
+        """End to treat parameters as public."""
+        self._covered.difference_update(id(p) for p in parameters)
+
+    def pause(self) -> None:
+        """Stop following operations, inside a module whose outputs the caller declares."""
+        self._paused += 1
+
+    def resume(self) -> None:
+        """Follow operations again."""
+        self._paused -= 1
+
+    # -- modes ------------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow all operations of the body."""
+        with _Dispatch(self), _Functions(self):
+            yield
+
+    def follow(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Take note of one ATen operation that was made."""
+        if self._paused:
+            return
+        states = self._states
+        kinds = 0
+        unknown = None
+        for x in _operands(args, kwargs):
+            state = states.get(id(x))
+            if state is None or type(state) is Public or id(x) in self._covered:
+                if not (x.requires_grad or x._is_view()):
+                    continue
+                kinds |= _HISTORY
+                state = self.state(x)
+            if type(state) is BatchAxis:
+                kinds |= _BATCH
+            elif type(state) is Unknown:
+                kinds |= _UNKNOWN
+                unknown = unknown or state
+            elif type(state) is Total:
+                kinds |= _TOTAL
+            elif state is not None:
+                kinds |= _PARAMETRIC
+                if id(x) in self._parameters:
+                    self.read.add(id(x))
+        if kinds:
+            self._note(function, args, kwargs, output, kinds, unknown)
+
+    def _note(self, function: Any, args: Any, kwargs: Any, output: Any, kinds: int, unknown: Unknown | None) -> None:
+        outputs = list(tensors_in((output,)))
+        answer: Any
+        if unknown is not None:
+            answer = unknown
+        elif kinds == _HISTORY:
+            answer = PUBLIC
+        elif not kinds & (_BATCH | _TOTAL):
+            answer = PARAMETRIC
+        elif kinds & _PARAMETRIC:
+            answer = Unknown(
+                str(function), f"a trainable parameter is used outside its layer (shapes {_shapes(args, kwargs)})"
+            )
+        else:
+            answer = self._apply(function, args, kwargs, output, bool(kinds & _TOTAL))
+        if not outputs:
+            self._without_output(function, args, answer)
+            return
+        answers = answer if isinstance(answer, list) else [answer] * len(outputs)
+        writes = function._schema.is_mutable
+        for x, state in zip(outputs, answers, strict=False):
+            if writes:
+                self._write(function, x, state)
+            elif state is not None:
+                self.set_state(x, state)
+
+    def _apply(self, function: Any, args: Any, kwargs: Any, output: Any, has_total: bool) -> Any:
+        if function not in self._rules:
+            name = rule_name(function)
+            rule = RULES.get(name)
+            if torch.Tag.pointwise in function.tags and name != "clone":
+                rule = pointwise
+            self._rules[function] = rule, TOTAL_RULES.get(name)
+        rule, total_rule = self._rules[function]
+        operation = Operation(function, args, kwargs, output, self.size, self.state)
+        chosen = total_rule if has_total else rule
+        if chosen is None:
+            return operation.lost("a sum over the examples is used here" if has_total else "no batch rule is registered for it")
+        return chosen(operation)
+
+    def _without_output(self, function: Any, args: Any, answer: Any) -> None:
+        """Take note of an operation that returns no tensor: it reads values, or writes into its operands."""
+        name = rule_name(function)
+        if name in _READS or not function._schema.is_mutable:
+            has_batch = not isinstance(answer, (Parametric, Public))
+            if has_batch and name in _READS and not self._permitted and not _is_harmless():
+                self.fail(str(function), "the program reads a value that depends on the examples")
+            return
+        for argument, x in zip(function._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for y in tensors_in((x,)):
+                    self._write(function, y, Unknown(str(function), "it writes into its operands"))
+
+    def _write(self, function: Any, x: Tensor, state: State | None) -> None:
+        """Set the state of a tensor that was written into, and of the tensor that it is a view of."""
+        if id(x) in self._persistent or (x._is_view() and id(x._base) in self._persistent):
+            if state is not None and not isinstance(state, (Parametric, Public)):
+                self.fail(str(function), "the examples are written into a tensor that outlives the pass")
+                state = Unknown(str(function), "the examples were written into a tensor that outlives the pass")
+        if state is None:
+            return
+        base = x._base if x._is_view() else None
+        if base is not None:
+            known = self.state(base) if id(base) in self._states else None
+            moved: State | None = state
+            if isinstance(state, BatchAxis):
+                moved = _same_memory(state, x, base, self.size)
+                if moved is None or (isinstance(known, BatchAxis) and known != moved):
+                    moved = Unknown(str(function), "the examples are written into a part of a tensor that cannot be followed")
+            if isinstance(known, Unknown):
+                moved = known
+            self.set_state(base, moved)
+        self.set_state(x, state)
+
+
+class _Dispatch(TorchDispatchMode):
+    """Show every ATen operation to a tracker."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__()
+        self._tracker = tracker
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation and follow it."""
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        self._tracker.follow(func, args, kwargs, output)
+        return output
+
+
+class _Functions(TorchFunctionMode):
+    """Show what Python code calls to a tracker."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__()
+        self._tracker = tracker
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one function of torch."""
+        kwargs = kwargs or {}
+        tracker = self._tracker
+        name = getattr(func, "__name__", "")
+        if tracker._paused:
+            return func(*args, **kwargs)
+        if name in _LEAVES_TORCH and not tracker._permitted:
+            if any(_is_private(tracker.state(x)) for x in tensors_in(args)) and not _is_harmless():
+                tracker.fail(f"Tensor.{name}", "values that depend on the examples leave torch")
+        if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
+            return _permitted(tracker, func, args, kwargs)
+        if name == "__get__" and getattr(func.__self__, "__name__", "") == "data":
+            result = func(*args, **kwargs)
+            tracker.set_state(result, tracker.state(args[0]))
+            return result
+        if tracker.call is not None and torch.is_grad_enabled():
+            return tracker.call(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _permitted(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function that reads values only to check them."""
+    tracker._permitted += 1
+    try:
+        return func(*args, **kwargs)
+    finally:
+        tracker._permitted -= 1
+
+
+def _number_of_classes(args: Any, kwargs: Any) -> int:
+    return int(args[1] if len(args) > 1 else kwargs.get("num_classes", -1))
+
+
+def _is_private(state: State | None) -> bool:
+    return isinstance(state, (BatchAxis, Unknown))
+
+
+def _is_harmless() -> bool:
+    """Return whether the value is read by a function of the list, whose branches do not differ in their results."""
+    frame = sys._getframe(1)
+    for _ in range(12):
+        if frame is None:
+            return False
+        if (frame.f_globals.get("__name__", ""), frame.f_code.co_name) in _HARMLESS_READS:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    for x in args:
+        if isinstance(x, Tensor):
+            yield x
+        elif type(x) is list or type(x) is tuple:
+            yield from tensors_in(x)
+    for x in kwargs.values():
+        if isinstance(x, Tensor):
+            yield x
+
+
+def _shapes(args: Any, kwargs: Any) -> str:
+    return " and ".join(str(list(x.shape)) for x in list(_operands(args, kwargs))[:3])
+
+
+def _same_memory(axis: BatchAxis, one: Tensor, other: Tensor, size: int) -> BatchAxis | None:
+    """Return where the axis of one tensor lies in another that shares its memory, or None where it cannot be told."""
+    step = one.stride(axis.dim) * axis.post
+    for dim, length in enumerate(other.shape):
+        stride = other.stride(dim)
+        if stride == 0:
+            continue
+        post, rest = divmod(step, stride)
+        if rest == 0 and post >= 1 and length % (size * post) == 0:
+            return BatchAxis(dim, length // (size * post), post)
+    return None

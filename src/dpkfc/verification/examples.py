@@ -1,0 +1,433 @@
+"""Does every example have a loss and a gradient of its own? Asked of public rows, before the first private row is read.
+
+What the tracker proves needs no test. What it cannot see is tested here: code that depends on the size of the batch, collate
+functions, backward passes in Python. What it cannot prove is compared example by example: either examples really mix, which is
+refused by name, or the layout is only unknown, and then examples are differentiated one at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dpkfc.gradients.accumulate import full_precision, split_sum
+from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.memory import is_out_of_memory
+from dpkfc.gradients.micro import batch_tracker, losses_of
+from dpkfc.gradients.model_state import check_memory, checked_state
+from dpkfc.gradients.random_state import begin_at, device_of, kept_numbers, restarter
+from dpkfc.gradients.rules import blocks_of
+from dpkfc.gradients.sharded import in_graph
+from dpkfc.gradients.sums import weighted_sum
+from dpkfc.gradients.tape import Tape, check_losses
+from dpkfc.gradients.update import check_finite
+from dpkfc.tracking import Unknown, UnknownOperation
+from dpkfc.verification.constant_numbers import ConstantNumbers
+from dpkfc.verification.public_rows import PublicRows
+
+__all__ = ["Verdict", "check_on_public_rows", "program_of"]
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+_MOST = 256  # rows of a batch that is compared
+_ALONE = 8  # rows that are compared with batches of one
+_SEEDS = 4  # random states under which a pass is followed
+_CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What public rows have shown.
+
+    Attributes:
+        operation: why examples are differentiated one at a time; None where whole micro-batches are proved.
+        unchecked: why nothing could be compared, or "".
+    """
+
+    operation: Unknown | None = None
+    unchecked: str = ""
+
+
+def check_on_public_rows(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    loss_fn: LossFn,
+    attempts: Sequence[Callable[[int], PublicRows]],
+    *,
+    expected: int,
+    bound: int | None = None,
+    augment: Callable[[Any], Any] | None = None,
+    strict: bool = False,
+) -> Verdict:
+    """Check on public rows that every example has a gradient of its own, and find out how to compute it.
+
+    Args:
+        model: in the mode in which it is trained.
+        layers: its layers.
+        loss_fn: maps model and batch to losses `[n]`.
+        attempts: each maps a number of records to public rows; the first whose rows the loss takes is used.
+        expected: rows of a logical batch, on average.
+        bound: most rows of a micro-batch, None for no bound.
+        augment: maps a batch to one with as many rows.
+        strict: raise where an operation has no batch rule.
+
+    Returns:
+        The verdict.
+
+    Raises:
+        ValueError: examples mix, by name of the operation where it is known; the loss fails on a batch of one example; a
+            parameter is never used; the forward pass keeps something of its examples.
+        UnknownOperation: under `strict`, an operation that the tracker does not know.
+    """
+    check_finite(layers)
+    most = max(2, min(2 * expected, bound or _MOST, _MOST))
+    check = _Check(model, layers, loss_fn, augment, device_of(layers), most)
+    with torch.enable_grad(), kept_numbers(), checked_state(model) as before:
+        begin_at(1)
+        rows, reason = check.usable(attempts)
+        if rows is None:
+            return Verdict(unchecked=reason)
+        try:
+            return check.run(rows, before, expected, strict)
+        except Exception as error:
+            if not is_out_of_memory(error) or most <= 4:
+                raise
+            smaller = _Check(model, layers, loss_fn, augment, check.device, 4)
+            return smaller.run(rows, before, expected, strict)
+
+
+@dataclass(frozen=True)
+class _Check:
+    """The comparisons of one model and loss."""
+
+    model: nn.Module
+    layers: Sequence[Layer]
+    loss_fn: LossFn
+    augment: Callable[[Any], Any] | None
+    device: torch.device
+    most: int
+
+    # -- rows that the loss takes ---------------------------------------------------------------------------------------------
+
+    def usable(self, attempts: Sequence[Callable[[int], PublicRows]]) -> tuple[PublicRows | None, str]:
+        """Return the first public rows that the loss takes, or why there are none."""
+        reason = "no public rows were given"
+        for make in attempts:
+            try:
+                rows = make(2 * self.most)
+                self.losses(rows.batch(range(2)), 2)
+            except ValueError as error:
+                if "loss_fn must return" in str(error) or "loss_fn returned" in str(error):
+                    raise
+                reason = f"{type(error).__name__}: {error}"
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                self._check_batch_of_one(rows)
+                return rows, ""
+        return None, reason
+
+    def _check_batch_of_one(self, rows: PublicRows) -> None:
+        try:
+            self.losses(rows.batch([0]), 1)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            text = str(error).splitlines()[0][:60] if str(error) else type(error).__name__
+            raise ValueError(
+                f"loss_fn fails on a batch of one example ({text}); write squeeze(-1) for squeeze(), and keep the batch axis"
+            ) from error
+
+    # -- passes -------------------------------------------------------------------------------------------------------------------
+
+    def losses(self, batch: Any, size: int) -> Tensor:
+        """Return the losses `[n]` of a batch, augmented as in training."""
+        batch = _moved(batch, self.device)
+        if self.augment is not None:
+            batch = self.augment(batch)
+        losses = losses_of(self.loss_fn, self.model, batch)
+        check_losses(losses, size)
+        return losses
+
+    def values(self, batch: Any, size: int) -> Tensor:
+        """Return losses that can be compared, in float64."""
+        with torch.no_grad():
+            return self.losses(batch, size).detach().double()
+
+    def trace(self, batch: Any, size: int) -> tuple[Unknown | None, Tape, Tensor]:
+        """Follow one pass; return why it is not proved, its tape and its losses."""
+        moved = _moved(batch, self.device)
+        tracker = batch_tracker(self.model, moved, size)
+        with tracker.following():
+            if self.augment is not None:
+                moved = self.augment(moved)
+        tape = Tape(self.model, self.layers, size, tracker=tracker)
+        with tape, tracker.following():
+            losses = losses_of(self.loss_fn, self.model, moved)
+        check_losses(losses, size)
+        tape.check_depends(losses)
+        return tape.failure(losses), tape, losses
+
+    # -- the verdict ----------------------------------------------------------------------------------------------------------------
+
+    def run(self, rows: PublicRows, before: Any, expected: int, strict: bool) -> Verdict:
+        """Return the verdict on rows that the loss takes."""
+        size = min(self.most, max(2, expected))
+        failure = None
+        for seed in range(_SEEDS):
+            begin_at(seed + 1)
+            few = size if seed == 0 else min(4, size)
+            found, tape, losses = self.trace(rows.batch(range(few)), few)
+            failure = failure or found
+            if found is None and seed == 0:
+                self._check_usage(losses)
+        if failure is not None and strict:
+            raise UnknownOperation(
+                f"{failure.operation}: {failure.reason[:70]}; tell what it does with dpkfc.register_batch_rule, or drop "
+                "verify='strict'"
+            )
+        begin_at(1)
+        self._check_collate(rows, min(size, 32))
+        self._check_padding(rows)
+        comparable = self._is_comparable(rows, size)
+        if comparable:
+            with ConstantNumbers():
+                self._check_sizes(rows, failure)
+        if failure is not None:
+            with self._numbers(comparable):
+                self._check_neighbours(rows, size, failure, comparable=comparable)
+        else:
+            self._check_tape(rows, min(4, size))
+        self._check_memory(rows, before)
+        return Verdict(failure)
+
+    @contextmanager
+    def _numbers(self, comparable: bool) -> Iterator[None]:
+        if not comparable:
+            yield
+            return
+        with ConstantNumbers():
+            yield
+
+    def _is_comparable(self, rows: PublicRows, size: int) -> bool:
+        """Return whether two passes over one batch agree once torch's random numbers are constants."""
+        with ConstantNumbers():
+            batch = rows.batch(range(size))
+            one, other = (self.values(batch, size) for _ in range(2))
+        return bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
+
+    def _differs(self, one: Tensor, other: Tensor) -> bool:
+        """Return whether losses differ by more than rounding."""
+        dtypes = [p.dtype for layer in self.layers for p in (layer.tensor(r) for r in layer.parameters)]
+        coarse = max(_CLOSE.get(dtype, 0.1) for dtype in dtypes)
+        finite = one.isfinite()
+        if not torch.equal(finite, other.isfinite()):
+            return True
+        if not bool(finite.any()):
+            return False
+        one, other = one[finite], other[finite]
+        scale = torch.maximum(one.abs(), other.abs())
+        return bool(((one - other).abs() > coarse * (scale + scale.median()) + 1e-9).any())
+
+    def _check_sizes(self, rows: PublicRows, failure: Unknown | None) -> None:
+        """Check that the loss of a row is the same in batches of several sizes, down to the row alone."""
+        most = min(self.most, len(rows))
+        whole = self.values(rows.batch(range(most)), most)
+        half = -(-most // 2)
+        parts = [range(half), range(half, most)]
+        found = torch.cat([self.values(rows.batch(part), len(part)) for part in parts if len(part)])
+        pairs = [(whole, found, most)]
+        step = half // 2
+        while step > 1:
+            pairs.append((whole[:step], self.values(rows.batch(range(step)), step), step))
+            step //= 2
+        odd = max(1, most - 1)
+        pairs.append((whole[:odd], self.values(rows.batch(range(odd)), odd), odd))
+        alone = sorted({0, 1, most - 1, *range(0, most, -(-most // _ALONE))})
+        single = torch.cat([self.values(rows.batch([i]), 1) for i in alone])
+        pairs.append((whole[alone], single, 1))
+        for one, other, size in pairs:
+            if self._differs(one, other):
+                raise ValueError(_mixes(failure, f"the loss of a row in a batch of {most} differs from that in a batch of {size}"))
+
+    def _check_neighbours(self, rows: PublicRows, size: int, failure: Unknown, *, comparable: bool) -> None:
+        """Check that no row changes the loss or the gradient of another; every pair of rows is told apart by a bit."""
+        restart = restarter(self.device)
+
+        def passed(chosen: list[int], kept: list[int]) -> tuple[Tensor, Tensor]:
+            restart()
+            losses = self.losses(rows.batch(chosen), size)
+            return losses[kept].detach().double(), self._gradient(losses[kept].sum())
+
+        for bit in range(max(1, math.ceil(math.log2(size)))):
+            for side in (0, 1):
+                changed = [(i >> bit) & 1 == side for i in range(size)]
+                kept = [i for i in range(size) if not changed[i]]
+                if not kept or len(kept) == size:
+                    continue
+                chosen = [i + size if changed[i] else i for i in range(size)]
+                one, other = passed(list(range(size)), kept), passed(chosen, kept)
+                if self._differs(one[0], other[0]) or self._differs_as_a_whole(one[1], other[1]):
+                    raise ValueError(_mixes(failure, "rows changed when only the rows beside them did"))
+
+    def _gradient(self, total: Tensor) -> Tensor:
+        parameters = [in_graph(p) for p in self.model.parameters() if p.requires_grad]
+        if total.grad_fn is None:
+            return total.new_zeros(1, dtype=torch.float64)
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        return torch.cat([g.to_dense().detach().double().flatten() for g in gradients if g is not None])
+
+    def _differs_as_a_whole(self, one: Tensor, other: Tensor) -> bool:
+        if one.shape != other.shape:
+            return True
+        scale = float(torch.maximum(one.norm(), other.norm()))
+        return math.isfinite(scale) and float((one - other).norm()) > 1e-2 * scale + 1e-9
+
+    def _check_tape(self, rows: PublicRows, size: int) -> None:
+        """Compare the tape with plain autograd, once, as a guard against faults of this library."""
+        restart = restarter(self.device)
+        batch = rows.batch(range(size))
+        weights = 0.5 + torch.frac(0.618 * torch.arange(1, size + 1, dtype=torch.float64, device=self.device))
+        restart()
+        failure, tape, losses = self.trace(batch, size)
+        if failure is not None:
+            return
+        calls = tape.backward(losses)
+        restart()
+        losses = self.losses(batch, size)
+        expected = self._named_gradients((losses * weights.to(losses)).sum())
+        if not all(bool(g.isfinite().all()) for g in expected.values()):
+            return
+        whole = math.sqrt(sum(float(g.double().square().sum()) for g in expected.values()))
+        for layer in self.layers:
+            found: dict[str, Tensor] = {}
+            if layer.name in calls:
+                with full_precision():
+                    block = blocks_of(layer, calls.pop(layer.name), size)
+                    found = dict(split_sum(layer, weighted_sum(block, weights)))
+            for full in layer.parameters.values():
+                _compare(full, expected.get(full), found.get(full), whole)
+
+    def _named_gradients(self, total: Tensor) -> dict[str, Tensor]:
+        parameters = {name: in_graph(p) for name, p in self.model.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        return {name: g.to_dense().detach() for name, g in zip(parameters, found, strict=True) if g is not None}
+
+    def _check_usage(self, losses: Tensor) -> None:
+        """Raise where a trainable parameter is never used: it would be trained by noise alone."""
+        parameters = {name: in_graph(p) for name, p in self.model.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True, retain_graph=True)
+        for name, gradient in zip(parameters, found, strict=True):
+            if gradient is None:
+                raise ValueError(
+                    f"parameter '{name}' is trainable but loss_fn never uses it: it would receive noise alone; freeze it with "
+                    "requires_grad_(False)"
+                )
+
+    def _check_collate(self, rows: PublicRows, size: int) -> None:
+        """Check that a collate function, and an augmentation, keep every record to its own row."""
+        for what, make in (("collate_fn", rows.batch), ("augment", lambda chosen: self._augmented(rows.batch(chosen)))):
+            if what == "augment" and self.augment is None:
+                continue
+            restart = restarter(self.device)
+
+            def made(chosen: Sequence[int], make: Callable[..., Any] = make, restart: Callable[[], None] = restart) -> list[Tensor]:
+                restart()
+                return [x for x in tree_leaves(make(chosen)) if isinstance(x, Tensor) and x.dim() and x.shape[0] == size]
+
+            if not _alike(made(range(size)), made(range(size)), list(range(size))):
+                continue  # its random numbers are no global ones
+            for bit in range(max(1, math.ceil(math.log2(size)))):
+                for side in (0, 1):
+                    changed = [(i >> bit) & 1 == side for i in range(size)]
+                    kept = [i for i in range(size) if not changed[i]]
+                    chosen = [i + size if changed[i] else i for i in range(size)]
+                    if kept and not _alike(made(range(size)), made(chosen), kept):
+                        raise ValueError(
+                            f"{what} mixes examples: a row changed when only the rows beside it did; one example would then move "
+                            "the gradients of others. Change each row on its own"
+                        )
+
+    def _augmented(self, batch: Any) -> Any:
+        assert self.augment is not None
+        return self.augment(_moved(batch, self.device))
+
+    def _check_padding(self, rows: PublicRows) -> None:
+        """Check that the loss of a short record does not depend on how far a longer one makes the batch padded."""
+        if len(rows.longer) < 2:
+            return
+        short, long = rows.longer[:2]
+        with ConstantNumbers():
+            try:
+                together = self.values(rows.collate([short, long]), 2)
+                alone = self.values(rows.collate([short]), 1)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                return  # records of several lengths cannot be batched at all
+        if self._differs(together[:1], alone):
+            raise ValueError(
+                "an example that is padded to the length of a longer one has another loss than alone: mask the padding, or pad "
+                "every batch to one length"
+            )
+
+    def _check_memory(self, rows: PublicRows, before: Any) -> None:
+        """Check that the forward pass keeps nothing of its examples for later ones."""
+        pairs = [rows.batch([0, 1]), *(rows.batch([i, i]) for i in range(min(4, len(rows))))]
+        check_memory(self.model, before, lambda batch: self.losses(batch, 2), pairs, self.device)
+
+
+def _alike(one: list[Tensor], other: list[Tensor], rows: list[int]) -> bool:
+    """Return whether some rows of two batches agree."""
+    if [x.shape[1:] for x in one] != [x.shape[1:] for x in other]:
+        return True  # padded to other lengths
+    return all(
+        torch.allclose(x[rows].double(), y[rows].double(), rtol=1e-5, atol=1e-6, equal_nan=True)
+        for x, y in zip(one, other, strict=True)
+        if not x.is_complex()
+    )
+
+
+def _compare(name: str, expected: Tensor | None, found: Tensor | None, whole: float) -> None:
+    if expected is None and found is None:
+        return
+    zero = torch.zeros((), dtype=torch.float64)
+    one = zero if expected is None else expected.double().cpu()
+    other = zero if found is None else found.double().cpu()
+    coarse = expected.dtype if expected is not None else torch.float64
+    relative = 1e-2 if coarse == torch.float32 else 1e-6 if coarse == torch.float64 else 0.2
+    scale = max(float(one.norm()), float(other.norm()))
+    if float((one - other).norm()) > relative * scale + 1e-5 * whole + 1e-12:
+        raise ValueError(
+            f"the per-example gradients of '{name}' do not add up to the gradient of autograd "
+            f"(relative difference {float((one - other).norm()) / max(scale, 1e-30):.2g}); please report this model"
+        )
+
+
+def _mixes(failure: Unknown | None, what: str) -> str:
+    """Return the message for a model that mixes examples."""
+    if failure is None:
+        return f"{what}: model, loss_fn or augment depends on the batch beside the example; compute each loss from its example alone"
+    return f"{failure.operation} mixes examples: {what} ({failure.reason})"
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, batch)
+
+
+def program_of(function: Any) -> Any:
+    """Return what identifies the program of a loss function: its code, whatever object or arguments it is bound to."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", type(function))

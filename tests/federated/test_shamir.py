@@ -1,0 +1,89 @@
+"""Shamir's secret sharing: any threshold of shares gives the secret, fewer fit every secret."""
+
+from __future__ import annotations
+
+import secrets
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpkfc.federated.shamir import PRIME, SECRET_BYTES, SHARE_BYTES, _weights, join, split
+
+
+def rows(shares):
+    return {holder: [share] for holder, share in shares.items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    secret=st.binary(min_size=32, max_size=32),
+    holders=st.sets(st.integers(1, 400), min_size=1, max_size=9),
+    data=st.data(),
+)
+def test_any_threshold_of_shares_gives_the_secret(secret: bytes, holders, data):
+    threshold = data.draw(st.integers(1, len(holders)))
+    shares = split(secret, holders, threshold)
+    assert set(shares) == holders and {len(share) for share in shares.values()} == {SHARE_BYTES}
+    for chosen in combinations(sorted(holders), threshold):
+        assert join({x: [shares[x]] for x in chosen}, threshold) == [secret]
+    assert join(rows(shares), threshold) == [secret]  # more than enough
+
+
+@settings(max_examples=40, deadline=None)
+@given(secret=st.binary(min_size=32, max_size=32), threshold=st.integers(2, 6))
+def test_fewer_shares_fit_every_secret(secret: bytes, threshold: int):
+    """For any other secret there is one missing share with which the shares of threshold - 1 holders give it."""
+    shares = split(secret, range(1, 8), threshold)
+    known = list(range(2, threshold + 1))
+    other = secrets.token_bytes(SECRET_BYTES)
+    weights = dict(zip([1, *known], _weights([1, *known]), strict=True))
+    rest = sum(weights[x] * int.from_bytes(shares[x], "big") for x in known)
+    missing = (int.from_bytes(other, "big") - rest) * pow(weights[1], -1, PRIME) % PRIME
+    forged = {1: [missing.to_bytes(SHARE_BYTES, "big")], **{x: [shares[x]] for x in known}}
+    assert join(forged, threshold) == [other]
+
+
+def test_shares_of_a_secret_are_new_every_time():
+    secret = secrets.token_bytes(32)
+    one, other = (split(secret, range(1, 6), 3) for _ in range(2))
+    assert not set(one.values()) & set(other.values())
+
+
+def test_several_secrets_are_joined_at_once():
+    values = [secrets.token_bytes(32) for _ in range(5)]
+    shares = [split(value, (3, 5, 9, 11), 3) for value in values]
+    assert join({x: [share[x] for share in shares] for x in (3, 9, 11)}, 3) == values
+
+
+def test_the_modulus_is_the_smallest_prime_above_the_secrets():
+    def is_prime(n: int) -> bool:
+        return all(pow(base, n - 1, n) == 1 for base in (2, 3, 5, 7, 11, 13, 17))
+
+    assert is_prime(PRIME) and not any(is_prime(n) for n in range(2**256, PRIME))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"secret": b"short"}, "a secret has 32 bytes, got 5"),
+        ({"holders": (1, 2, 2)}, "different integers >= 1"),
+        ({"holders": (0, 1, 2)}, "different integers >= 1"),
+        ({"threshold": 0}, "between 1 and the 3 holders, got 0"),
+        ({"threshold": 4}, "between 1 and the 3 holders, got 4"),
+    ],
+)
+def test_bad_input_is_one_clear_error(change, message: str):
+    with pytest.raises(ValueError, match=message) as caught:
+        split(**{"secret": bytes(32), "holders": (1, 2, 3), "threshold": 2, **change})
+    assert len(str(caught.value)) <= 160
+
+
+def test_too_few_or_foreign_shares_are_one_clear_error():
+    shares = split(bytes(32), (1, 2, 3), 3)
+    with pytest.raises(ValueError, match="2 clients gave shares and a secret needs 3"):
+        join({x: [shares[x]] for x in (1, 2)}, 3)
+    largest = (PRIME - 1).to_bytes(SHARE_BYTES, "big")
+    with pytest.raises(ValueError, match="belong to no secret"):
+        join({1: [largest]}, 1)

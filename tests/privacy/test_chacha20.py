@@ -1,0 +1,163 @@
+"""ChaCha20 in operations of torch: its keystream against another implementation, its normal numbers against the CPU stream."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpkfc.privacy import chacha20, mechanism, rng
+from dpkfc.privacy.chacha20 import compute_keystream, draw_normal
+from dpkfc.privacy.rng import NoiseStream
+
+CPU = torch.device("cpu")
+KEY = bytes(range(32))
+# RFC 8439, section 2.3.2: the block of counter 1.
+RFC_NONCE = bytes.fromhex("000000090000004a00000000")
+RFC_BLOCK = (
+    "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+    "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
+)
+
+
+def keystream(key: bytes, nonce: bytes, counter: int, blocks: int, device: torch.device = CPU) -> bytes:
+    return compute_keystream(key, nonce, counter, blocks, device).cpu().numpy().astype("<i4").tobytes()
+
+
+def reference(key: bytes, nonce: bytes, counter: int, blocks: int) -> bytes:
+    cipher = Cipher(algorithms.ChaCha20(key, counter.to_bytes(4, "little") + nonce), mode=None)
+    return cipher.encryptor().update(bytes(64 * blocks))
+
+
+class Words:
+    """The words of a reference keystream as `rng._fill_normal` asks for them; every request begins with a new block."""
+
+    def __init__(self, key: bytes, chunk: int) -> None:
+        self.key, self.nonce, self.counter = key, chunk.to_bytes(12, "little"), 0
+
+    def __call__(self, count: int, dtype: str) -> np.ndarray:
+        size = count * np.dtype(dtype).itemsize
+        blocks = -(-size // 64)
+        stream = reference(self.key, self.nonce, self.counter, blocks)
+        self.counter += blocks
+        return np.frombuffer(stream[:size], dtype)
+
+
+def test_the_block_of_the_rfc() -> None:
+    assert keystream(KEY, RFC_NONCE, 1, 1).hex() == RFC_BLOCK
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    key=st.binary(min_size=32, max_size=32),
+    nonce=st.binary(min_size=12, max_size=12),
+    counter=st.integers(0, 2**32 - 40),
+    blocks=st.integers(1, 40),
+)
+@example(key=b"\xff" * 32, nonce=b"\xff" * 12, counter=2**31 - 3, blocks=6)
+@example(key=bytes(32), nonce=bytes(12), counter=2**32 - 6, blocks=6)
+def test_the_keystream_is_that_of_another_implementation(key: bytes, nonce: bytes, counter: int, blocks: int) -> None:
+    assert keystream(key, nonce, counter, blocks) == reference(key, nonce, counter, blocks)
+
+
+@pytest.mark.gpu
+def test_the_keystream_of_a_gpu_is_that_of_another_implementation() -> None:
+    key = os.urandom(32)
+    assert keystream(key, RFC_NONCE, 2**31 - 9, 10_000, torch.device("cuda")) == reference(key, RFC_NONCE, 2**31 - 9, 10_000)
+
+
+@pytest.mark.parametrize("rare", [None, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 1000, 1001, 3 * 4096 + 5])
+def test_the_normal_numbers_are_those_of_the_cpu_stream(size: int, dtype: str, rare: int | None, monkeypatch) -> None:
+    """Fed with one keystream, also where half of the radii are refined."""
+    if rare:
+        for module in (chacha20, rng):
+            monkeypatch.setattr(module, "_RARE", 2**32 // rare)
+            monkeypatch.setattr(module, "_RARE_FINE", 2**53 // rare)
+    monkeypatch.setattr(chacha20, "CHUNK", 4096)
+    numbers = draw_normal(KEY, size, getattr(torch, dtype), CPU)
+    expected = np.empty(size, dtype)
+    for chunk in range(-(-size // 4096)):
+        rng._fill_normal(expected[chunk * 4096 : (chunk + 1) * 4096], Words(KEY, chunk))
+    assert numbers.shape == (size,) and numbers.dtype == getattr(torch, dtype)
+    tolerance = {"float32": 3e-6, "float64": 1e-14}[dtype]
+    np.testing.assert_allclose(numbers.numpy(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 86), (torch.float64, 107)])
+def test_the_tail_ends_where_that_of_the_cpu_stream_does(dtype: torch.dtype, bits: int, monkeypatch) -> None:
+    """Words of zeros are the farthest radius; the refinement decides how far it is."""
+    zeros = lambda key, nonce, counter, blocks, device: torch.zeros(16 * blocks, dtype=torch.int32)  # noqa: E731
+    monkeypatch.setattr(chacha20, "_check_device", lambda device: None)
+    monkeypatch.setattr(chacha20, "compute_keystream", zeros)
+    farthest = (2 * bits * np.log(2)) ** 0.5  # 2^-bits is the least uniform number: 10.92 and 12.18
+    assert abs(float(draw_normal(KEY, 8, dtype, CPU).max()) - farthest) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_numbers_are_standard_normal_into_the_tails(dtype: torch.dtype) -> None:
+    z = draw_normal(os.urandom(32), 1 << 20, dtype, CPU).double()
+    assert abs(float(z.mean())) * 2**10 < 6
+    assert abs(float(z.var()) - 1) * 2**9.5 < 6
+    assert stats.kstest(z[::8].numpy(), "norm").pvalue > 1e-9
+    for bound in (3, 4, 4.5):
+        beyond = int((z.abs() > bound).sum())
+        assert stats.binomtest(beyond, len(z), 2 * stats.norm.sf(bound)).pvalue > 1e-9
+    first, second = z[: 1 << 19], z[1 << 19 :]
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) * 2**9.5 < 6
+    assert abs(float(torch.corrcoef(torch.stack([first.square(), second.square()]))[0, 1])) * 2**9.5 < 6
+
+
+def test_chunks_and_keys_share_no_numbers(monkeypatch) -> None:
+    monkeypatch.setattr(chacha20, "CHUNK", 100)
+    rows = [draw_normal(os.urandom(32), 300, torch.float64, CPU).view(3, 100) for _ in range(3)]
+    assert len(torch.cat(rows).unique()) == 900
+
+
+def test_a_device_that_computes_a_wrong_keystream_is_refused(monkeypatch) -> None:
+    right = compute_keystream
+    monkeypatch.setattr(chacha20, "compute_keystream", lambda *given: right(*given) ^ 1)
+    chacha20._check_device.cache_clear()
+    with pytest.raises(RuntimeError, match="cpu computes a wrong ChaCha20 keystream; train on the CPU"):
+        draw_normal(KEY, 1, torch.float32, CPU)
+
+
+@pytest.mark.parametrize(
+    ("key", "nonce", "counter"),
+    [(bytes(16), bytes(12), 0), (KEY, bytes(8), 0), (KEY, bytes(12), -1), (KEY, bytes(12), 2**32 - 1)],
+)
+def test_bad_arguments_of_the_keystream(key: bytes, nonce: bytes, counter: int) -> None:
+    with pytest.raises(ValueError, match="ChaCha20 needs a key of 32 bytes, a nonce of 12"):
+        compute_keystream(key, nonce, counter, 2, CPU)
+
+
+def test_a_large_draw_on_a_gpu_is_chacha20_under_a_fresh_key(monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setattr(mechanism, "draw_normal", lambda *given: drawn.append(given))
+    stream, gpu = NoiseStream.secure(), torch.device("cuda")
+    normal = mechanism._normal(stream, 0, gpu, rng.CHUNK + 1)
+    for _ in range(2):
+        normal(rng.CHUNK + 1, torch.float32)
+    (one, *first), (other, *second) = drawn
+    assert len(one) == len(other) == 32 and one != other
+    assert first == second == [rng.CHUNK + 1, torch.float32, gpu]
+    assert stream._draws == 0
+
+
+def test_a_small_draw_and_one_for_another_device_are_copied_from_the_stream() -> None:
+    stream, device = NoiseStream.secure(), torch.device("meta")
+    numbers = mechanism._normal(stream, 0, device, rng.CHUNK + 1)(rng.CHUNK + 1, torch.float64)
+    assert numbers.device == device and numbers.shape == (rng.CHUNK + 1,) and numbers.dtype == torch.float64
+    assert stream._draws == 1
+
+
+def test_a_secure_stream_has_no_seed_for_a_device() -> None:
+    with pytest.raises(ValueError, match="a secure stream has no seed for a device"):
+        NoiseStream.secure().device_seed(0)

@@ -1,0 +1,1 @@
+"""Tiny architectures, each compared with a plain loop over single examples."""

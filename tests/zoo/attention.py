@@ -1,0 +1,715 @@
+"""Attention: torch's own modules in both layouts, attention by hand, windows, latents, queries and relative positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.zoo.registry import (
+    Batch,
+    Network,
+    add_architecture,
+    classify,
+    generator_of,
+    next_token,
+    normal,
+    parameter,
+    ragged,
+    register,
+    square,
+    tensors,
+    texts,
+)
+
+SEQUENCE = tensors((4, 4))
+IMAGE = tensors((4, 4, 4))
+
+
+# -- torch's own modules -----------------------------------------------------------------------------------------------
+
+
+def _self_attention(batch_first: bool, **options: bool) -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        x = x if batch_first else x.transpose(0, 1)
+        out, _ = m.attention(x, x, x, need_weights=options.get("need_weights", False))
+        return m.head(out.mean(1 if batch_first else 0))
+
+    more = {name: value for name, value in options.items() if name != "need_weights"}
+    return Network(
+        forward, attention=nn.MultiheadAttention(4, 2, batch_first=batch_first, **more), head=nn.Linear(4, 3)
+    )
+
+
+for _first in (True, False):
+    _layout = "batch_first" if _first else "sequence_first"
+    for _label, _options in {
+        "plain": {},
+        "with_weights": {"need_weights": True},
+        "bias_kv": {"add_bias_kv": True},
+        "zero_attention": {"add_zero_attn": True},
+        "without_bias": {"bias": False},
+    }.items():
+        add_architecture(
+            f"multihead_{_label}_{_layout}",
+            "attention",
+            lambda f=_first, o=_options: _self_attention(f, **o),
+            SEQUENCE,
+            classify,
+        )
+
+
+def _encoder(batch_first: bool, norm_first: bool, activation: str) -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        x = x if batch_first else x.transpose(0, 1)
+        return m.head(m.encoder(x).mean(1 if batch_first else 0))
+
+    layer = nn.TransformerEncoderLayer(
+        4, 2, 6, dropout=0.0, batch_first=batch_first, norm_first=norm_first, activation=activation
+    )
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return Network(forward, encoder=encoder, head=nn.Linear(4, 3))
+
+
+for _first in (True, False):
+    _layout = "batch_first" if _first else "sequence_first"
+    for _norm_first, _activation in ((True, "gelu"), (False, "relu")):
+        add_architecture(
+            f"encoder_{_activation}_{_layout}",
+            "attention",
+            lambda f=_first, n=_norm_first, a=_activation: _encoder(f, n, a),
+            SEQUENCE,
+            classify,
+        )
+
+
+@register("attention", SEQUENCE, classify)
+def encoder_in_evaluation_mode() -> nn.Module:
+    """Torch's fast path must not be taken under a gradient."""
+    return _encoder(True, False, "relu").eval()
+
+
+@register("attention", ragged(), classify)
+def encoder_with_padding_mask() -> nn.Module:
+    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+        padded = torch.arange(x.shape[1]) >= lengths[:, None]
+        h = m.encoder(x, src_key_padding_mask=padded)
+        h = h.masked_fill(padded.unsqueeze(-1), 0.0)
+        return m.head(h.sum(1) / lengths.unsqueeze(1))
+
+    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+    return Network(forward, encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), head=nn.Linear(4, 3))
+
+
+@register("attention", ragged(), classify)
+def encoder_with_padding_mask_sequence_first() -> nn.Module:
+    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+        padded = torch.arange(x.shape[1]) >= lengths[:, None]
+        return m.head(m.encoder(x.transpose(0, 1), src_key_padding_mask=padded)[0])
+
+    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0)
+    return Network(forward, encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), head=nn.Linear(4, 3))
+
+
+def _transformer(batch_first: bool) -> nn.Module:
+    def forward(m: Network, ids: Tensor) -> Tensor:
+        x = m.embed(ids) + m.positions(torch.arange(ids.shape[1]))
+        x = x if batch_first else x.transpose(0, 1)
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], dtype=x.dtype)
+        out = m.transformer(x, x, src_mask=mask, tgt_mask=mask, memory_mask=mask)
+        logits = m.head(out)
+        return logits if batch_first else logits.transpose(0, 1)
+
+    transformer = nn.Transformer(4, 2, 1, 1, 6, dropout=0.0, batch_first=batch_first)
+    return Network(
+        forward, embed=nn.Embedding(11, 4), positions=nn.Embedding(6, 4), transformer=transformer, head=nn.Linear(4, 11)
+    )
+
+
+add_architecture("transformer_batch_first", "attention", lambda: _transformer(True), texts(), next_token)
+add_architecture("transformer_sequence_first", "attention", lambda: _transformer(False), texts(), next_token)
+
+
+@register("attention", SEQUENCE, classify)
+def decoder_with_learnt_queries() -> nn.Module:
+    """As in DETR: queries are parameters, expanded to the batch, sequence first."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        memory = m.encoder(x.transpose(0, 1) + m.positions.unsqueeze(1))
+        queries = m.queries.weight.unsqueeze(1).repeat(1, x.shape[0], 1)
+        out = m.decoder(torch.zeros_like(queries) + queries, memory)
+        return m.head(out).mean(0)
+
+    return Network(
+        forward, positions=parameter(4, 4), queries=nn.Embedding(3, 4),
+        encoder=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0), decoder=nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0),
+        head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@register("attention", SEQUENCE, classify)
+def decoder_layers_of_detr_by_hand() -> nn.Module:
+    """Learnt queries pass through a self-attention layer before they meet an example."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        q = m.queries.unsqueeze(0)
+        q = q + m.own(q, q, q, need_weights=False)[0]
+        q = m.norm(q).expand(x.shape[0], -1, -1)
+        out, _ = m.cross(q, x, x, need_weights=False)
+        return m.head(q + out).mean(1)
+
+    return Network(
+        forward, queries=parameter(3, 4), own=nn.MultiheadAttention(4, 2, batch_first=True), norm=nn.LayerNorm(4),
+        cross=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@register("attention", SEQUENCE, classify, is_random=True)
+def encoder_with_dropout() -> nn.Module:
+    return nn.Sequential(
+        nn.TransformerEncoderLayer(4, 2, 6, dropout=0.2, batch_first=True), nn.Flatten(), nn.Linear(16, 3)
+    )
+
+
+# -- attention by hand -------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Split heads, attend, merge; `fold` puts heads into the leading axis."""
+
+    def __init__(self, d: int = 4, heads: int = 2, *, fold: bool = False, causal: bool = False) -> None:
+        super().__init__()
+        self.heads, self.fold, self.causal = heads, fold, causal
+        self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, t, d = x.shape
+        q, k, v = self.qkv(x).view(n, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        if self.fold:
+            q, k, v = (z.reshape(n * self.heads, t, -1) for z in (q, k, v))
+            scores = torch.baddbmm(torch.zeros(1, 1, 1, dtype=x.dtype), q, k.transpose(1, 2), beta=0, alpha=0.7)
+        else:
+            scores = q @ k.transpose(-1, -2) * 0.7
+        if self.causal:
+            scores = scores.masked_fill(~torch.ones(t, t, dtype=torch.bool).tril(), -math.inf)
+        h = scores.softmax(-1) @ v
+        return self.out(h.view(n, self.heads, t, -1).transpose(1, 2).reshape(n, t, d))
+
+
+def _attended(attention: nn.Module) -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head((x + m.attention(x)).mean(1))
+
+    return Network(forward, attention=attention, head=nn.Linear(4, 3))
+
+
+add_architecture("attention_by_matmul", "attention", lambda: _attended(Attention()), SEQUENCE, classify)
+add_architecture("attention_heads_folded", "attention", lambda: _attended(Attention(fold=True)), SEQUENCE, classify)
+add_architecture("attention_causal", "attention", lambda: _attended(Attention(causal=True)), SEQUENCE, classify)
+
+
+@register("attention", SEQUENCE, classify)
+def scaled_dot_product() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        q, k, v = (z.unflatten(-1, (2, 2)).transpose(1, 2) for z in m.qkv(x).chunk(3, -1))
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return m.head(h.transpose(1, 2).flatten(2).mean(1))
+
+    return Network(forward, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
+
+
+@register("attention", SEQUENCE, classify)
+def scaled_dot_product_with_learnt_mask() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        q, k, v = (z.unflatten(-1, (2, 2)).transpose(1, 2) for z in m.qkv(x).chunk(3, -1))
+        h = F.scaled_dot_product_attention(q, k, v, attn_mask=m.bias)
+        return m.head(h.transpose(1, 2).flatten(2).mean(1))
+
+    return Network(forward, qkv=nn.Linear(4, 12), bias=parameter(2, 4, 4), head=nn.Linear(4, 3))
+
+
+@register("attention", SEQUENCE, classify)
+def grouped_query_attention() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n, t, _ = x.shape
+        q = m.q(x).view(n, t, 2, 2).transpose(1, 2)
+        k = m.k(x).view(n, t, 1, 2).transpose(1, 2).repeat_interleave(2, dim=1)
+        v = m.v(x).view(n, t, 1, 2).transpose(1, 2).expand(n, 2, t, 2)
+        h = F.scaled_dot_product_attention(q, k, v)
+        return m.head(h.transpose(1, 2).reshape(n, t, 4).mean(1))
+
+    return Network(forward, q=nn.Linear(4, 4), k=nn.Linear(4, 2), v=nn.Linear(4, 2), head=nn.Linear(4, 3))
+
+
+@register("attention", SEQUENCE, classify)
+def attention_by_einsum_sequence_first() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        q = torch.einsum("tnd,hdk->tnhk", x, m.q)
+        k = torch.einsum("tnd,hdk->tnhk", x, m.k)
+        v = torch.einsum("tnd,hdk->tnhk", x, m.v)
+        weights = torch.einsum("tnhk,snhk->nhts", q, k).softmax(-1)
+        h = torch.einsum("nhts,snhk,hkd->tnd", weights, v, m.o)
+        return m.head(h.mean(0))
+
+    return Network(
+        forward,
+        q=parameter(2, 4, 2),
+        k=parameter(2, 4, 2),
+        v=parameter(2, 4, 2),
+        o=parameter(2, 2, 4),
+        head=nn.Linear(4, 3),
+    )
+
+
+@register("attention", SEQUENCE, classify)
+def linear_attention() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        q, k, v = m.qkv(x).chunk(3, -1)
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        state = torch.einsum("ntd,nte->ntde", k, v).cumsum(1)
+        h = torch.einsum("ntd,ntde->nte", q, state) / (q * k.cumsum(1)).sum(-1, keepdim=True)
+        return m.head(h.mean(1))
+
+    return Network(forward, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
+
+
+@register("attention", SEQUENCE, classify)
+def rotary_positions() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        t = x.shape[1]
+        angles = torch.outer(torch.arange(t, dtype=x.dtype), m.frequencies)
+        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+        q, k, v = m.qkv(x).chunk(3, -1)
+        q, k = (z * cos + torch.cat([-z[..., 2:], z[..., :2]], -1) * sin for z in (q, k))
+        return m.head(((q @ k.mT).softmax(-1) @ v).mean(1))
+
+    return Network(forward, {"frequencies": torch.tensor([1.0, 0.1])}, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
+
+
+@register("attention", SEQUENCE, classify)
+def alibi_slopes_learnt() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        t = torch.arange(x.shape[1])
+        bias = -m.slopes.exp()[:, None, None] * (t[:, None] - t[None]).abs()
+        q, k, v = (z.unflatten(-1, (2, 2)).transpose(1, 2) for z in m.qkv(x).chunk(3, -1))
+        h = (q @ k.mT + bias).softmax(-1) @ v
+        return m.head(h.transpose(1, 2).flatten(2).mean(1))
+
+    return Network(forward, qkv=nn.Linear(4, 12), slopes=parameter(2), head=nn.Linear(4, 3))
+
+
+@register("attention", SEQUENCE, classify)
+def relative_bias_by_embedding_of_a_square() -> nn.Module:
+    """As in T5: an embedding of relative positions `[t, t]` that no example has a part in."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        t = torch.arange(x.shape[1])
+        bias = m.bias(t[None] - t[:, None] + 3).permute(2, 0, 1).unsqueeze(0)
+        q, k, v = (z.unflatten(-1, (2, 2)).transpose(1, 2) for z in m.qkv(x).chunk(3, -1))
+        h = (q @ k.mT + bias).softmax(-1) @ v
+        return m.head(h.transpose(1, 2).flatten(2).mean(1))
+
+    return Network(forward, qkv=nn.Linear(4, 12), bias=nn.Embedding(7, 2), head=nn.Linear(4, 3))
+
+
+@register("attention", SEQUENCE, classify)
+def relative_bias_expanded_to_the_batch() -> nn.Module:
+    """As in MPNet: `[t, t]` positions are expanded to the batch before they are added."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        t = torch.arange(x.shape[1])
+        bias = m.bias((t[None] - t[:, None]).clamp(-2, 2) + 2).permute(2, 0, 1).unsqueeze(0)
+        bias = bias.expand(x.shape[0], -1, -1, -1).contiguous()
+        q, k, v = (z.unflatten(-1, (2, 2)).transpose(1, 2) for z in m.qkv(x).chunk(3, -1))
+        h = (q @ k.mT + bias).softmax(-1) @ v
+        return m.head(h.transpose(1, 2).flatten(2).mean(1))
+
+    return Network(forward, qkv=nn.Linear(4, 12), bias=nn.Embedding(5, 2), head=nn.Linear(4, 3))
+
+
+@register("attention", SEQUENCE, classify)
+def disentangled_relative_positions() -> nn.Module:
+    """As in DeBERTa: relative embeddings go through the projections of content."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n, t, _ = x.shape
+        places = torch.arange(t)
+        index = (places[:, None] - places[None] + 3).expand(n, t, t)
+        q, k = m.q(x), m.k(x)
+        relative_k, relative_q = m.k(m.norm(m.relative.weight)), m.q(m.norm(m.relative.weight))
+        c2p = (q @ relative_k.T).gather(2, index)
+        p2c = (k @ relative_q.T).gather(2, index).transpose(1, 2)
+        return m.head(((q @ k.mT + c2p + p2c).softmax(-1) @ m.v(x)).mean(1))
+
+    return Network(
+        forward, q=nn.Linear(4, 4), k=nn.Linear(4, 4), v=nn.Linear(4, 4), relative=nn.Embedding(7, 4), norm=nn.LayerNorm(4),
+        head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@register("attention", SEQUENCE, classify)
+def transformer_xl_relative_shift() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n, t, _ = x.shape
+        r = m.r(m.sinusoids[:t])
+        q, k, v = m.qkv(x).chunk(3, -1)
+        content = (q + m.u) @ k.mT
+        position = (q + m.v) @ r.T
+        padded = F.pad(position, (1, 0)).view(n, t + 1, t)[:, 1:].reshape(n, t, t)
+        return m.head(((content + padded).softmax(-1) @ v).mean(1))
+
+    return Network(
+        forward, {"sinusoids": torch.randn(4, 4)}, qkv=nn.Linear(4, 12), r=nn.Linear(4, 4, bias=False), u=parameter(4),
+        v=parameter(4), head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@register("attention", SEQUENCE, classify)
+def perceiver_latents() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        latents = m.latents.unsqueeze(0).expand(x.shape[0], -1, -1)
+        latents = latents + m.cross(m.norm(latents), x, x, need_weights=False)[0]
+        latents = latents + m.mlp(latents)
+        return m.head(latents.mean(1))
+
+    return Network(
+        forward, latents=parameter(3, 4), norm=nn.LayerNorm(4), cross=nn.MultiheadAttention(4, 2, batch_first=True),
+        mlp=nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4)), head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@register("attention", SEQUENCE, classify)
+def latents_projected_before_they_meet_an_example() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        q = m.q(m.norm(m.latents))
+        k, v = m.kv(x).chunk(2, -1)
+        h = torch.einsum("ld,ntd->nlt", q, k).softmax(-1) @ v
+        return m.head(h.flatten(1))
+
+    return Network(
+        forward,
+        latents=parameter(3, 4),
+        norm=nn.LayerNorm(4),
+        q=nn.Linear(4, 4),
+        kv=nn.Linear(4, 8),
+        head=nn.Linear(12, 3),
+    )
+
+
+@register("attention", SEQUENCE, classify)
+def set_transformer_induced_points() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        h, _ = m.first(m.points.repeat(n, 1, 1), x, x)
+        y, _ = m.second(x, h, h)
+        pooled, _ = m.pool(m.seed.expand(n, -1, -1), y, y)
+        return m.head(pooled.squeeze(1))
+
+    def layer() -> nn.Module:
+        return nn.MultiheadAttention(4, 2, batch_first=True)
+
+    return Network(
+        forward, points=parameter(1, 2, 4), seed=parameter(1, 1, 4), first=layer(), second=layer(), pool=layer(),
+        head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@register("attention", SEQUENCE, classify)
+def slot_attention() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        slots = m.slots.expand(n, -1, -1)
+        k, v = m.k(x), m.v(x)
+        for _ in range(2):
+            weights = torch.softmax(k @ m.q(slots).mT, dim=-1)
+            weights = weights / weights.sum(1, keepdim=True)
+            update = weights.mT @ v
+            slots = m.cell(update.reshape(-1, 4), slots.reshape(-1, 4)).view(n, 2, 4)
+        return m.head(slots.flatten(1))
+
+    return Network(
+        forward, slots=parameter(1, 2, 4), q=nn.Linear(4, 4), k=nn.Linear(4, 4), v=nn.Linear(4, 4), cell=nn.GRUCell(4, 4),
+        head=nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+@register("attention", SEQUENCE, classify)
+def attention_pooling_by_a_vector() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        weights = torch.softmax(torch.tanh(m.key(x)) @ m.query, dim=1)
+        return m.head(torch.matmul(weights.unsqueeze(1), x).squeeze(1))
+
+    return Network(forward, key=nn.Linear(4, 4), query=parameter(4), head=nn.Linear(4, 3))
+
+
+@register("attention", SEQUENCE, classify)
+def cross_attention_to_a_learnt_memory() -> nn.Module:
+    """Keys and values come from parameters that no example has a part in."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        k, v = m.key(m.memory), m.value(m.memory)
+        h = (m.query(x) @ k.T / 2).softmax(-1) @ v
+        return m.head(h.mean(1))
+
+    return Network(
+        forward,
+        memory=parameter(5, 4),
+        key=nn.Linear(4, 4),
+        value=nn.Linear(4, 4),
+        query=nn.Linear(4, 4),
+        head=nn.Linear(4, 3),
+    )
+
+
+@register("attention", SEQUENCE, classify)
+def public_memory_of_batch_one() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        memory = m.encode(m.memory)
+        memory = memory.expand(x.shape[0], *memory.shape[1:])
+        out, _ = m.cross(x, memory, memory, need_weights=False)
+        return m.head(out.mean(1))
+
+    return Network(
+        forward, {"memory": torch.randn(1, 3, 4)}, encode=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True),
+        cross=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@register("attention", SEQUENCE, classify)
+def residual_mlp_mixer() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        x = x + m.tokens(m.norm1(x).transpose(1, 2)).transpose(1, 2)
+        x = x + m.channels(m.norm2(x))
+        return m.head(x.mean(1))
+
+    return Network(
+        forward, norm1=nn.LayerNorm(4), tokens=nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)),
+        norm2=nn.LayerNorm(4), channels=nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)), head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@register("attention", SEQUENCE, classify)
+def fourier_mixing_as_in_fnet() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        x = m.norm(x + torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real)
+        return m.head(F.gelu(m.up(x)).mean(1))
+
+    return Network(forward, norm=nn.LayerNorm(4), up=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+@register("attention", SEQUENCE, classify)
+def efficient_attention_axis_first() -> nn.Module:
+    """Softmax over time for keys, over features for queries, in a `[t, n, d]` layout."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        q, k, v = m.qkv(x.permute(1, 0, 2)).chunk(3, -1)
+        context = torch.einsum("tnd,tne->nde", k.softmax(0), v)
+        return m.head(torch.einsum("tnd,nde->tne", q.softmax(-1), context).sum(0))
+
+    return Network(forward, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
+
+
+# -- vision transformers -----------------------------------------------------------------------------------------------
+
+
+@register("vision attention", IMAGE, classify)
+def vit_with_class_token() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        patches = m.patches(x).flatten(2).transpose(1, 2)
+        token = m.token.expand(x.shape[0], -1, -1)
+        h = torch.cat([token, patches], dim=1) + m.positions
+        h = h + m.attention(m.norm(h))
+        return m.head(h[:, 0])
+
+    return Network(
+        forward, patches=nn.Conv2d(4, 4, 2, stride=2), token=parameter(1, 1, 4), positions=parameter(1, 5, 4),
+        norm=nn.LayerNorm(4), attention=Attention(), head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@register("vision attention", IMAGE, classify)
+def vit_with_register_tokens_repeated() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        patches = m.patches(x).flatten(2).transpose(1, 2) + m.positions(torch.arange(4)).unsqueeze(0)
+        h = torch.cat([patches, m.registers.unsqueeze(0).repeat(n, 1, 1)], dim=1)
+        return m.head((h + m.attention(h))[:, :4].mean(1))
+
+    return Network(
+        forward, patches=nn.Conv2d(4, 4, 2, stride=2), positions=nn.Embedding(4, 4), registers=parameter(2, 4),
+        attention=Attention(), head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@register("vision attention", IMAGE, classify)
+def vit_positions_interpolated() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        positions = F.interpolate(m.positions, size=(4, 4), mode="bicubic", align_corners=False)
+        h = (m.patches(x) + positions).flatten(2).transpose(1, 2)
+        return m.head((h + m.attention(h)).mean(1))
+
+    return Network(
+        forward,
+        patches=nn.Conv2d(4, 4, 1),
+        positions=parameter(1, 4, 2, 2),
+        attention=Attention(),
+        head=nn.Linear(4, 3),
+    )
+
+
+class WindowAttention(nn.Module):
+    """As in Swin: windows are folded into the leading axis; a table holds relative positions; rolled windows are masked."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__()
+        self.shift = shift
+        self.attention = Attention(fold=False)
+        self.table = parameter(9, 2)
+        a = torch.stack(torch.meshgrid(torch.arange(2), torch.arange(2), indexing="ij")).flatten(1)
+        distance = a[:, :, None] - a[:, None] + 1
+        self.register_buffer("index", distance[0] * 3 + distance[1])
+        regions = torch.zeros(1, 4, 4, 1)
+        for i, rows in enumerate((slice(0, 2), slice(2, 3), slice(3, 4))):
+            for j, columns in enumerate((slice(0, 2), slice(2, 3), slice(3, 4))):
+                regions[:, rows, columns] = 3 * i + j
+        windows = self.partition(regions).squeeze(-1)
+        self.register_buffer("mask", (windows[:, None] != windows[:, :, None]) * -100.0)
+
+    @staticmethod
+    def partition(x: Tensor) -> Tensor:
+        n, h, w, c = x.shape
+        return x.view(n, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, c)
+
+    @staticmethod
+    def merge(windows: Tensor, n: int) -> Tensor:
+        return windows.view(n, 2, 2, 2, 2, -1).permute(0, 1, 3, 2, 4, 5).reshape(n, 4, 4, -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.shift:
+            x = torch.roll(x, shifts=(-self.shift, -self.shift), dims=(1, 2))
+        windows = self.partition(x)
+        b, t, d = windows.shape
+        q, k, v = self.attention.qkv(windows).reshape(b, t, 3, 2, d // 2).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-2, -1)
+        bias = self.table[self.index.view(-1)].view(4, 4, -1).permute(2, 0, 1)
+        scores = scores + bias.unsqueeze(0)
+        if self.shift:
+            count = self.mask.shape[0]
+            scores = scores.view(b // count, count, 2, t, t) + self.mask.to(x).unsqueeze(1).unsqueeze(0)
+            scores = scores.view(-1, 2, t, t)
+        h = self.attention.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, d))
+        x = self.merge(h, x.shape[0])
+        return torch.roll(x, shifts=(self.shift, self.shift), dims=(1, 2)) if self.shift else x
+
+
+def _windows(*shifts: int) -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = m.embed(x).permute(0, 2, 3, 1)
+        for block, norm in zip(m.blocks, m.norms, strict=True):
+            h = h + block(norm(h))
+        parts = torch.cat([h[:, 0::2, 0::2], h[:, 1::2, 0::2], h[:, 0::2, 1::2], h[:, 1::2, 1::2]], -1)
+        return m.head(m.reduce(parts.view(x.shape[0], -1, 16)).mean(1))
+
+    return Network(
+        forward, embed=nn.Conv2d(4, 4, 1), blocks=nn.ModuleList(WindowAttention(s) for s in shifts),
+        norms=nn.ModuleList(nn.LayerNorm(4) for _ in shifts), reduce=nn.Linear(16, 4), head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+add_architecture("swin_windows", "vision attention", lambda: _windows(0), IMAGE, classify)
+add_architecture("swin_shifted_windows", "vision attention", lambda: _windows(0, 1), IMAGE, classify)
+
+
+@register("vision attention", IMAGE, classify)
+def axial_attention() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        h = x.permute(0, 2, 3, 1).reshape(n * 4, 4, 4)
+        h = h + m.rows(h)
+        h = h.view(n, 4, 4, 4).transpose(1, 2).reshape(n * 4, 4, 4)
+        h = h + m.columns(h)
+        return m.head(h.reshape(n, 16, 4).mean(1))
+
+    return Network(forward, rows=Attention(), columns=Attention(fold=True), head=nn.Linear(4, 3))
+
+
+@register("vision attention", tensors((2, 4, 3, 3)), classify)
+def video_transformer_space_then_time() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n, f = x.shape[:2]
+        h = m.embed(x.flatten(0, 1)).flatten(2).transpose(1, 2)
+        h = h + m.space(h)
+        h = h.reshape(n, f, 9, 4).permute(0, 2, 1, 3).reshape(n * 9, f, 4)
+        h = h + m.time(h)
+        return m.head(h.reshape(n, -1, 4).mean(1))
+
+    return Network(forward, embed=nn.Conv2d(4, 4, 1), space=Attention(), time=Attention(), head=nn.Linear(4, 3))
+
+
+@register("vision attention", IMAGE, square, inputs=lambda batch: batch)
+def masked_autoencoder_with_fixed_mask() -> nn.Module:
+    def forward(m: Network, x: Tensor, _: Tensor) -> Tensor:
+        n = x.shape[0]
+        patches = m.patches(x).flatten(2).transpose(1, 2)
+        kept = m.encoder(patches[:, [0, 3]])
+        full = torch.cat([kept, m.blank.expand(n, 2, -1)], 1)
+        full = torch.gather(full, 1, torch.tensor([0, 2, 3, 1])[None, :, None].expand(n, -1, 4))
+        return m.out(m.decoder(full + m.positions))
+
+    return Network(
+        forward, patches=nn.Conv2d(4, 4, 2, stride=2), encoder=Attention(), decoder=Attention(), blank=parameter(1, 1, 4),
+        positions=parameter(4, 4), out=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+def _images_and_noise(n: int) -> Batch:
+    g = generator_of(n)
+    return normal(n, 4, 4, 4, generator=g), torch.rand(n, 4, generator=g), torch.randint(0, 3, (n,), generator=g)
+
+
+@register("vision attention", _images_and_noise, classify)
+def masked_autoencoder_sorted_by_noise() -> nn.Module:
+    def forward(m: Network, x: Tensor, noise: Tensor) -> Tensor:
+        patches = m.patches(x).flatten(2).transpose(1, 2)
+        order = noise.argsort(dim=1)
+        back = order.argsort(dim=1)
+        kept = patches.gather(1, order[:, :2, None].expand(-1, -1, 4))
+        full = torch.cat([m.encoder(kept), m.blank.repeat(x.shape[0], 2, 1)], 1)
+        full = full.gather(1, back[..., None].expand(-1, -1, 4))
+        return m.head((full + m.positions).square().mean(1))
+
+    return Network(
+        forward, patches=nn.Conv2d(4, 4, 2, stride=2), encoder=Attention(), blank=parameter(1, 1, 4), positions=parameter(4, 4),
+        head=nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@register("vision attention", IMAGE, classify)
+def token_merging_by_topk() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = m.patches(x).flatten(2).transpose(1, 2)
+        places = m.score(h).squeeze(-1).topk(2, dim=1).indices
+        chosen = h.gather(1, places.unsqueeze(-1).expand(-1, -1, 4))
+        return m.head((chosen * m.score(chosen).sigmoid()).mean(1))
+
+    return Network(forward, patches=nn.Conv2d(4, 4, 2, stride=2), score=nn.Linear(4, 1), head=nn.Linear(4, 3))
+
+
+@register("vision attention", IMAGE, classify)
+def class_attention_with_layer_scale() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = x.flatten(2).transpose(1, 2)
+        token = m.token.expand(x.shape[0], 1, 4)
+        joined = torch.cat((token, h), 1)
+        q = m.q(joined[:, :1])
+        weights = (q @ m.k(joined).transpose(-1, -2)).softmax(-1)
+        token = token + m.gamma * (weights @ m.v(joined))
+        return m.head(token[:, 0])
+
+    return Network(
+        forward, token=parameter(1, 1, 4), q=nn.Linear(4, 4), k=nn.Linear(4, 4), v=nn.Linear(4, 4),
+        gamma=nn.Parameter(torch.full((4,), 0.3)), head=nn.Linear(4, 3),
+    )  # fmt: skip

@@ -1,0 +1,570 @@
+"""Losses of all kinds, each of which gives one number an example."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.zoo.registry import (
+    UNCLEAR,
+    Batch,
+    Network,
+    add_architecture,
+    generator_of,
+    normal,
+    parameter,
+    register,
+    targets,
+    tensors,
+    vectors,
+)
+
+VECTORS = vectors()
+
+
+def _mlp(d: int = 4, k: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(d, 5), nn.Tanh(), nn.Linear(5, k))
+
+
+def _elementwise(loss: str, **options: object) -> object:
+    function = getattr(F, loss)
+
+    def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
+        x, y = batch
+        return function(model(x), y, reduction="none", **options).flatten(1).sum(1)
+
+    return loss_fn
+
+
+def _cross_entropy_smoothed(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none", label_smoothing=0.1)
+
+
+def _cross_entropy_weighted(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none", weight=torch.tensor([0.2, 1.0, 3.0], dtype=x.dtype))
+
+
+def _cross_entropy_of_probabilities(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    soft = 0.9 * F.one_hot(y, 3).to(x) + 0.1 / 3
+    return F.cross_entropy(model(x), soft, reduction="none")
+
+
+def _nll(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return F.nll_loss(F.log_softmax(model(x), -1), y, reduction="none")
+
+
+def _nll_by_gather(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    logits = model(x)
+    return torch.logsumexp(logits, 1) - logits.gather(1, y.unsqueeze(1)).squeeze(1)
+
+
+def _nll_by_arange(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return -model(x).log_softmax(-1)[torch.arange(len(y)), y]
+
+
+def _focal(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    loss = F.cross_entropy(model(x), y, reduction="none")
+    return (1 - torch.exp(-loss)) ** 2 * loss
+
+
+def _hinge(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return F.multi_margin_loss(model(x), y, reduction="none")
+
+
+def _module_loss(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return nn.CrossEntropyLoss(reduction="none")(model(x), y)
+
+
+def _looped(model: nn.Module, batch: Batch) -> Tensor:
+    """A mean-reduced loss applied to one row after the other."""
+    x, y = batch
+    logits = model(x)
+    return torch.stack([F.cross_entropy(logits[i : i + 1], y[i : i + 1]) for i in range(len(y))])
+
+
+def _generalised(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    p = model(x).softmax(-1).gather(1, y[:, None])[:, 0]
+    return (1 - p**0.7) / 0.7
+
+
+def _ignored_label(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return F.cross_entropy(model(x), y.masked_fill(y == 0, -100), reduction="none")
+
+
+def _entropy_bonus(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    log_p = model(x).log_softmax(-1)
+    return F.nll_loss(log_p, y, reduction="none") - 0.1 * -(log_p.exp() * log_p).sum(-1)
+
+
+def _distilled(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    logits = model(x)
+    teacher = (x[:, :3] * 2).softmax(-1)
+    kl = F.kl_div(logits.log_softmax(-1), teacher, reduction="none").sum(-1)
+    return kl + 0.5 * F.cross_entropy(logits, y, reduction="none")
+
+
+for _loss in (
+    _cross_entropy_smoothed, _cross_entropy_weighted, _cross_entropy_of_probabilities, _nll, _nll_by_gather, _nll_by_arange,
+    _focal, _hinge, _module_loss, _looped, _generalised, _ignored_label, _entropy_bonus, _distilled,
+):  # fmt: skip
+    add_architecture(f"loss{_loss.__name__}", "losses", _mlp, VECTORS, _loss)
+
+for _name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "poisson_nll_loss"):
+    add_architecture(f"loss_{_name}", "losses", _mlp, targets((4,), (3,)), _elementwise(_name))
+
+
+def _several_labels(n: int) -> Batch:
+    g = generator_of(n)
+    return normal(n, 4, generator=g), torch.randint(0, 2, (n, 3), generator=g).double()
+
+
+add_architecture(
+    "loss_binary_cross_entropy_with_logits",
+    "losses",
+    _mlp,
+    _several_labels,
+    _elementwise("binary_cross_entropy_with_logits"),
+)
+
+
+def _multilabel(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return F.multilabel_soft_margin_loss(model(x), y, reduction="none")
+
+
+add_architecture("loss_multilabel_soft_margin", "losses", _mlp, _several_labels, _multilabel)
+
+
+def _squeezed(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return (model(x).squeeze() - y).square()
+
+
+def _squeezed_strictly(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return F.binary_cross_entropy_with_logits(model(x).squeeze(), torch.sigmoid(y), reduction="none")
+
+
+def _squeezed_last(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return F.binary_cross_entropy_with_logits(model(x).squeeze(-1), torch.sigmoid(y), reduction="none")
+
+
+add_architecture("loss_squeezed_last_axis", "losses", lambda: _mlp(k=1), targets((4,), ()), _squeezed_last)
+add_architecture("loss_squeezed_all_axes", "losses", lambda: _mlp(k=1), targets((4,), ()), _squeezed)
+add_architecture(
+    "loss_squeezed_strictly", "losses", lambda: _mlp(k=1), targets((4,), ()), _squeezed_strictly, kind=UNCLEAR
+)
+
+
+def _column_of_losses(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return F.mse_loss(model(x), y, reduction="none")
+
+
+add_architecture(
+    "loss_of_shape_n_by_one", "losses", lambda: _mlp(k=1), targets((4,), (1,)), _column_of_losses, kind=UNCLEAR
+)
+
+
+def _gaussian(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    mean, raw = model(x).chunk(2, -1)
+    return F.gaussian_nll_loss(mean, y, F.softplus(raw) + 0.1, reduction="none").sum(-1)
+
+
+add_architecture("loss_gaussian_nll", "losses", lambda: _mlp(k=6), targets((4,), (3,)), _gaussian)
+
+
+def _mixture_density(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    weights, means, scales = model(x).chunk(3, -1)
+    density = -0.5 * ((y - means) / scales.exp()).square() - scales
+    return -torch.logsumexp(weights.log_softmax(-1) + density, -1)
+
+
+add_architecture("loss_mixture_density", "losses", lambda: _mlp(k=6), targets((4,), (1,)), _mixture_density)
+
+
+def _distribution(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    mean, raw = model(x).unbind(-1)
+    return -torch.distributions.Normal(mean, F.softplus(raw) + 0.1, validate_args=False).log_prob(y)
+
+
+def _distribution_validated(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    mean, raw = model(x).unbind(-1)
+    return -torch.distributions.Normal(mean, F.softplus(raw) + 0.1).log_prob(y)
+
+
+add_architecture("loss_of_a_distribution", "losses", lambda: _mlp(k=2), targets((4,), ()), _distribution)
+add_architecture(
+    "loss_of_a_validated_distribution", "losses", lambda: _mlp(k=2), targets((4,), ()), _distribution_validated
+)
+
+
+def _quantiles(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    levels = torch.tensor([0.1, 0.5, 0.9], dtype=x.dtype)
+    error = y - model(x)
+    return torch.maximum(levels * error, (levels - 1) * error).mean(1)
+
+
+add_architecture("loss_of_quantiles", "losses", _mlp, targets((4,), (1,)), _quantiles)
+
+
+def _ordinal(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    thresholds = model.first + F.softplus(model.steps).cumsum(0)
+    above = torch.sigmoid(thresholds - model.score(x))
+    p = torch.cat([above, torch.ones(len(x), 1, dtype=x.dtype)], 1) - torch.cat(
+        [torch.zeros(len(x), 1, dtype=x.dtype), above], 1
+    )
+    return -p.gather(1, y[:, None])[:, 0].clamp(min=1e-6).log()
+
+
+@register("losses", VECTORS, _ordinal)
+def loss_of_ordered_classes() -> nn.Module:
+    return Network(lambda m, x: m.score(x), score=nn.Linear(4, 1), first=parameter(1), steps=parameter(2))
+
+
+def _angular(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    cosine = F.normalize(model.body(x), dim=1) @ F.normalize(model.classes, dim=1).T
+    angle = torch.acos(cosine.clamp(-0.999, 0.999))
+    shifted = torch.where(F.one_hot(y, 3).bool(), torch.cos(angle + 0.3), cosine)
+    return F.cross_entropy(4 * shifted, y, reduction="none")
+
+
+@register("losses", VECTORS, _angular)
+def loss_with_an_angular_margin() -> nn.Module:
+    return Network(lambda m, x: m.body(x), body=nn.Linear(4, 5), classes=parameter(3, 5))
+
+
+def _center(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    h = model.body(x)
+    return F.cross_entropy(model.head(h), y, reduction="none") + 0.1 * (h - model.centers[y]).square().sum(1)
+
+
+@register("losses", VECTORS, _center)
+def loss_to_learnt_centers() -> nn.Module:
+    return Network(lambda m, x: m.head(m.body(x)), body=nn.Linear(4, 5), head=nn.Linear(5, 3), centers=parameter(3, 5))
+
+
+def _tasks(n: int) -> Batch:
+    g = generator_of(n)
+    return normal(n, 4, generator=g), torch.randint(0, 3, (n,), generator=g), normal(n, generator=g)
+
+
+def _multi_task(model: nn.Module, batch: Batch) -> Tensor:
+    x, labels, values = batch
+    h = torch.tanh(model.body(x))
+    one = F.cross_entropy(model.classes(h), labels, reduction="none")
+    two = (model.value(h).squeeze(1) - values).square()
+    s = model.log_variances
+    return torch.exp(-s[0]) * one + torch.exp(-s[1]) * two + s.sum()
+
+
+@register("losses", _tasks, _multi_task)
+def loss_of_tasks_with_learnt_weights() -> nn.Module:
+    return Network(
+        lambda m, x: m.body(x),
+        body=nn.Linear(4, 5),
+        classes=nn.Linear(5, 3),
+        value=nn.Linear(5, 1),
+        log_variances=parameter(2),
+    )
+
+
+def _partly_labelled(model: nn.Module, batch: Batch) -> Tensor:
+    """Only some examples have a value; the others have the other loss alone."""
+    x, labels, values = batch
+    h = torch.tanh(model.body(x))
+    has_value = (values > 0).to(x)
+    return (
+        F.cross_entropy(model.classes(h), labels, reduction="none")
+        + has_value * (model.value(h).squeeze(1) - values).square()
+    )
+
+
+@register("losses", _tasks, _partly_labelled)
+def loss_with_missing_targets() -> nn.Module:
+    return Network(lambda m, x: m.body(x), body=nn.Linear(4, 5), classes=nn.Linear(5, 3), value=nn.Linear(5, 1))
+
+
+def _triplets(n: int) -> Batch:
+    g = generator_of(n)
+    return tuple(normal(n, 4, generator=g) for _ in range(3))
+
+
+def _triplet(model: nn.Module, batch: Batch) -> Tensor:
+    a, p, q = (model(x) for x in batch)
+    return F.triplet_margin_loss(a, p, q, margin=2.0, reduction="none")
+
+
+def _triplet_by_cat(model: nn.Module, batch: Batch) -> Tensor:
+    a, p, q = model(torch.cat(batch)).chunk(3)
+    return F.relu((a - p).square().sum(1) - (a - q).square().sum(1) + 2)
+
+
+add_architecture("loss_of_triplets", "losses", _mlp, _triplets, _triplet)
+add_architecture("loss_of_triplets_in_one_call", "losses", _mlp, _triplets, _triplet_by_cat)
+
+
+def _views_within_an_example(model: nn.Module, batch: Batch) -> Tensor:
+    """Contrastive among four views of one example; views of others play no part."""
+    x = batch[0]
+    n = len(x)
+    z = F.normalize(model(x.flatten(0, 1)), dim=-1).view(n, 4, -1)
+    scores = (z @ z.transpose(1, 2) / 0.5).masked_fill(torch.eye(4, dtype=torch.bool), -1e9)
+    partner = torch.tensor([1, 0, 3, 2]).expand(n, 4)
+    return F.cross_entropy(scores.transpose(1, 2), partner, reduction="none").mean(1)
+
+
+add_architecture("loss_contrastive_within_an_example", "losses", _mlp, tensors((4, 4)), _views_within_an_example)
+
+
+def _two_views(model: nn.Module, batch: Batch) -> Tensor:
+    x, _ = batch
+    one, two = model(x), model(x * 1.1)
+    return 2 - F.cosine_similarity(one, two.detach(), dim=-1) - F.cosine_similarity(one.detach(), two, dim=-1)
+
+
+add_architecture("loss_of_two_views_with_stopped_gradients", "losses", _mlp, VECTORS, _two_views)
+
+
+def _sampled_softmax(model: nn.Module, batch: Batch) -> Tensor:
+    """Negatives are the same public classes for every example."""
+    x, y = batch
+    h = model.body(x)
+    positive = (h * model.items(y)).sum(1, keepdim=True)
+    negative = h @ model.items(torch.tensor([3, 5, 6])).T
+    return -torch.cat([positive, negative], 1).log_softmax(1)[:, 0]
+
+
+@register("losses", VECTORS, _sampled_softmax)
+def loss_of_sampled_softmax_with_public_negatives() -> nn.Module:
+    return Network(lambda m, x: m.body(x), body=nn.Linear(4, 4), items=nn.Embedding(7, 4))
+
+
+def _own_negatives(n: int) -> Batch:
+    g = generator_of(n)
+    return (
+        torch.randint(0, 7, (n,), generator=g),
+        torch.randint(0, 7, (n,), generator=g),
+        torch.randint(0, 7, (n, 3), generator=g),
+    )
+
+
+def _skip_gram(model: nn.Module, batch: Batch) -> Tensor:
+    centre, context, negatives = batch
+    h = model.centres(centre)
+    positive = (h * model.contexts(context)).sum(-1)
+    negative = torch.bmm(model.contexts(negatives), h.unsqueeze(2)).squeeze(2)
+    return -F.logsigmoid(positive) - F.logsigmoid(-negative).sum(1)
+
+
+@register("losses", _own_negatives, _skip_gram)
+def loss_of_skip_grams() -> nn.Module:
+    return Network(lambda m, x: m.centres(x), centres=nn.Embedding(7, 3), contexts=nn.Embedding(7, 3))
+
+
+def _transcripts(n: int) -> Batch:
+    g = generator_of(n)
+    return (
+        normal(n, 6, 4, generator=g),
+        torch.randint(1, 4, (n, 2), generator=g),
+        torch.randint(1, 3, (n,), generator=g),
+    )
+
+
+def _ctc(model: nn.Module, batch: Batch) -> Tensor:
+    x, labels, lengths = batch
+    log_p = model(x).log_softmax(-1).transpose(0, 1)
+    inputs = torch.full((len(x),), 6, dtype=torch.long)
+    return F.ctc_loss(log_p, labels, inputs, lengths, reduction="none", zero_infinity=True)
+
+
+add_architecture("loss_ctc", "losses", lambda: _mlp(k=4), _transcripts, _ctc)
+
+
+def _tags(n: int) -> Batch:
+    g = generator_of(n)
+    return (
+        normal(n, 4, 4, generator=g),
+        torch.randint(0, 3, (n, 4), generator=g),
+        torch.randint(1, 5, (n,), generator=g),
+    )
+
+
+def _conditional_random_field(model: nn.Module, batch: Batch) -> Tensor:
+    x, tags, lengths = batch
+    scores = model.emit(x)
+    alpha = model.start + scores[:, 0]
+    path = (model.start + scores[:, 0]).gather(1, tags[:, :1]).squeeze(1)
+    for t in range(1, x.shape[1]):
+        alive = lengths > t
+        grown = torch.logsumexp(alpha.unsqueeze(2) + model.transitions, dim=1) + scores[:, t]
+        alpha = torch.where(alive[:, None], grown, alpha)
+        step = model.transitions[tags[:, t - 1], tags[:, t]] + scores[:, t].gather(1, tags[:, t : t + 1]).squeeze(1)
+        path = path + alive * step
+    return torch.logsumexp(alpha, 1) - path
+
+
+@register("losses", _tags, _conditional_random_field)
+def loss_of_a_conditional_random_field() -> nn.Module:
+    return Network(lambda m, x: m.emit(x), emit=nn.Linear(4, 3), start=parameter(3), transitions=parameter(3, 3))
+
+
+def _tokens_in_one_row(model: nn.Module, batch: Batch) -> Tensor:
+    """Losses of all tokens in one call on `[n * t, k]`, then the mean over each example's own tokens."""
+    x, tags, lengths = batch
+    logits = model(x)
+    losses = F.cross_entropy(logits.view(-1, 3), tags.view(-1), reduction="none").view(len(x), -1)
+    mask = torch.arange(4) < lengths[:, None]
+    return (losses * mask).sum(1) / mask.sum(1)
+
+
+add_architecture("loss_of_tokens_flattened_and_masked", "losses", _mlp, _tags, _tokens_in_one_row)
+
+
+def _loop_over_tokens(model: nn.Module, batch: Batch) -> Tensor:
+    x, tags, _ = batch
+    total = torch.zeros(len(x), dtype=x.dtype)
+    for t in range(4):
+        total += F.cross_entropy(model(x[:, t]), tags[:, t], reduction="none")
+    return total
+
+
+add_architecture("loss_added_up_over_calls", "losses", _mlp, _tags, _loop_over_tokens)
+
+
+def _dice(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    p = torch.sigmoid(model(x)).flatten(1)
+    y = (y > 0).to(x).flatten(1)
+    return 1 - (2 * (p * y).sum(1) + 1) / (p.sum(1) + y.sum(1) + 1)
+
+
+add_architecture("loss_dice", "losses", lambda: nn.Conv2d(1, 1, 3, padding=1), targets((1, 4, 4), (1, 4, 4)), _dice)
+
+
+def _pixels(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return F.cross_entropy(model(x), (y[:, 0] > 0).long(), reduction="none").mean((1, 2))
+
+
+add_architecture(
+    "loss_of_pixels", "losses", lambda: nn.Conv2d(1, 2, 3, padding=1), targets((1, 4, 4), (1, 4, 4)), _pixels
+)
+
+
+def _total_variation(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    out = model(x)
+    tv = out.diff(dim=2).abs().mean((1, 2, 3)) + out.diff(dim=3).abs().mean((1, 2, 3))
+    return (out - y).square().mean((1, 2, 3)) + 0.1 * tv
+
+
+add_architecture(
+    "loss_with_total_variation",
+    "losses",
+    lambda: nn.Conv2d(1, 1, 3, padding=1),
+    targets((1, 4, 4), (1, 4, 4)),
+    _total_variation,
+)
+
+
+# -- double backward ---------------------------------------------------------------------------------------------------
+
+
+def _gradient_penalty(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    x = x.detach().requires_grad_(True)
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return F.cross_entropy(out, y, reduction="none") + (slope.norm(dim=1) - 1).square()
+
+
+def _double_backpropagation(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    x = x.detach().requires_grad_(True)
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    (slope,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
+    return losses + 0.1 * slope.square().sum(1)
+
+
+def _score_matching(model: nn.Module, batch: Batch) -> Tensor:
+    x = batch[0].detach().requires_grad_(True)
+    score = model(x)
+    trace = torch.zeros(len(x), dtype=x.dtype)
+    for k in range(score.shape[1]):
+        (row,) = torch.autograd.grad(score[:, k].sum(), x, create_graph=True)
+        trace = trace + row[:, k]
+    return trace + 0.5 * score.square().sum(1)
+
+
+def _adversarial_example(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    x = x.detach().requires_grad_(True)
+    (slope,) = torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), x)
+    return F.cross_entropy(model(x.detach() + 0.1 * slope.sign()), y, reduction="none")
+
+
+def _physics_informed(model: nn.Module, batch: Batch) -> Tensor:
+    t = batch[0].detach().requires_grad_(True)
+    u = model(t)
+    (du,) = torch.autograd.grad(u, t, torch.ones_like(u), create_graph=True)
+    return (du[:, 0] + u[:, 0] - torch.sin(t[:, 0])).square()
+
+
+add_architecture("gradient_penalty", "double backward", _mlp, VECTORS, _gradient_penalty)
+add_architecture("double_backpropagation", "double backward", _mlp, VECTORS, _double_backpropagation)
+add_architecture("score_matching", "double backward", lambda: _mlp(k=4), VECTORS, _score_matching)
+add_architecture("adversarial_training", "double backward", _mlp, VECTORS, _adversarial_example)
+add_architecture("physics_informed_network", "double backward", lambda: _mlp(d=1, k=1), vectors(d=1), _physics_informed)
+add_architecture(
+    "gradient_penalty_of_convolutions",
+    "double backward",
+    lambda: nn.Sequential(nn.Conv1d(4, 4, 2), nn.Softplus(), nn.Flatten(), nn.Linear(12, 3)),
+    tensors((4, 4)),
+    lambda model, batch: _flat_penalty(model, batch),
+)
+
+
+def _flat_penalty(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    x = x.detach().requires_grad_(True)
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return F.cross_entropy(out, y, reduction="none") + slope.flatten(1).square().sum(1)
+
+
+@register("double backward", VECTORS, lambda model, batch: model(batch[0]).squeeze(-1) + 0.5 * batch[0][:, 0])
+def forces_from_an_energy() -> nn.Module:
+    """The forward pass itself differentiates: outputs are gradients of an inner energy."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            energy = m.inner(x).sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return force.square().sum(1, keepdim=True)
+
+    return Network(forward, inner=nn.Sequential(nn.Linear(4, 5), nn.Softplus(), nn.Linear(5, 1)))

@@ -1,0 +1,617 @@
+"""Features of torch that a per-example engine may trip over: hooks, scripts, checkpoints, functional calls, containers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from tests.zoo.registry import (
+    UNCLEAR,
+    Batch,
+    Network,
+    classify,
+    generator_of,
+    normal,
+    parameter,
+    register,
+    tensors,
+    vectors,
+)
+
+VECTORS = vectors()
+SEQUENCE = tensors((4, 4))
+
+
+def _mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+# -- functional calls, scripts, transforms -----------------------------------------------------------------------------
+
+
+@register("mechanics", VECTORS, classify)
+def functional_call_of_a_child() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        own = dict(m.inner.named_parameters())
+        return functional_call(m.inner, own, (x,))
+
+    return Network(forward, inner=_mlp())
+
+
+@register("mechanics", VECTORS, classify)
+def functional_call_with_scaled_weights() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        scaled = {name: p * m.scale for name, p in m.inner.named_parameters()}
+        return functional_call(m.inner, scaled, (x,)) + m.inner(x)
+
+    return Network(forward, inner=_mlp(), scale=nn.Parameter(torch.tensor(0.7)))
+
+
+@register("mechanics", VECTORS, classify)
+def functional_call_stateless_copies() -> nn.Module:
+    """Members of an ensemble share one module and own stacked weights."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        outputs = [functional_call(m.base, {"weight": m.w[i], "bias": m.b[i]}, (x,)) for i in range(2)]
+        return torch.stack(outputs).mean(0)
+
+    model = Network(forward, base=nn.Linear(4, 3), w=parameter(2, 3, 4), b=parameter(2, 3))
+    model.base.requires_grad_(False)
+    return model
+
+
+@register("mechanics", VECTORS, classify)
+def vmap_over_members() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return torch.vmap(lambda w, b: F.linear(x, w, b))(m.w, m.b).mean(0)
+
+    return Network(forward, w=parameter(2, 3, 4), b=parameter(2, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def vmap_over_examples() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: m.w @ torch.tanh(row) + m.b)(x)
+
+    return Network(forward, w=parameter(3, 4), b=parameter(3))
+
+
+@torch.jit.script
+def _fused_gate(x: Tensor, bias: Tensor) -> Tensor:
+    h = x + bias
+    return h * torch.sigmoid(1.702 * h)
+
+
+@register("mechanics", VECTORS, classify)
+def scripted_function() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(_fused_gate(F.linear(x, m.up.weight), m.up.bias) + _fused_gate(m.up(x), m.bias))
+
+    return Network(forward, up=nn.Linear(4, 5), bias=parameter(5), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def scripted_child() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(m.body(x))
+
+    return Network(
+        forward, body=torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.Tanh()).double()), head=nn.Linear(5, 3)
+    )
+
+
+@register("mechanics", VECTORS, classify)
+def traced_activation() -> nn.Module:
+    traced = torch.jit.trace(nn.GELU(), torch.zeros(2, 5, dtype=torch.float64))
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(traced(m.up(x)))
+
+    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+class _Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * g
+
+
+class _Reverse(torch.autograd.Function):
+    """The identity whose gradient changes its sign, as in domain-adversarial training."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -0.5 * g
+
+
+class _LinearFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return g @ w, g.T @ x
+
+
+@register("mechanics", VECTORS, classify)
+def own_autograd_function() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(_Cube.apply(m.up(x)))
+
+    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def gradient_reversal() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = torch.tanh(m.up(x))
+        return m.head(h) + m.domain(_Reverse.apply(h))
+
+    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3), domain=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def own_autograd_function_with_a_weight() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(torch.tanh(_LinearFunction.apply(x, m.w)))
+
+    return Network(forward, w=parameter(5, 4), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def checkpoint_without_reentry() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(checkpoint(m.body, x, use_reentrant=False))
+
+    return Network(forward, body=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5)), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify, kind=UNCLEAR)
+def checkpoint_with_reentry() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = m.stem(x)
+        return m.head(checkpoint(m.body, h, use_reentrant=True))
+
+    return Network(forward, stem=nn.Linear(4, 4), body=nn.Sequential(nn.Linear(4, 5), nn.Tanh()), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def checkpoint_of_a_sequence() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(checkpoint_sequential(m.body, 2, x, use_reentrant=False))
+
+    layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh()]
+    return Network(forward, body=nn.Sequential(*layers), head=nn.Linear(4, 3))
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+@register("mechanics", VECTORS, classify)
+def forward_hook_that_changes_the_output() -> nn.Module:
+    model = _mlp()
+    model[0].register_forward_hook(lambda module, args, output: output * 0.5 + 1.0)
+    return model
+
+
+@register("mechanics", VECTORS, classify)
+def forward_pre_hook_that_changes_the_input() -> nn.Module:
+    model = _mlp()
+    model[2].register_forward_pre_hook(lambda module, args: (args[0] * 2.0,))
+    return model
+
+
+@register("mechanics", VECTORS, classify, kind=UNCLEAR)
+def backward_hook_that_only_watches() -> nn.Module:
+    model = _mlp()
+    model[0].register_full_backward_hook(lambda module, inputs, outputs: None)
+    return model
+
+
+@register("mechanics", VECTORS, classify, kind=UNCLEAR)
+def tensor_hook_that_clamps_each_entry() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = m.up(x)
+        h.register_hook(lambda g: g.clamp(-0.05, 0.05))
+        return m.head(torch.tanh(h))
+
+    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def hook_that_collects_features() -> nn.Module:
+    """Outputs of an inner layer are collected by a hook and used later."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        m.features.clear()
+        h = m.body(x)
+        return m.head(torch.cat([h, *m.features], 1))
+
+    model = Network(forward, body=nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), head=nn.Linear(8, 3))
+    model.features = []
+    model.body[0].register_forward_hook(lambda module, args, output: model.features.append(output))
+    return model
+
+
+@register("mechanics", VECTORS, classify)
+def weight_computed_by_a_pre_hook() -> nn.Module:
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.raw = parameter(5, 4)
+            self.register_forward_pre_hook(self.compute)
+
+        @staticmethod
+        def compute(module: nn.Module, _: Any) -> None:
+            module.weight = F.normalize(module.raw, dim=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight)
+
+    return nn.Sequential(Normalised(), nn.Tanh(), nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def methods_other_than_forward() -> nn.Module:
+    class Autoencoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def encode(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.inner(x))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.outer(self.encode(x))
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.auto(x) + m.head(m.auto.encode(x))
+
+    return Network(forward, auto=Autoencoder(), head=nn.Linear(5, 3))
+
+
+def _encode_loss(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return F.cross_entropy(model.head(torch.tanh(model.body(x))), y, reduction="none")
+
+
+@register("mechanics", VECTORS, _encode_loss)
+def loss_that_calls_the_parts() -> nn.Module:
+    return Network(lambda m, x: m.head(m.body(x)), body=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+def _weight_in_loss(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    penalty = model.weight.abs().sum() * 0.01
+    return F.cross_entropy(model(x), y, reduction="none") + penalty
+
+
+@register("mechanics", VECTORS, _weight_in_loss)
+def loss_that_reads_a_weight() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+@register("mechanics", VECTORS, classify)
+def inputs_detached_and_cloned() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = m.up(x)
+        target = h.detach().clone()
+        return m.head(h.contiguous() * target.sign() + h.clone().to(torch.float64))
+
+    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def constant_tensors_made_inside() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        ones = torch.ones(n, 1, dtype=x.dtype)
+        scale = torch.full((n, 5), 0.5, dtype=x.dtype) * torch.linspace(1, 2, 5, dtype=x.dtype)
+        h = m.up(torch.cat([x, ones], 1)) * scale + x.new_tensor([0.1])
+        return m.head(h + torch.zeros_like(h) + x.new_full((5,), 0.2))
+
+    return Network(forward, up=nn.Linear(5, 5), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def length_of_the_batch_read_in_python() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = m.up(x)
+        if h.shape[0] == 0:
+            return h[:, :3]
+        return m.head(torch.cat([h[i : i + 1] * 2 for i in range(len(h))]))
+
+    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def rows_flipped_and_flipped_back() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(torch.tanh(m.up(x.flip(0))).flip(0))
+
+    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def rows_taken_in_two_halves() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        half = len(x) // 2
+        pieces = [torch.tanh(m.up(piece)) for piece in (x[:half], x[half:]) if len(piece)]
+        return m.head(torch.cat(pieces))
+
+    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def rows_routed_by_a_mask() -> nn.Module:
+    """Two branches, each on its own rows of the batch."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        mask = x[:, 0] > 0
+        out = x.new_zeros(len(x), 3)
+        out[mask] = m.one(x[mask])
+        out[~mask] = m.two(x[~mask])
+        return out
+
+    return Network(forward, one=nn.Linear(4, 3), two=nn.Linear(4, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def early_exit_by_confidence() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = torch.tanh(m.first(x))
+        early, late = m.exit(h), m.last(torch.tanh(m.second(h)))
+        confident = early.softmax(-1).amax(-1, keepdim=True) > 0.5
+        return torch.where(confident, early, late)
+
+    return Network(forward, first=nn.Linear(4, 4), exit=nn.Linear(4, 3), second=nn.Linear(4, 4), last=nn.Linear(4, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def branch_on_a_private_value() -> nn.Module:
+    """Python control flow reads the rows, but both branches give the same result."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = m.up(x)
+        if bool((h > 0).all()):
+            return m.head(h)
+        return m.head(F.relu(h))
+
+    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify)
+def batch_unsqueezed_in_front() -> nn.Module:
+    """The batch is the second axis of everything inside: `[1, n, d]`."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = torch.tanh(m.norm(m.up(x.unsqueeze(0))))
+        return m.head(h).squeeze(0)
+
+    return Network(forward, up=nn.Linear(4, 5), norm=nn.LayerNorm(5), head=nn.Linear(5, 3))
+
+
+@register("mechanics", SEQUENCE, classify)
+def batch_as_the_last_axis() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        x = x.permute(2, 1, 0)
+        h = torch.tanh(torch.tensordot(m.w, x, dims=1))
+        h = h - h.mean(1, keepdim=True)
+        return m.head(h.amax(1).t())
+
+    return Network(forward, w=parameter(5, 4), head=nn.Linear(5, 3))
+
+
+@register("mechanics", SEQUENCE, classify)
+def einsum_with_the_batch_in_the_middle() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = torch.einsum("ntd,de->tne", x, m.w).tanh()
+        h = torch.einsum("tne,ef,ts->snf", h, m.v, m.mix)
+        return m.head(torch.einsum("snf->nf", h))
+
+    return Network(forward, w=parameter(4, 5), v=parameter(5, 5), mix=parameter(4, 2), head=nn.Linear(5, 3))
+
+
+# -- batches of other kinds --------------------------------------------------------------------------------------------
+
+
+def _dictionary(n: int) -> Batch:
+    g = generator_of(n)
+    return {
+        "features": normal(n, 4, generator=g),
+        "ids": torch.randint(0, 7, (n, 3), generator=g),
+        "labels": torch.randint(0, 3, (n,), generator=g),
+    }
+
+
+def _by_name(model: nn.Module, batch: Batch) -> Tensor:
+    inputs = {name: x for name, x in batch.items() if name != "labels"}
+    return F.cross_entropy(model(**inputs), batch["labels"], reduction="none")
+
+
+@register("containers", _dictionary, _by_name)
+def batch_of_a_dict() -> nn.Module:
+    def forward(m: Network, features: Tensor, ids: Tensor) -> Tensor:
+        return m.head(torch.cat([torch.tanh(m.dense(features)), m.embed(ids).mean(1)], 1))
+
+    return Network(forward, dense=nn.Linear(4, 3), embed=nn.Embedding(7, 3), head=nn.Linear(6, 3))
+
+
+def _whole(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch), batch["labels"], reduction="none")
+
+
+@register("containers", _dictionary, _whole, inputs=lambda batch: {name: batch[name] for name in ("features", "ids")})
+def model_that_takes_the_whole_dict() -> nn.Module:
+    def forward(m: Network, batch: dict[str, Tensor]) -> Tensor:
+        return m.head(torch.cat([torch.tanh(m.dense(batch["features"])), m.embed(batch["ids"]).mean(1)], 1))
+
+    return Network(forward, dense=nn.Linear(4, 3), embed=nn.Embedding(7, 3), head=nn.Linear(6, 3))
+
+
+def _nested(n: int) -> Batch:
+    g = generator_of(n)
+    return {
+        "x": [normal(n, 2, generator=g), {"more": normal(n, 3, 2, generator=g)}],
+        "y": (torch.randint(0, 3, (n,), generator=g), torch.rand(n, generator=g)),
+    }
+
+
+def _nested_loss(model: nn.Module, batch: Batch) -> Tensor:
+    labels, weights = batch["y"]
+    return weights * F.cross_entropy(model(batch["x"]), labels, reduction="none")
+
+
+@register("containers", _nested, _nested_loss, inputs=lambda batch: batch["x"])
+def nested_batch_with_weights() -> nn.Module:
+    def forward(m: Network, x: list[Any]) -> Tensor:
+        first, rest = x
+        return m.head(torch.cat([m.one(first), m.two(rest["more"]).sum(1)], 1))
+
+    return Network(forward, one=nn.Linear(2, 3), two=nn.Linear(2, 3), head=nn.Linear(6, 3))
+
+
+def _arguments(n: int) -> Batch:
+    g = generator_of(n)
+    return normal(n, 3, generator=g), normal(n, 2, 2, generator=g), torch.randint(0, 3, (n,), generator=g)
+
+
+@register("containers", _arguments, classify)
+def model_of_two_arguments() -> nn.Module:
+    def forward(m: Network, a: Tensor, b: Tensor) -> Tensor:
+        return m.head(torch.tanh(m.one(a)) * m.two(b.flatten(1)))
+
+    return Network(forward, one=nn.Linear(3, 4), two=nn.Linear(4, 4), head=nn.Linear(4, 3))
+
+
+def _listed(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model([batch[0], batch[1]]), batch[2], reduction="none")
+
+
+@register("containers", _arguments, _listed, inputs=lambda batch: [batch[0], batch[1]])
+def model_that_takes_a_list() -> nn.Module:
+    def forward(m: Network, inputs: list[Tensor]) -> Tensor:
+        a, b = inputs
+        return m.head(torch.tanh(m.one(a)) * m.two(b.flatten(1)))
+
+    return Network(forward, one=nn.Linear(3, 4), two=nn.Linear(4, 4), head=nn.Linear(4, 3))
+
+
+class Output(NamedTuple):
+    """What a model returns in the place of a tensor."""
+
+    logits: Tensor
+    hidden: tuple[Tensor, ...]
+    extra: dict[str, Tensor]
+
+
+def _output_loss(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    output = model(x)
+    first = F.cross_entropy(output.logits, y, reduction="none")
+    return first + 0.1 * output.hidden[0].square().mean(1) + output.extra["gate"].squeeze(-1)
+
+
+@register("containers", VECTORS, _output_loss)
+def model_that_returns_a_named_tuple() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Output:
+        h = torch.tanh(m.body(x))
+        return Output(m.head(h), (h,), {"gate": m.gate(h).sigmoid()})
+
+    return Network(forward, body=nn.Linear(4, 5), head=nn.Linear(5, 3), gate=nn.Linear(5, 1))
+
+
+@register("containers", VECTORS, classify)
+def modules_in_a_dict_and_a_list() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        for layer in m.layers:
+            x = m.activations["tanh"](layer(x))
+        return m.heads["main"](x) + m.biases[0] * m.scales["a"]
+
+    return Network(
+        forward, layers=nn.ModuleList([nn.Linear(4, 5), nn.Linear(5, 5)]), activations=nn.ModuleDict({"tanh": nn.Tanh()}),
+        heads=nn.ModuleDict({"main": nn.Linear(5, 3)}), biases=nn.ParameterList([parameter(3)]),
+        scales=nn.ParameterDict({"a": parameter(3)}),
+    )  # fmt: skip
+
+
+def _keyword_only(function: Callable[..., Tensor]) -> nn.Module:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, *, hidden: Tensor, options: dict[str, float]) -> dict[str, Tensor]:
+            return {"hidden": function(self.linear(hidden) * options["scale"])}
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(m.inner(hidden=x, options={"scale": 0.5})["hidden"])
+
+    return Network(forward, inner=Inner(), head=nn.Linear(4, 3))
+
+
+@register("containers", VECTORS, classify)
+def children_called_by_keyword() -> nn.Module:
+    return _keyword_only(torch.tanh)
+
+
+@register("containers", VECTORS, classify)
+def layers_called_by_keyword() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(input=F.relu(m.body(input=x)))
+
+    return Network(forward, body=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+def _integers(n: int) -> Batch:
+    g = generator_of(n)
+    return torch.randint(0, 256, (n, 2, 3), generator=g, dtype=torch.uint8), torch.randint(0, 3, (n,), generator=g)
+
+
+@register("containers", _integers, classify)
+def bytes_scaled_inside() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(torch.tanh(m.body(x.double().flatten(1) / 255 - 0.5)))
+
+    return Network(forward, body=nn.Linear(6, 5), head=nn.Linear(5, 3))
+
+
+def _numbers(n: int) -> Batch:
+    g = generator_of(n)
+    return normal(n, generator=g), normal(n, generator=g)
+
+
+def _line_loss(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return (model(x) - y).square()
+
+
+@register("containers", _numbers, _line_loss)
+def one_number_an_example() -> nn.Module:
+    return Network(
+        lambda m, x: m.slope * x + m.offset, slope=nn.Parameter(torch.tensor(0.3)), offset=nn.Parameter(torch.zeros(1))
+    )
+
+
+@register("containers", _numbers, _line_loss)
+def one_number_by_a_column() -> nn.Module:
+    return Network(lambda m, x: m.line(x[:, None])[:, 0], line=nn.Linear(1, 1))

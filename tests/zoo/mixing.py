@@ -1,0 +1,632 @@
+"""Models and losses that mix examples: each must be refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.zoo.registry import (
+    MIXING,
+    Batch,
+    Loss,
+    Network,
+    add_architecture,
+    classify,
+    parameter,
+    ragged,
+    tensors,
+    vectors,
+    words,
+)
+
+VECTORS = vectors()
+IMAGES = tensors((2, 5, 5))
+
+
+def _add(
+    name: str,
+    build: Callable[[], nn.Module],
+    batch: Callable[[int], Batch] = VECTORS,
+    loss_fn: Loss = classify,
+    size: int = 5,
+    family: str = "mixing models",
+) -> None:
+    add_architecture(f"mixes_{name}", family, build, batch, loss_fn, kind=MIXING, size=size)
+
+
+def _mlp(*inner: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), *inner, nn.Tanh(), nn.Linear(6, 3))
+
+
+def _inner(change: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    """Build a perceptron whose hidden layer `[n, 6]` goes through a function."""
+
+    def build() -> nn.Module:
+        return Network(lambda m, x: m.head(torch.tanh(change(m.body(x)))), body=nn.Linear(4, 6), head=nn.Linear(6, 3))
+
+    return build
+
+
+# -- normalisation and statistics --------------------------------------------------------------------------------------
+
+_add("batch_norm", lambda: _mlp(nn.BatchNorm1d(6)))
+_add("batch_norm_without_state", lambda: _mlp(nn.BatchNorm1d(6, track_running_stats=False, affine=False)))
+_add("batch_norm_without_state_in_eval_mode", lambda: _mlp(nn.BatchNorm1d(6, track_running_stats=False)).eval())
+_add(
+    "batch_norm_of_images",
+    lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3)),
+    IMAGES,
+)
+_add("functional_batch_norm", _inner(lambda h: F.batch_norm(h, None, None, training=True) if len(h) > 1 else h))
+_add("batch_mean_subtracted", _inner(lambda h: h - h.mean(0)))
+_add("batch_mean_subtracted_detached", _inner(lambda h: h - h.detach().mean(0)))
+_add("batch_mean_subtracted_slightly", _inner(lambda h: h - 1e-3 * h.mean(0, keepdim=True)))
+_add("standardised_over_the_batch", _inner(lambda h: (h - h.mean(0)) / (h.std(0, correction=0) + 1e-3)))
+_add("standardised_by_the_maximum", _inner(lambda h: h / h.abs().amax(0, keepdim=True)))
+_add("divided_by_the_norm_of_all", _inner(lambda h: h / h.norm()))
+_add("divided_by_the_largest_norm", _inner(lambda h: h / h.norm(dim=1).max()))
+_add("clamped_by_a_quantile_of_the_batch", _inner(lambda h: h.clamp(max=h.quantile(0.7))))
+_add("median_of_the_batch", _inner(lambda h: h - h.median(0).values))
+_add("mode_of_the_batch", _inner(lambda h: h + h.round().mode(0).values))
+_add("normalised_over_axis_zero", _inner(lambda h: F.normalize(h, dim=0)))
+_add("layer_norm_of_the_transpose", _inner(lambda h: F.layer_norm(h.T, h.T.shape[-1:]).T))
+_add("group_norm_with_the_batch_as_channels", _inner(lambda h: F.group_norm(h.T.unsqueeze(0), 1).squeeze(0).T))
+_add(
+    "dynamic_quantisation_of_the_batch",
+    _inner(lambda h: h + ((h / h.abs().max() * 7).round() * h.abs().max() / 7 - h).detach()),
+)
+_add(
+    "whitening_by_cholesky",
+    _inner(lambda h: h @ torch.linalg.inv(torch.linalg.cholesky(h.T @ h / len(h) + torch.eye(6)))),
+)
+_add("projected_by_svd_of_the_batch", _inner(lambda h: h @ torch.linalg.svd(h)[2][:2].T @ torch.linalg.svd(h)[2][:2]))
+
+
+# -- axes confused -----------------------------------------------------------------------------------------------------
+
+_add("softmax_over_the_batch", _inner(lambda h: h.softmax(0)))
+_add("softmax_of_a_vector_without_an_axis", _inner(lambda h: h * h.sum(1).softmax(-1)[:, None]))
+_add("cumulative_sum_over_the_batch", _inner(lambda h: h.cumsum(0)))
+_add("cumulative_maximum_over_the_batch", _inner(lambda h: h.cummax(0).values))
+_add("sorted_over_the_batch", _inner(lambda h: h.sort(0).values))
+_add("rolled_over_the_batch", _inner(lambda h: h + 0.3 * h.roll(1, 0)))
+_add("rolled_without_an_axis", _inner(lambda h: h + 0.3 * h.roll(1)))
+_add("flipped_over_the_batch", _inner(lambda h: 0.7 * h + 0.3 * h.flip(0)))
+_add("flipped_inside_and_never_back", _inner(lambda h: h.flip(0)))
+_add("difference_of_neighbours", _inner(lambda h: torch.cat([h[:1], h[1:] - h[:-1]])))
+_add("smoothed_by_pooling_over_the_batch", _inner(lambda h: F.avg_pool1d(h.T, 3, 1, 1).T))
+_add("rows_reshaped_wrongly", _inner(lambda h: h.T.reshape(h.shape)))
+_add("view_that_mixes_rows", _inner(lambda h: h.view(6, -1).t().contiguous()))
+_add("product_with_a_matrix_of_the_batch", _inner(lambda h: (h @ h.T).softmax(-1) @ h))
+_add("row_zero_added", _inner(lambda h: h + 0.2 * h[:1]))
+_add("row_zero_added_detached", _inner(lambda h: h + 0.2 * h[0].detach()))
+_add("last_row_added", _inner(lambda h: h + 0.2 * h[-1]))
+_add("column_against_row", _inner(lambda h: h + 0.1 * (h[:, :1] - h[:, 0]).mean(1, keepdim=True)))
+_add("einsum_over_the_batch", _inner(lambda h: h + 0.1 * torch.einsum("nd,md->nd", h, h)))
+_add("index_add_of_neighbours", _inner(lambda h: h.index_add(0, torch.zeros(len(h), dtype=torch.long), 0.1 * h)))
+_add("scatter_into_other_rows", _inner(lambda h: h.clone().index_copy(0, torch.arange(len(h)).roll(1), h)))
+_add("mixup_with_a_random_partner", _inner(lambda h: 0.7 * h + 0.3 * h[torch.randperm(len(h))]))
+_add("dropout_of_the_mean", _inner(lambda h: F.dropout(h, 0.2) - 0.1 * h.mean(0)))
+_add("fourier_transform_over_all_axes", _inner(lambda h: torch.fft.fftn(h).real))
+_add("nearest_neighbour_of_the_batch", _inner(lambda h: h + 0.1 * h[torch.cdist(h, h).fill_diagonal_(1e9).argmin(1)]))
+_add("histogram_of_the_batch", _inner(lambda h: h + torch.histc(h.detach(), 6) / len(h)))
+_add("unique_values_of_the_batch", _inner(lambda h: h / (h > 0).long().unique(dim=0).shape[0]))
+_add("count_of_nonzero_entries", _inner(lambda h: F.relu(h) / h.relu().count_nonzero().clamp(min=1)))
+_add("branch_on_the_whole_batch", _inner(lambda h: h * 0.5 if float(h.max()) > 1.0 else h))
+_add("branch_on_the_sum_by_item", _inner(lambda h: h - 1.0 if h.sum().item() > 0 else h))
+
+
+def _attention_over_the_batch() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(m.attention(x, x, x, need_weights=False)[0])
+
+    return Network(forward, attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3))
+
+
+_add("attention_over_the_batch", _attention_over_the_batch)
+_add(
+    "attention_with_the_axes_confused",
+    lambda: Network(
+        lambda m, x: m.head(m.layer(x).mean(1)),
+        layer=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0),
+        head=nn.Linear(4, 3),
+    ),
+    tensors((3, 4)),
+)
+_add(
+    "lstm_over_the_batch",
+    lambda: Network(lambda m, x: m.head(m.layer(x)[0].mean(1)), layer=nn.LSTM(4, 4), head=nn.Linear(4, 3)),
+    tensors((3, 4)),
+)
+_add(
+    "gru_over_an_unbatched_input",
+    lambda: Network(lambda m, x: m.head(m.layer(x)[0]), layer=nn.GRU(4, 4), head=nn.Linear(4, 3)),
+)
+_add(
+    "convolution_over_the_batch",
+    lambda: Network(
+        lambda m, x: m.head(m.conv(x.T.unsqueeze(0)).squeeze(0).T),
+        conv=nn.Conv1d(4, 4, 3, padding=1),
+        head=nn.Linear(4, 3),
+    ),
+)
+_add(
+    "state_carried_between_rows",
+    lambda: Network(_carried, cell=nn.GRUCell(4, 4), head=nn.Linear(4, 3)),
+)
+
+
+def _carried(m: Network, x: Tensor) -> Tensor:
+    h, rows = x.new_zeros(1, 4), []
+    for row in x.split(1):
+        h = m.cell(row, h)
+        rows.append(h)
+    return m.head(torch.cat(rows))
+
+
+def _shifted_frames(m: Network, x: Tensor) -> Tensor:
+    """A temporal shift over the folded axis: the last frame of one example reaches the next example."""
+    n, t = x.shape[:2]
+    h = m.body(x.flatten(0, 1))
+    h = h + 0.5 * torch.cat([torch.zeros_like(h[:1]), h[:-1]])
+    return m.head(h.view(n, t, -1).mean(1))
+
+
+_add(
+    "shift_over_frames_and_examples",
+    lambda: Network(_shifted_frames, body=nn.Linear(4, 4), head=nn.Linear(4, 3)),
+    tensors((3, 4)),
+)
+
+
+def _merged_windows(m: Network, x: Tensor) -> Tensor:
+    """Positions are folded and unfolded in another order."""
+    n, t = x.shape[:2]
+    h = torch.tanh(m.body(x.transpose(0, 1).reshape(n * t, -1)))
+    return m.head(h.view(n, t, -1).mean(1))
+
+
+_add(
+    "axes_unfolded_in_another_order",
+    lambda: Network(_merged_windows, body=nn.Linear(4, 4), head=nn.Linear(4, 3)),
+    tensors((3, 4)),
+)
+
+
+def _half_mixed(x: Tensor) -> Tensor:
+    half = len(x) // 2
+    return torch.cat([x[:half], 0.6 * x[half : 2 * half] + 0.4 * x[:half], x[2 * half :]])
+
+
+_add("second_half_with_the_first", _inner(_half_mixed))
+_add(
+    "rows_beyond_the_eighth",
+    _inner(lambda h: torch.cat([h[:8], h[8:] + h[: len(h[8:])]]) if len(h) > 8 else h),
+    size=12,
+)
+_add("sign_follows_the_size_of_the_batch", _inner(lambda h: -h if len(h) >= 40 else h), size=48)
+_add("scale_follows_the_size_of_the_batch", _inner(lambda h: h / len(h)))
+_add("position_of_the_row_in_the_batch", _inner(lambda h: h + 0.1 * torch.arange(len(h))[:, None]))
+
+
+class _MixingBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g + 0.5 * g.roll(1, 0)
+
+
+class _MixingBackwardLate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g if len(g) <= 8 else torch.cat([g[:8], g[8:] + 0.5 * g[: len(g[8:])]])
+
+
+class _NormalisedBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.view_as(h)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g / g.norm()
+
+
+_add("rows_in_the_backward_pass", _inner(_MixingBackward.apply))
+_add("rows_in_the_backward_pass_beyond_the_eighth", _inner(_MixingBackwardLate.apply), size=12)
+_add("gradient_normalised_over_the_batch", _inner(_NormalisedBackward.apply))
+
+
+def _hooked(change: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = m.body(x)
+        h.register_hook(change)
+        return m.head(torch.tanh(h))
+
+    return lambda: Network(forward, body=nn.Linear(4, 6), head=nn.Linear(6, 3))
+
+
+_add("gradients_in_a_tensor_hook", _hooked(lambda g: g - g.mean(0)))
+_add("gradients_scaled_by_their_maximum", _hooked(lambda g: g / g.abs().max()))
+
+
+def _forward_hook_model() -> nn.Module:
+    model = _mlp()
+    model[0].register_forward_hook(lambda module, args, output: output - output.mean(0))
+    return model
+
+
+_add("outputs_in_a_forward_hook", _forward_hook_model)
+
+
+# -- experts -----------------------------------------------------------------------------------------------------------
+
+
+def _experts(forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
+    return lambda: Network(
+        forward, gate=nn.Linear(4, 2), experts=nn.ModuleList(nn.Linear(4, 4) for _ in range(2)), head=nn.Linear(4, 3)
+    )
+
+
+def _capacity(m: Network, x: Tensor) -> Tensor:
+    """Each expert takes at most half of the batch; those who come later are passed on unchanged."""
+    weights, chosen = m.gate(x).softmax(-1).max(-1)
+    out = x.clone()
+    for i, expert in enumerate(m.experts):
+        rows = (chosen == i).nonzero().squeeze(1)[: max(1, len(x) // 4)]
+        out = out.index_copy(0, rows, expert(x[rows]) * weights[rows, None])
+    return m.head(out)
+
+
+def _expert_choice(m: Network, x: Tensor) -> Tensor:
+    """Each expert chooses its rows of the batch."""
+    scores = m.gate(x).softmax(-1)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(m.experts):
+        weights, rows = scores[:, i].topk(max(1, len(x) // 2))
+        out = out.index_add(0, rows, expert(x[rows]) * weights[:, None])
+    return m.head(out)
+
+
+def _soft_slots(m: Network, x: Tensor) -> Tensor:
+    logits = m.gate(x)
+    slots = logits.softmax(0).T @ x
+    outputs = torch.stack([expert(slot) for expert, slot in zip(m.experts, slots, strict=True)])
+    return m.head(logits.softmax(1) @ outputs)
+
+
+_add("capacity_of_experts", _experts(_capacity))
+_add("experts_that_choose_rows", _experts(_expert_choice))
+_add("soft_slots_over_the_batch", _experts(_soft_slots))
+
+
+# -- state -------------------------------------------------------------------------------------------------------------
+
+
+def _running_mean(m: Network, x: Tensor) -> Tensor:
+    h = m.body(x)
+    with torch.no_grad():
+        m.mean.mul_(0.9).add_(0.1 * h.mean(0))
+    return m.head(torch.tanh(h - m.mean))
+
+
+def _running_mean_for_later(m: Network, x: Tensor) -> Tensor:
+    """Written from private rows and read in evaluation mode alone."""
+    h = m.body(x)
+    if m.training:
+        m.mean = 0.9 * m.mean + 0.1 * h.detach().mean(0)
+    else:
+        h = h - m.mean
+    return m.head(torch.tanh(h))
+
+
+def _memory_bank(m: Network, x: Tensor) -> Tensor:
+    h = F.normalize(m.body(x), dim=1)
+    scores = h @ m.bank.clone().T
+    with torch.no_grad():
+        rows = torch.arange(len(x)) % len(m.bank)
+        m.bank[rows] = h.detach()
+    return m.head(h) + scores.sum(1, keepdim=True)
+
+
+def _counts_of_codes(m: Network, x: Tensor) -> Tensor:
+    h = m.body(x)
+    nearest = torch.cdist(h, m.bank[:, :6]).argmin(1)
+    m.counts += torch.bincount(nearest, minlength=len(m.counts))
+    return m.head(h + (m.bank[nearest] - h).detach())
+
+
+def _kept_in_an_attribute(m: Network, x: Tensor) -> Tensor:
+    h = m.body(x)
+    previous = m.previous
+    m.previous = h.detach().mean(0)
+    return m.head(torch.tanh(h if previous is None else h - previous))
+
+
+def _with_state(forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        buffers = {"mean": torch.zeros(6), "bank": torch.randn(4, 6), "counts": torch.zeros(4)}
+        model = Network(forward, buffers, body=nn.Linear(4, 6), head=nn.Linear(6, 3))
+        model.previous = None
+        return model
+
+    return build
+
+
+_add("running_mean_in_a_buffer", _with_state(_running_mean))
+_add("running_mean_read_in_evaluation_alone", _with_state(_running_mean_for_later))
+_add("memory_bank", _with_state(_memory_bank))
+_add("counts_of_codes", _with_state(_counts_of_codes))
+_add("batch_mean_kept_in_an_attribute", _with_state(_kept_in_an_attribute))
+_add(
+    "batch_norm_momentum_in_instance_norm",
+    lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.InstanceNorm2d(3, track_running_stats=True), nn.Flatten(), nn.Linear(27, 3)
+    ),
+    IMAGES,
+)
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+def _plain(model: nn.Module, batch: Batch) -> Tensor:
+    return classify(model, batch)
+
+
+def _info_nce(model: nn.Module, batch: Batch) -> Tensor:
+    x = batch[0]
+    one, two = F.normalize(model(x), dim=1), F.normalize(model(x + 0.1), dim=1)
+    return F.cross_entropy(one @ two.T / 0.5, torch.arange(len(x)), reduction="none")
+
+
+def _info_nce_detached(model: nn.Module, batch: Batch) -> Tensor:
+    x = batch[0]
+    one, two = F.normalize(model(x), dim=1), F.normalize(model(x + 0.1), dim=1).detach()
+    return F.cross_entropy(one @ two.T / 0.5, torch.arange(len(x)), reduction="none")
+
+
+def _in_batch_negatives_of_sampled_softmax(model: nn.Module, batch: Batch) -> Tensor:
+    h = model(batch[0])
+    scores = h @ h.detach().T
+    return -scores.log_softmax(1).diagonal()
+
+
+def _mixup(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    mixed = 0.7 * x + 0.3 * x.flip(0)
+    return 0.7 * _plain(model, (mixed, y)) + 0.3 * _plain(model, (mixed, y.flip(0)))
+
+
+def _cutmix_of_labels(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return 0.7 * _plain(model, (x, y)) + 0.3 * _plain(model, (x, y.roll(1)))
+
+
+def _hardest(model: nn.Module, batch: Batch) -> Tensor:
+    """Only the hardest half of the batch counts."""
+    losses = _plain(model, batch)
+    return losses * (losses >= losses.median()).to(losses)
+
+
+def _sorted(model: nn.Module, batch: Batch) -> Tensor:
+    losses = _plain(model, batch)
+    weights = torch.linspace(0, 1, len(losses), dtype=losses.dtype)
+    return losses.sort().values * weights
+
+
+def _focal_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
+    losses = _plain(model, batch)
+    return losses * losses.detach().softmax(0) * len(losses)
+
+
+def _centred(model: nn.Module, batch: Batch) -> Tensor:
+    losses = _plain(model, batch)
+    return losses - losses.mean()
+
+
+def _baseline(model: nn.Module, batch: Batch) -> Tensor:
+    """As in reinforcement learning: advantages are standardised over the batch."""
+    x, y = batch
+    rewards = x[:, 0]
+    advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-6)
+    return advantages * _plain(model, batch)
+
+
+def _over_valid_labels(model: nn.Module, batch: Batch) -> Tensor:
+    """Divided by the number of labels of the whole batch that count."""
+    x, y = batch
+    mask = (y > 0).to(x)
+    return _plain(model, batch) * mask / mask.sum().clamp(min=1)
+
+
+def _class_weights_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
+    counts = torch.bincount(batch[1], minlength=3).clamp(min=1)
+    return _plain(model, batch) / counts[batch[1]]
+
+
+def _weighted_mean(model: nn.Module, batch: Batch) -> Tensor:
+    """A mean with class weights divides by the weights of the batch."""
+    x, y = batch
+    loss = F.cross_entropy(model(x), y, weight=torch.tensor([0.2, 1.0, 3.0], dtype=x.dtype))
+    return loss.expand(len(x))
+
+
+def _mean_expanded(model: nn.Module, batch: Batch) -> Tensor:
+    return _plain(model, batch).mean().expand(len(batch[1]))
+
+
+def _square_root_of_the_mean(model: nn.Module, batch: Batch) -> Tensor:
+    losses = _plain(model, batch)
+    return losses * losses.detach().mean().rsqrt()
+
+
+def _column_against_row(model: nn.Module, batch: Batch) -> Tensor:
+    """Outputs `[n, 1]` against targets `[n]` broadcast to `[n, n]`."""
+    x, y = batch
+    return (model(x)[:, :1] - y.to(x)).square().mean(1)
+
+
+def _decorrelated(model: nn.Module, batch: Batch) -> Tensor:
+    h = model(batch[0])
+    h = h - h.mean(0)
+    covariance = h.T @ h / len(h)
+    off = covariance.square().sum() - covariance.diagonal().square().sum()
+    return _plain(model, batch) + off / len(h)
+
+
+def _load_balance(model: nn.Module, batch: Batch) -> Tensor:
+    p = model(batch[0]).softmax(-1)
+    share = F.one_hot(p.argmax(-1), 3).to(p).mean(0)
+    return _plain(model, batch) + (share * p.mean(0)).sum()
+
+
+def _penalty_on_the_mean(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    x = x.detach().requires_grad_(True)
+    losses = _plain(model, (x, y))
+    (slope,) = torch.autograd.grad(losses.mean(), x, create_graph=True)
+    return losses + slope.square().sum(1)
+
+
+def _penalty_on_the_norm_of_all(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    x = x.detach().requires_grad_(True)
+    losses = _plain(model, (x, y))
+    (slope,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
+    return losses + (slope.norm() - 1).square()
+
+
+def _maximum_mean_discrepancy(model: nn.Module, batch: Batch) -> Tensor:
+    h = model(batch[0])
+    return _plain(model, batch) + torch.exp(-torch.cdist(h, h).square()).mean(1)
+
+
+def _batch_hard_triplets(model: nn.Module, batch: Batch) -> Tensor:
+    h, y = model(batch[0]), batch[1]
+    distance = torch.cdist(h, h)
+    same = y[:, None] == y
+    return F.relu((distance * same).amax(1) - distance.masked_fill(same, 9.0).amin(1) + 1)
+
+
+def _two_views_as_negatives(model: nn.Module, batch: Batch) -> Tensor:
+    x = batch[0]
+    n = len(x)
+    z = F.normalize(model(torch.cat([x, x + 0.1])), dim=1)
+    scores = (z @ z.T / 0.5).masked_fill(torch.eye(2 * n, dtype=torch.bool), -1e9)
+    return F.cross_entropy(scores, torch.arange(2 * n).roll(n), reduction="none").view(2, n).sum(0)
+
+
+def _late(model: nn.Module, batch: Batch) -> Tensor:
+    losses = _plain(model, batch)
+    return losses if len(losses) <= 34 else torch.cat([losses[:34], losses[34:] + losses[: len(losses) - 34]])
+
+
+def _only_if_all_agree(model: nn.Module, batch: Batch) -> Tensor:
+    losses = _plain(model, batch)
+    return losses * 2 if bool((batch[1] == batch[1][0]).all()) else losses
+
+
+def _clipped_by_the_batch(model: nn.Module, batch: Batch) -> Tensor:
+    losses = _plain(model, batch)
+    return losses.clamp(max=float(losses.mean()) * 1.02)
+
+
+def _skipped_if_not_finite(model: nn.Module, batch: Batch) -> Tensor:
+    """A guard against overflow that scales the whole batch by its largest logit."""
+    logits = model(batch[0])
+    return F.cross_entropy(logits / logits.abs().max().detach(), batch[1], reduction="none")
+
+
+for _loss in (
+    _info_nce, _info_nce_detached, _in_batch_negatives_of_sampled_softmax, _mixup, _cutmix_of_labels, _hardest, _sorted,
+    _focal_of_the_batch, _centred, _baseline, _over_valid_labels, _class_weights_of_the_batch, _weighted_mean, _mean_expanded,
+    _square_root_of_the_mean, _column_against_row, _decorrelated, _load_balance, _penalty_on_the_mean,
+    _penalty_on_the_norm_of_all, _maximum_mean_discrepancy, _batch_hard_triplets, _two_views_as_negatives, _clipped_by_the_batch,
+    _skipped_if_not_finite,
+):  # fmt: skip
+    _add(f"loss{_loss.__name__}", _mlp, VECTORS, _loss, family="mixing losses")
+
+_add("loss_beyond_the_34th_row", _mlp, VECTORS, _late, size=48, family="mixing losses")
+_add(
+    "loss_doubled_only_if_all_labels_agree",
+    _mlp,
+    vectors(classes=2),
+    _only_if_all_agree,
+    size=5,
+    family="mixing losses",
+)
+
+
+# -- lengths -----------------------------------------------------------------------------------------------------------
+
+
+def _trimmed(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+    """The mean runs over padding, whose length is that of the longest example."""
+    return m.head(torch.tanh(m.inner(x[:, : int(lengths.max())])).mean(1))
+
+
+def _packed_state(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+    """Sorted by length and never sorted back."""
+    order = lengths.argsort(descending=True, stable=True)
+    return m.head(torch.tanh(m.inner(x[order])).mean(1))
+
+
+_add(
+    "mean_over_padding_of_the_longest", lambda: Network(_trimmed, inner=nn.Linear(4, 4), head=nn.Linear(4, 3)), ragged()
+)
+_add(
+    "rows_sorted_and_not_sorted_back",
+    lambda: Network(_packed_state, inner=nn.Linear(4, 4), head=nn.Linear(4, 3)),
+    ragged(),
+)
+
+
+def _token_mean(model: nn.Module, batch: Batch) -> Tensor:
+    """Each example's tokens over the number of tokens of the whole batch."""
+    x, lengths, y = batch
+    mask = (torch.arange(x.shape[1]) < lengths[:, None]).to(x)
+    logits = model(x)
+    losses = F.cross_entropy(logits.transpose(1, 2), y[:, None].expand(-1, x.shape[1]), reduction="none")
+    return (losses * mask).sum(1) / mask.sum()
+
+
+_add("loss_over_valid_tokens_of_the_batch", lambda: nn.Linear(4, 3), ragged(), _token_mean, family="mixing losses")
+
+
+def _frequencies(m: Network, ids: Tensor) -> Tensor:
+    counts = torch.bincount(ids.flatten(), minlength=11).to(m.table.weight)
+    return m.head((m.table(ids) / counts[ids].unsqueeze(-1)).sum(1))
+
+
+def _unique_lookup(m: Network, ids: Tensor) -> Tensor:
+    """Sound in its values, but a bias runs over the unique ids of the batch."""
+    unique, inverse = ids.unique(return_inverse=True)
+    rows = m.table(unique)
+    rows = rows - rows.mean(0)
+    return m.head(rows[inverse].mean(1))
+
+
+_add(
+    "word_counts_of_the_batch", lambda: Network(_frequencies, table=nn.Embedding(11, 4), head=nn.Linear(4, 3)), words()
+)
+_add(
+    "unique_words_of_the_batch",
+    lambda: Network(_unique_lookup, table=nn.Embedding(11, 4), head=nn.Linear(4, 3)),
+    words(),
+)
+_add(
+    "learnt_centre_moved_by_the_batch",
+    lambda: Network(lambda m, x: m.head(x + m.shift * x.mean(0)), shift=parameter(4), head=nn.Linear(4, 3)),
+)

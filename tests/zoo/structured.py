@@ -1,0 +1,458 @@
+"""Experts, hypernetworks, graphs and sets: structure beyond chains of layers."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from tests.zoo.registry import Batch, Network, classify, generator_of, normal, parameter, register, tensors, vectors
+
+SEQUENCE = tensors((4, 4))
+VECTORS = vectors()
+
+
+# -- mixtures of experts -----------------------------------------------------------------------------------------------
+
+
+def _experts(count: int = 3) -> nn.ModuleList:
+    return nn.ModuleList(nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)) for _ in range(count))
+
+
+@register("experts", VECTORS, classify)
+def soft_mixture_of_experts() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        weights = m.gate(x).softmax(-1)
+        outputs = torch.stack([expert(x) for expert in m.experts], dim=1)
+        return m.head((weights.unsqueeze(-1) * outputs).sum(1))
+
+    return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3))
+
+
+@register("experts", VECTORS, classify)
+def sparse_experts_by_nonzero() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        weights, chosen = m.gate(x).softmax(-1).topk(1, dim=-1)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(m.experts):
+            rows = (chosen[:, 0] == i).nonzero().squeeze(1)
+            if len(rows):
+                out[rows] = expert(x[rows]) * weights[rows]
+        return m.head(out)
+
+    return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3))
+
+
+@register("experts", VECTORS, classify)
+def sparse_experts_by_index_add() -> nn.Module:
+    """As in Mixtral: top two of three experts, tokens gathered and added back, every expert called."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        weights, chosen = m.gate(x).softmax(-1).topk(2, dim=-1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        mask = F.one_hot(chosen, 3).permute(2, 1, 0)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(m.experts):
+            place, row = torch.where(mask[i])
+            out.index_add_(0, row, expert(x[row]) * weights[row, place, None])
+        return m.head(out)
+
+    return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3))
+
+
+@register("experts", SEQUENCE, classify)
+def sparse_experts_over_tokens() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n, t, d = x.shape
+        flat = x.reshape(-1, d)
+        weights, chosen = m.gate(flat).softmax(-1).max(-1)
+        out = torch.zeros_like(flat)
+        for i, expert in enumerate(m.experts):
+            rows = (chosen == i).nonzero(as_tuple=True)[0]
+            out = out.index_add(0, rows, expert(flat.index_select(0, rows)) * weights[rows, None])
+        return m.head(out.view(n, t, d).mean(1))
+
+    return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3))
+
+
+@register("experts", SEQUENCE, classify)
+def experts_dispatched_by_one_hot() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        probabilities = m.gate(x).softmax(-1)
+        dispatch = F.one_hot(probabilities.argmax(-1), 3).to(x)
+        gathered = torch.einsum("nte,ntd->entd", dispatch, x)
+        h = torch.einsum("entd,edk->entk", gathered, m.w1).relu()
+        out = torch.einsum("entk,ekd,nte->ntd", h, m.w2, dispatch * probabilities)
+        return m.head(out.mean(1))
+
+    return Network(forward, gate=nn.Linear(4, 3), w1=parameter(3, 4, 5), w2=parameter(3, 5, 4), head=nn.Linear(4, 3))
+
+
+@register("experts", VECTORS, classify)
+def experts_chosen_by_gathered_weights() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        chosen = m.gate(x).argmax(-1)
+        h = torch.bmm(x.unsqueeze(1), m.w[chosen]).squeeze(1)
+        return m.head(torch.tanh(h) * m.gate(x).softmax(-1).gather(1, chosen[:, None]))
+
+    return Network(forward, gate=nn.Linear(4, 3), w=parameter(3, 4, 4), head=nn.Linear(4, 3))
+
+
+@register("experts", VECTORS, classify)
+def experts_sorted_by_choice() -> nn.Module:
+    """Rows are sorted by expert, split into runs of public number, and sorted back."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        weights, chosen = m.gate(x).softmax(-1).max(-1)
+        order = chosen.argsort(stable=True)
+        counts = torch.bincount(chosen, minlength=3).tolist()
+        pieces = x[order].split(counts)
+        h = torch.cat([expert(piece) for expert, piece in zip(m.experts, pieces, strict=True)])
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        return m.head(h[back] * weights[:, None])
+
+    return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3))
+
+
+@register("experts", SEQUENCE, classify)
+def soft_slots_within_an_example() -> nn.Module:
+    """Soft mixture of experts: slots are averages over the tokens of one example."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        logits = torch.einsum("ntd,eds->ntes", x, m.slots)
+        dispatch = logits.softmax(1)
+        combine = logits.flatten(2).softmax(-1).view_as(logits)
+        slots = torch.einsum("ntd,ntes->nesd", x, dispatch)
+        outputs = torch.stack([expert(slots[:, i]) for i, expert in enumerate(m.experts)], 1)
+        return m.head(torch.einsum("nesd,ntes->ntd", outputs, combine).mean(1))
+
+    return Network(forward, slots=parameter(2, 4, 2), experts=_experts(2), head=nn.Linear(4, 3))
+
+
+@register("experts", SEQUENCE, classify)
+def load_balance_within_an_example() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        probabilities = m.gate(x).softmax(-1)
+        h = sum(p.unsqueeze(-1) * e(x) for p, e in zip(probabilities.unbind(-1), m.experts, strict=True))
+        balance = probabilities.mean(1).square().sum(-1, keepdim=True)
+        return m.head(h.mean(1)) + balance * m.strength
+
+    return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3), strength=parameter(3))
+
+
+@register("experts", VECTORS, classify)
+def mixture_of_depths_by_where() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        take = m.router(x) > 0
+        return m.head(torch.where(take, x + m.block(x), x) * m.router(x).sigmoid())
+
+    return Network(forward, router=nn.Linear(4, 1), block=nn.Linear(4, 4), head=nn.Linear(4, 3))
+
+
+@register("experts", VECTORS, classify)
+def soft_decision_tree() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        left = torch.sigmoid(m.splits(x))
+        first, a, b = left.unbind(-1)
+        leaves = torch.stack([first * a, first * (1 - a), (1 - first) * b, (1 - first) * (1 - b)], -1)
+        return torch.log(leaves @ m.leaves.softmax(-1))
+
+    return Network(forward, splits=nn.Linear(4, 3), leaves=parameter(4, 3))
+
+
+# -- hypernetworks -----------------------------------------------------------------------------------------------------
+
+
+@register("hypernetworks", VECTORS, classify)
+def weights_from_the_example() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        w = m.hyper(x).view(-1, 3, 4)
+        return torch.bmm(w, x.unsqueeze(-1)).squeeze(-1)
+
+    return Network(forward, hyper=nn.Linear(4, 12))
+
+
+@register("hypernetworks", VECTORS, classify)
+def weights_from_a_learnt_vector() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        w = m.hyper(m.code).view(3, 4)
+        return F.linear(torch.tanh(x), w)
+
+    return Network(forward, code=parameter(2), hyper=nn.Linear(2, 12))
+
+
+@register("hypernetworks", VECTORS, classify)
+def weights_from_a_learnt_matrix_of_codes() -> nn.Module:
+    """One code per row of the generated weight: the hypernetwork's leading axis is no batch."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        w = m.hyper(m.codes)
+        return F.linear(x, w, m.bias(m.codes).squeeze(-1))
+
+    return Network(forward, codes=parameter(3, 2), hyper=nn.Linear(2, 4), bias=nn.Linear(2, 1))
+
+
+@register("hypernetworks", VECTORS, classify)
+def weights_from_public_class_attributes() -> nn.Module:
+    """Zero-shot classifier: class attributes go through a network, and logits are products with them."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        classes = m.describe(m.attributes)
+        return F.normalize(m.embed(x), dim=-1) @ F.normalize(classes, dim=-1).T * 3
+
+    return Network(
+        forward, {"attributes": torch.randn(3, 5)}, embed=nn.Linear(4, 4),
+        describe=nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)),
+    )  # fmt: skip
+
+
+@register("hypernetworks", VECTORS, classify)
+def feature_wise_modulation() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        gain, shift = m.condition(x[:, :2]).chunk(2, -1)
+        return m.head(torch.relu(gain * m.body(x[:, 2:]) + shift))
+
+    return Network(forward, condition=nn.Linear(2, 10), body=nn.Linear(2, 5), head=nn.Linear(5, 3))
+
+
+@register("hypernetworks", VECTORS, classify)
+def functional_call_with_generated_weights() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        generated = {"weight": m.hyper(m.code).view(3, 4), "bias": m.shift}
+        return functional_call(m.target, generated, (x,))
+
+    model = Network(forward, code=parameter(2), hyper=nn.Linear(2, 12), shift=parameter(3), target=nn.Linear(4, 3))
+    model.target.requires_grad_(False)
+    return model
+
+
+@register("hypernetworks", VECTORS, classify)
+def fast_weights_by_an_inner_step() -> nn.Module:
+    """One gradient step on each example's own inner loss, written in closed form."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        w = m.start.expand(len(x), -1, -1)
+        error = torch.bmm(w, x.unsqueeze(-1)) - m.aim(x).unsqueeze(-1)
+        w = w - 0.1 * error @ x.unsqueeze(1)
+        return torch.bmm(w, x.unsqueeze(-1)).squeeze(-1)
+
+    return Network(forward, start=parameter(1, 3, 4), aim=nn.Linear(4, 3))
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+def _graphs(n: int) -> Batch:
+    g = generator_of(n)
+    nodes = normal(n, 4, 3, generator=g)
+    edges = (torch.rand(n, 4, 4, generator=g) < 0.5).double()
+    return nodes, edges, torch.randint(0, 3, (n,), generator=g)
+
+
+@register("graphs", _graphs, classify)
+def graph_convolution_dense() -> nn.Module:
+    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
+        a = a + torch.eye(4, dtype=a.dtype)
+        a = a / a.sum(-1, keepdim=True)
+        h = torch.relu(m.one(a @ x))
+        return m.head((a @ m.two(h)).mean(1))
+
+    return Network(forward, one=nn.Linear(3, 4), two=nn.Linear(4, 4), head=nn.Linear(4, 3))
+
+
+@register("graphs", _graphs, classify)
+def graph_attention_dense() -> nn.Module:
+    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
+        h = m.project(x)
+        scores = F.leaky_relu(m.left(h) + m.right(h).transpose(1, 2))
+        scores = scores.masked_fill((a == 0) & ~torch.eye(4, dtype=torch.bool), -1e9)
+        return m.head(F.elu(scores.softmax(-1) @ h).sum(1))
+
+    return Network(forward, project=nn.Linear(3, 4), left=nn.Linear(4, 1), right=nn.Linear(4, 1), head=nn.Linear(4, 3))
+
+
+@register("graphs", _graphs, classify)
+def message_passing_over_pairs() -> nn.Module:
+    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
+        n, k, d = x.shape
+        pairs = torch.cat([x.unsqueeze(2).expand(n, k, k, d), x.unsqueeze(1).expand(n, k, k, d)], -1)
+        messages = torch.relu(m.edge(pairs)) * a.unsqueeze(-1)
+        h = m.node(messages.sum(2).flatten(0, 1), x.flatten(0, 1))
+        return m.head(h.view(n, k, d).amax(1))
+
+    return Network(forward, edge=nn.Linear(6, 5), node=nn.GRUCell(5, 3), head=nn.Linear(3, 3))
+
+
+@register("graphs", _graphs, classify)
+def graph_union_by_scatter() -> nn.Module:
+    """Graphs joined into one large graph, as in PyTorch Geometric: nodes and edges of all examples in one axis."""
+
+    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
+        n, k, d = x.shape
+        nodes = x.reshape(n * k, d)
+        graph, source, target = a.nonzero(as_tuple=True)
+        source, target = source + k * graph, target + k * graph
+        messages = torch.tanh(m.message(nodes[source]))
+        gathered = torch.zeros(n * k, 4, dtype=x.dtype).index_add(0, target, messages)
+        h = torch.relu(m.update(torch.cat([nodes, gathered], 1)))
+        owner = torch.arange(n).repeat_interleave(k)
+        pooled = torch.zeros(n, 4, dtype=x.dtype).scatter_add(0, owner[:, None].expand(-1, 4), h)
+        return m.head(pooled)
+
+    return Network(forward, message=nn.Linear(3, 4), update=nn.Linear(7, 4), head=nn.Linear(4, 3))
+
+
+@register("graphs", _graphs, classify)
+def graph_union_by_block_diagonal() -> nn.Module:
+    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
+        n, k, d = x.shape
+        joined = torch.block_diag(*a)
+        h = torch.relu(m.one(joined @ x.reshape(n * k, d)))
+        return m.head(h.view(n, k, -1).sum(1))
+
+    return Network(forward, one=nn.Linear(3, 4), head=nn.Linear(4, 3))
+
+
+@register("graphs", _graphs, classify)
+def public_graph_of_labels() -> nn.Module:
+    """Class embeddings pass through a graph network of their own before they meet an example."""
+
+    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
+        labels = torch.relu(m.mix(m.adjacency @ m.labels))
+        return m.embed((a @ x).mean(1)) @ labels.T
+
+    return Network(
+        forward, {"adjacency": torch.rand(3, 3)}, labels=parameter(3, 4), mix=nn.Linear(4, 4), embed=nn.Linear(3, 4)
+    )
+
+
+# -- sets --------------------------------------------------------------------------------------------------------------
+
+
+@register("sets", SEQUENCE, classify)
+def deep_sets() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = torch.relu(m.inner(x))
+        h = h - m.center(h).mean(1, keepdim=True)
+        return m.outer(h.sum(1))
+
+    return Network(forward, inner=nn.Linear(4, 5), center=nn.Linear(5, 5), outer=nn.Linear(5, 3))
+
+
+@register("sets", SEQUENCE, classify)
+def point_net() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        transform = m.transform(x.amax(1)).view(n, 4, 4)
+        h = m.point(torch.bmm(x, transform).transpose(1, 2)).relu()
+        return m.head(h.max(dim=2).values)
+
+    return Network(forward, transform=nn.Linear(4, 16), point=nn.Conv1d(4, 6, 1), head=nn.Linear(6, 3))
+
+
+@register("sets", SEQUENCE, classify)
+def nearest_neighbours_within_an_example() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        near = torch.cdist(x, x).topk(2, largest=False).indices
+        rows = torch.arange(n)[:, None, None]
+        neighbours = x[rows, near]
+        h = torch.relu(m.edge(torch.cat([neighbours - x.unsqueeze(2), x.unsqueeze(2).expand_as(neighbours)], -1)))
+        return m.head(h.amax(2).mean(1))
+
+    return Network(forward, edge=nn.Linear(8, 5), head=nn.Linear(5, 3))
+
+
+@register("sets", SEQUENCE, classify)
+def neighbours_by_flat_index() -> nn.Module:
+    """Examples are told apart by an offset into the folded axis."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        n, k, d = x.shape
+        near = torch.cdist(x, x).topk(2, largest=False).indices
+        flat = (near + k * torch.arange(n)[:, None, None]).view(-1)
+        neighbours = x.reshape(n * k, d)[flat].view(n, k, 2, d)
+        return m.head(torch.relu(m.edge(neighbours)).amax(2).mean(1))
+
+    return Network(forward, edge=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+@register("sets", SEQUENCE, classify)
+def sorted_pooling() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = m.inner(x)
+        order = h[..., -1].argsort(dim=1, descending=True)
+        return m.head(h.gather(1, order.unsqueeze(-1).expand_as(h)).flatten(1))
+
+    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(16, 3))
+
+
+@register("sets", SEQUENCE, classify)
+def covariance_pooling() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = m.inner(x)
+        h = h - h.mean(1, keepdim=True)
+        covariance = torch.einsum("ntd,nte->nde", h, h) / x.shape[1]
+        rows, columns = torch.triu_indices(4, 4)
+        return m.head(covariance[:, rows, columns])
+
+    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(10, 3))
+
+
+@register("sets", SEQUENCE, classify)
+def histogram_by_soft_bins() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        bins = torch.exp(-(m.score(x) - m.centres).square())
+        return m.head(bins.sum(1).log())
+
+    return Network(forward, score=nn.Linear(4, 1), centres=parameter(5), head=nn.Linear(5, 3))
+
+
+def _ratings(n: int) -> Batch:
+    g = generator_of(n)
+    return torch.randint(0, 6, (n,), generator=g), torch.randint(0, 7, (n,), generator=g), normal(n, generator=g)
+
+
+def _rating_loss(model: nn.Module, batch: Batch) -> Tensor:
+    users, items, ratings = batch
+    return (model(users, items) - ratings).square()
+
+
+@register("sets", _ratings, _rating_loss)
+def matrix_factorisation() -> nn.Module:
+    def forward(m: Network, users: Tensor, items: Tensor) -> Tensor:
+        product = (m.users(users) * m.items(items)).sum(-1)
+        return product + m.bias(items).squeeze(-1) + m.mean
+
+    return Network(
+        forward,
+        users=nn.Embedding(6, 3),
+        items=nn.Embedding(7, 3),
+        bias=nn.Embedding(7, 1),
+        mean=nn.Parameter(torch.zeros(())),
+    )
+
+
+@register("sets", _ratings, _rating_loss)
+def neural_collaborative_filtering() -> nn.Module:
+    def forward(m: Network, users: Tensor, items: Tensor) -> Tensor:
+        h = torch.cat([m.users(users), m.items.weight[items]], dim=-1)
+        return m.mlp(h)[:, 0]
+
+    return Network(
+        forward,
+        users=nn.Embedding(6, 3),
+        items=nn.Embedding(7, 3),
+        mlp=nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1)),
+    )
+
+
+@register("sets", _ratings, _rating_loss)
+def item_scores_over_the_whole_catalogue() -> nn.Module:
+    def forward(m: Network, users: Tensor, items: Tensor) -> Tensor:
+        scores = m.users(users) @ m.tower(m.items.weight).T
+        return scores.gather(1, items[:, None]).squeeze(1)
+
+    return Network(forward, users=nn.Embedding(6, 3), items=nn.Embedding(7, 4), tower=nn.Linear(4, 3))

@@ -1,0 +1,28 @@
+"""Every architecture of the zoo trains with the clipped sum of its own gradients, or is refused where it mixes examples."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.zoo.known_failures import KNOWN_FAILURES
+from tests.zoo.registry import Architecture
+from tests.zoo.run import compare, select_entries
+
+ALL = select_entries()
+
+
+def get_name(architecture: Architecture) -> str:
+    return architecture.name
+
+
+@pytest.mark.parametrize("architecture", ALL, ids=get_name)
+def test_an_architecture_releases_the_clipped_sum_or_is_refused(architecture: Architecture) -> None:
+    result = compare(architecture)
+    if architecture.name in KNOWN_FAILURES:
+        assert not result.is_good, f"{architecture.name} is right now; take it off the list of known failures"
+    else:
+        assert result.is_good, f"{result.outcome}: {result.detail}"
+
+
+def test_known_failures_are_entries() -> None:
+    assert set(KNOWN_FAILURES) <= {architecture.name for architecture in select_entries(with_missing_packages=True)}

@@ -1,0 +1,532 @@
+"""Sound and mixing models that look alike: equal lengths, public rows beside private ones, numbers that leave torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from tests.zoo.registry import (
+    MIXING,
+    SOUND,
+    UNCLEAR,
+    Batch,
+    Network,
+    add_architecture,
+    classify,
+    generator_of,
+    normal,
+    parameter,
+    ragged,
+    register,
+    tensors,
+    vectors,
+    words,
+)
+
+VECTORS = vectors()
+SQUARE = tensors((5, 5))
+SEQUENCE = tensors((3, 4))
+
+
+def _inner(change: Callable[[Tensor], Tensor], width: int = 6) -> Callable[[], nn.Module]:
+    """Build a perceptron whose hidden layer `[n, width]` goes through a function."""
+
+    def build() -> nn.Module:
+        return Network(
+            lambda m, x: m.head(torch.tanh(change(m.body(x)))), body=nn.Linear(4, width), head=nn.Linear(width, 3)
+        )
+
+    return build
+
+
+def _add(name: str, kind: str, change: Callable[[Tensor], Tensor], width: int = 6) -> None:
+    name = f"mixes_{name}" if kind == MIXING else name
+    size = 5 if kind == MIXING else None
+    add_architecture(name, "traps", _inner(change, width), VECTORS, classify, kind=kind, size=size)
+
+
+# -- operations over the leading axis, one of which is harmless --------------------------------------------------------
+
+_add("flattened_and_viewed_back", SOUND, lambda h: (h.flatten() * 2 + 1).view_as(h))
+_add("cumulative_sum_of_everything", MIXING, lambda h: h.flatten().cumsum(0).view_as(h))
+_add("mean_of_everything", MIXING, lambda h: h - h.mean())
+_add("layer_norm_of_everything", MIXING, lambda h: F.layer_norm(h, h.shape))
+_add("largest_entry_of_everything", MIXING, lambda h: h.masked_fill(h == h.max(), 0.0))
+_add("argmax_of_everything", MIXING, lambda h: h + 0.1 * (h.argmax() % 3))
+_add("unstacked_and_stacked", SOUND, lambda h: torch.stack([row * 2 for row in h.unbind(0)]))
+_add("unstacked_and_stacked_elsewhere", MIXING, lambda h: torch.stack(h.unbind(0)[::-1]))
+_add("indexed_by_the_identity", SOUND, lambda h: h[torch.arange(len(h))])
+_add("indexed_by_a_roll", MIXING, lambda h: h + 0.5 * h[torch.arange(len(h)) - 1])
+_add("indexed_by_zeros", MIXING, lambda h: h + 0.5 * h[torch.zeros(len(h), dtype=torch.long)])
+_add(
+    "indexed_twice_back_to_the_identity",
+    SOUND,
+    lambda h: h[torch.arange(len(h)).roll(1)][torch.arange(len(h)).roll(-1)],
+)
+_add("gathered_by_own_rows", SOUND, lambda h: h.gather(0, torch.arange(len(h))[:, None].expand_as(h)))
+_add("gathered_by_sorted_rows", MIXING, lambda h: h.gather(0, h.argsort(0)))
+_add("padded_on_features", SOUND, lambda h: F.pad(h, (1, 0))[:, :-1])
+_add("padded_on_the_batch", MIXING, lambda h: h + F.pad(h, (0, 0, 1, 0))[:-1])
+_add("unfolded_over_features", SOUND, lambda h: h.unfold(1, 2, 2).mean(-1).repeat(1, 2))
+_add("unfolded_over_the_batch", MIXING, lambda h: F.pad(h, (0, 0, 0, 1)).unfold(0, 2, 1).mean(-1))
+_add("repeated_and_paired_alike", SOUND, lambda h: (h.repeat(3, 1) * h.repeat(3, 1)).view(3, -1, h.shape[1]).mean(0))
+_add(
+    "repeated_and_paired_otherwise",
+    MIXING,
+    lambda h: (h.repeat(3, 1) * h.repeat_interleave(3, 0)).view(3, -1, h.shape[1]).mean(0),
+)
+_add("joined_and_unfolded_rightly", SOUND, lambda h: torch.cat([h, 2 * h]).view(2, -1, h.shape[1]).sum(0))
+_add("joined_and_unfolded_wrongly", MIXING, lambda h: torch.cat([h, 2 * h]).view(-1, 2, h.shape[1]).sum(1))
+_add(
+    "joined_and_halves_exchanged",
+    MIXING,
+    lambda h: torch.cat(torch.cat([h, 2 * h]).split([1, 2 * len(h) - 1])[::-1])[: len(h)],
+)
+_add("scalar_per_row_as_a_column", SOUND, lambda h: h + h.sum(1, keepdim=True), width=5)
+_add("scalar_per_row_broadcast_along_features", MIXING, lambda h: h + h.sum(1), width=5)
+_add("product_on_the_right", SOUND, lambda h: h @ torch.eye(5, dtype=h.dtype).flip(0), width=5)
+_add("product_on_the_left", MIXING, lambda h: torch.eye(len(h), dtype=h.dtype).flip(0) @ h, width=5)
+_add("product_on_the_left_with_the_identity", UNCLEAR, lambda h: torch.eye(len(h), dtype=h.dtype) @ h, width=5)
+_add("diagonal_of_all_products", UNCLEAR, lambda h: h * (h @ h.T).diagonal()[:, None])
+_add(
+    "attention_within_features",
+    SOUND,
+    lambda h: F.scaled_dot_product_attention(h[:, :, None], h[:, :, None], h[:, :, None])[..., 0],
+)
+_add("attention_with_the_batch_as_time", MIXING, lambda h: F.scaled_dot_product_attention(h[None], h[None], h[None])[0])
+_add("bucketed_by_public_bounds", SOUND, lambda h: h + torch.bucketize(h.detach(), torch.tensor([-0.5, 0.0, 0.5])))
+_add(
+    "bucketed_by_bounds_of_the_batch", MIXING, lambda h: h + torch.bucketize(h.detach(), h.detach()[:, 0].sort().values)
+)
+_add("similar_to_itself", SOUND, lambda h: h * F.cosine_similarity(h, h.roll(1, 1), dim=1)[:, None])
+_add("similar_to_others", MIXING, lambda h: h * F.cosine_similarity(h, h.roll(1, 0), dim=1)[:, None])
+_add("written_in_place_by_column", SOUND, lambda h: h.clone().index_fill_(1, torch.tensor([0]), 1.0).mul_(2))
+_add("written_in_place_by_row", MIXING, lambda h: h.clone().index_fill_(0, torch.tensor([0]), 1.0))
+_add("masked_scatter_of_its_own_entries", UNCLEAR, lambda h: torch.zeros_like(h).masked_scatter(h > 0, h[h > 0]))
+_add("masked_scatter_of_all_entries", MIXING, lambda h: h + torch.zeros_like(h).masked_scatter(h > 0, h))
+_add("zero_times_the_batch", UNCLEAR, lambda h: h + 0.0 * h.mean(0))
+_add("batch_mean_added_and_taken_off", UNCLEAR, lambda h: (h + h.mean(0)) - h.mean(0))
+_add("statistics_of_a_public_tensor", SOUND, lambda h: h - torch.linspace(0, 1, 7).mean() * torch.ones(6).cumsum(0))
+_add("random_permutation_of_features", UNCLEAR, lambda h: h[:, torch.arange(6).flip(0)])
+
+# -- numbers that leave torch ------------------------------------------------------------------------------------------
+
+
+def _rounded_by_numpy(h: Tensor) -> Tensor:
+    return h + torch.from_numpy(h.detach().numpy().round(1))
+
+
+def _mean_by_numpy(h: Tensor) -> Tensor:
+    return h - torch.from_numpy(h.detach().numpy().mean(0))
+
+
+def _mean_by_lists(h: Tensor) -> Tensor:
+    rows = h.tolist()
+    return h - torch.tensor([sum(column) / len(rows) for column in zip(*rows, strict=True)], dtype=h.dtype)
+
+
+def _scaled_by_items(h: Tensor) -> Tensor:
+    """Each row is scaled by a Python number of its own."""
+    return torch.stack([row / (1 + abs(row[0].item())) for row in h])
+
+
+def _scaled_by_an_item_of_row_zero(h: Tensor) -> Tensor:
+    return h / (1 + abs(h[0, 0].item()))
+
+
+def _data_attribute(h: Tensor) -> Tensor:
+    return h - h.data.mean(0)
+
+
+def _storage(h: Tensor) -> Tensor:
+    """All rows are read through the storage of the tensor."""
+    flat = torch.as_strided(h, (h.numel(),), (1,))
+    return h + 0.1 * flat.roll(1).view_as(h)
+
+
+def _strided_view(h: Tensor) -> Tensor:
+    return torch.as_strided(h, (len(h), 3), (6, 2)).repeat(1, 2)
+
+
+_add("rounded_by_numpy", SOUND, _rounded_by_numpy)
+_add("mean_by_numpy", MIXING, _mean_by_numpy)
+_add("mean_by_lists", MIXING, _mean_by_lists)
+_add("scaled_by_items_of_its_own", SOUND, _scaled_by_items)
+_add("scaled_by_an_item_of_row_zero", MIXING, _scaled_by_an_item_of_row_zero)
+_add("mean_of_the_data_attribute", MIXING, _data_attribute)
+_add("storage_read_across_rows", MIXING, _storage)
+_add("strided_view_within_rows", SOUND, _strided_view)
+
+
+class _NumpyFunction(torch.autograd.Function):
+    """An operation written in NumPy with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: object, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        return torch.from_numpy(h.detach().numpy() ** 2)
+
+    @staticmethod
+    def backward(ctx: object, g: Tensor) -> Tensor:
+        (h,) = ctx.saved_tensors
+        return 2 * h * g
+
+
+_add("own_function_in_numpy", SOUND, _NumpyFunction.apply)
+
+
+def _mixes_now_and_then(h: Tensor) -> Tensor:
+    return h + 0.3 * h.roll(1, 0) if float(torch.rand(())) < 0.125 else h
+
+
+def _partner_with_small_probability(h: Tensor) -> Tensor:
+    return h + (torch.rand(len(h), 1) < 0.02) * h.roll(1, 0)
+
+
+def _mixes_where_a_feature_is_large(h: Tensor) -> Tensor:
+    """Mixes only in batches that hold a rare row."""
+    return h - 0.5 * h.mean(0) if float(h.max()) > 2.5 else h
+
+
+# A batch of one mixes nothing here, so the exact way is right too.
+_add("mixing_now_and_then", UNCLEAR, _mixes_now_and_then)
+_add("mixing_with_small_probability", UNCLEAR, _partner_with_small_probability)
+
+
+# -- equal lengths -----------------------------------------------------------------------------------------------------
+
+
+def _square(name: str, kind: str, forward: Callable[..., Tensor]) -> None:
+    name = f"mixes_{name}" if kind == MIXING else name
+    size = 5 if kind == MIXING else None
+    build = lambda: Network(forward, body=nn.Linear(5, 5), head=nn.Linear(5, 3))  # noqa: E731
+    add_architecture(name, "traps", build, SQUARE, classify, kind=kind, size=size)
+
+
+_square("square_mean_over_time", SOUND, lambda m, x: m.head(torch.tanh(m.body(x)).mean(1)))
+_square("square_transposed_features", SOUND, lambda m, x: m.head(torch.tanh(m.body(x.transpose(1, 2))).mean(1)))
+_square(
+    "square_transposed_twice", SOUND, lambda m, x: m.head(torch.tanh(m.body(x.transpose(0, 1))).transpose(0, 1).mean(1))
+)
+_square("square_mean_over_examples", MIXING, lambda m, x: m.head(torch.tanh(m.body(x)).mean(0)))
+_square("square_transposed_once", MIXING, lambda m, x: m.head(torch.tanh(m.body(x.transpose(0, 1))).mean(1)))
+_square("square_axes_permuted", MIXING, lambda m, x: m.head(torch.tanh(m.body(x.permute(2, 1, 0))).mean(1)))
+_square("square_last_example", MIXING, lambda m, x: m.head(torch.tanh(m.body(x))[-1]))
+_square("square_softmax_over_examples", MIXING, lambda m, x: m.head((m.body(x).softmax(0) * x).sum(1)))
+_square("square_softmax_over_time", SOUND, lambda m, x: m.head((m.body(x).softmax(1) * x).sum(1)))
+_square("square_product_of_slices", SOUND, lambda m, x: m.head(torch.einsum("nij,njk->nik", m.body(x), x).sum(1)))
+_square(
+    "square_product_across_examples", MIXING, lambda m, x: m.head(torch.einsum("nij,ijk->nik", m.body(x), x).sum(1))
+)
+_square("square_diagonal_across_examples", MIXING, lambda m, x: m.head(torch.diagonal(m.body(x), dim1=0, dim2=1).T))
+_square("square_diagonal_within_examples", SOUND, lambda m, x: m.head(torch.diagonal(m.body(x), dim1=1, dim2=2)))
+
+
+# -- public rows beside private ones -----------------------------------------------------------------------------------
+
+
+@register("traps", VECTORS, classify)
+def public_support_set_in_another_call() -> nn.Module:
+    """Prototypes are means of encoded public rows; the encoder is shared with the private rows."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        prototypes = m.encode(m.support).view(3, 2, 4).mean(1)
+        return -torch.cdist(m.encode(x), prototypes).square()
+
+    return Network(forward, {"support": torch.randn(6, 4)}, encode=nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+
+
+@register("traps", VECTORS, classify)
+def public_support_set_in_the_same_call() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = m.encode(torch.cat([m.support, x]))
+        prototypes = h[:6].view(3, 2, 4).mean(1)
+        return h[6:] @ prototypes.T
+
+    return Network(forward, {"support": torch.randn(6, 4)}, encode=nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+
+
+@register("traps", VECTORS, classify)
+def as_many_public_rows_as_private_ones() -> nn.Module:
+    """Reference rows number as many as the batch and are paired with it."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        reference = torch.ones(len(x), 4, dtype=x.dtype) * m.level
+        return m.head(torch.tanh(m.body(x)) - torch.tanh(m.body(reference)))
+
+    return Network(forward, level=parameter(4), body=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+@register("traps", VECTORS, classify)
+def public_rows_that_number_five() -> nn.Module:
+    """The classes number five, as the largest batch does; they attend to one another."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        classes = torch.softmax(m.classes @ m.classes.T, -1) @ m.body(m.classes)
+        scores = m.body(x) @ classes.T
+        return m.head(scores.softmax(-1))
+
+    return Network(forward, classes=parameter(5, 4), body=nn.Linear(4, 4), head=nn.Linear(5, 3))
+
+
+@register("traps", VECTORS, classify)
+def public_sparse_matrix() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(torch.tanh(torch.sparse.mm(m.graph, m.body(x).T).T))
+
+    graph = torch.tensor([[1.0, 0, 0, 2], [0, 0, 1, 0], [0, 3, 0, 0]]).to_sparse()
+    return Network(forward, {"graph": graph}, body=nn.Linear(4, 4), head=nn.Linear(3, 3))
+
+
+@register("traps", VECTORS, classify)
+def parameter_that_reaches_the_loss_twice() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        h = F.linear(x, m.w) + m.w.sum(1)
+        return F.linear(torch.tanh(h), m.w.T)[:, :3] + m.w.diagonal()[:3]
+
+    return Network(forward, w=parameter(5, 4))
+
+
+@register("traps", VECTORS, classify)
+def parameter_sliced_and_reshaped() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        w, b = m.flat[:12].view(3, 4), m.flat[12:]
+        return torch.addmm(b, x, w.t())
+
+    return Network(forward, flat=parameter(15))
+
+
+@register("traps", VECTORS, classify)
+def bias_of_shape_one_by_d() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(torch.tanh(x @ m.w + m.b) * m.gain)
+
+    return Network(forward, w=parameter(4, 5), b=parameter(1, 5), gain=parameter(1, 1), head=nn.Linear(5, 3))
+
+
+@register("traps", VECTORS, classify)
+def layer_called_on_one_public_row() -> nn.Module:
+    """The first row of every intermediate result is public: a batch of one beside a batch of n."""
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        start = torch.tanh(m.body(m.start))
+        return m.head(torch.tanh(m.body(x)) + start) + m.head(start)
+
+    return Network(forward, start=parameter(1, 4), body=nn.Linear(4, 5), head=nn.Linear(5, 3))
+
+
+@register("traps", SEQUENCE, classify)
+def recurrent_layer_on_a_public_sequence() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        context = m.layer(m.public)[1][0]
+        return m.head(m.layer(x)[1][0] + context)
+
+    return Network(forward, public=parameter(1, 3, 4), layer=nn.GRU(4, 4, batch_first=True), head=nn.Linear(4, 3))
+
+
+@register("traps", SEQUENCE, classify)
+def normalisation_of_a_public_tensor() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        places = m.norm(m.places)
+        return m.head(m.norm(x + places).mean(1))
+
+    return Network(forward, places=parameter(3, 4), norm=nn.LayerNorm(4), head=nn.Linear(4, 3))
+
+
+@register("traps", SEQUENCE, classify)
+def convolution_of_a_public_tensor() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        waves = m.conv(m.waves.unsqueeze(0))
+        return m.head(torch.relu(m.conv(x.transpose(1, 2)) + waves).mean(2))
+
+    return Network(forward, waves=parameter(4, 3), conv=nn.Conv1d(4, 4, 2), head=nn.Linear(4, 3))
+
+
+@register("traps", words(t=1), classify)
+def words_of_length_one_with_positions() -> nn.Module:
+    def forward(m: Network, ids: Tensor) -> Tensor:
+        x = m.table(ids) + m.places(torch.arange(ids.shape[1]))
+        return m.head(m.mix(x).sum(1))
+
+    return Network(
+        forward, table=nn.Embedding(11, 4), places=nn.Embedding(4, 4), mix=nn.Linear(4, 4), head=nn.Linear(4, 3)
+    )
+
+
+@register("traps", words(t=5), classify)
+def words_as_many_as_examples() -> nn.Module:
+    def forward(m: Network, ids: Tensor) -> Tensor:
+        places = m.places(torch.arange(5))
+        x = m.table(ids) * torch.tanh(m.mix(places))
+        return m.head(x.sum(1))
+
+    return Network(
+        forward, table=nn.Embedding(11, 4), places=nn.Embedding(5, 4), mix=nn.Linear(4, 4), head=nn.Linear(4, 3)
+    )
+
+
+# -- rare rows ---------------------------------------------------------------------------------------------------------
+
+
+def _rare_lengths(n: int) -> Batch:
+    """All examples have one length but the last few, which are longer."""
+    g = generator_of(n)
+    lengths = torch.full((n,), 4)
+    lengths[-3:] = 5
+    return normal(n, 5, 4, generator=g), lengths, torch.randint(0, 3, (n,), generator=g)
+
+
+@register("traps", _rare_lengths, classify, size=16)
+def rows_sorted_by_rare_lengths() -> nn.Module:
+    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+        order = lengths.argsort(descending=True, stable=True)
+        h = torch.tanh(m.inner(x[order]))
+        return m.head(h[order.argsort()].mean(1))
+
+    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
+
+
+@register("traps", _rare_lengths, classify, size=16)
+def packed_lstm_of_rare_lengths() -> nn.Module:
+    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        out, _ = nn.utils.rnn.pad_packed_sequence(m.layer(packed)[0], batch_first=True, total_length=x.shape[1])
+        return m.head(out[:, 0] + out[:, -1])
+
+    return Network(forward, layer=nn.LSTM(4, 2, bidirectional=True, batch_first=True), head=nn.Linear(4, 3))
+
+
+RARE = {"size": 4, "steps": 12, "records": 60}
+
+
+@register("traps", _rare_lengths, classify, **RARE)
+def rows_sorted_by_lengths_that_are_rare_in_the_data() -> nn.Module:
+    """Most batches hold no long example, so that nothing is reordered in them."""
+    return rows_sorted_by_rare_lengths()
+
+
+@register("traps", _rare_lengths, classify, **RARE)
+def rows_split_by_lengths_that_are_rare_in_the_data() -> nn.Module:
+    """Long examples take a branch of their own."""
+
+    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+        h = torch.tanh(m.inner(x)).mean(1)
+        rows = (lengths > 4).nonzero().squeeze(1)
+        if len(rows):
+            h = h.index_copy(0, rows, torch.tanh(m.inner(x[rows])).amax(1))
+        return m.head(h)
+
+    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
+
+
+def _mostly_one_word(n: int) -> Batch:
+    g = generator_of(n)
+    lengths = torch.ones(n, dtype=torch.long)
+    lengths[::3] = 3
+    return torch.randint(0, 11, (n, 4), generator=g), lengths, torch.randint(0, 3, (n,), generator=g)
+
+
+@register("traps", _mostly_one_word, classify, size=3, steps=8, records=24)
+def positions_of_texts_trimmed_to_the_longest() -> nn.Module:
+    """Batches whose longest text has one word look up one position."""
+
+    def forward(m: Network, ids: Tensor, lengths: Tensor) -> Tensor:
+        ids = ids[:, : int(lengths.max())]
+        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).unsqueeze(-1)
+        x = m.table(ids) + m.places(torch.arange(ids.shape[1]))
+        return m.head((torch.tanh(m.mix(x)) * mask).sum(1))
+
+    return Network(
+        forward, table=nn.Embedding(11, 4), places=nn.Embedding(4, 4), mix=nn.Linear(4, 4), head=nn.Linear(4, 3)
+    )
+
+
+@register("traps", _mostly_one_word, classify, size=3, steps=8, records=24)
+def bidirectional_rnn_with_one_active_sequence_at_the_end() -> nn.Module:
+    def forward(m: Network, ids: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(m.table(ids), lengths, batch_first=True, enforce_sorted=False)
+        out, _ = nn.utils.rnn.pad_packed_sequence(m.layer(packed)[0], batch_first=True, total_length=4)
+        return m.head(torch.tanh(out).sum(1))
+
+    return Network(
+        forward,
+        table=nn.Embedding(11, 4),
+        layer=nn.GRU(4, 2, bidirectional=True, batch_first=True),
+        head=nn.Linear(4, 3),
+    )
+
+
+@register("traps", _rare_lengths, classify, size=16)
+def attention_without_a_mask_where_none_is_needed() -> nn.Module:
+    """As in transformers: the mask is left out where all of it would be ones."""
+
+    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+        mask = torch.arange(x.shape[1]) < lengths[:, None]
+        if bool(mask.all()):
+            h = F.scaled_dot_product_attention(x, x, m.value(x))
+        else:
+            h = F.scaled_dot_product_attention(x, x, m.value(x), attn_mask=mask[:, None])
+        return m.head(h[:, 0])
+
+    return Network(forward, value=nn.Linear(4, 4), head=nn.Linear(4, 3))
+
+
+@register("traps", ragged(), classify)
+def sequences_cut_and_padded_inside() -> nn.Module:
+    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+        pieces = [row[:k] for row, k in zip(x, lengths.tolist(), strict=True)]
+        padded = pad_sequence(pieces, batch_first=True)
+        return m.head(
+            torch.tanh(m.inner(padded)).sum(1) - torch.tanh(m.inner.bias) * (padded.shape[1] - lengths)[:, None]
+        )
+
+    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
+
+
+@register("traps", ragged(), classify)
+def varlen_positions_by_cumulative_lengths() -> nn.Module:
+    """Tokens of all examples in one row, attention restricted to blocks of one example, as in varlen kernels."""
+
+    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+        mask = torch.arange(x.shape[1]) < lengths[:, None]
+        tokens = x[mask]
+        owner = torch.arange(len(x)).repeat_interleave(lengths)
+        q, k, v = m.qkv(tokens).chunk(3, -1)
+        same = owner[:, None] == owner[None]
+        h = F.scaled_dot_product_attention(q, k, v, attn_mask=same)
+        pooled = torch.zeros(len(x), 4, dtype=x.dtype).index_add(0, owner, h)
+        return m.head(pooled)
+
+    return Network(forward, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
+
+
+# -- losses in another order -------------------------------------------------------------------------------------------
+
+
+def _another_order(model: nn.Module, batch: Batch) -> Tensor:
+    return classify(model, batch).flip(0)
+
+
+def _two_halves(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    half = (len(x) + 1) // 2
+    parts = [classify(model, (x[:half], y[:half]))]
+    if half < len(x):
+        parts.append(classify(model, (x[half:], y[half:])))
+    return torch.cat(parts)
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+add_architecture("losses_in_another_order", "traps", _mlp, VECTORS, _another_order, kind=UNCLEAR)
+add_architecture("losses_of_two_halves", "traps", _mlp, VECTORS, _two_halves)
+add_architecture(
+    "mixes_where_a_feature_is_large", "traps", _inner(lambda h: _mixes_where_a_feature_is_large(8 * h)), VECTORS, classify,
+    kind=MIXING, size=5,
+)  # fmt: skip
