@@ -73,7 +73,7 @@ def test_without_noise_clip_and_metric_it_is_plain_torch() -> None:
     reference = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9)
     with session(p, mine) as s:
         for batch in s.batches():
-            chosen = torch.from_numpy(batch.indices)
+            chosen = torch.tensor(batch.indices)
             reference.zero_grad()
             (F.cross_entropy(theirs(x[chosen]), y[chosen], reduction="sum") / p.expected_batch_size).backward()
             reference.step()

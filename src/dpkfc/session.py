@@ -34,7 +34,7 @@ from dpkfc.gradients.distributed import RankLost, Ranks
 from dpkfc.gradients.layers import Layer, find_layers
 from dpkfc.gradients.memory import MicroBatchSize
 from dpkfc.gradients.micro import At, LossFn, Proof, clipped_sum
-from dpkfc.gradients.update import check_moved, check_optimizer, check_unchanged, traces
+from dpkfc.gradients.update import WeightGuard, check_moved, check_optimizer, check_unchanged, traces
 from dpkfc.plan import Plan
 from dpkfc.postprocess.chain import Chain, check_with_optimizer
 from dpkfc.postprocess.ema import WeightAverage
@@ -123,7 +123,7 @@ class Session:
         self._verify, self._public_records = _checked_verify(verify), public_records
         self._proof = Proof()
         self._checked: set[Any] = set()
-        self._tally = GradientTally()
+        self._tally, self._weights = GradientTally(), WeightGuard(self._parameters)
         self._first, self._others = True, self._ledger.count
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -138,10 +138,7 @@ class Session:
             yield self._pending  # left behind by a loop that ended: another one in its place would have been chosen
         while self._ledger.count < self.plan.steps:
             if self._pending is not None:
-                raise RuntimeError(
-                    "the last batch was not passed to session.step(); a sampled batch may not be skipped, because which "
-                    "batches are left out would depend on private data"
-                )
+                raise RuntimeError("the last batch was not passed to session.step(); a sampled batch may not be skipped")
             self._pending = Batch(self._step, *self._ranks.from_first(self._draw, f"batch {self._step}"))
             yield self._pending
 
@@ -171,6 +168,7 @@ class Session:
         if batch is not self._pending:
             raise RuntimeError("pass each batch of session.batches() to session.step() once, in the order drawn")
         self._ranks.together(lambda: check_unchanged(self.model, self.layers, self._parameters, finite=self._divided))
+        self._ranks.together(self._weights.check)
         warn_of_others(self._others if self._first and self._ranks.first else 0, self._ledger.remaining)
         self._average.before_step()
         self._coordinates.refresh(self._step)
@@ -305,7 +303,7 @@ class Session:
         for name, parameter in self._parameters.items():
             parameter.grad = sharded.divided_as(released.gradients[name].to(parameter.dtype), parameter)
         try:
-            self.optimizer.step()
+            self._weights.step(self.optimizer)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         if self._first and self.plan.noise_multiplier > 0:
@@ -318,9 +316,14 @@ class Session:
         Raises:
             RuntimeError: the plan keeps none (`PrivacyConfig.weight_average`), or it is in the model already.
         """
-        return sharded.resharded(self.model, self._average.in_model())
+        return sharded.resharded(self.model, self._weights.around(self._average.in_model()))
 
-    # -- what was spent ------------------------------------------------------------------------------------------------
+    def accept_weights(self) -> None:
+        """Go on from weights that you have written between two releases, such as an average of released ones.
+
+        They must not depend on private data except through releases: nothing checks that, and ε is not valid otherwise.
+        """
+        self._weights.accept()
 
     @property
     def steps_done(self) -> int:
@@ -353,6 +356,7 @@ class Session:
             CheckpointError: a folder that cannot be written, holds other files, or a checkpoint that was not gone on from.
         """
         check_in_step(self._ranks, self._parameters, "save")
+        self._ranks.together(self._weights.check)
         self._ranks.from_first(lambda: checkpoint.keep_of_others(folder, self._others, self._ledger.contains))
         tensors = {"model": self._model_state()}
         if self.preconditioner is not None:
@@ -400,14 +404,12 @@ class Session:
         tensors, meta = self._ranks.from_first(lambda: checkpoint.read_session(folder), "restore")
         checkpoint.check_run(meta, self.plan.hash, None if any_world_size else self._ranks.world_size, folder)
         if not self._ranks.from_first(lambda: self._ledger.contains(meta["ledger_count"], meta["ledger_head"])):
-            raise checkpoint.CheckpointError(
-                f"the ledger does not contain the {meta['ledger_count']} releases that the checkpoint {Path(folder)} was "
-                "written after; resume with the ledger of the same run"
-            )
+            missing = f"the ledger does not contain the {meta['ledger_count']} releases before the checkpoint {Path(folder)}"
+            raise checkpoint.CheckpointError(f"{missing}; resume with the ledger of the same run")
         if self._pending is not None and meta["step"] != self._step:
             raise RuntimeError(
-                f"a batch was drawn for step {self._step} and not passed to session.step(), and a sampled batch may not be left "
-                f"out; pass it first, or restore the checkpoint (of step {meta['step']}) into a new session"
+                f"a batch was drawn for step {self._step} and not passed to session.step(); pass it first, or restore step "
+                f"{meta['step']} into a new session"
             )
         with checkpoint.fitting(folder):
             self._ranks.together(lambda: self._load(tensors, meta))
@@ -425,6 +427,7 @@ class Session:
         if "torch_rng" in meta:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
+        self._weights.accept()
         self._coordinates.current = preconditioner
         self._step, self._others = meta["step"], 0  # a batch that was drawn for it stays to be passed to `step`
 
@@ -434,8 +437,6 @@ class Session:
 
     def _here(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return sharded.divided_state({name: x.to(self._device) for name, x in state.items()}, self.model)
-
-    # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the ledger and the loader; the session cannot step afterwards."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -58,11 +59,18 @@ class Batch:
         step: number of the step.
         indices: sampled examples, or units where the plan protects more than a record `[n]`.
         records: of units, the records that count in this step `[n, k]`, -1 where a unit has fewer; None for examples.
+
+    Arrays in `indices` and `records` become read-only.
     """
 
     step: int
     indices: Any
     records: Any = None
+
+    def __post_init__(self) -> None:
+        for drawn in (self.indices, self.records):
+            if isinstance(drawn, np.ndarray):
+                drawn.flags.writeable = False  # what is loaded is what the sampler drew
 
     @property
     def drawn(self) -> Any:

@@ -70,7 +70,7 @@ def collate(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None 
     """
     tensors = tensors_of(source)
     if tensors is not None:
-        chosen = torch.from_numpy(np.ascontiguousarray(indices))
+        chosen = torch.tensor(indices)
         if collate_fn is None:
             return tuple(x[chosen.to(x.device)] for x in tensors)
         return _Plain(collate_fn)([tuple(x[i] for x in tensors) for i in indices.tolist()])

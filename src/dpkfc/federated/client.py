@@ -63,7 +63,7 @@ class Client:
         collate_fn: list of examples to a batch.
         ledger_path: file of the client's own ledger; None keeps it in memory.
         channel: private key that the other clients seal their shares for, 32 bytes, for secure aggregation; None makes one.
-        verify: compare per-example gradients with plain autograd once.
+        verify: check model and loss on public rows before the first round; no value of a record decides.
 
     Raises:
         ValueError: a number outside the plan, more records than it allows, a channel key of another length.
@@ -104,8 +104,9 @@ class Client:
         header = {**plan.ledger_header, "client": number}
         opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
         self.ledger: Ledger = opened(plan.hash, header, plan.releases)
-        self._verify = verify
-        self._tried = Tried(local, self.records, verify)
+        if verify:
+            local.verify(self.records)
+        self._tried = Tried(local, self.records)
         self._control: Tensors = {}  # c_i of SCAFFOLD, λ_i of FedNew: never sent
         self._last: Tensors = {}  # ŷ_i of FedNew, and the round it was made in
         self._last_round = -1
@@ -156,7 +157,7 @@ class Client:
         pairs = self._take_shares(message, number) if self._masked else {}
         self.local.load(group(message, "theta"))
         self._take_metric(message, number)
-        self._tried = Tried(self.local, self.records, self._verify)
+        self._tried = Tried(self.local, self.records)
         extra, made = group(message, "extra"), int(message.get("extra_round", -1))
         noisy = {name: x.cpu() for name, x in self._noisy(number, extra, made).items()}
         self._note(number, self._tried)

@@ -89,7 +89,7 @@ def make_clients(
         model: of the server; copied.
         loss_fn: maps (model, batch) to one loss an example.
         datasets: one a client.
-        verify: compare per-example gradients with plain autograd once.
+        verify: check model and loss on public rows before the first round; no value of a record decides.
         options: of `Client`.
 
     Raises:
@@ -216,7 +216,7 @@ def federate(
         every: rounds between evaluations; the last round is always evaluated.
         on_round: called after every round.
         fault: says who dies where, for tests.
-        verify: compare per-example gradients with plain autograd once.
+        verify: check model and loss on public rows before the first round; no value of a record decides.
         collate_fn: list of examples to a batch, of clients that are made from `datasets`.
 
     Raises:

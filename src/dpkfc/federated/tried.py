@@ -1,7 +1,7 @@
 """What a client sends where work on its records fails: whether it takes part must not depend on one of them.
 
-An exception from the loss, the collate function or the check of gradients is not told to the server. The round is charged and
-answered with the noise that is owed, on a sum to which the records that failed add nothing:
+An exception from the loss or the collate function is not told to the server. The round is charged and answered with the noise
+that is owed, on a sum to which the records that failed add nothing:
 
     single examples   those that fail are found by halving; all others add what they add without them, so that one record moves
                       the sum by no more than its own clipped gradient, whatever it does to a batch
@@ -26,14 +26,13 @@ class Tried:
     Args:
         local: model of the client.
         records: of the client.
-        verify: compare per-example gradients with plain autograd once.
 
     Attributes:
         error: the first that was met, None where there was none; PRIVATE.
     """
 
-    def __init__(self, local: LocalModel, records: Records, verify: bool) -> None:
-        self._local, self._records, self._verify = local, records, verify
+    def __init__(self, local: LocalModel, records: Records) -> None:
+        self._local, self._records = local, records
         self._worked = False
         self.error: Exception | None = None
 
@@ -43,25 +42,24 @@ class Tried:
         return self.error is not None and not self._worked
 
     def examples(self, drawn: NDArray[np.int64]) -> Tensors:
-        """PRIVATE: the sum of clipped gradients of the records drawn, without those that fail.
+        """PRIVATE: the sum of clipped gradients of the records drawn; where a batch fails, that of its halves.
+
+        A record that fails alone adds zeros.
 
         Args:
             drawn: indices `[n]`.
         """
+        if not drawn.size:
+            return self._local.zeros()
         try:
-            self._check(self._records.all)
-            return self._sum(drawn)
+            sums = self._local.clipped_sum(self._records, drawn)
         except Exception as error:
             self._met(error)
-        pieces: list[NDArray[np.int64]] = []
-        sums = self._halved(drawn, pieces)
-        try:
-            working = self._local.sound(self._records, np.concatenate([drawn[:0], *pieces]))
-            self._check(working)
-        except Exception as error:  # not of single records: what they add cannot be trusted
-            self._met(error)
-            return self._local.zeros()
-        self._worked |= bool(working.size)
+            if drawn.size == 1:
+                return self._local.zeros()
+            one, other = (self.examples(half) for half in np.array_split(drawn, 2))
+            return {name: x + other[name] for name, x in one.items()}
+        self._worked = True
         return sums
 
     def whole(self, work: Callable[[], Tensors]) -> Tensors:
@@ -73,7 +71,6 @@ class Tried:
         if not len(self._records):
             return self._local.zeros()
         try:
-            self._check(self._records.all)
             found = work()
         except Exception as error:
             self._met(error)
@@ -83,27 +80,3 @@ class Tried:
 
     def _met(self, error: Exception) -> None:
         self.error = self.error or error
-
-    def _check(self, among: NDArray[np.int64]) -> None:
-        if self._verify:
-            self._local.verify(self._records, among)
-
-    def _sum(self, drawn: NDArray[np.int64]) -> Tensors:
-        found = self._local.clipped_sum(self._records, drawn)
-        self._worked |= bool(drawn.size)
-        return found
-
-    def _halved(self, drawn: NDArray[np.int64], working: list[NDArray[np.int64]]) -> Tensors:
-        """The sum over records that do not fail, which are added to `working`."""
-        if not drawn.size:
-            return self._local.zeros()
-        try:
-            found = self._local.clipped_sum(self._records, drawn)
-        except Exception as error:
-            self._met(error)
-            if drawn.size == 1:
-                return self._local.zeros()
-            one, other = (self._halved(half, working) for half in np.array_split(drawn, 2))
-            return {name: x + other[name] for name, x in one.items()}
-        working.append(drawn)
-        return found

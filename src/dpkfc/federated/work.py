@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from dpkfc.coordinates import Coordinates
 from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.data.layout import Part, layout
-from dpkfc.data.loader import MicroBatches, collate, readings, tensors_of
+from dpkfc.data.loader import MicroBatches, collate, tensors_of
 from dpkfc.federated.local import FedNewStep
 from dpkfc.federated.messages import contract_of, shapes_of
 from dpkfc.federated.plan import FederatedPlan
@@ -24,15 +24,13 @@ from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.clipping import clip_factors
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.loss_state import isolated
-from dpkfc.gradients.micro import LossFn, clipped_sum
+from dpkfc.gradients.micro import LossFn, Proof, clipped_sum
 from dpkfc.gradients.random_state import device_of, unknown_numbers
-from dpkfc.gradients.steady import check_steady
-from dpkfc.gradients.watch import Watch
+from dpkfc.verification import check_on_public_rows, public_rows
 
 __all__ = ["LocalModel", "Records", "accumulated", "clipped_whole", "norm_of"]
 
 Tensors = dict[str, Tensor]
-_CHECKED = 6
 _WIDEST = 4096  # parameters of a model whose Fisher matrix a client may form
 _ROUNDING = 1 + 1e-6  # on a norm in float32 of a sum of squares in float64
 
@@ -43,16 +41,12 @@ class Records:
     Args:
         dataset: a map-style dataset, or a tuple of tensors with a common first axis.
         collate_fn: list of examples to a batch.
-
-    Raises:
-        ValueError: a record depends on those that were read before it.
     """
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
         self.dataset, self.collate_fn = dataset, collate_fn
         self.loader = MicroBatches(dataset, collate_fn=collate_fn)
         self.all = np.arange(len(self.loader))
-        check_steady(self.loader.record, len(self))
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -69,6 +63,13 @@ class Records:
             return [(tuple(x.clone() for x in tensors), Part(drawn, None, drawn.size))]
         parts = layout(drawn, bound)
         return zip(self.loader.load([part.records for part in parts]), parts, strict=True)
+
+    def example(self) -> Any:
+        """Return the first record that can be read, None without one; its types and shapes are public."""
+        for index in self.all:
+            with suppress(Exception):
+                return self.loader.record(int(index))
+        return None
 
     def batch(self, indices: NDArray[np.int64]) -> Any:
         """The records at these indices."""
@@ -96,7 +97,7 @@ class LocalModel:
         self.coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
         self.digest = ""
         self._clip = Clip(plan.config.max_grad_norm)
-        self._watch = Watch()
+        self._proof, self._verified = Proof(), False
         if isinstance(plan.config.local, FedNewStep) and self.numbers > _WIDEST:
             raise ValueError(
                 f"FedNew forms a matrix of d² numbers and d = {self.numbers:,}; use a head of at most {_WIDEST:,}"
@@ -145,36 +146,30 @@ class LocalModel:
         """The sum over no records."""
         return {name: torch.zeros(p.shape, dtype=accumulated(p), device=p.device) for name, p in self.parameters.items()}
 
-    def verify(self, records: Records, among: NDArray[np.int64]) -> None:
-        """Compare per-example gradients with plain autograd on examples that differ, until they have shown what they can.
+    def verify(self, records: Records) -> None:
+        """Check model and loss once, on public rows with the types and shapes of a record; no value of a record is used.
+
+        Where no record can be read nothing is checked: such records contribute zero.
 
         Args:
             records: of a client.
-            among: indices `[n]`, of which some are looked at.
 
         Raises:
-            ValueError: naming the parameter whose gradient differs.
+            ValueError: the loss mixes examples, or a parameter is not used, by name.
         """
-        most = max(2, min(MOST, self.plan.config.max_physical_batch_size or MOST))
-        reader = partial(readings, records.dataset, among, records.collate_fn)
-        check = partial(check_examples, self.model, self.layers, self.loss_fn, filled=most)
-        self._watch.look(self.model, self.loss_fn, reader, len(among), most=most, check=check)
-
-    def sound(self, records: Records, among: NDArray[np.int64]) -> NDArray[np.int64]:
-        """PRIVATE: the first few of these records whose loss is a finite number; the others add nothing to a sum.
-
-        Args:
-            records: of a client.
-            among: indices `[n]` of records that do not fail.
-        """
-        found: list[int] = []
-        for index in among:
-            if len(found) == _CHECKED:
-                break
-            with torch.no_grad(), unknown_numbers(self.plan.test_mode):
-                losses = self.loss_fn(self.model, self._batch(records, np.array([index])))
-            found += [int(index)] if bool(torch.isfinite(losses).all()) else []
-        return np.array(found, dtype=np.int64)
+        example = records.example()
+        if self._verified or example is None:
+            return
+        config = self.plan.config
+        verdict = check_on_public_rows(
+            self.model,
+            self.layers,
+            self.loss_fn,
+            [partial(public_rows, example, collate=records.loader.collate, integers=kind) for kind in ("bits", "ones")],
+            expected=max(1, round(config.expected_records * config.example_rate / config.clients)),
+            bound=config.max_physical_batch_size,
+        )
+        self._proof.operation, self._verified = verdict.operation, True
 
     def clipped_sum(self, records: Records, drawn: NDArray[np.int64], *, together: bool = False) -> Tensors:
         """PRIVATE: the sum of clipped gradients of the records drawn, in the coordinates in force.
@@ -192,7 +187,8 @@ class LocalModel:
             self._clip,
             loss_fn=self.loss_fn,
             micro_batches=records.micro_batches(table, self.plan.config.max_physical_batch_size),
-            one_record=lambda index: records.batch(np.array([index])),
+            one_record=records.loader.alone,
+            proof=self._proof,
             repeatable=self.plan.test_mode,
         )
         return sums

@@ -1,8 +1,9 @@
-"""Checks around the hand-over of a release to a torch optimizer: it holds the model's parameters, and they move."""
+"""Checks around the hand-over of a release to a torch optimizer: it holds the model's parameters, and nothing else moves them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch.nn.modules import module as _every_module
 from dpkfc.gradients.layers import Layer, check_covered
 from dpkfc.gradients.sharded import local, reshard
 
-__all__ = ["check_finite", "check_moved", "check_optimizer", "check_unchanged", "refuse_gradient_hooks", "traces"]
+__all__ = [
+    "WeightGuard", "check_finite", "check_moved", "check_optimizer", "check_unchanged", "refuse_gradient_hooks", "traces",
+]  # fmt: skip
 
 Trace = tuple[int, Tensor]
 
@@ -173,3 +176,77 @@ def check_moved(
                 f"parameter '{name}' did not move in the first step although its learning rate is {rates[parameter]}: "
                 "the optimizer holds another tensor than the model"
             )
+
+
+class WeightGuard:
+    """Know whether anything but the session has written a parameter since the last release.
+
+    Torch counts the writes of a tensor. A write through `parameter.data` is not counted, and is not seen here.
+
+    Args:
+        parameters: trainable ones, by name.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = dict(parameters)
+        self._versions: dict[str, int] = {}  # empty before the first release: any weights may begin
+
+    def accept(self) -> None:
+        """Take the weights as they are now for those of the last release."""
+        self._versions = {name: parameter._version for name, parameter in self._parameters.items()}
+
+    def check(self) -> None:
+        """Raise if a parameter was written since the weights were accepted.
+
+        Raises:
+            RuntimeError: naming the parameter.
+        """
+        for name, version in self._versions.items():
+            if self._parameters[name]._version != version:
+                raise RuntimeError(
+                    f"parameter '{name}' was written between two releases; leave steps to session.step(), or call "
+                    "session.accept_weights()"
+                )
+
+    @contextmanager
+    def around(self, work: AbstractContextManager[None]) -> Iterator[None]:
+        """Accept what a context of the session writes when it is entered and left.
+
+        Raises:
+            RuntimeError: a parameter was written before.
+        """
+        self.check()
+        try:
+            with work:
+                self.accept()
+                yield
+        finally:
+            self.accept()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step an optimizer along the release in `p.grad`, and accept what it writes.
+
+        The last of all step pre-hooks checks that `p.grad` still holds the release. Wrappers of other libraries are looked
+        through by their attribute `optimizer`; an object without hooks has none to check.
+
+        Raises:
+            RuntimeError: a pre-hook replaced or wrote a gradient, by name of the parameter; no parameter is written then.
+        """
+        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        written = {name: gradient._version for name, gradient in gradients.items()}
+
+        def check(*_: Any) -> None:
+            for name, gradient in gradients.items():
+                if self._parameters[name].grad is not gradient or gradient._version != written[name]:
+                    raise RuntimeError(f"a step pre-hook replaced the release in the gradient of '{name}'; remove the hook")
+
+        inner: Any = optimizer
+        while inner is not None and "_optimizer_step_pre_hooks" not in vars(inner):
+            inner = vars(inner).get("optimizer")
+        handle = None if inner is None else inner.register_step_pre_hook(check)
+        try:
+            optimizer.step()
+        finally:
+            self.accept()
+            if handle is not None:
+                handle.remove()

@@ -1,0 +1,156 @@
+"""Worry: "A session does not notice what reaches the weights, the release or the batch by another door"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from dpkfc import PrivacyConfig, Session
+
+N, STEPS = 20, 3
+X, Y = torch.randn(N, 4, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 2
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def session_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: object) -> Session:
+    config = PrivacyConfig(expected_batch_size=5, steps=STEPS, **settings)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
+    return Session(config.with_noise(1.0, 1e-3, N), model, optimizer, (X, Y), verify=False)
+
+
+def step(session: Session) -> None:
+    session.step(next(session.batches()), loss_fn)
+
+
+def step_on_plain_gradients(session: Session) -> None:
+    loss_fn(session.model, (X, Y)).mean().backward()
+    session.optimizer.step()
+
+
+def load_other_weights(session: Session) -> None:
+    session.model.load_state_dict(nn.Linear(4, 2).state_dict())
+
+
+def write_one_entry(session: Session) -> None:
+    with torch.no_grad():
+        session.model.weight[0, 0] += 1
+
+
+@pytest.mark.parametrize("write", [step_on_plain_gradients, load_other_weights, write_one_entry])
+def test_weights_that_were_written_between_two_releases_end_the_run_before_the_next(
+    write: Callable, tmp_path: object
+) -> None:
+    with session_of(nn.Linear(4, 2)) as session:
+        write(session)  # before the first release any weights may begin
+        step(session)
+        write(session)
+        batch = next(session.batches())
+        with pytest.raises(RuntimeError, match="parameter 'weight' was written between two releases") as caught:
+            session.step(batch, loss_fn)
+        assert len(str(caught.value)) <= 160 and session.steps_done == 1
+        with pytest.raises(RuntimeError, match="written between two releases"):
+            session.save(tmp_path / "checkpoint")
+        session.accept_weights()
+        session.step(batch, loss_fn)
+        assert session.steps_done == 2
+
+
+def test_evaluation_and_an_average_beside_the_model_write_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 2))
+    average = AveragedModel(model)
+    with session_of(model) as session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+            average.update_parameters(model)
+            with torch.no_grad():
+                model.eval()(X)
+            loss_fn(model.train(), (X, Y)).mean().backward()
+            model.zero_grad()
+        assert session.steps_done == STEPS
+
+
+def test_two_sessions_that_share_a_model_refuse_each_other() -> None:
+    model = nn.Linear(4, 2)
+    with session_of(model) as one, session_of(model) as other:
+        step(one)
+        step(other)
+        with pytest.raises(RuntimeError, match="written between two releases"):
+            step(one)
+        assert one.steps_done == 1
+
+
+def test_a_session_follows_another_that_has_ended() -> None:
+    model = nn.Linear(4, 2)
+    for _ in range(2):
+        with session_of(model) as session:
+            for batch in session.batches():
+                session.step(batch, loss_fn)
+
+
+def test_a_checkpoint_is_a_door_of_the_session(tmp_path: object) -> None:
+    with session_of(nn.Linear(4, 2)) as session:
+        step(session)
+        session.save(tmp_path / "checkpoint")
+        write_one_entry(session)
+        session.restore(tmp_path / "checkpoint")
+        step(session)
+        assert session.steps_done == 2
+
+
+def replace_gradient(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+
+
+def write_gradient(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad.add_(1.0)
+
+
+@pytest.mark.parametrize("hook", [replace_gradient, write_gradient])
+def test_a_pre_hook_that_changes_the_release_is_refused_before_a_weight_is_written(hook: Callable) -> None:
+    model = nn.Linear(4, 2)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with session_of(model, optimizer) as session:
+        optimizer.register_step_pre_hook(hook)
+        with pytest.raises(RuntimeError, match="pre-hook replaced the release in the gradient of 'weight'"):
+            step(session)
+    assert torch.equal(model.weight, before) and len(optimizer._optimizer_step_pre_hooks) == 1
+
+
+def test_a_pre_hook_that_reads_the_release_is_welcome() -> None:
+    model, seen = nn.Linear(4, 2), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.register_step_pre_hook(lambda *_: seen.append(model.weight.grad.clone()))
+    with session_of(model, optimizer) as session:
+        step(session)
+        step(session)
+    assert len(seen) == 2 and len(optimizer._optimizer_step_pre_hooks) == 1
+
+
+def test_a_drawn_batch_cannot_be_overwritten() -> None:
+    with session_of(nn.Linear(4, 2)) as session:
+        batch = next(session.batches())
+        for array in (batch.indices, batch.drawn):
+            with pytest.raises(ValueError, match="read-only"):
+                array[:] = 0
+    units = [str(i // 2) for i in range(N)]
+    config = PrivacyConfig(expected_batch_size=5, steps=1, unit="patient", max_records_per_unit=2)
+    plan, model = config.with_noise(1.0, 1e-3, N // 2), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Session(plan, model, optimizer, (X, Y), units=units, verify=False) as session:
+        batch = next(session.batches())
+        with pytest.raises(ValueError, match="read-only"):
+            batch.records[:] = 0
+        session.step(batch, loss_fn)
