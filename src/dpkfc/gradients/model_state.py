@@ -110,7 +110,8 @@ class PassState:
         added = [(m, leaf) for m in self._paths for leaf, p in m._parameters.items() if p is not None]
         for module, leaf in [*self._parameters, *(key for key in added if key not in self._parameters)]:
             held, version, copy = self._parameters.get((module, leaf), (None, 0, None))
-            now, fate = module._parameters.get(leaf), "It has been put back"
+            parameters = module._parameters  # of a scripted module without get
+            now, fate = parameters[leaf] if leaf in parameters else None, "It has been put back"
             if held is None:
                 del module._parameters[leaf]
             elif isinstance(copy, Tensor) and not same_values(local(held), copy):
