@@ -23,7 +23,7 @@ VALUES = {"blocks", "metric", "subspace"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 PLANS = {"config", "plan"}
 ABOVE = VALUES | FOUR | PLANS | {"allocator", "launched", "exhausted", "checkpoint", "steps", "session", "postprocess"}
-ABOVE |= {"coordinates", "probe_rows", "entropy", "forks", "unpack_limit"}
+ABOVE |= {"coordinates", "probe_rows", "entropy", "forks", "unpack_limit", "tracking", "verification"}
 ALLOWED = {
     "allocator": set(),
     "entropy": set(),
@@ -36,7 +36,9 @@ ALLOWED = {
     "subspace": {"metric"},
     **{package: VALUES for package in FOUR},
     "privacy": VALUES | {"entropy", "forks"},
-    "gradients": VALUES | {"entropy", "launched", "exhausted"},
+    "tracking": set(),
+    "gradients": VALUES | {"entropy", "launched", "exhausted", "tracking"},
+    "verification": VALUES | {"gradients", "tracking"},
     "curvature": VALUES | {"exhausted"},
     "postprocess": VALUES | {"privacy", "gradients"},
     "probe_rows": VALUES | {"gradients", "curvature"},
@@ -47,7 +49,7 @@ ALLOWED = {
     "checkpoint": VALUES | {"packing"},
     "steps": VALUES | {"privacy"},
     "shared_ledger": {"gradients", "plan", "privacy"},
-    "session": VALUES | FOUR | PLANS | {"checkpoint", "shared_ledger", "steps", "postprocess", "coordinates"},
+    "session": VALUES | FOUR | PLANS | {"checkpoint", "shared_ledger", "steps", "postprocess", "coordinates", "verification"},
     "": ABOVE,  # dpkfc/__init__.py
     "integrations": ABOVE,
     "report": ABOVE,
@@ -67,12 +69,11 @@ UNSAFE_CALLS = {"torch.load", "torch.save", "eval", "exec"}
 GLOBAL_SEEDS = {"torch.manual_seed", "torch.random.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all"}
 GLOBAL_SEEDS |= {"torch.seed", "numpy.random.seed", "np.random.seed", "random.seed"}
 NORMAL_DRAWS = {"randn", "randn_like", "normal", "normal_", "standard_normal"}
-DRAWS_ALLOWED = ("privacy.mechanism", "privacy.rng", "curvature", "recipes", "assurance")
+DRAWS_ALLOWED = ("privacy.mechanism", "privacy.rng", "curvature", "recipes", "assurance", "verification")
 PRIVATE_NAME = re.compile(
     r"^(mini_?|micro_?|train_?|user_?)?(batch|batches|dataset|data|loader|data_?loader|examples)$|private|secret|records?$"
 )
 PARAMETER_NAMES = {"p", "param", "parameter", "weight", "bias"}
-MAX_FILE, MAX_FUNCTION = 400, 45
 
 
 @dataclass(frozen=True)
@@ -249,18 +250,6 @@ def patched_objects(file: File) -> Iterator[str]:
                 yield f"{file.name}:{node.lineno} calls {name} on {owner}"
 
 
-def sizes(file: File) -> Iterator[str]:
-    """A long file or function asks to be split; docstrings do not count towards a function."""
-    if (lines := file.text.count("\n")) > MAX_FILE:
-        yield f"{file.name}: {lines} lines, at most {MAX_FILE}"
-    for function in file.functions():
-        first = function.body[0]
-        docstring = first.end_lineno - first.lineno + 1 if ast.get_docstring(function) else 0
-        lines = function.end_lineno - function.lineno + 1 - docstring
-        if lines > MAX_FUNCTION:
-            yield f"{file.name}:{function.lineno} {function.name}() has {lines} lines, at most {MAX_FUNCTION}"
-
-
 Rule = Callable[[File], Iterator[str]]
 COUNTER_EXAMPLES: list[tuple[Rule, str, str]] = [
     (internal_imports, "gradients.tape", "from dpkfc.curvature.factors import factors"),
@@ -295,8 +284,6 @@ COUNTER_EXAMPLES: list[tuple[Rule, str, str]] = [
     (patched_objects, "gradients.tape", "for _, w in model.named_parameters():\n    setattr(w, 'grad_sample', 0)"),
     (patched_objects, "gradients.tape", "import torch\ntorch.nn.Linear.forward = None"),
     (patched_objects, "gradients.tape", "module.forward = wrapped"),
-    (sizes, "gradients.tape", "def f():\n" + "    x = 1\n" * (MAX_FUNCTION + 1)),
-    (sizes, "gradients.tape", "x = 1\n" * (MAX_FILE + 1)),
 ]
 INNOCENT: list[tuple[Rule, str, str]] = [
     (internal_imports, "session", "from dpkfc.plan import Plan\nfrom dpkfc.gradients import tape"),
@@ -308,7 +295,6 @@ INNOCENT: list[tuple[Rule, str, str]] = [
     (global_seeds, "curvature.probes", "generator.manual_seed(3)"),
     (normal_draws, "curvature.probes", "torch.randn(2)"),
     (patched_objects, "session", "for p in model.parameters():\n    p.grad = None"),
-    (sizes, "metric", 'def f():\n    """Text.\n' + "\n" * MAX_FUNCTION + '    """'),
 ]
 RULES = list(dict.fromkeys(rule for rule, _, _ in COUNTER_EXAMPLES))
 
