@@ -17,6 +17,7 @@ from dpkfc.curvature.tokens import TokenNoise
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
+from dpkfc.tracking import register_batch_rule
 
 __version__ = "0.1.0"
 
@@ -35,4 +36,5 @@ __all__ = [
     "WhiteNoise",
     "generated_text",
     "keep_freed_memory",
+    "register_batch_rule",
 ]

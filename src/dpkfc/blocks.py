@@ -212,7 +212,7 @@ class Formed:
         return self.gradients
 
 
-Block = Outer | Patched | Lookup | PerExample | Tied | Formed
+Block = Outer | Patched | Lookup | PerExample | Tied
 
 
 def formed(block: Block) -> Block:

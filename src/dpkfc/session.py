@@ -123,6 +123,7 @@ class Session:
         self._verify, self._public_records = _checked_verify(verify), public_records
         self._proof = Proof()
         self._checked: set[Any] = set()
+        self._unchecked = ""
         self._tally, self._weights = GradientTally(), WeightGuard(self._parameters)
         self._first, self._others = True, self._ledger.count
 
@@ -260,10 +261,10 @@ class Session:
         self._proof.operation = verdict.operation
         if verdict.operation is not None:
             _log.warning("%s", self.gradients)
+        self._unchecked = f": {verdict.unchecked.splitlines()[0][:60]}" if verdict.unchecked else ""
         if verdict.unchecked:
             warnings.warn(
-                f"public rows could not be used ({verdict.unchecked.splitlines()[0][:60]}); give public_records for the check that "
-                "examples do not mix",
+                f"public rows could not be used{self._unchecked}; give public_records for the check that examples do not mix",
                 UserWarning,
                 stacklevel=4,
             )
@@ -278,14 +279,19 @@ class Session:
         return [partial(_drawn_rows, record, collate, integers) for integers in kinds]
 
     @property
+    def unproved_operation(self) -> str:
+        """Return the operation for which examples are differentiated one at a time; "" where whole micro-batches are."""
+        return self._proof.operation.operation if self._proof.operation is not None else ""
+
+    @property
     def gradients(self) -> str:
-        """Say how the gradients of examples are computed, and what makes it so."""
-        found = self._proof.operation
-        if found is None:
-            return "whole micro-batches, with a proved batch axis"
+        """Say how the gradients of examples are computed, what makes it so, and whether public rows were compared."""
+        checked = "" if self._checked and not self._unchecked else f"; not checked on public rows{self._unchecked}"
+        if self._proof.operation is None:
+            return f"whole micro-batches, with a proved batch axis{checked}"
         return (
-            f"one example at a time, since {found.operation} hides the batch axis ({found.reason}): a micro-batch of n examples "
-            "takes n passes. register_batch_rule makes it one"
+            f"one example at a time, since {self._proof.operation.operation} hides the batch axis ({self._proof.operation.reason}): "
+            f"a micro-batch of n examples takes n passes; register_batch_rule makes it one{checked}"
         )
 
     @property

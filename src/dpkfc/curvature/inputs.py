@@ -1,17 +1,19 @@
 """What a probe hands to a model: one tensor, or a mapping of tensors whose first axis is the example.
 
-A tensor is passed as `model(inputs)`, a mapping as `model(**inputs)`, as tokenised text is.
+A tensor is passed as `model(inputs)`, a mapping as `model(**inputs)`, as tokenised text is, and a tuple or list as
+`model(*inputs)`. A model whose forward function has other arguments gets the mapping, or the list, as one argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Inputs", "Sample", "call", "device_of", "examples", "padding_mask", "placed", "select", "tensors"]
+__all__ = ["Inputs", "Sample", "call", "device_of", "examples", "named_inputs", "padding_mask", "placed", "select", "tensors"]
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
 Sample: TypeAlias = tuple[Inputs, Tensor | None]
@@ -63,9 +65,36 @@ def placed(inputs: Inputs, model: nn.Module) -> Inputs:
     return {name: x.to(device, dtype if x.is_floating_point() else x.dtype) for name, x in inputs.items()}
 
 
+def named_inputs(inputs: Any) -> Any:
+    """Return several inputs by name: those of a tuple or list by their numbers "0", "1", …"""
+    if isinstance(inputs, (tuple, list)):
+        return {str(i): x for i, x in enumerate(inputs)}
+    return inputs
+
+
 def call(model: nn.Module, inputs: Inputs) -> Any:
-    """The model's output on inputs."""
-    return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
+    """Return the model's output on inputs."""
+    if isinstance(inputs, Tensor):
+        return model(inputs)
+    if list(inputs) == [str(i) for i in range(len(inputs))]:
+        values = list(inputs.values())
+        return model(*values) if _takes(model, positional=len(values)) else model(values)
+    return model(**inputs) if _takes(model, names=list(inputs)) else model(dict(inputs))
+
+
+def _takes(model: nn.Module, *, names: Sequence[str] = (), positional: int = 0) -> bool:
+    """Return whether the forward function of a model has arguments of these names, or so many in their order."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    kinds = {p.kind for p in parameters}
+    ordered = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if positional:
+        return inspect.Parameter.VAR_POSITIONAL in kinds or len(ordered) >= positional
+    known = {p.name for p in parameters}
+    single = len(ordered) == 1 and inspect.Parameter.VAR_KEYWORD not in kinds
+    return not single or set(names) <= known
 
 
 def padding_mask(inputs: Inputs, padding: int | None = None) -> Tensor | None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from dpkfc.curvature.inputs import Inputs, Sample, examples, tensors
+from dpkfc.curvature.inputs import Inputs, Sample, examples, named_inputs, tensors
 
 __all__ = ["FeatureNoise", "PinkNoise", "Probe", "PublicData", "WhiteNoise"]
 
@@ -200,7 +200,8 @@ class PublicData:
 
     Attributes:
         inputs: `[n, ...]`, floating point or token ids; or a mapping of such tensors with n in common, for example a
-            tokenised public text with `input_ids` and `attention_mask`. A mapping is called as `model(**inputs)`.
+            tokenised public text with `input_ids` and `attention_mask`. A mapping is called as `model(**inputs)`, a tuple or list
+            as `model(*inputs)`, and each as one argument where the model takes one.
         labels: `[n, ...]` or None; read only with `labels="given"`.
         provenance: where they come from, for the privacy card.
 
@@ -212,6 +213,8 @@ class PublicData:
     provenance: str = ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.inputs, (tuple, list)):
+            object.__setattr__(self, "inputs", named_inputs(self.inputs))
         if isinstance(self.inputs, Mapping):
             object.__setattr__(self, "inputs", dict(self.inputs))
         held: dict[str, Any] = dict(tensors(self.inputs)) if isinstance(self.inputs, Tensor | dict) else {"": self.inputs}

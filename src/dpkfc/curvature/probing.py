@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.blocks import Block
-from dpkfc.curvature.inputs import Inputs, call, device_of, examples, padding_mask, placed, select, tensors
+from dpkfc.curvature.inputs import Inputs, call, device_of, examples, named_inputs, padding_mask, placed, select, tensors
 from dpkfc.curvature.likelihood import Draws, fits, likelihood_loss
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.shares import probe_digest
@@ -213,7 +213,7 @@ def _sampled(run: ProbeRun, generator: torch.Generator) -> tuple[Inputs, Tensor 
     drawn = run.probe.sample(run.size, generator)
     if not isinstance(drawn, tuple) or len(drawn) != 2:
         raise ValueError(f"{kind}.sample() must return inputs and labels (or None), got a {type(drawn).__name__}")
-    inputs, labels = drawn
+    inputs, labels = named_inputs(drawn[0]), drawn[1]
     held = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     if not all(isinstance(x, Tensor) for x in held):
         raise ValueError(f"{kind}.sample() must return a tensor or a mapping of tensors, got {type(inputs).__name__}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Block, Outer
+from dpkfc.blocks import Block, Formed, Outer
 from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer
@@ -58,7 +58,9 @@ class _Contributions(Mapping[str, Block]):
     """Layer name to block, each formed when it is asked for; of a convolution not even then are its patches."""
 
     def __init__(self, layers: Sequence[Layer], calls: dict[str, list[Call]], batch_size: int) -> None:
-        self._layers = {layer.name: layer for layer in layers if layer.name in calls}
+        # A matrix that is used outside of its layer too has no rows from which a factor could be made.
+        shown = {name for name, several in calls.items() if not any(isinstance(x, Formed) for x in several)}
+        self._layers = {layer.name: layer for layer in layers if layer.name in shown}
         self._calls = calls
         self._batch_size = batch_size
 

@@ -43,6 +43,7 @@ def example_gradient(
     if losses.grad_fn is None:
         return {}
     total = losses.sum() * weight
+    gradients: Sequence[Tensor | None]
     try:
         gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     except RuntimeError as error:

@@ -179,8 +179,9 @@ class SharedUses:
         if not batched or (isinstance(args[0], Tensor) and self.tracker.state(args[0]) is PARAMETRIC and not batched):
             return args, kwargs
         rank = max(x.dim() for x in tensors)
-        places = {axis.shifted(rank - x.dim()) for x in batched if (axis := self.tracker.axis(x)) is not None}
-        if len(places) > 1 or (axis := places.pop()).dim >= rank - trailing:
+        places = {own.shifted(rank - x.dim()) for x in batched if (own := self.tracker.axis(x)) is not None}
+        axis = places.pop()
+        if places or axis.dim >= rank - trailing:
             return args, kwargs
 
         def rows_of(x: Any) -> Any:

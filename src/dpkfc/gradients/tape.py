@@ -422,7 +422,8 @@ class Tape:
         public = [record for record in records if record.is_public and record.edges and record.edges[0] is not None]
         named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad}
         direct = [named[key] for key in self.tracker.read if key in named]
-        targets = [*(record.edges[0] for record in public), *(p for _, p in direct)]
+        edges = [edge for record in public if (edge := record.edges[0]) is not None]
+        targets: list[Any] = [*edges, *(p for _, p in direct)]
         gradients = pulled_back(pairs, targets, size)
         for record, gradient in zip(public, gradients[: len(public)], strict=True):
             if gradient is not None:

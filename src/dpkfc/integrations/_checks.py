@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 __all__ = ["SHOWN", "Hook", "check_optimizer", "check_untouched"]

@@ -112,8 +112,8 @@ def _output_axes(model: nn.Module, call: _Call) -> list[BatchAxis | None]:
         try:
             three, two = rows.batch(range(3)), rows.batch(range(2))
             tracker = batch_tracker(model, None, 3)
-            for x, axis in zip(three, (axis for axis in call.axes if axis is not None), strict=True):
-                tracker.set_state(x, axis)
+            for x, given in zip(three, (axis for axis in call.axes if axis is not None), strict=True):
+                tracker.set_state(x, given)
             with torch.no_grad(), restored_state(model), tracker.following():
                 many = call.outputs(model, three)
             with torch.no_grad(), restored_state(model):

@@ -93,6 +93,7 @@ def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
             "weight_decay": config.weight_decay,
             **({"schedule": config.schedule, "warmup_steps": config.warmup_steps} if _scheduled(config) else {}),
             **({"augment": config.augment, "augmentations": config.augmentations} if config.augment else {}),
+            "gradients": session.gradients,
         },
         device=config.device,
     )

@@ -237,6 +237,8 @@ class _Loop:
                     self._set_learning_rate(batch.step)
                     record = self._session.step(batch, self._prepared.recipe.task.loss)
                     self._note_refresh()
+                    if self._session.unproved_operation and batch.step == done:
+                        progress.slowed_by(self._session.unproved_operation)
                     row = _row(record, plan.curve.upper_bound(record.release, self._every))
                     progress.advance(
                         epsilon=row.epsilon, clipped_fraction=record.clipped_fraction, batch_size=record.batch_size

@@ -12,7 +12,7 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from dpkfc.blocks import Lookup, PerExample
+from dpkfc.blocks import Formed, Lookup, PerExample
 from dpkfc.curvature.inputs import call, placed
 from dpkfc.curvature.likelihood import logits_of
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
@@ -86,12 +86,14 @@ class Diagnosis:
         frozen: modules of which nothing is trained, to their number of parameters.
         trainable: numbers that train.
         problem: why the model cannot be trained privately; empty where it can.
+        unproved: the operation that hides the batch axis, and why; empty where whole micro-batches are proved.
     """
 
     layers: tuple[LayerFacts, ...]
     frozen: Mapping[str, int]
     trainable: int
     problem: str = ""
+    unproved: str = ""
 
 
 def examine(model: nn.Module, kfac: KFAC) -> Diagnosis:
@@ -116,24 +118,26 @@ def examine(model: nn.Module, kfac: KFAC) -> Diagnosis:
         return Diagnosis(layers=(), frozen=frozen, trainable=trainable, problem=str(error))
     rules = {layer.name: layer.rule for layer in layers}
     built = kfac.build(model, functools.partial(_capture, layers), 0, rules=rules)
-    blocks = _blocks(model, layers, kfac)
+    blocks, unproved = _blocks(model, layers, kfac)
     facts = tuple(_layer_facts(layer, blocks.get(layer.name), built) for layer in layers)
-    return Diagnosis(layers=facts, frozen=frozen, trainable=trainable)
+    return Diagnosis(layers=facts, frozen=frozen, trainable=trainable, unproved=unproved)
 
 
 def _capture(layers: Sequence[Layer], model: nn.Module, loss: Any) -> Any:
     return capture(model, layers, loss)
 
 
-def _blocks(model: nn.Module, layers: Sequence[Layer], kfac: KFAC) -> dict[str, AnyBlock]:
-    """Each layer's contribution as the norm engine sees it, on a few probe examples."""
+def _blocks(model: nn.Module, layers: Sequence[Layer], kfac: KFAC) -> tuple[dict[str, AnyBlock], str]:
+    """Return each layer's contribution as the norm engine sees it, on a few probe examples, and what hides the batch axis."""
     inputs = placed(kfac.probe.sample(_EXAMPLES, public_generator(kfac.seed, 0))[0], model)
     with undisturbed(model):
         tape = Tape(model, layers, lenient=True)
         with torch.enable_grad(), tape:
             losses = _any_loss(logits_of(call(model, inputs)))
+        failure = tape.failure(losses)
         calls = tape.backward(losses)
-        return {layer.name: blocks_of(layer, calls[layer.name], _EXAMPLES) for layer in layers if layer.name in calls}
+        found = {layer.name: blocks_of(layer, calls[layer.name], _EXAMPLES) for layer in layers if layer.name in calls}
+        return found, "" if failure is None else f"{failure.operation}: {failure.reason}"
 
 
 def _any_loss(output: Tensor) -> Tensor:
@@ -158,7 +162,7 @@ def _layer_facts(layer: Layer, block: AnyBlock | None, built: Preconditioner) ->
     return LayerFacts(
         name=layer.display_name,
         module=type(layer.module).__name__,
-        rule="followed" if layer.direct.followed else layer.rule,
+        rule=layer.rule if layer.is_hooked else "followed",
         parameters=sum(layer.tensor(role).numel() for role in layer.parameters),
         method=choice[0],
         why=choice[1],
@@ -176,6 +180,8 @@ def _choice(block: AnyBlock | None, entry: Any) -> tuple[str, str]:
             return "materialised", "small or irregular"
         case Lookup():
             return "lookup", "of rows that were read"
+        case Formed():
+            return "materialised", "used outside its layer too"
 
     metric = entry if isinstance(entry, Kronecker) else Kronecker()
     choice = choice_for(block, metric)
@@ -188,8 +194,11 @@ _CAPTION = "size: trainable parameters; norms: the method its widths choose, mul
 def layer_table(diagnosis: Diagnosis, title: str) -> Table:
     """The diagnosis for people."""
     noted = bool(diagnosis.frozen) or any(_notes(layer) for layer in diagnosis.layers)
+    caption = _CAPTION
+    if diagnosis.unproved:
+        caption += f"\n{diagnosis.unproved}. Examples are differentiated one at a time: a micro-batch of n takes n passes"
     table = Table(
-        title=title, title_justify="left", header_style="bold", show_lines=True, caption=_CAPTION,
+        title=title, title_justify="left", header_style="bold", show_lines=True, caption=caption,
         caption_justify="left",
     )  # fmt: skip
     table.add_column("layer", overflow="fold")

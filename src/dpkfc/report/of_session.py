@@ -55,7 +55,7 @@ def session_card(
         device=str(next(p.device for p in trained.model.parameters() if p.requires_grad)),
         results=results or {},
         refreshes=_refreshes(trained),
-        settings=settings or {},
+        settings={"gradients": trained.gradients, **(settings or {})},
         limited=ledger.max_releases is not None,
         weights={} if file is None else {"file": file.name, "sha256": file_digest(file)},
     )

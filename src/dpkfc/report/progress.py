@@ -67,6 +67,11 @@ class TrainingProgress:
             speed=f"{self._speed:,.0f}",
         )
 
+    def slowed_by(self, operation: str) -> None:
+        """Show that examples are differentiated one at a time, and which operation makes it so."""
+        label = self._progress.tasks[self._task].description
+        self._progress.update(self._task, description=f"{label} [yellow](one example at a time: {operation})")
+
     def accuracy(self, value: float, measured_on: str) -> None:
         """Show the accuracy that was measured last; the time it took does not count as training."""
         self._last = time.perf_counter()

@@ -19,7 +19,7 @@ from dpkfc.tracking.operation import Operation
 
 __all__ = ["RULES", "Rule", "TOTAL_RULES", "broadcast_axis", "pointwise", "register_batch_rule"]
 
-Answer = State | None | list[State | None]
+Answer = State | Sequence[State | None] | None
 Rule = Callable[[Operation], Answer]
 
 RULES: dict[str, Rule] = {}
@@ -91,7 +91,7 @@ def pointwise(operation: Operation) -> Answer:
     return axis
 
 
-for _name in (
+for _listed in (
     "_to_copy copy contiguous detach alias lift_fresh bernoulli native_dropout dropout prelu _prelu_kernel where isin "
     "fill fill_diagonal masked_fill relu hardtanh elu leaky_relu rrelu_with_noise logical_not bitwise_not "
     "binary_cross_entropy_backward real imag conj _conj resolve_conj resolve_neg clamp gelu hardswish hardsigmoid_backward "
@@ -99,7 +99,7 @@ for _name in (
     "softplus_backward mish_backward polar complex glu_jvp requires_grad normal uniform random exponential zero "
     "_cast_Float _cast_Double nan_to_num special_multigammaln view_as_complex_copy isclose"
 ).split():
-    RULES[_name] = pointwise
+    RULES[_listed] = pointwise
 
 
 @_rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
@@ -235,7 +235,7 @@ def _split(operation: Operation) -> Answer:
     start = 0
     for part in operation.outputs:
         answer = _cut(operation, axis, start, part.shape[dim])
-        assert not isinstance(answer, list)
+        assert not isinstance(answer, Sequence)
         answers.append(answer)
         start += part.shape[dim]
     return answers

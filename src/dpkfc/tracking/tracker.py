@@ -47,7 +47,7 @@ class UnknownOperation(ValueError):
     """An operation whose effect on the batch axis is not known, under `verify="strict"`."""
 
 
-class _Reference(weakref.ref):  # type: ignore[type-arg]
+class _Reference(weakref.ref[Tensor]):
     __slots__ = ("key",)
     key: int
 
@@ -245,7 +245,7 @@ class Tracker:
         if not outputs:
             self._without_output(function, args, answer)
             return
-        answers = answer if isinstance(answer, list) else [answer] * len(outputs)
+        answers = answer if isinstance(answer, (list, tuple)) else [answer] * len(outputs)
         writes = function._schema.is_mutable
         for x, state in zip(outputs, answers, strict=False):
             if writes:
