@@ -66,6 +66,7 @@ class _Contributions(Mapping[str, Block]):
 
     def __getitem__(self, name: str) -> Block:
         block = blocks_of(self._layers[name], self._calls[name], self._batch_size)
+        assert not isinstance(block, Formed)
         if isinstance(block, ConvBlock):
             return block.patched()
         return block.explicit() if isinstance(block, Outer) else block

@@ -30,6 +30,7 @@ from dpkfc.tracking import PARAMETRIC, BatchAxis, Tracker, Unknown
 
 __all__ = ["Tape", "check_losses", "leading_size"]
 
+_BUILTIN_NODES = ("AccumulateGrad", "CopySlices", "torch::autograd::AccumulateGrad", "torch::autograd::CopySlices")
 _SINGLE_OUTPUT = ("linear", "conv", "embedding", "tied", "norm")
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
@@ -548,12 +549,13 @@ def _same(states: Sequence[Tensor], device: torch.device) -> bool:
 
 def _custom_function(losses: Tensor) -> Unknown | None:
     """Return the first node of the graph whose backward pass is Python code of its own; None where there is none."""
-    known = ("torch.distributed.", "dpkfc.")
     for node in _nodes(losses):
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            origin = getattr(type(node), "_forward_cls", type(node))
-            if not str(origin.__module__).startswith(known):
-                return Unknown(origin.__name__, "the backward pass of a custom autograd function is not followed")
+        name = node.name()
+        if name[-1:].isdigit() and "Backward" in name or name in _BUILTIN_NODES:
+            continue
+        origin = getattr(type(node), "_forward_cls", type(node))
+        if not str(origin.__module__).startswith("torch.distributed."):
+            return Unknown(name, "the backward pass of a custom autograd function is not followed")
     return None
 
 

@@ -78,6 +78,8 @@ class Tracker:
         self._persistent = {id(x) for x in persistent}
         self._covered: set[int] = set()
         self._interiors: list[list[int]] = []
+        self._rewritten: dict[int, Unknown] = {}
+        self._aliases: set[int] = set()
         self._paused = 0
         self._permitted = 0
         self._rules: dict[Any, tuple[Rule | None, Rule | None]] = {}
@@ -89,6 +91,8 @@ class Tracker:
         key = id(x)
         if key in self._states:
             state = self._states[key]
+            if self._rewritten and x._is_view() and id(x._base) in self._rewritten:
+                return self._rewritten[id(x._base)]
             return None if key in self._covered or type(state) is Public else state
         if key in self._covered:
             return None
@@ -97,7 +101,9 @@ class Tracker:
         if x.requires_grad:
             if x.grad_fn is None:
                 return PARAMETRIC
-            return Unknown("autograd", "a tensor was made where no operation is seen")
+            return Unknown("autograd", "a tensor was made where no operation is seen, as by a compiled function or a kernel")
+        if type(x) is not Tensor and not isinstance(x, torch.nn.Parameter):
+            return Unknown(type(x).__name__, "tensors of this type are not followed")
         return None
 
     def _of_view(self, x: Tensor, base: Tensor) -> State | None:
@@ -130,16 +136,19 @@ class Tracker:
     def _forget(self, reference: Any) -> None:
         self._states.pop(reference.key, None)
         self._references.pop(reference.key, None)
+        self._rewritten.pop(reference.key, None)
+        self._aliases.discard(reference.key)
 
     def declare_batch(self, batch: Any) -> None:
-        """Declare that every tensor of a batch has its examples in front; other tensors in it stay public.
+        """Declare that every tensor of a batch has its examples in front; one that has not is unknown.
 
-        Values of other types are not followed: where a batch has them, tensors that are made of values count as unknown.
+        Values of other types are not followed: where a batch has them, tensors that are made of values are unknown too.
         """
         for x in tree_leaves(batch):
             if isinstance(x, Tensor):
-                if x.dim() and x.shape[0] == self.size:
-                    self.set_state(x, BatchAxis(0))
+                leads = x.dim() > 0 and x.shape[0] == self.size
+                lost = Unknown("batch", f"a tensor {list(x.shape)} of the batch does not have {self.size} examples in front")
+                self.set_state(x, BatchAxis(0) if leads else lost)
             elif x is not None:
                 self.is_opaque = True
 
@@ -209,7 +218,7 @@ class Tracker:
         for x in _operands(args, kwargs):
             state = states.get(id(x))
             if state is None or type(state) is Public or id(x) in self._covered:
-                if not (x.requires_grad or x._is_view()):
+                if type(x) is Tensor and not (x.requires_grad or x._is_view()):
                     continue
                 kinds |= _HISTORY
                 state = self.state(x)
@@ -299,6 +308,12 @@ class Tracker:
             if isinstance(known, Unknown):
                 moved = known
             self.set_state(base, moved)
+            if isinstance(moved, Unknown):
+                self._rewritten[id(base)] = moved  # other views of it show the same memory
+        elif isinstance(state, Unknown):
+            self._rewritten[id(x)] = state
+        if id(x) in self._aliases and not isinstance(state, (Parametric, Public)):
+            self.fail(str(function), "the examples are written through .data")
         self.set_state(x, state)
 
 
@@ -349,6 +364,7 @@ class _Functions(TorchFunctionMode):
         if name == "__get__" and getattr(func.__self__, "__name__", "") == "data":
             result = func(*args, **kwargs)
             tracker.set_state(result, tracker.state(args[0]))
+            tracker._aliases.add(id(result))
             return result
         if tracker.call is not None and torch.is_grad_enabled():
             return tracker.call(func, args, kwargs)
