@@ -90,7 +90,7 @@ def check_on_public_rows(
         UnknownOperation: under `strict`, an operation that the tracker does not know.
     """
     check_finite(layers)
-    most = max(2, min(2 * expected, bound or _MOST, _MOST))
+    most = max(4, min(2 * expected, bound or 2 * expected, max(_MOST, expected)))
     check = _Check(model, layers, loss_fn, augment, device_of(layers), most)
     with torch.enable_grad(), kept_numbers(), checked_state(model) as before:
         begin_at(1)
@@ -124,7 +124,7 @@ class _Check:
         reason = "no public rows were given"
         for make in attempts:
             try:
-                rows = make(2 * self.most)
+                rows = make(self.most)
                 self.losses(rows.batch(range(2)), 2)
             except ValueError as error:
                 if "loss_fn must return" in str(error) or "loss_fn returned" in str(error):
@@ -183,7 +183,7 @@ class _Check:
 
     def run(self, rows: PublicRows, before: Any, expected: int, strict: bool) -> Verdict:
         """Return the verdict on rows that the loss takes."""
-        size = min(self.most, max(2, expected))
+        size = max(2, min(self.most // 2, expected))
         failure = None
         for seed in range(_SEEDS):
             begin_at(seed + 1)
@@ -200,7 +200,7 @@ class _Check:
         begin_at(1)
         self._check_collate(rows, min(size, 32))
         self._check_padding(rows)
-        comparable = self._is_comparable(rows, size)
+        comparable = self._is_comparable(rows, min(4, size))
         if comparable:
             with ConstantNumbers():
                 self._check_sizes(rows, failure)
@@ -247,13 +247,11 @@ class _Check:
         half = -(-most // 2)
         parts = [range(half), range(half, most)]
         found = torch.cat([self.values(rows.batch(part), len(part)) for part in parts if len(part)])
-        pairs = [(whole, found, most)]
-        step = half // 2
+        pairs = [(whole, found, half)]
+        step = (half // 2) | 1
         while step > 1:
             pairs.append((whole[:step], self.values(rows.batch(range(step)), step), step))
             step //= 2
-        odd = max(1, most - 1)
-        pairs.append((whole[:odd], self.values(rows.batch(range(odd)), odd), odd))
         alone = sorted({0, 1, most - 1, *range(0, most, -(-most // _ALONE))})
         single = torch.cat([self.values(rows.batch([i]), 1) for i in alone])
         pairs.append((whole[alone], single, 1))
