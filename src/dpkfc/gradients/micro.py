@@ -111,7 +111,7 @@ def clipped_sum(
     *,
     loss_fn: LossFn,
     micro_batches: Iterable[tuple[Any, Rows]],
-    one_record: Callable[[int], Any],
+    one_record: Callable[[int], Any] | None = None,
     proof: Proof | None = None,
     points: Sequence[At] = (HERE,),
     augment: Callable[[Any], Any] | None = None,
@@ -130,7 +130,7 @@ def clipped_sum(
         clip: how.
         loss_fn: maps model and micro-batch to one loss a row `[n]`.
         micro_batches: batches with their rows, in any order; none for an empty logical batch.
-        one_record: number of a record to a batch of that record alone.
+        one_record: number of a record to a batch of that record alone; None where every micro-batch is proved or has one row.
         proof: what public rows have shown, and where to note what private ones needed.
         points: where each example's gradient is taken. The weighted sum over all points is clipped as ONE gradient, and every
             point sees the same random numbers (dropout).
@@ -171,7 +171,7 @@ class _Passes:
     loss_fn: LossFn
     points: Sequence[At]
     augment: Callable[[Any], Any] | None
-    one_record: Callable[[int], Any]
+    one_record: Callable[[int], Any] | None
     proof: Proof
 
     def contributions(self, loaded: Any, rows: Rows) -> Iterator[tuple[Calls, int, Groups]]:
@@ -183,7 +183,7 @@ class _Passes:
                 yield calls, n, Groups(rows.units, rows.group)
                 return
         for unit in range(rows.units):
-            yield self._unit_alone(rows, unit), 1, Groups(1)
+            yield self._unit_alone(loaded, rows, unit), 1, Groups(1)
 
     def _together(self, loaded: Any, rows: Rows) -> Calls | None:
         """Return the calls of a whole micro-batch, or None where the tracker cannot tell its examples apart."""
@@ -225,7 +225,7 @@ class _Passes:
             with torch.autocast(device.type, enabled=False):
                 return tape.backward(losses if factor == 1 else losses * factor)
 
-    def _unit_alone(self, rows: Rows, unit: int) -> Calls:
+    def _unit_alone(self, loaded: Any, rows: Rows, unit: int) -> Calls:
         """Return the gradient of one privacy unit, each of its rows in a micro-batch of its own."""
         device, total = device_of(self.layers), dict[str, Tensor]()
         first = unit * rows.group
@@ -234,7 +234,8 @@ class _Passes:
             if weight == 0.0:
                 continue
             self.proof.exact_rows += 1
-            batch = augmented(self.augment, _to(self.one_record(int(rows.records[row])), device), 1)
+            record = loaded if len(rows.records) == 1 else self._record(int(rows.records[row]))
+            batch = augmented(self.augment, _to(record, device), 1)
             restart = restarter(device)
             with kept_attributes(self.model):
                 for i, point in enumerate(self.points):
@@ -246,6 +247,16 @@ class _Passes:
         if not total:
             total = {full: torch.zeros_like(layer.tensor(role)) for layer in self.layers for role, full in layer.parameters.items()}
         return blocks_of_one(self.layers, total)
+
+    def _record(self, index: int) -> Any:
+        if self.one_record is None:
+            raise _missing(self.proof.operation or self.proof.private_operation)
+        return self.one_record(index)
+
+
+def _missing(failure: Unknown | None) -> ValueError:
+    what = "the micro-batch" if failure is None else failure.operation
+    return ValueError(f"{what} hides the batch axis, and clipped_sum was given no one_record to differentiate records alone")
 
 
 def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:

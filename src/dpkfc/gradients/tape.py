@@ -76,7 +76,7 @@ class Tape:
     Args:
         model: what is recorded.
         layers: its layers.
-        size: examples N; None takes the leading axis of the first tensor that the model is called with.
+        batch_size: examples N; None takes the leading axis of the first tensor that the model is called with.
         tracker: of a pass that is followed from outside, with the batch declared; None makes one of the tape's own, which takes
             the inputs of the model for the batch.
         lenient: take the leading axis for the batch where the tracker cannot tell. For public probes alone: the rows are those
@@ -87,7 +87,7 @@ class Tape:
         self,
         model: nn.Module,
         layers: Sequence[Layer],
-        size: int | None = None,
+        batch_size: int | None = None,
         *,
         tracker: Tracker | None = None,
         lenient: bool = False,
@@ -96,7 +96,8 @@ class Tape:
         self.layers = layers
         self.tracker = tracker
         self.lenient = lenient
-        self._size = size
+        self._given_size = batch_size
+        self._size = batch_size
         self._own_tracker = tracker is None
         self._shared: SharedUses | None = None
         self._records: list[_Record] = []
@@ -111,7 +112,7 @@ class Tape:
         self._records, self._hidden, self._calls = [], {}, []
         self._stack = ExitStack()
         if self._own_tracker:
-            self.tracker = None
+            self.tracker, self._size = None, self._given_size
             if self._size is not None and self._size > 1:
                 self._begin_tracker(self._size)
             handle = self.model.register_forward_pre_hook(self._declare_inputs, with_kwargs=True)
@@ -162,6 +163,8 @@ class Tape:
         """Take the inputs of the model for the batch, where the tape follows a pass of its own."""
         if self._size is None:
             self._size = leading_size((args, kwargs))
+            if self._size is not None and self._size > 1:
+                self._begin_tracker(self._size)
         if self.tracker is not None:
             for x in tree_leaves((args, kwargs)):
                 if isinstance(x, Tensor) and x.dim() and self.tracker.state(x) is None and x.shape[0] == self._size:
@@ -194,6 +197,8 @@ class Tape:
 
     def _axis(self, x: Tensor) -> BatchAxis | None:
         """Return the batch axis of an input or an output."""
+        if self._size == 1:
+            return BatchAxis(0, 1, max(1, x.shape[0])) if x.dim() else None
         axis = self.tracker.axis(x) if self.tracker is not None else None
         if axis is None and self.lenient and self._size:
             state = self.tracker.state(x) if self.tracker is not None else None
@@ -354,10 +359,13 @@ class Tape:
             For each layer that was called, its calls with inputs and output gradients, or blocks of gradients.
 
         Raises:
-            ValueError: losses of the wrong shape, or on no path to a layer.
+            ValueError: losses of the wrong shape, or on no path to a layer; an operation of a tape of its own hides the batch axis.
         """
         check_losses(losses)
         self.check_depends(losses)
+        failure = self.failure(losses) if self._own_tracker and not self.lenient and len(losses) > 1 else None
+        if failure is not None:
+            raise ValueError(f"{failure.operation} hides the batch axis: {failure.reason}")
         return self.gradients(losses.sum())
 
     def gradients(self, total: Tensor) -> Calls:
