@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpkfc.blocks import Formed, PerExample
+from dpkfc.gradients.calls import Calls
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.sharded import in_graph
 
-__all__ = ["MATRICES", "block_of_gradients"]
+__all__ = ["MATRICES", "block_of_gradients", "blocks_of_one", "gradient_of"]
 
 MATRICES = ("linear", "conv", "embedding", "tied")
 """Rules of layers whose weight and bias are one matrix."""
@@ -47,3 +49,26 @@ def block_of_gradients(layer: Layer, gradients: Mapping[str, Tensor]) -> Formed 
     groups = int(getattr(layer.module, "groups", 1))
     rows = matrix.reshape(len(like) * groups, -1, matrix.shape[-1])
     return Formed(rows, groups, crosswise=layer.rule == "embedding")
+
+
+def gradient_of(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
+    """Return parameter name to gradient of a number, dense; parameters that it does not depend on are absent."""
+    parameters = {name: in_graph(p) for name, p in model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    pairs = zip(parameters, gradients, strict=True)
+    return {name: g.to_dense() if g.is_sparse else g for name, g in pairs if g is not None}
+
+
+def blocks_of_one(layers: Sequence[Layer], gradient: Mapping[str, Tensor]) -> Calls:
+    """Return the gradient of one example or privacy unit as the blocks of its layers.
+
+    Args:
+        layers: of the model.
+        gradient: parameter name to gradient.
+    """
+    calls: Calls = {}
+    for layer in layers:
+        own = {role: gradient[full].unsqueeze(0) for role, full in layer.parameters.items() if full in gradient}
+        if own:
+            calls[layer.name] = [block_of_gradients(layer, own)]
+    return calls

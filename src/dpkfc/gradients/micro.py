@@ -20,11 +20,12 @@ from torch.utils._pytree import tree_map
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.calls import Call, Calls
-from dpkfc.gradients.exact import add_gradients, blocks_of_one, example_gradient
+from dpkfc.gradients.exact import add_gradients, example_gradient
 from dpkfc.gradients.groups import Groups
 from dpkfc.gradients.ids import unknown_row
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.loss_state import forgotten
+from dpkfc.gradients.materialised import blocks_of_one
 from dpkfc.gradients.model_state import kept_attributes, restored_state
 from dpkfc.gradients.random_state import device_of, restarter, unknown_numbers
 from dpkfc.gradients.rules import settled

@@ -22,7 +22,7 @@ from dpkfc.gradients.attention import ARGUMENTS, Attended, expected_axis
 from dpkfc.gradients.checkpointing import in_backward
 from dpkfc.gradients.compiled import refuse_tracing
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.materialised import block_of_gradients
+from dpkfc.gradients.materialised import block_of_gradients, blocks_of_one, gradient_of
 from dpkfc.gradients.random_state import random_states
 from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.shared import Meeting, SharedUses, WeightUse, pulled_back
@@ -370,6 +370,9 @@ class Tape:
 
     def gradients(self, total: Tensor) -> Calls:
         """Differentiate a sum of per-example losses at every noted output; as `backward`."""
+        if self._size == 1 and not self.lenient:
+            self._records = []
+            return blocks_of_one(self.layers, gradient_of(self.model, total))
         records, self._records = self._records, []
         meetings = self._shared.meetings if self._shared is not None else []
         weights = self._shared.weights if self._shared is not None else []

@@ -7,12 +7,14 @@ written into `p.grad`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -20,8 +22,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from dpkfc.gradients.accumulate import ClippedSummer
 from dpkfc.gradients.calls import Calls
-from dpkfc.gradients.exact import blocks_of_one
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.materialised import blocks_of_one
 from dpkfc.gradients.micro import batch_tracker
 from dpkfc.gradients.tape import Tape
 from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown
@@ -54,9 +56,28 @@ class _TakeOver(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
+        kwargs = kwargs or {}
         if self.is_on and func is Tensor.backward and self.backward(args[0]):
             return None
-        return func(*args, **(kwargs or {}))
+        if self.is_on and func in (F.cross_entropy, F.nll_loss):
+            return _with_public_divisor(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _with_public_divisor(loss: Any, args: Any, kwargs: Any) -> Any:
+    """Call a loss over class labels whose mean divides by the number of all targets, not of those that are not ignored.
+
+    How many targets of a batch are ignored is private: as a divisor it would let one example change the gradients of others.
+    """
+    given = inspect.signature(loss).bind(*args, **kwargs)
+    given.apply_defaults()
+    options = given.arguments
+    target = options["target"]
+    plain = options["weight"] is None and options["reduction"] == "mean" and options["ignore_index"] < 0
+    if not plain or options["size_average"] is not None or options["reduce"] is not None or target.is_floating_point():
+        return loss(*args, **kwargs)
+    options["reduction"] = "sum"
+    return loss(*given.args, **given.kwargs) / max(1, target.numel())
 
 
 class BatchRecording:
@@ -252,7 +273,7 @@ class BatchRecording:
             self._of_the_batch(scaled)
         return True
 
-    def _factor(self, state: State | None) -> Tensor | float:
+    def _factor(self, state: State | None) -> float:
         """Return the factor that makes the loss the sum of the losses of its examples.
 
         Raises:
@@ -277,10 +298,7 @@ class BatchRecording:
                 f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps follow private overflows; train in "
                 "bfloat16 without one"
             )
-        factor: Tensor | float = float(self.size) if state.is_mean else 1.0
-        for private, public in state.divisors:
-            factor = factor * (private.detach() / public)
-        return factor
+        return float(self.size) if state.is_mean else 1.0
 
     def _of_the_batch(self, total: Tensor) -> None:
         """Take the gradients of all examples from one backward pass, where that is proved to be right."""

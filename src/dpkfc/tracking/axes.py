@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 __all__ = ["PARAMETRIC", "PUBLIC", "BatchAxis", "Parametric", "Public", "State", "Total", "Unknown", "axis_after_reshape", "example_first"]
@@ -63,13 +62,10 @@ class Total:
 
     Attributes:
         is_mean: the sum was divided by the number of examples.
-        divisors: pairs of a private count and the public count that stands for it. The tensor was divided by the private
-            one (targets that are not ignored); a private step multiplies by their ratio again.
-        number: the public numbers that it was multiplied by.
+        number: what the sum was multiplied by besides.
     """
 
     is_mean: bool = False
-    divisors: tuple[tuple[Tensor, float], ...] = ()
     number: float = 1.0
 
 
@@ -130,21 +126,6 @@ def example_first(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
     return x.squeeze(axis.dim + 1) if axis.pre == 1 else x
 
 
-def is_floating(x: object) -> bool:
-    """Return whether a value is a tensor of real or complex floating-point numbers."""
-    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
-
-
 def names_of_shapes(tensors: Sequence[Tensor]) -> str:
     """Return the shapes of some tensors as they appear in messages."""
     return " and ".join(str(list(x.shape)) for x in tensors[:3])
-
-
-def aligned(axis: BatchAxis, x: Tensor, rank: int) -> BatchAxis:
-    """Return where the axis lies after broadcasting a tensor to `rank` dimensions."""
-    return axis.shifted(rank - x.dim())
-
-
-def same_device(x: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors lie on one device."""
-    return torch.device(x.device) == torch.device(other.device)

@@ -737,9 +737,8 @@ def _elementwise_loss(operation: Operation) -> Answer:
 def _nll_loss(operation: Operation) -> Answer:
     """Return the axis or the total of a negative log-likelihood.
 
-    With a mean, torch divides by the number of targets that are not ignored. That number is private, so the total keeps it:
-    a private step divides by the public number of all targets instead. Class weights make the divisor a sum over the labels,
-    for which no public number stands.
+    With a mean, torch divides by the number of targets that are not ignored, or by the sum of their weights. Both are private.
+    (For Opacus-shaped scripts a mean without weights divides by the number of all targets: `integrations/_recording.py`.)
     """
     scores, target, weight, reduction, ignored = operation.args[:5]
     axis, own = operation.axis(scores), operation.axis(target)
@@ -755,10 +754,7 @@ def _nll_loss(operation: Operation) -> Answer:
         return [Total(), None]
     if weight is not None:
         return operation.lost("a mean with class weights divides by a sum over the labels of the batch")
-    if ignored >= 0:
-        return operation.lost(f"a mean with ignore_index={ignored} divides by a count of the labels of the batch")
-    count = operation.outputs[1]
-    return [Total(True, ((count, float(target.numel())),)), None]
+    return operation.lost(f"a mean with ignore_index={ignored} divides by a count of the labels of the batch")
 
 
 @_rule("_ctc_loss")
@@ -800,15 +796,9 @@ def _add_totals(operation: Operation) -> Answer:
     if any(operation.state(x) is not None for x in others) or operation.outputs[0].numel() != 1:
         return operation.lost("a sum over the examples meets something else than a public number")
     first = totals[0]
-    if len(totals) == 2 and not _same_total(first, totals[1]):
-        return operation.lost("two losses with different divisors are added")
+    if len(totals) == 2 and first.is_mean != totals[1].is_mean:
+        return operation.lost("a mean and a sum over the examples are added")
     return first
-
-
-def _same_total(one: Total, other: Total) -> bool:
-    alike = len(one.divisors) == len(other.divisors) and one.is_mean == other.is_mean
-    pairs = zip(one.divisors, other.divisors, strict=False)
-    return alike and all(a is b and x == y for (a, x), (b, y) in pairs)
 
 
 @_total_rule("mul", "div", "true_divide")
@@ -826,10 +816,10 @@ def _scale_total(operation: Operation) -> Answer:
     assert isinstance(total, Total)
     number = float(factor)
     if _name(operation) != "mul":
-        if number == operation.size:
-            return Total(True, total.divisors, total.number)
+        if not total.is_mean and number >= operation.size and number % operation.size == 0:
+            return Total(True, total.number * operation.size / number)
         number = 1 / number if number else 0.0
-    return Total(total.is_mean, total.divisors, total.number * number)
+    return Total(total.is_mean, total.number * number)
 
 
 def rule_name(function: Any) -> str:
