@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from dpkfc.data.augment import horizontal_flip, random_crop, reflect_pad_crop_flip
-from dpkfc.gradients.views import check_augment
+from dpkfc.tracking import BatchAxis, Tracker
 
 IMAGES = torch.arange(2 * 3 * 5 * 6, dtype=torch.float32).view(2, 3, 5, 6)
 
@@ -45,13 +45,21 @@ def test_flips_have_their_probability() -> None:
         assert low <= share <= high
 
 
-def test_repeatable_by_the_global_generator_and_every_row_on_its_own() -> None:
+def test_repeatable_by_the_global_generator() -> None:
     augment, images = reflect_pad_crop_flip(2), torch.randn(8, 3, 6, 6)
     state = torch.get_rng_state()
     first, second = augment(images), augment(images)
     torch.set_rng_state(state)
     assert torch.equal(augment(images), first) and not torch.equal(first, second)
-    check_augment(augment, lambda *rows: (images[list(rows)], torch.tensor(rows)), 6)
+
+
+@pytest.mark.parametrize("augment", [reflect_pad_crop_flip(1), random_crop(1, "constant"), horizontal_flip()])
+def test_every_row_is_proved_to_be_changed_on_its_own(augment) -> None:
+    tracker, images = Tracker(2), IMAGES.clone()
+    tracker.declare_batch(images)
+    with tracker.following():
+        changed = augment(images)
+    assert tracker.failure is None and tracker.state(changed) == BatchAxis(0)
 
 
 def test_tuples_lists_and_dicts_keep_what_is_no_image() -> None:
