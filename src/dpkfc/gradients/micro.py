@@ -29,7 +29,7 @@ from dpkfc.gradients.materialised import blocks_of_one
 from dpkfc.gradients.model_state import kept_attributes, restored_state
 from dpkfc.gradients.random_state import device_of, restarter, unknown_numbers
 from dpkfc.gradients.rules import settled
-from dpkfc.gradients.sharded import local
+from dpkfc.gradients.sharded import in_graph, local
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.gradients.update import check_finite
 from dpkfc.gradients.views import augmented
@@ -264,7 +264,7 @@ def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
     """Return a tracker for a forward pass over a batch whose tensors have their examples in front."""
     tracker = Tracker(size, model.buffers())
     tracker.declare_batch(batch)
-    tracker.declare_parameters(p for p in model.parameters() if p.requires_grad)
+    tracker.declare_parameters(in_graph(p) for p in model.parameters() if p.requires_grad)
     return tracker
 
 

@@ -25,6 +25,7 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.materialised import block_of_gradients, blocks_of_one, gradient_of
 from dpkfc.gradients.random_state import random_states
 from dpkfc.gradients.calls import Call, Calls
+from dpkfc.gradients.sharded import in_graph
 from dpkfc.gradients.shared import Meeting, SharedUses, WeightUse, pulled_back
 from dpkfc.tracking import PARAMETRIC, BatchAxis, Tracker, Unknown
 
@@ -146,7 +147,7 @@ class Tape:
 
     def _begin_tracker(self, size: int) -> None:
         self.tracker = Tracker(size, self.model.buffers())
-        self.tracker.declare_parameters(p for p in self.model.parameters() if p.requires_grad)
+        self.tracker.declare_parameters(in_graph(p) for p in self.model.parameters() if p.requires_grad)
         self._share_parameters()
         self._stack.enter_context(self.tracker.following())
 
@@ -154,7 +155,7 @@ class Tape:
         tracker = self.tracker
         if tracker is None:
             return
-        names = {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
+        names = {id(in_graph(p)): name for name, p in self.model.named_parameters() if p.requires_grad}
         self._shared = SharedUses(tracker, names)
         tracker.call = self._shared.call
         self._stack.callback(lambda: setattr(tracker, "call", None))
@@ -343,7 +344,8 @@ class Tape:
         for record in self._records:
             if any(x._version != version for x, version in record.versions):
                 return Unknown(record.layers[0].display_name, "its input was changed in place after it had read it")
-        covered = {id(layer.tensor_of(r.module, role)) for r in self._records for layer in r.layers for role in layer.parameters}
+        used = [(r.module, layer, role) for r in self._records for layer in r.layers for role in layer.parameters]
+        covered = {id(in_graph(layer.tensor_of(module, role))) for module, layer, role in used}
         read = self.tracker.read if self.tracker is not None else set[int]()
         if self._shared is not None and self._shared.meetings and covered & read:
             return Unknown("parameter", "a parameter is used by its layer and outside of it")
@@ -432,7 +434,8 @@ class Tape:
             return
         size = self.tracker.size
         public = [record for record in records if record.is_public and record.edges and record.edges[0] is not None]
-        named = {id(p): (name, p) for name, p in self.model.named_parameters() if p.requires_grad}
+        parameters = [(name, in_graph(p)) for name, p in self.model.named_parameters() if p.requires_grad]
+        named = {id(p): (name, p) for name, p in parameters}
         direct = [named[key] for key in self.tracker.read if key in named]
         edges = [edge for record in public if (edge := record.edges[0]) is not None]
         targets: list[Any] = [*edges, *(p for _, p in direct)]

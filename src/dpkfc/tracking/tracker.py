@@ -357,7 +357,7 @@ class _Functions(TorchFunctionMode):
         if name in _LEAVES_TORCH and not tracker._permitted:
             if any(_is_private(tracker.state(x)) for x in tensors_in(args)) and not _is_harmless():
                 tracker.fail(f"Tensor.{name}", "values that depend on the examples leave torch")
-        if name == "register_hook" and _is_private(tracker.state(args[0])):
+        if name == "register_hook" and _is_private(tracker.state(args[0])) and not _only_gathers(args[1]):
             tracker.fail("Tensor.register_hook", "a hook may change the gradients of the examples")
         if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
             return _permitted(tracker, func, args, kwargs)
@@ -382,6 +382,11 @@ def _permitted(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _number_of_classes(args: Any, kwargs: Any) -> int:
     return int(args[1] if len(args) > 1 else kwargs.get("num_classes", -1))
+
+
+def _only_gathers(hook: Any) -> bool:
+    """Return whether a hook is one of FSDP2, which gathers parameters for the backward pass and returns the gradient as it is."""
+    return str(hook.__module__).startswith("torch.distributed.fsdp.")
 
 
 def _is_private(state: State | None) -> bool:
