@@ -94,16 +94,13 @@ def check_on_public_rows(
     check = _Check(model, layers, loss_fn, augment, device_of(layers), most)
     with torch.enable_grad(), kept_numbers(), checked_state(model) as before:
         begin_at(1)
-        rows, reason = check.usable(attempts)
-        if rows is None:
-            return Verdict(unchecked=reason)
         try:
-            return check.run(rows, before, expected, strict)
+            return check.verdict(attempts, before, expected, strict)
         except Exception as error:
             if not is_out_of_memory(error) or most <= 4:
                 raise
             smaller = _Check(model, layers, loss_fn, augment, check.device, 4)
-            return smaller.run(rows, before, expected, strict)
+            return smaller.verdict(attempts, before, expected, strict)
 
 
 @dataclass(frozen=True)
@@ -126,6 +123,9 @@ class _Check:
             try:
                 rows = make(self.most)
                 self.losses(rows.batch(range(2)), 2)
+                most = min(self.most, len(rows))
+                with torch.no_grad():  # a number in any row may lie outside a table
+                    self.losses(rows.batch(range(most)), most)
             except ValueError as error:
                 if "loss_fn must return" in str(error) or "loss_fn returned" in str(error):
                     raise
@@ -180,6 +180,13 @@ class _Check:
         return tape.failure(losses), tape, losses
 
     # -- the verdict ----------------------------------------------------------------------------------------------------------------
+
+    def verdict(
+        self, attempts: Sequence[Callable[[int], PublicRows]], before: Any, expected: int, strict: bool
+    ) -> Verdict:
+        """Return the verdict, without a check where the loss takes no public rows."""
+        rows, reason = self.usable(attempts)
+        return Verdict(unchecked=reason) if rows is None else self.run(rows, before, expected, strict)
 
     def run(self, rows: PublicRows, before: Any, expected: int, strict: bool) -> Verdict:
         """Return the verdict on rows that the loss takes."""
