@@ -82,9 +82,9 @@ def _mixed_at_random(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 FAULTS = {
-    "mixed at random": (RUNS["SGD with momentum"], _mixed_at_random, "differs from that of the example alone"),
-    "mixed": (RUNS["SGD with momentum"], _mixed, "do not add up to the gradient of their losses"),
-    "used elsewhere": (RUNS["tied"], _used_elsewhere, "the per-example gradient of 'words.weight' differs"),
+    "mixed at random": (RUNS["SGD with momentum"], _mixed_at_random, "aten.index.Tensor mixes examples"),
+    "mixed": (RUNS["SGD with momentum"], _mixed, "aten.add.Tensor mixes examples"),
+    "used elsewhere": (RUNS["tied"], _used_elsewhere, "a parameter is used by its layer and outside of it; a model divided"),
 }
 
 
@@ -112,7 +112,7 @@ class _Masked(Dataset[Any]):
 
 
 def _masked_loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Most examples have no gradient, so that most looks show nothing."""
+    """Most examples have no gradient."""
     return loss_fn(model, batch[:2]) * batch[2]
 
 

@@ -79,8 +79,19 @@ def summed(
     model: nn.Module, batch: tuple[Tensor, ...], points: Sequence[At], clip: float, metric: Metric, parts: Sequence[Part]
 ) -> tuple[dict[str, Tensor], Tensor]:
     micro = [(tuple(x[torch.from_numpy(part.records)] for x in batch), part) for part in parts]
+
+    def one_record(index: int) -> tuple[Tensor, ...]:
+        return tuple(x[index : index + 1] for x in batch)
+
     return clipped_sum(
-        model, find_layers(model), metric, Clip(clip), loss_fn=loss_fn, micro_batches=micro, points=points
+        model,
+        find_layers(model),
+        metric,
+        Clip(clip),
+        loss_fn=loss_fn,
+        micro_batches=micro,
+        one_record=one_record,
+        points=points,
     )
 
 

@@ -12,7 +12,7 @@ from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.tape import Tape
+from dpkfc.gradients.tape import Tape, check_losses
 
 __all__ = ["capture"]
 
@@ -50,6 +50,9 @@ def capture(
     tape = Tape(model, chosen, batch_size, lenient=True)
     with tape:
         losses = loss(model)
+    check_losses(losses)
+    if tape.size is not None and tape.size % max(1, len(losses)):  # a loss may stand for several rows, never for a part of one
+        check_losses(losses, tape.size)
     calls: Calls = tape.backward(losses) if differentiated else tape.inputs()
     return _Contributions(layers, calls, losses.shape[0])
 

@@ -106,6 +106,11 @@ class Tape:
         self._calls: list[tuple[nn.Module, _OpenCall]] = []
         self._stack = ExitStack()
 
+    @property
+    def size(self) -> int | None:
+        """Return the examples N of the pass, None before it has begun."""
+        return self._size
+
     # -- recording --------------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Tape:
