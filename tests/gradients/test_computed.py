@@ -147,51 +147,12 @@ def test_one_pull_serves_both_uses_and_curvature_sees_single_examples() -> None:
     assert all(torch.equal(seen.grads[role], g) for role, g in expected.grads.items())
 
 
-def test_a_parametrization_that_cannot_be_vectorised_is_looped() -> None:
-    class Stubborn(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return _Square.apply(x)
-
-    model = Twice(parametrize.register_parametrization(nn.Linear(6, 4), "weight", Stubborn()), 1)
-    model(torch.randn(X))
-    model, batch = model.double(), (torch.randn(X, dtype=torch.float64), torch.randint(0, 3, X[:1]))
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, X[0]))
-
-
-class _Square(torch.autograd.Function):
-    """Has no batching rule."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:  # noqa: ANN001
-        ctx.save_for_backward(inputs[0])
-
-    @staticmethod
-    def backward(ctx, g: Tensor) -> Tensor:  # noqa: ANN001
-        (x,) = ctx.saved_tensors
-        if float(g.sum()) == 1e9:  # reads a value, which vmap cannot
-            raise AssertionError
-        return 2 * g * x
-
-
 def test_random_weights_are_refused_by_name() -> None:
     model = Twice(parametrize.register_parametrization(nn.Linear(6, 4), "weight", nn.Dropout(0.5)), 1)
     model(torch.randn(X))
     batch = (torch.randn(X), torch.randint(0, 3, X[:1]))
     with pytest.raises(ValueError, match=r"parametrization of 'weight' of a ParametrizedLinear.*draws random numbers"):
         capture(model, find_layers(model), lambda model: loss_fn(model, batch))["inner"]
-
-
-def test_a_parametrization_shared_by_two_layers_is_refused() -> None:
-    shared = Exponential()
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    for layer in model:
-        parametrize.register_parametrization(layer, "weight", shared)
-    with pytest.raises(ValueError, match="shares a parameter"):
-        find_layers(model)
 
 
 def test_standardised_filters() -> None:

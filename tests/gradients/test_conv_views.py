@@ -13,7 +13,9 @@ from dpkfc.gradients.conv import ConvBlock, conv_block, interleaved
 from dpkfc.gradients.groups import Groups, grouped
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.norms import per_example_norms
-from dpkfc.gradients.rules import Call, blocks_of
+from dpkfc.gradients.calls import Call
+from dpkfc.gradients.rules import blocks_of
+from dpkfc.tracking import BatchAxis
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.metric import Dense, Kronecker
 
@@ -108,7 +110,7 @@ def test_norms_of_views_in_a_metric(name: str, method: str) -> None:
 def test_two_calls_are_views_of_one_block(name: str) -> None:
     module, pairs = _calls(name, N * 2, times=2)
     blocks = [conv_block(module, x, b) for x, b in pairs]
-    joined = blocks_of(_layer(module), [Call(module, (x,), {}, [b]) for x, b in pairs], N * 2)
+    joined = blocks_of(_layer(module), [_call(module, x, b) for x, b in pairs], N * 2)
     assert isinstance(joined, ConvBlock) and joined.views == 2
     expected = blocks[0].per_example() + blocks[1].per_example()
     torch.testing.assert_close(joined.per_example(), expected, rtol=1e-11, atol=1e-12)
@@ -123,10 +125,14 @@ def test_calls_of_other_shapes_become_patches() -> None:
     module, [(x, b)] = _calls("plain", N)
     small, less = x[..., :5, :5], b[..., :5, :5]
     assert interleaved([conv_block(module, x, b), conv_block(module, small, less)]) is None
-    joined = blocks_of(_layer(module), [Call(module, (x,), {}, [b]), Call(module, (small,), {}, [less])], N)
+    joined = blocks_of(_layer(module), [_call(module, x, b), _call(module, small, less)], N)
     expected = conv_block(module, x, b).per_example() + conv_block(module, small, less).per_example()
     torch.testing.assert_close(joined.explicit().per_example(), expected, rtol=1e-11, atol=1e-12)
     assert interleaved([conv_block(module, x, b), replace(conv_block(module, x, b), stride=(2, 2))]) is None
+
+
+def _call(module: nn.Module, x: torch.Tensor, b: torch.Tensor) -> Call:
+    return Call(module, (x,), {}, [b], [BatchAxis(0)], [BatchAxis(0)])
 
 
 def _layer(module: nn.Module) -> Layer:

@@ -111,7 +111,7 @@ def test_frozen_weights_may_be_other_objects_with_the_same_values() -> None:
         train(s)
         assert torch.equal(s.model[0].gain, torch.ones(4, dtype=torch.float64))
     with session(Loaded(2.0)) as s:
-        with pytest.raises(ValueError, match="'0.gain'|example alone"):
+        with pytest.raises(ValueError, match="'0.gain'|mixes examples|autograd"):
             train(s)
         assert s.ledger.count == 0 and torch.equal(s.model[0].gain, torch.ones(4, dtype=torch.float64))
 
@@ -261,7 +261,7 @@ MEMORIES = [initialised, running, in_place, previous, as_number, as_array, first
 def test_a_memory_of_examples_is_refused_by_module_and_attribute(work: Callable[[Any, Tensor], Tensor]) -> None:
     with session(Keeps(work)) as s:
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"keeps 'state' of the module '0' \(Keeps\)|example alone"):
+            with pytest.raises(ValueError, match=r"keeps 'state' of the module '0' \(Keeps\)|mixes examples|in a batch of"):
                 train(s)
             assert s.model[0].state is None
         assert s.ledger.count == 0
@@ -406,7 +406,7 @@ def test_a_running_maximum_that_no_example_has_moved_is_refused() -> None:
     plan = PrivacyConfig(expected_batch_size=12, steps=2).with_noise(1.0, 1e-3, N)
     with Session(plan, model, torch.optim.SGD(model.parameters(), 0.01), (x, y)) as s:
         s._draw = lambda: (np.arange(1, N) if s.steps_done == 0 else np.arange(N), None)
-        with pytest.raises(ValueError, match="the losses of other examples changed when the numbers"):
+        with pytest.raises(ValueError, match="mixes examples"):
             train(s)
         assert s.ledger.count == 0 and float(model[0].amax) == 1.0
 

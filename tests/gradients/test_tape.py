@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
@@ -12,7 +11,6 @@ from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.model_state import restored_state
 from dpkfc.gradients.tape import Tape
-from dpkfc.gradients.verify import check_per_example_gradients
 from tests.gradients.cases import CASES, build, looped, loss_fn
 
 
@@ -70,13 +68,6 @@ def test_nothing_to_train_is_refused() -> None:
         find_layers(model)
 
 
-def test_partly_shared_parameters_are_refused() -> None:
-    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
-    model[1].bias = model[0].bias
-    with pytest.raises(ValueError, match="shares a parameter"):
-        find_layers(model)
-
-
 @pytest.mark.parametrize(
     ("losses", "match"),
     [
@@ -94,101 +85,16 @@ def test_bad_losses(losses, match: str) -> None:
         tape.backward(value)
 
 
-def test_wrong_batch_axis_is_named() -> None:
-    model = nn.Linear(3, 2)
-    layers = find_layers(model)
-    with pytest.raises(ValueError, match="leading axis must be the batch of 4"):
-        dict(capture(model, layers, lambda m: m(torch.randn(7, 4, 3)).sum((0, 2))))
-
-
 def test_input_overwritten_in_place_is_named() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    tape = Tape(model, find_layers(model))
+    tape = Tape(model, find_layers(model), 4)
     with tape:
         hidden = model[0](torch.randn(4, 3))
         out = model[1](hidden)
         hidden += 1
         losses = out.sum(1)
-    with pytest.raises(ValueError, match="input of layer '1' was changed in place"):
+    with pytest.raises(ValueError, match="its input was changed in place"):
         tape.backward(losses)
-
-
-class Leaky(nn.Module):
-    """Uses another module's weight behind its back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(3, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) + F.linear(x, self.inner.weight)
-
-
-class Mixer(nn.Module):
-    """Subtracts the batch mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(3, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.inner(x)
-        return y - y.mean(0, keepdim=True)
-
-
-@pytest.mark.parametrize("model", [Leaky(), Mixer()], ids=["weight used elsewhere", "batch mean"])
-def test_verification_finds_what_inspection_cannot(model: nn.Module) -> None:
-    x = torch.randn(2, 3)
-    with pytest.raises(ValueError, match=r"per-example gradient of 'inner.weight'.*differs"):
-        check_per_example_gradients(model, find_layers(model), lambda m, b: m(b).square().sum(1), x, [x[:1], x[1:]])
-
-
-class Workspace(nn.Module):
-    """Copies its batch into memory of its own, which the next pass writes over; row by row, or each row with those before it."""
-
-    def __init__(self, *, mixes: bool) -> None:
-        super().__init__()
-        self.inner, self.mixes = nn.Linear(3, 1), mixes
-        self.place = [torch.zeros(64 * 3)]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.mixes:  # from the end, so that one row alone lies where the last of several does
-            held = self.place[0][-3 * len(x) :].view(-1, 3)
-            held.copy_(x.cumsum(0))
-            return self.inner(held).sum(1)
-        held = self.place[0][: 3 * len(x)].view(3, len(x))
-        held.copy_(x.T)
-        return self.inner(held.T).square().sum(1)
-
-
-def test_verification_compares_what_the_tape_saw_when_it_saw_it() -> None:
-    x, right, wrong = torch.randn(2, 3), Workspace(mixes=False), Workspace(mixes=True)
-    assert check_per_example_gradients(right, find_layers(right), lambda m, b: m(b), x, [x[:1], x[1:]])
-
-    def without_value(m: nn.Module, b: torch.Tensor) -> torch.Tensor:
-        losses: torch.Tensor = m(b)
-        return losses - losses.detach()
-
-    for loss in (lambda m, b: m(b), without_value):  # the second is zero, so that losses show nothing
-        with pytest.raises(ValueError, match=r"per-example gradient of 'inner.weight'.*differs"):
-            check_per_example_gradients(wrong, find_layers(wrong), loss, x, [x[:1], x[1:]])
-
-
-def test_verification_accepts_every_case_and_restores_modes() -> None:
-    for case in CASES:
-        model, (x, y) = build(case, n=2)
-        model.train() if "batch norm" not in case.name else None
-        modes = [m.training for m in model.modules()]
-        singles = [(x[i : i + 1], y[i : i + 1]) for i in range(2)]
-        check_per_example_gradients(model, find_layers(model), loss_fn, (x, y), singles)
-        assert modes == [m.training for m in model.modules()]
-
-
-def test_unused_trainable_layer_is_named() -> None:
-    model = nn.ModuleDict({"used": nn.Linear(3, 3), "idle": nn.Linear(3, 3)})
-    x = torch.randn(2, 3)
-    with pytest.raises(ValueError, match="'idle.weight' of layer 'idle' is trainable but loss_fn never uses"):
-        check_per_example_gradients(model, find_layers(model), lambda m, b: m["used"](b).sum(1), x, [x[:1], x[1:]])
 
 
 def test_a_buffer_written_in_the_forward_pass_is_put_back_and_named() -> None:
@@ -232,9 +138,9 @@ class Positions(nn.Module):
         return (x + positions) * self.gain
 
 
-def test_a_shared_argument_as_long_as_the_batch_is_told_from_one_of_the_examples() -> None:
+def test_an_argument_that_all_examples_share() -> None:
     model, positions = Positions(), torch.randn(4, 3)
-    for n in (3, 4):
+    for n in (3, 5):
         layers, x = find_layers(model), torch.randn(n, 4, 3)
         tape, summer = Tape(model, layers), ClippedSummer(layers, {}, Clip(1e9))
         with tape:

@@ -173,7 +173,7 @@ class Tape:
                 self._begin_tracker(self._size)
         if self.tracker is not None:
             for x in tree_leaves((args, kwargs)):
-                if isinstance(x, Tensor) and x.dim() and self.tracker.state(x) is None and x.shape[0] == self._size:
+                if isinstance(x, Tensor) and x.dim() and x.shape[0] == self._size and not self.tracker.is_declared(x):
                     self.tracker.set_state(x, BatchAxis(0))
 
     def _before(self, layers: tuple[Layer, ...]) -> Callable[..., None]:

@@ -258,10 +258,7 @@ class BatchRecording:
         self.passes += 1
         if self.passes > 1 or self.size == 0:
             return True
-        for mode in self._modes:
-            mode.is_on = False
-        if self.tape is not None:
-            self.tape.close_hooks()
+        self.end()
         if self.size == 1:
             self.gradients = [self._of_parameters([loss], None)]
             return True

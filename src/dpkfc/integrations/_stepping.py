@@ -193,9 +193,13 @@ class PrivateStep:
     def finish(self, token: object) -> None:
         """A pass over the loader has come to its end."""
         if token is self._token:
-            self._end_recording()
             self._owed.finish()
             self._tally.warn()
+
+    def leave(self, token: object) -> None:
+        """The script has left a pass over the loader: nothing that it does is followed any more."""
+        if token is self._token and self._batch_recording is not None:
+            self._batch_recording.end()
 
     # -- the model -----------------------------------------------------------------------------------------------------
 

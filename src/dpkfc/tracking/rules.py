@@ -539,7 +539,19 @@ def _embedding(operation: Operation) -> Answer:
 
 @_rule("_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(operation: Operation) -> Answer:
-    return operation.lost("bags of an embedding are not followed")
+    """Return the axis of bags of equal length, one or several an example: ids `[N, T]`, flattened by torch."""
+    weight, ids, offsets = operation.args[:3]
+    axis = operation.axis(ids)
+    weights = operation.argument("per_sample_weights")
+    plain = axis is not None and axis.pre == 1 and not operation.is_batched(weight) and not operation.is_batched(offsets)
+    if axis is None or not plain or (operation.is_batched(weights) and operation.axis(weights) != axis):
+        return operation.lost("bags of an embedding have the batch in another place")
+    bags, rest = divmod(len(offsets), operation.size)
+    length = ids.numel() // max(1, len(offsets))
+    if rest or not torch.equal(offsets, length * torch.arange(len(offsets), device=offsets.device)):
+        return operation.lost("bags of an embedding have several lengths")
+    rows = BatchAxis(0, 1, bags)
+    return [rows, axis, rows, rows][: len(operation.outputs)]
 
 
 @_rule("gather", "scatter", "scatter_add", "scatter_reduce", "take_along_dim")

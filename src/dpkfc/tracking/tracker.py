@@ -114,6 +114,10 @@ class Tracker:
         moved = _same_memory(state, base, x, self.size)
         return moved if moved is not None else Unknown("view", "a view of a tensor that the examples were written into")
 
+    def is_declared(self, x: Tensor) -> bool:
+        """Return whether a tensor is a parameter, or was seen before."""
+        return id(x) in self._parameters or id(x) in self._states
+
     def axis(self, x: Any) -> BatchAxis | None:
         """Return the batch axis of a tensor, None where it has none."""
         state = self.state(x) if isinstance(x, Tensor) else None
