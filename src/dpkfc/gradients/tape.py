@@ -29,7 +29,7 @@ from dpkfc.gradients.sharded import in_graph
 from dpkfc.gradients.shared import Meeting, SharedUses, WeightUse, pulled_back
 from dpkfc.tracking import PARAMETRIC, BatchAxis, Tracker, Unknown
 
-__all__ = ["Tape", "check_losses", "leading_size"]
+__all__ = ["Tape", "check_losses", "leading_size", "nodes_of"]
 
 _BUILTIN_NODES = ("AccumulateGrad", "CopySlices", "torch::autograd::AccumulateGrad", "torch::autograd::CopySlices")
 _SINGLE_OUTPUT = ("linear", "conv", "embedding", "tied", "norm")
@@ -568,7 +568,7 @@ def _same(states: Sequence[Tensor], device: torch.device) -> bool:
 
 def _custom_function(losses: Tensor) -> Unknown | None:
     """Return the first node of the graph whose backward pass is Python code of its own; None where there is none."""
-    for node in _nodes(losses):
+    for node in nodes_of(losses):
         name = node.name()
         if name[-1:].isdigit() and "Backward" in name or name in _BUILTIN_NODES:
             continue
@@ -578,7 +578,8 @@ def _custom_function(losses: Tensor) -> Unknown | None:
     return None
 
 
-def _nodes(losses: Tensor) -> Iterator[Any]:
+def nodes_of(losses: Tensor) -> Iterator[Any]:
+    """Yield all nodes of the graph of some losses."""
     waiting, seen = [losses.grad_fn], {losses.grad_fn}
     while waiting:
         node = waiting.pop()

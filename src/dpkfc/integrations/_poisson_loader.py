@@ -66,10 +66,6 @@ class Listener(Protocol):
         """That pass has come to its end."""
         ...
 
-    def leave(self, token: object) -> None:
-        """The script has left that pass, at its end or before."""
-        ...
-
 
 class Draws:
     """Draws the logical batches of a plan, in one sequence over all passes.
@@ -174,15 +170,12 @@ class PrivateLoader(DataLoader[Any]):
         self.draws.missing = self.listener.missing
         if not self.draws.plan.test_mode:
             self.generator.manual_seed(fresh_seed())
-        try:
-            for handed, batch in enumerate(self._fetched(super().__iter__())):
-                if self.listener.ends(handed):
-                    break
-                self.listener.draw(self.physical.announced.popleft(), token, batch)
-                yield batch
-            self.listener.finish(token)
-        finally:
-            self.listener.leave(token)
+        for handed, batch in enumerate(self._fetched(super().__iter__())):
+            if self.listener.ends(handed):
+                break
+            self.listener.draw(self.physical.announced.popleft(), token, batch)
+            yield batch
+        self.listener.finish(token)
 
     def _fetched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches; what the dataset, a collate function and the model's dropout draw for each is nobody's to know."""

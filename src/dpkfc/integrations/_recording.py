@@ -25,7 +25,7 @@ from dpkfc.gradients.calls import Calls
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.materialised import blocks_of_one
 from dpkfc.gradients.micro import batch_tracker
-from dpkfc.gradients.tape import Tape
+from dpkfc.gradients.tape import Tape, nodes_of
 from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown
 
 __all__ = ["BatchRecording", "ModelCall", "one_example"]
@@ -250,7 +250,7 @@ class BatchRecording:
 
     def _differentiate(self, loss: Tensor) -> bool:
         """Differentiate a loss for every example; return False where it does not belong to this batch."""
-        if not self.forwards or loss.grad_fn is None:
+        if not self.forwards or not self._reaches_the_model(loss):
             return False
         state = self.tracker.state(loss) if self.tracker is not None else None
         if self.tracker is not None and not isinstance(state, (Total, Unknown, BatchAxis)):
@@ -269,6 +269,11 @@ class BatchRecording:
         else:
             self._of_the_batch(scaled)
         return True
+
+    def _reaches_the_model(self, loss: Tensor) -> bool:
+        """Return whether a loss depends on a parameter of the model, and not on other models alone."""
+        own = {id(p) for p in self.model.parameters() if p.requires_grad}
+        return any(id(getattr(node, "variable", None)) in own for node in nodes_of(loss))
 
     def _factor(self, state: State | None) -> float:
         """Return the factor that makes the loss the sum of the losses of its examples.

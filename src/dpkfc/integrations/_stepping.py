@@ -124,7 +124,7 @@ class PrivateStep:
         recording = self._batch_recording
         if recording is not None:
             recording.end()
-        self._batch_recording = None
+        self._batch_recording = self._batch = None
 
     def _put_attributes_back(self) -> None:
         """Of what passes left on modules, nothing outlives the step of their batch."""
@@ -165,9 +165,9 @@ class PrivateStep:
         except RuntimeError:
             self.forget()
             raise
-        self._drawn, self._batch = drawn, batch
         self._clear()
         self._end_recording()
+        self._drawn, self._batch = drawn, batch
         self._batch_recording = BatchRecording(
             self.model, self.layers, drawn.size, batch, reduction=self._reduction, exact=self._exact
         )
@@ -193,13 +193,9 @@ class PrivateStep:
     def finish(self, token: object) -> None:
         """A pass over the loader has come to its end."""
         if token is self._token:
+            self._end_recording()
             self._owed.finish()
             self._tally.warn()
-
-    def leave(self, token: object) -> None:
-        """The script has left a pass over the loader: nothing that it does is followed any more."""
-        if token is self._token and self._batch_recording is not None:
-            self._batch_recording.end()
 
     # -- the model -----------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,8 @@ def broadcast_axis(operation: Operation, tensors: Iterable[Tensor], rank: int) -
 def pointwise(operation: Operation) -> Answer:
     """Return the axis of an elementwise operation: all batched operands must have it in one place."""
     outputs = operation.outputs
+    if not outputs:
+        return operation.lost("it returns no tensor")
     axis = broadcast_axis(operation, operation.tensors, outputs[0].dim())
     if axis is None or outputs[0].shape[axis.dim] != axis.length(operation.size):
         return operation.lost("broadcasting pairs different examples")
@@ -92,14 +94,28 @@ def pointwise(operation: Operation) -> Answer:
 
 
 for _listed in (
-    "_to_copy copy contiguous detach alias lift_fresh bernoulli native_dropout dropout prelu _prelu_kernel where isin "
-    "fill fill_diagonal masked_fill relu hardtanh elu leaky_relu rrelu_with_noise logical_not bitwise_not "
+    "_to_copy copy contiguous detach alias lift_fresh bernoulli native_dropout dropout _prelu_kernel where "
+    "fill masked_fill relu hardtanh elu leaky_relu rrelu_with_noise logical_not bitwise_not "
     "binary_cross_entropy_backward real imag conj _conj resolve_conj resolve_neg clamp gelu hardswish hardsigmoid_backward "
     "hardswish_backward log_sigmoid_forward log_sigmoid_backward elu_backward leaky_relu_backward hardtanh_backward "
-    "softplus_backward mish_backward polar complex glu_jvp requires_grad normal uniform random exponential zero "
-    "_cast_Float _cast_Double nan_to_num special_multigammaln view_as_complex_copy isclose"
+    "softplus_backward mish_backward polar complex requires_grad normal uniform random exponential zero "
+    "_cast_Float _cast_Double nan_to_num special_multigammaln isclose"
 ).split():
     RULES[_listed] = pointwise
+
+
+@_rule("prelu")
+def _prelu(operation: Operation) -> Answer:
+    """Return the axis of a prelu, whose weights belong to dimension 1."""
+    x, weight = operation.args[:2]
+    return operation.lost("the weights depend on the examples") if operation.is_batched(weight) else operation.axis(x)
+
+
+@_rule("isin")
+def _isin(operation: Operation) -> Answer:
+    if operation.is_batched(operation.args[1]):
+        return operation.lost("every entry is compared with the entries of all examples")
+    return operation.axis(operation.args[0])
 
 
 @_rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
@@ -295,7 +311,7 @@ def _as_strided(operation: Operation) -> Answer:
     return operation.axis(x) if same else operation.lost("a strided view is not followed")
 
 
-@_rule("view_as_real", "view_as_complex", "diag_embed")
+@_rule("view_as_real", "view_as_complex", "view_as_complex_copy")
 def _keep_leading(operation: Operation) -> Answer:
     """Return the axis of an operation that adds or removes trailing dimensions."""
     axis = operation.axis(operation.args[0])
@@ -320,13 +336,35 @@ def _dims(operation: Operation, rank: int) -> set[int]:
 
 
 @_rule("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "sort", "argsort", "topk")
-@_rule("cummax", "cummin", "logcumsumexp", "flip", "_fft_r2c", "_fft_c2r", "_fft_c2c", "renorm", "msort")
+@_rule("cummax", "cummin", "logcumsumexp", "flip", "_fft_r2c", "_fft_c2r", "_fft_c2c", "msort")
 def _along(operation: Operation) -> Answer:
     """Return the axis of an operation that keeps the rank and works along other dimensions."""
     x = operation.args[0]
     axis = operation.axis(x)
     if axis is not None and axis.dim in _dims(operation, x.dim()):
         return operation.lost("it works along the batch axis")
+    return axis
+
+
+@_rule("diag_embed")
+def _diag_embed(operation: Operation) -> Answer:
+    """Return the axis of vectors that become diagonals of matrices in two new places."""
+    x, rank = operation.args[0], operation.outputs[0].dim()
+    axis = operation.axis(x)
+    if axis is None or axis.dim == x.dim() - 1:
+        return operation.lost("the batch axis becomes a diagonal")
+    pair = {operation.argument(name) % rank for name in ("dim1", "dim2")}
+    kept = [d for d in range(rank) if d not in pair]
+    return BatchAxis(kept[axis.dim], axis.pre, axis.post)
+
+
+@_rule("renorm")
+def _renorm(operation: Operation) -> Answer:
+    """Return the axis of a bound on the norm of each entry along a dimension, which must be that of the examples."""
+    x = operation.args[0]
+    axis = operation.axis(x)
+    if axis is None or axis.dim != operation.argument("dim") % x.dim():
+        return operation.lost("norms run over the batch axis")
     return axis
 
 
@@ -386,23 +424,33 @@ def _product(operation: Operation) -> Answer:
     a, b = operation.args[first], operation.args[first + 1]
     one, other, rank = operation.axis(a), operation.axis(b), operation.outputs[0].dim()
     found: list[BatchAxis] = []
+    if any(operation.is_batched(x) for x in operation.tensors if not any(x is y for y in operation.args[: first + 2])):
+        return operation.lost("a scale, a bias or an output depends on the examples")
     if one is not None:
         if one.dim == a.dim() - 1:
             return operation.lost("a product sums over the batch axis")
-        found.append(one)
+        found.append(one.shifted(max(0, b.dim() - a.dim())) if name == "matmul" and a.dim() > 1 else one)
     if other is not None:
         summed = max(0, b.dim() - 2)
         if b.dim() <= 2 and name in ("mm", "addmm"):
             summed = 0
         if other.dim == summed or name == "linear":
             return operation.lost("a product sums over the batch axis")
-        found.append(other)
+        found.append(_right_of_product(other, a, b, rank))
     if first:
         added = operation.axis(operation.args[0])
         found += [added.shifted(rank - operation.args[0].dim())] if added is not None else []
     if any(axis != found[0] for axis in found):
         return operation.lost("a product pairs different examples")
     return found[0]
+
+
+def _right_of_product(axis: BatchAxis, a: Tensor, b: Tensor, rank: int) -> BatchAxis:
+    """Return where an axis of the second factor lies in a product of this rank."""
+    from_the_end = b.dim() - axis.dim
+    if a.dim() == 1 and from_the_end > 2:
+        from_the_end -= 1  # a vector on the left leaves no row
+    return BatchAxis(rank - from_the_end, axis.pre, axis.post)
 
 
 @_rule("_cdist_forward", "cdist")
@@ -432,13 +480,22 @@ def _trilinear(operation: Operation) -> Answer:
     return one
 
 
-@_rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "slow_conv2d_forward", "conv_tbc")
+@_rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "slow_conv2d_forward")
 @_rule("_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d", "thnn_conv2d")
 def _convolution(operation: Operation) -> Answer:
     x, weight = operation.args[:2]
     axis = operation.axis(x)
-    if axis is None or axis.dim != 0 or operation.is_batched(weight):
+    if axis is None or axis.dim != 0 or operation.is_batched(weight) or operation.is_batched(operation.args[2]):
         return operation.lost("a convolution has the batch in another place than dimension 0 of its input")
+    return axis
+
+
+@_rule("conv_tbc")
+def _conv_tbc(operation: Operation) -> Answer:
+    """Return the axis of a convolution over `[T, N, C]`."""
+    axis = operation.axis(operation.args[0])
+    if axis is None or axis.dim != 1 or any(operation.is_batched(x) for x in operation.args[1:3]):
+        return operation.lost("the batch is not dimension 1 of the input")
     return axis
 
 
@@ -467,12 +524,27 @@ for _name_, _count in {
     "_upsample_nearest_exact2d": 2, "_upsample_nearest_exact3d": 3, "upsample_linear1d": 1, "upsample_bilinear2d": 2,
     "upsample_bicubic2d": 2, "upsample_trilinear3d": 3, "_upsample_bilinear2d_aa": 2, "_upsample_bicubic2d_aa": 2,
     "reflection_pad1d": 1, "reflection_pad2d": 2, "reflection_pad3d": 3, "replication_pad1d": 1, "replication_pad2d": 2,
-    "replication_pad3d": 3, "pixel_shuffle": 3, "pixel_unshuffle": 3, "channel_shuffle": 3, "im2col": 3, "col2im": 2,
+    "replication_pad3d": 3, "pixel_shuffle": 3, "pixel_unshuffle": 3, "im2col": 3, "col2im": 2,
     "tril": 2, "triu": 2, "grid_sampler_2d": 3, "grid_sampler_3d": 4, "affine_grid_generator": 2, "linalg_inv_ex": 2,
     "linalg_cholesky_ex": 2, "linalg_qr": 2, "_linalg_svd": 2, "_linalg_eigh": 2, "linalg_matrix_exp": 2, "_linalg_det": 2,
-    "_linalg_slogdet": 2, "native_channel_shuffle": 3, "linalg_cross": 1, "trace": 2, "mkldnn_max_pool2d": 2,
+    "_linalg_slogdet": 2, "mkldnn_max_pool2d": 2,
 }.items():  # fmt: skip
     RULES[_name_] = _trailing(_count)
+
+
+@_rule("channel_shuffle", "native_channel_shuffle")
+def _channel_shuffle(operation: Operation) -> Answer:
+    axis = operation.axis(operation.args[0])
+    return axis if axis is not None and axis.dim == 0 else operation.lost("channels are examples")
+
+
+@_rule("linalg_cross")
+def _cross(operation: Operation) -> Answer:
+    x = operation.outputs[0]
+    axis = broadcast_axis(operation, operation.args[:2], x.dim())
+    if axis is None or axis.dim == operation.argument("dim") % x.dim():
+        return operation.lost("a cross product works along the batch axis")
+    return axis
 
 
 @_rule("constant_pad_nd")
@@ -498,15 +570,22 @@ def _glu(operation: Operation) -> Answer:
 def _layer_norm(operation: Operation) -> Answer:
     x = operation.args[0]
     axis = operation.axis(x)
-    if axis is None or axis.dim >= x.dim() - len(operation.args[1]):
+    if axis is None or axis.dim >= x.dim() - len(operation.args[1]) or _has_batched_weights(operation):
         return operation.lost("it normalises over the batch axis")
     return axis
+
+
+def _has_batched_weights(operation: Operation) -> bool:
+    """Return whether an operand beside the first one depends on the examples."""
+    return any(operation.is_batched(x) for x in operation.tensors if x is not operation.args[0])
 
 
 @_rule("native_group_norm", "group_norm")
 def _group_norm(operation: Operation) -> Answer:
     axis = operation.axis(operation.args[0])
-    return axis if axis is not None and axis.dim == 0 else operation.lost("the batch is not dimension 0 of a group norm")
+    if axis is None or axis.dim != 0 or _has_batched_weights(operation):
+        return operation.lost("the batch is not dimension 0 of a group norm")
+    return axis
 
 
 @_rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
@@ -515,8 +594,8 @@ def _batch_norm(operation: Operation) -> Answer:
     """Return the axis of a batch norm: with frozen statistics, or as instance norm uses it, channels of one example each."""
     x = operation.args[0]
     axis = operation.axis(x)
-    training = operation.argument("training") if operation.has_argument("training") else False
-    if axis is None:
+    training = operation.argument("training") if operation.has_argument("training") else "with_update" in _name(operation)
+    if axis is None or _has_batched_weights(operation):
         return operation.lost("a batched operand in an unusual place")
     if not training:
         return [axis, None, None, None][: len(operation.outputs)] if axis.dim != 1 else operation.lost("channels are examples")
@@ -760,10 +839,13 @@ def _nll_loss(operation: Operation) -> Answer:
     placed = axis if axis.dim < classes else axis.shifted(-1)
     if own is not None and own != placed:
         return operation.lost("the loss pairs different examples")
+    divisor = operation.lost("the divisor of the loss counts the labels of all examples")
+    if operation.is_batched(weight):
+        return operation.lost("class weights depend on the examples")
     if reduction == 0:
         return [placed, None]
     if reduction == 2:
-        return [Total(), None]
+        return [Total(), divisor]
     if weight is not None:
         return operation.lost("a mean with class weights divides by a sum over the labels of the batch")
     return operation.lost(f"a mean with ignore_index={ignored} divides by a count of the labels of the batch")
@@ -826,6 +908,10 @@ def _scale_total(operation: Operation) -> Answer:
     if isinstance(factor, Tensor) and operation.state(factor) is not None:
         return operation.lost("a sum over the examples is multiplied with private or trained numbers")
     assert isinstance(total, Total)
+    if isinstance(factor, Tensor) and factor.numel() != 1:
+        return operation.lost("a sum over the examples is spread again")
+    if operation.has_argument("rounding_mode") and operation.argument("rounding_mode") is not None:
+        return operation.lost("a sum over the examples is rounded")
     number = float(factor)
     if _name(operation) != "mul":
         if not total.is_mean and number >= operation.size and number % operation.size == 0:

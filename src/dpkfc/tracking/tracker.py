@@ -27,8 +27,15 @@ __all__ = ["Tracker", "UnknownOperation"]
 
 _BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
 _READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item", "allclose"})
-_LEAVES_TORCH = frozenset({"numpy", "tolist", "__array__", "__dlpack__", "untyped_storage", "storage", "data_ptr", "__reduce_ex__"})
-_CREATES = frozenset({"tensor", "as_tensor", "from_numpy", "asarray", "frombuffer", "from_dlpack"})
+_LEAVES_TORCH = frozenset(
+    {
+        *("numpy", "tolist", "__array__", "__dlpack__", "untyped_storage", "storage", "data_ptr"),
+        *("__reduce_ex__", "__deepcopy__", "apply_", "map_", "map2_", "_typed_storage"),
+    }
+)
+_CREATES = frozenset({"tensor", "as_tensor", "from_numpy", "asarray", "frombuffer", "from_dlpack", "new_tensor"})
+_TAKES_LISTS = frozenset({"__getitem__", "__setitem__", "new"})
+_MEETS_RUNNING_STATISTICS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 # Functions whose branches on values only choose between forms with equal results, or only check values.
 _HARMLESS_READS = frozenset(
     {
@@ -75,12 +82,13 @@ class Tracker:
         self._parameters: set[int] = set()
         self._states: dict[int, State] = {}
         self._references: dict[int, _Reference] = {}
-        self._persistent = {id(x) for x in persistent}
+        self._persistent = {_memory(x) for x in persistent}
         self._covered: set[int] = set()
         self._interiors: list[list[int]] = []
         self._rewritten: dict[int, Unknown] = {}
-        self._aliases: set[int] = set()
+        self._aliases: dict[int, int] = {}
         self._paused = 0
+        self._calls = 0
         self._permitted = 0
         self._rules: dict[Any, tuple[Rule | None, Rule | None]] = {}
 
@@ -89,7 +97,7 @@ class Tracker:
     def state(self, x: Tensor) -> State | None:
         """Return what is known of a tensor, None where it depends on no example and no trainable parameter."""
         key = id(x)
-        if key in self._states:
+        if key in self._states and not self._shows_base(x):
             state = self._states[key]
             if self._rewritten and x._is_view() and id(x._base) in self._rewritten:
                 return self._rewritten[id(x._base)]
@@ -105,6 +113,10 @@ class Tracker:
         if type(x) is not Tensor and not isinstance(x, torch.nn.Parameter):
             return Unknown(type(x).__name__, "tensors of this type are not followed")
         return None
+
+    def _shows_base(self, x: Tensor) -> bool:
+        """Return whether a tensor is a view, noted as public, of a tensor that may have been written since."""
+        return type(self._states[id(x)]) is Public and x._is_view() and id(x._base) in self._states
 
     def _of_view(self, x: Tensor, base: Tensor) -> State | None:
         """Return the state of a view whose base was written after it was made."""
@@ -132,6 +144,11 @@ class Tracker:
         self._states[key] = state
         if self._interiors:
             self._interiors[-1].append(key)
+        self._remember(x)
+
+    def _remember(self, x: Tensor) -> None:
+        """Forget what is noted of a tensor as soon as it is freed."""
+        key = id(x)
         if key not in self._references:
             reference = _Reference(x, self._forget)
             reference.key = key
@@ -141,7 +158,12 @@ class Tracker:
         self._states.pop(reference.key, None)
         self._references.pop(reference.key, None)
         self._rewritten.pop(reference.key, None)
-        self._aliases.discard(reference.key)
+        self._aliases.pop(reference.key, None)
+
+    def _note_alias(self, x: Tensor) -> None:
+        """Note a tensor that shares memory with another one, of which it is no view."""
+        self._remember(x)
+        self._aliases[id(x)] = _memory(x)
 
     def declare_batch(self, batch: Any) -> None:
         """Declare that every tensor of a batch has its examples in front; one that has not is unknown.
@@ -216,6 +238,11 @@ class Tracker:
         """Take note of one ATen operation that was made."""
         if self._paused:
             return
+        if function is torch.ops.aten.detach.default:
+            self._note_alias(output)
+        if function is torch.ops.aten.lift_fresh.default and not self._calls:
+            self.set_state(output, Unknown(str(function), "a tensor was made of values where no function of torch was called"))
+            return
         states = self._states
         kinds = 0
         unknown = None
@@ -255,6 +282,8 @@ class Tracker:
             )
         else:
             answer = self._apply(function, args, kwargs, output, bool(kinds & _TOTAL))
+        if torch.Tag.dynamic_output_shape in function.tags and self._has_private_shape(function, args, answer):
+            self.fail(str(function), "the shape of a tensor depends on the examples")
         if not outputs:
             self._without_output(function, args, answer)
             return
@@ -265,6 +294,34 @@ class Tracker:
                 self._write(function, x, state)
             elif state is not None:
                 self.set_state(x, state)
+        if not isinstance(answer, (Parametric, Public)):
+            self._write_into_operands(function, args, kwargs, outputs)
+
+    def _has_private_shape(self, function: Any, args: Any, answer: Any) -> bool:
+        """Return whether the values of the examples decide how many entries an operation returns."""
+        if isinstance(answer, (Parametric, Public)):
+            return False
+        if rule_name(function) != "index":
+            return True
+        masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
+        return any(_is_private(self.state(x)) for x in masks)
+
+    def _write_into_operands(self, function: Any, args: Any, kwargs: Any, outputs: Sequence[Tensor]) -> None:
+        """Take note of operands that an operation writes into without returning them."""
+        name = rule_name(function)
+        writes_statistics = name in _MEETS_RUNNING_STATISTICS
+        if not (writes_statistics or function._schema.is_mutable):
+            return
+        returned = {id(x) for x in outputs}
+        operation = Operation(function, args, kwargs, outputs, self.size, self.state)
+        for argument in function._schema.arguments:
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if writes_statistics and argument.name in ("running_mean", "running_var"):
+                is_written = bool(operation.argument("training"))
+            if is_written:
+                for x in tensors_in((operation.argument(argument.name),)):
+                    if id(x) not in returned:
+                        self._write(function, x, Unknown(str(function), "it writes into its operands"))
 
     def _apply(self, function: Any, args: Any, kwargs: Any, output: Any, has_total: bool) -> Any:
         if function not in self._rules:
@@ -278,7 +335,10 @@ class Tracker:
         chosen = total_rule if has_total else rule
         if chosen is None:
             return operation.lost("a sum over the examples is used here" if has_total else "no batch rule is registered for it")
-        return chosen(operation)
+        try:
+            return chosen(operation)
+        except Exception as error:  # a run must not stop where a rule meets operands that it does not expect
+            return operation.lost(f"its batch rule failed: {error!r:.60}")
 
     def _without_output(self, function: Any, args: Any, answer: Any) -> None:
         """Take note of an operation that returns no tensor: it reads values, or writes into its operands."""
@@ -288,17 +348,19 @@ class Tracker:
             if has_batch and name in _READS and not self._permitted and not _is_harmless():
                 self.fail(str(function), "the program reads a value that depends on the examples")
             return
-        for argument, x in zip(function._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for y in tensors_in((x,)):
-                    self._write(function, y, Unknown(str(function), "it writes into its operands"))
+        self._write_into_operands(function, args, {}, [])
 
     def _write(self, function: Any, x: Tensor, state: State | None) -> None:
         """Set the state of a tensor that was written into, and of the tensor that it is a view of."""
-        if id(x) in self._persistent or (x._is_view() and id(x._base) in self._persistent):
-            if state is not None and not isinstance(state, (Parametric, Public)):
-                self.fail(str(function), "the examples are written into a tensor that outlives the pass")
-                state = Unknown(str(function), "the examples were written into a tensor that outlives the pass")
+        is_private = state is not None and not isinstance(state, (Parametric, Public))
+        memory = _memory(x)
+        if is_private and memory in self._persistent:
+            self.fail(str(function), "the examples are written into a tensor that outlives the pass")
+            state = Unknown(str(function), "the examples were written into a tensor that outlives the pass")
+        if is_private and memory in self._aliases.values():
+            self.fail(str(function), "the examples are written into memory that .data or .detach() shares")
+        if is_private and x.is_inference():
+            self.fail(str(function), "the examples are written in inference mode, in which views are not known")
         if state is None:
             return
         base = x._base if x._is_view() else None
@@ -316,8 +378,6 @@ class Tracker:
                 self._rewritten[id(base)] = moved  # other views of it show the same memory
         elif isinstance(state, Unknown):
             self._rewritten[id(x)] = state
-        if id(x) in self._aliases and not isinstance(state, (Parametric, Public)):
-            self.fail(str(function), "the examples are written through .data")
         self.set_state(x, state)
 
 
@@ -348,19 +408,27 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
-        kwargs = kwargs or {}
+        self._tracker._calls += 1
+        try:
+            return self._call(func, args, kwargs or {})
+        finally:
+            self._tracker._calls -= 1
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         tracker = self._tracker
         name = getattr(func, "__name__", "")
         if tracker._paused or not self.is_on:
             return func(*args, **kwargs)
-        if name in _CREATES and tracker.is_opaque:
+        if name in _CREATES and (tracker.is_opaque or _has_private_numbers(tracker, args, kwargs)):
             result = func(*args, **kwargs)
             if isinstance(result, Tensor):
-                tracker.set_state(result, Unknown(f"torch.{name}", "a tensor was made of values that are no tensors"))
+                tracker.set_state(result, Unknown(f"torch.{name}", "a tensor was made of single values"))
             return result
         if name in _LEAVES_TORCH and not tracker._permitted:
             if any(_is_private(tracker.state(x)) for x in tensors_in(args)) and not _is_harmless():
                 tracker.fail(f"Tensor.{name}", "values that depend on the examples leave torch")
+        if name in _TAKES_LISTS and _has_private_numbers(tracker, args[1] if type(args[1]) is tuple else args[1:], kwargs):
+            tracker.fail(f"Tensor.{name}", "a list of values that depend on the examples becomes a tensor")
         if name == "register_hook" and _is_private(tracker.state(args[0])) and not _only_gathers(args[1]):
             tracker.fail("Tensor.register_hook", "a hook may change the gradients of the examples")
         if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
@@ -368,11 +436,24 @@ class _Functions(TorchFunctionMode):
         if name == "__get__" and getattr(func.__self__, "__name__", "") == "data":
             result = func(*args, **kwargs)
             tracker.set_state(result, tracker.state(args[0]))
-            tracker._aliases.add(id(result))
+            tracker._note_alias(result)
             return result
+        if name == "__set__" and getattr(func.__self__, "__name__", "") == "data" and _is_private(tracker.state(args[1])):
+            tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
         if tracker.call is not None and torch.is_grad_enabled():
             return tracker.call(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _has_private_numbers(tracker: Tracker, args: Any, kwargs: Any) -> bool:
+    """Return whether tensors of the examples lie inside lists from which a tensor is made."""
+    lists = [x for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple))]
+    return any(_is_private(tracker.state(x)) for x in tensors_in(lists))
+
+
+def _memory(x: Tensor) -> int:
+    """Return a number that is the same for all tensors that share their memory."""
+    return int(x.untyped_storage()._cdata) if x.layout is torch.strided else id(x)
 
 
 def _permitted(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> Any:

@@ -1,0 +1,264 @@
+"""What a tracked pass knows of tensors that are written into, read, copied and covered."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dpkfc.tracking import BatchAxis, Total, Tracker, Unknown
+from dpkfc.tracking.axes import PARAMETRIC
+
+N, T, D = 3, 4, 2
+
+
+def test_a_write_into_a_part_makes_the_buffer_and_its_views_batched():
+    tracker, x = Tracker(N), torch.rand(N, D)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        buffer = torch.zeros(N, T, D)
+        before = buffer.transpose(0, 1)
+        buffer[:, 1] = x
+        after = buffer[:, 2:]
+    assert tracker.state(buffer) == BatchAxis(0)
+    assert tracker.state(before) == BatchAxis(1)
+    assert tracker.state(after) == BatchAxis(0)
+
+
+def test_a_view_of_a_view_sees_a_later_write_into_the_base():
+    tracker, x = Tracker(N), torch.rand(N, T, D)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        buffer = torch.zeros(N, T, D)
+        nested = buffer[:, 0][:, 1:]
+        buffer.copy_(x)
+    assert tracker.state(nested) == BatchAxis(0)
+
+
+def test_a_write_along_another_axis_makes_every_view_unknown():
+    tracker, x = Tracker(N), torch.rand(N, N)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        buffer = torch.zeros(N, N)
+        view = buffer[:, 1:]
+        buffer.copy_(x)
+        buffer.add_(x.t())
+    assert isinstance(tracker.state(buffer), Unknown)
+    assert isinstance(tracker.state(view), Unknown)
+
+
+def _copied(buffer, x):
+    buffer.copy_(x)
+
+
+def _copied_into_a_view(buffer, x):
+    buffer[:, 1:].copy_(x[:, 1:])
+
+
+def _copied_into_detached(buffer, x):
+    buffer.detach().copy_(x)
+
+
+def _copied_into_data(buffer, x):
+    buffer.data.copy_(x)
+
+
+def _stored_as_data(buffer, x):
+    buffer.data = x
+
+
+def _averaged_by_batch_norm(buffer, x):
+    F.batch_norm(x, buffer[0], buffer[1].abs() + 1, training=True)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [_copied, _copied_into_a_view, _copied_into_detached, _copied_into_data, _stored_as_data, _averaged_by_batch_norm],
+)
+def test_a_write_into_a_tensor_that_outlives_the_pass_is_a_failure(write):
+    x, buffer = torch.rand(N, T), torch.zeros(N, T)
+    tracker = Tracker(N, persistent=[buffer])
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        write(buffer, x)
+    assert tracker.failure is not None
+
+
+def test_running_statistics_of_an_instance_norm_are_a_failure():
+    mean, variance = torch.zeros(T), torch.ones(T)
+    x, tracker = torch.rand(N, T, 5), Tracker(N, persistent=[mean, variance])
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        y = F.instance_norm(x, mean, variance)
+    assert tracker.state(y) == BatchAxis(0)
+    assert tracker.failure is not None
+
+
+@pytest.mark.parametrize("share", [torch.Tensor.detach, lambda x: x.data])
+def test_a_write_into_shared_memory_is_a_failure(share):
+    tracker, x = Tracker(N), torch.rand(N, T)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        buffer = torch.zeros(N, T)
+        shared = share(buffer)
+        buffer.copy_(x)
+    assert shared is not None
+    assert tracker.failure is not None
+
+
+def test_a_write_in_inference_mode_is_a_failure():
+    tracker, x = Tracker(N), torch.rand(N, T)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following(), torch.inference_mode():
+        torch.zeros(N, T)[:, 1:].copy_(x[:, 1:])
+    assert tracker.failure is not None
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x[0, 0].item(),
+        lambda x: bool(x[0, 0] > 0),
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: float(x.sum()),
+        lambda x: torch.equal(x, x + 1),
+        lambda x: copy.deepcopy(x),
+        lambda x: x.apply_(lambda value: value),
+        lambda x: torch.zeros(N, T).map_(x, lambda _, value: value),
+        lambda x: x.untyped_storage(),
+        lambda x: x.nonzero().shape,
+        lambda x: x[x > 0.5].shape,
+        lambda x: torch.masked_select(x, x > 0.5).shape,
+        lambda x: (x * 9).long().unique().shape,
+        lambda x: torch.arange(9)[[[(x[0, 0] * 9).long()]]],
+        lambda x: torch.arange(9).__setitem__([[(x[0, 0] * 9).long()]], 1),
+    ],
+)
+def test_values_that_leave_torch_are_a_failure(read):
+    tracker, x = Tracker(N), torch.rand(N, T)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        read(x)
+    assert tracker.failure is not None
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.shape[0],
+        lambda x: len(x),
+        lambda x: x.detach(),
+        lambda x: x[:, torch.tensor([True, False, True, False])],
+        lambda x: F.one_hot((x * 4).long(), 5),
+        lambda x: x[torch.arange(N), [0, 1, 2]],
+        lambda x: torch.zeros(N, T).nonzero().shape,
+    ],
+)
+def test_shapes_and_public_values_may_be_read(read):
+    tracker, x = Tracker(N), torch.rand(N, T)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        read(x)
+    assert tracker.failure is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.tensor([x[0, 0], x[1, 0]]),
+        lambda x: torch.as_tensor([[x[0, 0]], [x[1, 0]]]),
+        lambda x: torch.Tensor([x[0, 0], 1.0]),
+        lambda x: torch.FloatTensor([x[0, 0]]),
+        lambda x: x.new_tensor([x[0, 0], 1.0]),
+    ],
+)
+def test_tensors_made_of_single_values_are_unknown(make):
+    tracker, x = Tracker(N), torch.rand(N, T)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        made = make(x)
+    assert isinstance(tracker.state(made), Unknown)
+
+
+def test_tensors_made_of_public_values_are_public():
+    tracker, x = Tracker(N), torch.rand(N, T)
+    tracker.declare_batch(x)
+    with tracker.following():
+        made = torch.tensor([1.0, 2.0])
+    assert tracker.state(made) is None
+
+
+def test_tensors_made_of_values_of_an_opaque_batch_are_unknown():
+    tracker = Tracker(N)
+    tracker.declare_batch({"x": torch.rand(N, T), "names": ["a", "b", "c"], "nothing": None})
+    with tracker.following():
+        made = torch.tensor([1.0, 2.0])
+    assert isinstance(tracker.state(made), Unknown)
+
+
+def test_a_batch_tensor_without_the_examples_in_front_is_unknown():
+    tracker, x, y = Tracker(N), torch.rand(N, T), torch.rand(N + 1)
+    tracker.declare_batch([x, y])
+    assert tracker.state(x) == BatchAxis(0)
+    assert isinstance(tracker.state(y), Unknown)
+
+
+def test_what_a_covered_layer_computes_inside_is_unknown_outside():
+    tracker, x, weight = Tracker(N), torch.rand(N, T), torch.rand(D, T, requires_grad=True)
+    tracker.set_state(x, BatchAxis(0))
+    tracker.declare_parameters([weight])
+    with tracker.following():
+        tracker.cover([weight])
+        inside = weight * 2
+        hidden = F.linear(x, inside)
+        y = hidden.relu()
+        tracker.uncover([weight], [y])
+        assert tracker.state(y) == BatchAxis(0)
+        assert isinstance(tracker.state(hidden), Unknown)
+        assert tracker.state(inside) is PARAMETRIC
+        assert isinstance(tracker.state(y * weight.sum()), Unknown)
+
+
+def test_a_parameter_outside_its_layer_makes_the_result_unknown():
+    tracker, x, weight = Tracker(N), torch.rand(N, T), torch.rand(T, requires_grad=True)
+    tracker.set_state(x, BatchAxis(0))
+    tracker.declare_parameters([weight])
+    with tracker.following():
+        y = x * weight
+        z = weight * 2
+    assert isinstance(tracker.state(y), Unknown)
+    assert tracker.state(z) is PARAMETRIC
+
+
+def test_a_paused_tracker_follows_nothing():
+    tracker, x = Tracker(N), torch.rand(N, T)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        tracker.pause()
+        y = x * 2
+        tracker.resume()
+    assert tracker.state(y) is None
+    assert tracker.state(x) == BatchAxis(0)
+
+
+def test_a_freed_tensor_leaves_no_state_behind():
+    tracker = Tracker(N)
+    tracker.set_state(torch.rand(N), BatchAxis(0))
+    with tracker.following():
+        torch.zeros(N).detach()
+    assert not tracker._states
+    assert not tracker._references
+    assert not tracker._aliases
+
+
+def test_a_loss_keeps_the_count_that_it_was_divided_by():
+    tracker, scores, target = Tracker(N), torch.rand(N, 4), torch.tensor([0, -100, 2])
+    tracker.declare_batch([scores, target])
+    with tracker.following():
+        loss = F.cross_entropy(scores, target)
+    state = tracker.state(loss)
+    assert isinstance(state, Total) and state.is_mean
+    assert [(float(count), public) for count, public in state.divisors] == [(2.0, 3.0)]
