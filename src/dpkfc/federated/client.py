@@ -45,6 +45,7 @@ from dpkfc.federated.work import LocalModel, Records, Tensors, clipped_whole
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
+from dpkfc.verification import checked_verify
 
 __all__ = ["Client"]
 
@@ -67,10 +68,11 @@ class Client:
         ledger_path: file of the client's own ledger; None keeps it in memory.
         channel: private key of the client's channels to the others, 32 bytes, for secure aggregation; None makes one. A key
             goes with one ledger: a second ledger would let it mask a second message of a round alike.
-        verify: check model and loss on public rows before the first round; no value of a record decides.
+        verify: check model and loss on public rows before the first round; no value of a record decides. "strict" refuses
+            operations without a batch rule.
 
     Raises:
-        ValueError: a number outside the plan, more records than it allows, a channel key of another length.
+        ValueError: a number outside the plan, more records than it allows, a channel key of another length; examples that mix, by name of the operation.
 
     Guarantee:
         At most `plan.releases` releases ever, each on the client's ledger before it exists. What is protected from whom is
@@ -87,8 +89,9 @@ class Client:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         ledger_path: str | os.PathLike[str] | None = None,
         channel: bytes | None = None,
-        verify: bool = True,
+        verify: bool | str = True,
     ) -> None:
+        verify = checked_verify(verify)
         if not 0 <= number < plan.config.clients:
             raise ValueError(f"client {number} is not one of the {plan.config.clients} of the plan")
         if local.plan.hash != plan.hash:
@@ -109,7 +112,7 @@ class Client:
         opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
         self.ledger: Ledger = opened(plan.hash, header, plan.releases)
         if verify:
-            local.verify(self.records)
+            local.verify(self.records, strict=verify == "strict")
         self._tried = Tried(local, self.records)
         self._control: Tensors = {}  # c_i of SCAFFOLD, λ_i of FedNew: never sent
         self._last: Tensors = {}  # ŷ_i of FedNew, and the round it was made in
