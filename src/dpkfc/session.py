@@ -42,7 +42,7 @@ from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.shared_ledger import count_along, open_shared
 from dpkfc.steps import Batch, GradientTally, StepRecord, check_dataset, step_record, warn_of_others
-from dpkfc.verification import PublicRows, check_on_public_rows, program_of, public_rows
+from dpkfc.verification import PublicRows, check_on_public_rows, checked_verify, program_of, public_rows
 
 __all__ = ["Batch", "Session", "StepRecord"]
 
@@ -120,7 +120,7 @@ class Session:
         self._chain = Chain(plan.config.postprocess, plan.config.readout)
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None
-        self._verify, self._public_records = _checked_verify(verify), public_records
+        self._verify, self._public_records = checked_verify(verify), public_records
         self._proof = Proof()
         self._checked: set[Any] = set()
         self._unchecked = ""
@@ -461,9 +461,3 @@ class Session:
 
 def _drawn_rows(record: Any, collate: Callable[[list[Any]], Any], integers: str, count: int) -> PublicRows:
     return public_rows(record, count, collate, integers)
-
-
-def _checked_verify(verify: bool | str) -> bool | str:
-    if verify not in (True, False, "strict"):
-        raise ValueError(f"verify must be True, False or 'strict', got {verify!r}")
-    return verify

@@ -18,9 +18,11 @@ from dpkfc.federated.secagg import (
     _pair_key,
     _pair_mask,
     _self_mask,
+    channel_pair_keys,
     decoded,
     encoded,
     mask,
+    mask_pairs,
     open_shares,
     pair_keys,
     reveal,
@@ -150,6 +152,32 @@ def test_no_key_that_is_known_to_server_and_colluding_clients_gives_a_pair_mask_
     assert join(shares, 2)[0].hex() not in (cohort.keys[0].mask_key, cohort.keys[0].self_seed)
 
 
+@pytest.mark.parametrize("colluding", [(), (4,), (0, 2, 4)])
+def test_without_recovery_a_server_with_colluding_clients_sees_only_the_sum_of_the_others(colluding):
+    cohort = Cohort(5, 3)
+    channels = {i: key.public for i, key in cohort.channel.items()}
+    pairs = {i: channel_pair_keys(i, cohort.channel[i], channels, SCOPE) for i in cohort.members}
+    sent = {i: mask_pairs(cohort.plain[i], i, pairs[i]) for i in cohort.members}
+    honest = [i for i in cohort.members if i not in colluding]
+    opened = {i: minus(sent[i], *[_pair_mask(pairs[j][i], i, j, SIZES) for j in colluding]) for i in honest}
+    for size in range(1, len(honest)):
+        for chosen in itertools.combinations(honest, size):
+            assert mean_size(total([opened[i] for i in chosen])) > FEW_STEPS
+    expected = total(cohort.plain[i] for i in honest)
+    assert all(torch.equal(x, expected[name]) for name, x in total(opened.values()).items())
+
+
+def test_without_recovery_pair_masks_of_two_rounds_plans_or_cohorts_differ():
+    channel = {i: PrivateKey(new_key()) for i in range(4)}
+    public = {i: key.public for i, key in channel.items()}
+    cohorts = (public, {i: public[i] for i in (0, 1, 2)}, {i: public[i] for i in (0, 1, 3)})
+    scopes = (SCOPE, round_scope(CONTRACT, 4), round_scope("d" * 64, 3))
+    keys = {channel_pair_keys(0, channel[0], some, scope)[1] for some in cohorts for scope in scopes}
+    assert len(keys) == len(cohorts) * len(scopes)
+    assert channel_pair_keys(1, channel[1], public, SCOPE)[0] in keys
+    assert channel[0].agree(public[1], f"pair mask: clients 0 and 1 in {SCOPE}") not in keys
+
+
 def test_a_late_message_stays_masked_when_all_its_pair_masks_are_known():
     cohort, late = Cohort(5, 3), 4
     sums = {i: x for i, x in cohort.sent.items() if i != late}
@@ -253,6 +281,53 @@ def test_keys_are_new_in_every_round_and_forgotten_with_the_message():
     assert len(seen) == 2 * 3 * CLIENTS
 
 
+def test_a_round_without_recovery_gives_the_same_step_in_one_exchange():
+    moved = []
+    for recovers in (True, False):
+        server, clients = world(plan_of(privacy=SecureAggregation(), rounds=2))
+        for _ in range(2):
+            sent = open_round(server, clients) if recovers else server.open_round()
+            for number, message in sent.items():
+                answer = clients[number].answer(message)
+                assert server.receive(answer)
+                assert mean_size(group(answer, "sum")) > 2.0**60
+                assert clients[number].answer(message)["reason"] == "repeated-round"
+            requests = server.fix_survivors()
+            assert bool(requests) == recovers
+            for number, message in requests.items():
+                assert server.receive(clients[number].answer(message))
+            assert not server.close_round().dropped
+        moved.append(vector(server.parameters))
+    assert torch.equal(*moved) and not torch.equal(moved[0], vector(head().state_dict()))
+
+
+def test_without_recovery_a_lost_client_costs_the_round_and_no_share_is_revealed():
+    server, clients = world(plan_of(privacy=SecureAggregation(), min_survivors=3))
+    assert not one_round(server, clients).dropped  # its shares are for another round
+    before, sent = vector(server.parameters), server.open_round()
+    answers = {i: clients[i].answer(message) for i, message in sent.items()}
+    assert all(server.receive(answers[i]) for i in (0, 1, 2)) and server.fix_survivors() == {}
+    for number in (0, 1):
+        request = {"kind": "unmask", "round": number, "contract": server.contract, "survivors": torch.tensor([0, 1, 2])}
+        assert clients[0].answer(request)["reason"] == "client-failed"
+    assert not server.receive(answers[3]) and server.rejected["late"] == 1
+    record = server.close_round()
+    assert record.dropped and (record.cohort, record.survivors) == (4, 3) and server.ledger.count == 2
+    assert torch.equal(before, vector(server.parameters)) and not one_round(server, clients).dropped
+
+
+def test_without_recovery_a_changed_cohort_or_channel_key_is_refused_before_the_client_is_charged():
+    server, clients = world(plan_of(privacy=SecureAggregation(), min_survivors=3))
+    message = server.open_round()[0]
+    changed = message["channels"].clone()
+    changed[0, 20] ^= 1
+    wrong = [{"channels": changed}, {"channels": message["channels"] * 0}, {"cohort": torch.tensor([1, 2, 3])}]
+    wrong += [{"cohort": torch.tensor([0, 1]), "channels": message["channels"][:2]}]
+    for fields in wrong:
+        assert clients[0].answer({**message, **fields})["reason"] == "client-failed" and clients[0].ledger.count == 0
+    assert clients[0].answer(message)["kind"] == "sum"
+
+
 def test_a_client_that_is_lost_after_its_message_does_not_end_the_round():
     moved = []
     for lost in (set(), {1}):
@@ -277,8 +352,6 @@ def test_too_few_shares_end_the_round_without_a_release():
 def test_too_few_keys_are_one_clear_error_and_cost_nothing():
     plan = plan_of(privacy=SecureAggregation(), min_survivors=3)
     server, clients = world(plan)
-    with pytest.raises(RuntimeError, match="call request_keys first"):
-        server.open_round()
     with pytest.raises(TooFewKeys, match="2 of 4 clients sent keys and round 0 needs 3; nothing was charged") as caught:
         one_round(server, clients, lambda s, n, c: s == "keys" and c in (0, 3))
     assert len(str(caught.value)) <= 160

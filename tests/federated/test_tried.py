@@ -29,6 +29,7 @@ from dpkfc.federated.card import build_card
 from dpkfc.federated.messages import group
 from dpkfc.federated.node import Node
 from dpkfc.federated.runner import one_round
+from dpkfc.tracking import UnknownOperation
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of, records, vector, world
 
 STEPS = ScaffoldSteps(2, 0.3)
@@ -133,11 +134,37 @@ def test_a_loss_that_mixes_examples_is_refused_on_public_rows_before_a_client_an
         weight = 1.0 + 4.0 * (batch[1] == 0)
         return loss_fn(model, batch) * weight / weight.mean()
 
+    def collated(items):
+        return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+
     x, y = records(20)
     plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
     for loss in (mixed, balanced):
-        with pytest.raises(ValueError, match="mixes examples"):
-            answer(plan, (x, y.sort().values), loss)
+        for collate_fn in (None, collated):
+            with pytest.raises(ValueError, match="mixes examples"):
+                Client(0, plan, LocalModel(plan, head(), loss), (x, y.sort().values), collate_fn=collate_fn)
+
+
+def test_a_loss_that_takes_no_public_rows_is_a_warning_and_strict_is_passed_on():
+    def picky(model, batch):
+        if not bool((batch[0] > 5).any(1).all()):
+            raise RuntimeError("a record without a large number")
+        return loss_fn(model, batch)
+
+    plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
+    x, y = records(6)
+    with pytest.warns(UserWarning, match="public rows could not be used: RuntimeError: a record without"):
+        client = Client(0, plan, LocalModel(plan, head(), picky), (x + 100, y))
+    assert not client.ledger.count
+    with pytest.raises(ValueError, match="verify must be True, False or 'strict'"):
+        Client(0, plan, LocalModel(plan, head(), loss_fn), (x, y), verify="strictly")
+
+    def unknown(model, batch):
+        return loss_fn(model, (torch.renorm(batch[0], 2, 0, 1e6), batch[1]))
+
+    Client(0, plan, LocalModel(plan, head(), unknown), (x, y))
+    with pytest.raises(UnknownOperation, match="aten.renorm"):
+        Client(0, plan, LocalModel(plan, head(), unknown), (x, y), verify="strict")
 
 
 def test_many_records_of_no_finite_loss_take_nothing_from_the_others():

@@ -153,15 +153,9 @@ class MicroBatches:
     def __len__(self) -> int:
         return self._size
 
-    def record(self, index: int) -> Any:
-        """One record as a batch is made of it: collated alone where there is a `collate_fn`."""
-        if self._collate_fn is None:
-            return Rows(self._source)[index]
-        return collate(self._source, np.array([index]), self._collate_fn)
-
-    def example(self) -> Any:
-        """Return the first record, whose types and shapes tell how public rows look."""
-        return Rows(self._source)[0]
+    def example(self, index: int = 0) -> Any:
+        """Return a record before it is collated; types and shapes of one tell how public rows look."""
+        return Rows(self._source)[index]
 
     def collate(self, records: list[Any]) -> Any:
         """Return a batch of records as the loader makes it."""

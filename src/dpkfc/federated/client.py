@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,11 +30,14 @@ from dpkfc.federated.secagg import (
     FEWEST_STEPS,
     ReceivedShares,
     RoundKeys,
+    channel_pair_keys,
     encoded,
     mask,
+    mask_pairs,
     open_shares,
     pair_keys,
     reveal,
+    round_scope,
     seal_shares,
 )
 from dpkfc.federated.tried import Tried
@@ -42,6 +45,7 @@ from dpkfc.federated.work import LocalModel, Records, Tensors, clipped_whole
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
+from dpkfc.verification import checked_verify
 
 __all__ = ["Client"]
 
@@ -62,11 +66,13 @@ class Client:
         dataset: its own records, a map-style dataset or a tuple of tensors; at most `expected_records`, possibly none.
         collate_fn: list of examples to a batch.
         ledger_path: file of the client's own ledger; None keeps it in memory.
-        channel: private key that the other clients seal their shares for, 32 bytes, for secure aggregation; None makes one.
-        verify: check model and loss on public rows before the first round; no value of a record decides.
+        channel: private key of the client's channels to the others, 32 bytes, for secure aggregation; None makes one. A key
+            goes with one ledger: a second ledger would let it mask a second message of a round alike.
+        verify: check model and loss on public rows before the first round; no value of a record decides. "strict" refuses
+            operations without a batch rule.
 
     Raises:
-        ValueError: a number outside the plan, more records than it allows, a channel key of another length.
+        ValueError: a number outside the plan, more records than it allows, a channel key of another length; examples that mix, by name of the operation.
 
     Guarantee:
         At most `plan.releases` releases ever, each on the client's ledger before it exists. What is protected from whom is
@@ -83,8 +89,9 @@ class Client:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         ledger_path: str | os.PathLike[str] | None = None,
         channel: bytes | None = None,
-        verify: bool = True,
+        verify: bool | str = True,
     ) -> None:
+        verify = checked_verify(verify)
         if not 0 <= number < plan.config.clients:
             raise ValueError(f"client {number} is not one of the {plan.config.clients} of the plan")
         if local.plan.hash != plan.hash:
@@ -105,7 +112,7 @@ class Client:
         opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
         self.ledger: Ledger = opened(plan.hash, header, plan.releases)
         if verify:
-            local.verify(self.records)
+            local.verify(self.records, strict=verify == "strict")
         self._tried = Tried(local, self.records)
         self._control: Tensors = {}  # c_i of SCAFFOLD, λ_i of FedNew: never sent
         self._last: Tensors = {}  # ŷ_i of FedNew, and the round it was made in
@@ -154,7 +161,7 @@ class Client:
     def _sum(self, message: Mapping[str, Any]) -> Message:
         number = int(message["round"])
         self._check_new(number)
-        pairs = self._take_shares(message, number) if self._masked else {}
+        pairs = self._pair_keys(message, number) if self._masked else {}
         self.local.load(group(message, "theta"))
         self._take_metric(message, number)
         self._tried = Tried(self.local, self.records)
@@ -200,8 +207,18 @@ class Client:
         self._keys = keys
         return self._answer("keys", number) | {"key": to_tensor(keys.public), "sealed": stack_rows(sealed)}
 
+    def _pair_keys(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
+        """Agree with the others on pair masks, before anything is charged: by new mask keys, or by channel keys."""
+        if "mask_keys" in message:
+            return self._take_shares(message, number)
+        self._keys = self._shares = None  # no share of a round without recovery is ever revealed
+        channels = split_rows(message["channels"], self._cohort(message))
+        if channels[self.number] != self._channel.public:
+            raise ValueError(f"the channel key of this client was changed in round {number}; enrol this client again")
+        return channel_pair_keys(self.number, self._channel, channels, round_scope(self.local.contract, number))
+
     def _take_shares(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
-        """Open what the others sealed for this client, and agree on pair masks with them, before anything is charged."""
+        """Open what the others sealed for this client, and agree on pair masks with them."""
         keys, cohort = self._keys, self._cohort(message)
         public = split_rows(message["mask_keys"], cohort)
         if keys is None or keys.round != number:
@@ -214,8 +231,9 @@ class Client:
 
     def _mask(self, noisy: Tensors, pairs: Mapping[int, bytes]) -> Tensors:
         """Mask the noisy sum, then forget the secrets of the round: the others store the shares of them."""
-        keys, self._keys = cast(RoundKeys, self._keys), None
-        return mask(encoded(noisy, self.plan.grid(self.local.numbers)), self.number, keys, pairs)
+        integers, keys = encoded(noisy, self.plan.grid(self.local.numbers)), self._keys
+        self._keys = None
+        return mask_pairs(integers, self.number, pairs) if keys is None else mask(integers, self.number, keys, pairs)
 
     def _reveal(self, message: Mapping[str, Any]) -> Message:
         """Reveal one share of each client, for one survivor set of the round that was answered last."""

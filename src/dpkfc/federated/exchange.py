@@ -22,10 +22,13 @@ class TooFewKeys(RuntimeError):
 class KeyExchange:
     """The keys of a round that is not charged yet, under secure aggregation.
 
+    In a round without recovery no client is asked: all pairs of `cohort` mask with their channel keys.
+
     Attributes:
         number: of the round.
         sampled: clients that the round was drawn for.
-        channels: client that was asked to its public channel key.
+        channels: client of `sampled` that is enrolled to its public channel key.
+        recovers: whether clients are asked for keys and shares, so that the sum survives lost clients.
         keys: client that answered to its public mask key.
         sealed: client that answered to what it sealed for each client that was asked.
         failed: clients that refused.
@@ -35,6 +38,7 @@ class KeyExchange:
     number: int
     sampled: tuple[int, ...]
     channels: dict[int, bytes]
+    recovers: bool = True
     keys: dict[int, bytes] = field(default_factory=dict)
     sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
@@ -42,8 +46,13 @@ class KeyExchange:
 
     @property
     def cohort(self) -> tuple[int, ...]:
-        """Clients that were asked."""
+        """Clients that are asked for keys."""
         return tuple(self.channels)
+
+    @property
+    def ready(self) -> list[int]:
+        """Clients that can mask a sum, sorted."""
+        return sorted(self.keys if self.recovers else self.channels)
 
     def problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
         """Why a valid message does not count among the keys; None where it does."""
@@ -71,26 +80,25 @@ class KeyExchange:
         return dict.fromkeys(self.channels, request | {"channels": stack_rows(self.channels)})
 
     def ready_clients(self, needed: int) -> tuple[int, ...]:
-        """Return the clients that sent keys; none where fewer were drawn than a round needs.
+        """Return the clients that can mask a sum; none where fewer were drawn than a round needs.
 
         Raises:
-            TooFewKeys: enough clients were drawn, and fewer than a round needs have sent keys.
+            TooFewKeys: enough clients were drawn, and fewer than a round needs have keys.
         """
-        if len(self.keys) >= needed:
-            return tuple(sorted(self.keys))
+        if len(self.ready) >= needed:
+            return tuple(self.ready)
         if len(self.sampled) < needed:
             return ()
         raise TooFewKeys(
-            f"{len(self.keys)} of {len(self.sampled)} clients sent keys and round {self.number} needs {needed}; "
+            f"{len(self.ready)} of {len(self.sampled)} clients sent keys and round {self.number} needs {needed}; "
             "nothing was charged. Call request_keys again"
         )
 
     def round_fields(self, client: int) -> Message:
-        """What a client needs to mask its sum: the clients that sent keys, and what they sealed for it."""
-        ready = sorted(self.keys)
-        return {
-            "cohort": torch.tensor(ready, dtype=torch.int64),
-            "channels": stack_rows({other: self.channels[other] for other in ready}),
-            "mask_keys": stack_rows(self.keys),
-            "sealed": stack_rows({other: self.sealed[other][client] for other in ready}),
-        }
+        """What a client needs to mask its sum: the clients of the round and their keys, and what they sealed for it."""
+        cohort = torch.tensor(self.ready, dtype=torch.int64)
+        fields: Message = {"cohort": cohort, "channels": stack_rows({other: self.channels[other] for other in self.ready})}
+        if self.recovers:
+            sealed = stack_rows({other: self.sealed[other][client] for other in self.ready})
+            fields |= {"mask_keys": stack_rows(self.keys), "sealed": sealed}
+        return fields

@@ -5,7 +5,8 @@ Whatever is not on the list makes a message invalid, and invalid messages are co
 
     server → client   keys        round, contract, cohort, channels                          secure aggregation alone
                       round       round, contract, theta/*, extra/*, extra_round, metric_digest, metric_step, metric/*
-                                  cohort, channels, mask_keys, sealed                        secure aggregation alone
+                                  cohort, channels                                           secure aggregation alone
+                                  mask_keys, sealed                                          where keys were requested
                       unmask      round, contract, survivors                                 secure aggregation alone
     client → server   hello       contract, client, key                                      key: secure aggregation alone
                       keys        round, contract, client, key, sealed

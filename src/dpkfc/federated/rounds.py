@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpkfc.federated.messages import group, split_rows
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.secagg import round_scope, unmask
+from dpkfc.federated.secagg import round_scope, total, unmask
 from dpkfc.federated.work import accumulated
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 
@@ -77,6 +77,7 @@ class OpenRound:
     ticket: Charged
     started: float
     control: float
+    recovers: bool = False
     sums: dict[int, Tensors] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     keys: dict[int, bytes] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class OpenRound:
         """Why a valid message does not count in this round; None where it does."""
         client, kind = message["client"], message["kind"]
         if kind == "shares":
-            late = self.survivors is None or client not in self.survivors
+            late = not self.recovers or self.survivors is None or client not in self.survivors
             again = client in self.shares
         else:
             late = self.survivors is not None or kind == "keys"
@@ -118,11 +119,16 @@ class OpenRound:
                 summed[name].add_(self.sums[client][name].to(summed[name]))
         return summed
 
-    def unmask_survivors(self, threshold: int, contract: str) -> Tensors:
+    def unmask_survivors(self, threshold: int, contract: str) -> Tensors | None:
         """Compute the survivors' sum of integers from the shares that they revealed.
+
+        Returns:
+            The sum; None where a client is missing in a round without recovery.
 
         Raises:
             ValueError: shares of fewer clients than the threshold, or wrong ones.
         """
         sums = {client: self.sums[client] for client in self.survivors or ()}
+        if not self.recovers:
+            return total(sums.values()) if self.survivors == self.cohort else None
         return unmask(sums, self.keys, self.shares, threshold, round_scope(contract, self.number))

@@ -79,7 +79,7 @@ def make_clients(
     loss_fn: LossFn,
     datasets: Sequence[Any],
     *,
-    verify: bool = True,
+    verify: bool | str = True,
     **options: Any,
 ) -> list[Client]:
     """Clients of one process: one copy of the model between them, records of their own.
@@ -89,7 +89,8 @@ def make_clients(
         model: of the server; copied.
         loss_fn: maps (model, batch) to one loss an example.
         datasets: one a client.
-        verify: check model and loss on public rows before the first round; no value of a record decides.
+        verify: check model and loss on public rows before the first round; no value of a record decides. "strict" refuses
+            operations without a batch rule.
         options: of `Client`.
 
     Raises:
@@ -197,7 +198,7 @@ def federate(
     every: int = 1,
     on_round: Callable[[RoundRecord, Run], None] | None = None,
     fault: Fault | None = None,
-    verify: bool = True,
+    verify: bool | str = True,
     collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> Run:
     """Run a plan in this process.
@@ -216,7 +217,8 @@ def federate(
         every: rounds between evaluations; the last round is always evaluated.
         on_round: called after every round.
         fault: says who dies where, for tests.
-        verify: check model and loss on public rows before the first round; no value of a record decides.
+        verify: check model and loss on public rows before the first round; no value of a record decides. "strict" refuses
+            operations without a batch rule.
         collate_fn: list of examples to a batch, of clients that are made from `datasets`.
 
     Raises:

@@ -14,6 +14,11 @@ The protocol of a round (Bonawitz et al. 2017, for a server that follows it), wi
 From t answers the server computes the survivors' self seeds and the missing clients' mask keys. It subtracts the masks, and has
 the sum of the survivors to the last bit. A message that comes late stays under the self mask of its sender.
 
+A server that requests no keys opens a round without recovery, which has one exchange of messages. There each pair derives its
+mask from the channel keys of the hellos, for this plan, round and set of clients. There is no self mask and no sharing: where one
+client of the cohort is lost, the masks of the others stay and the round has no sum. Masks do not repeat, because a client answers
+each round number once by its ledger: keep the channel key with it. Who learns a channel key later opens that client's messages.
+
 What holds: to a server that follows the protocol, with up to t − 1 clients that tell it all they know, the messages of the other
 clients say no more than their sum, if X25519 (decisional Diffie-Hellman), HKDF-SHA256, AES-256 and AES-GCM are secure. What does
 not: public keys travel through the server and nothing here proves whose they are. A server that replaces them opens single
@@ -45,9 +50,11 @@ __all__ = [
     "SEALED_BYTES",
     "ReceivedShares",
     "RoundKeys",
+    "channel_pair_keys",
     "decoded",
     "encoded",
     "mask",
+    "mask_pairs",
     "open_shares",
     "pair_keys",
     "reveal",
@@ -194,6 +201,27 @@ def pair_keys(keys: RoundKeys, client: int, public: Mapping[int, bytes]) -> dict
     return {other: _pair_key(keys.scope, client, private, other, public[other]) for other in others}
 
 
+def channel_pair_keys(client: int, channel: PrivateKey, channels: Mapping[int, bytes], scope: str) -> dict[int, bytes]:
+    """Derive the keys of the pair masks of a round without recovery from the channel keys of the cohort.
+
+    Args:
+        client: its number.
+        channel: its private channel key.
+        channels: client of the cohort to its public channel key.
+        scope: of the round, from `round_scope`. A client masks one message with these keys.
+
+    Returns:
+        Other client to a key of 32 bytes. Two rounds, plans or cohorts have independent keys.
+
+    Raises:
+        ValueError: a public key that is not one.
+    """
+    cohort = ", ".join(str(member) for member in sorted(channels))
+    scope = f"{scope}, without recovery, cohort {cohort}"
+    others = (other for other in channels if other != client)
+    return {other: _pair_key(scope, client, channel, other, channels[other]) for other in others}
+
+
 def mask(integers: Integers, client: int, keys: RoundKeys, pairs: Mapping[int, bytes]) -> Integers:
     """Add a client's self mask and its pair masks with the other clients of the cohort.
 
@@ -203,9 +231,22 @@ def mask(integers: Integers, client: int, keys: RoundKeys, pairs: Mapping[int, b
         keys: of the client.
         pairs: other client to the key of the pair mask, from `pair_keys`.
     """
+    masked = mask_pairs(integers, client, pairs)
+    sizes = {name: tuple(x.shape) for name, x in integers.items()}
+    _add(masked, _self_mask(keys.scope, bytes.fromhex(keys.self_seed), sizes))
+    return masked
+
+
+def mask_pairs(integers: Integers, client: int, pairs: Mapping[int, bytes]) -> Integers:
+    """Add a client's pair masks alone; they cancel in the sum over the whole cohort.
+
+    Args:
+        integers: of the client, int64.
+        client: its number.
+        pairs: other client to the key of the pair mask.
+    """
     sizes = {name: tuple(x.shape) for name, x in integers.items()}
     masked = {name: x.clone() for name, x in integers.items()}
-    _add(masked, _self_mask(keys.scope, bytes.fromhex(keys.self_seed), sizes))
     for other, key in pairs.items():
         _add(masked, _pair_mask(key, client, other, sizes))
     return masked

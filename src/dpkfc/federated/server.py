@@ -1,6 +1,7 @@
 """The server: a round at a time, charged before it is sent out, closed before anything is opened, and forgotten after its sum.
 
-    request_keys    draw the cohort and ask it for keys, under secure aggregation; nothing is charged yet
+    request_keys    draw the cohort and ask it for keys, under secure aggregation; nothing is charged yet. May be left out:
+                    the round then has one exchange and no recovery, and a lost client costs it (`secagg`)
     open_round      charge (on the disk), draw the cohort, build the metric, messages for the clients
     receive         one answer: accepted, or rejected and counted
     fix_survivors   no answer counts from here on; requests for the survivors' shares, under secure aggregation
@@ -124,24 +125,25 @@ class Server:
         self._check_ready()
         if not self.plan.config.privacy.masked:
             return {}
-        drawn = self._cohort(self.next_round)
-        channels = {client: self._channels[client] for client in drawn if client in self.enrolled}
-        self._exchange = KeyExchange(self.next_round, drawn, channels)
+        self._exchange = self._new_exchange(recovers=True)
         return self._exchange.requests(self.contract, self.plan.config.survivors)
 
     def open_round(self) -> dict[int, Message]:
         """Charge the next round, then make its messages, client to message.
 
+        Under secure aggregation without a call of `request_keys` the round has no recovery: all clients of its cohort must
+        answer, or it ends without a release and stays charged.
+
         Raises:
             BudgetExhausted: every release of the plan is spent; nothing was charged, nothing may be sent.
-            RuntimeError: the round before was not closed, too few clients are enrolled, or no keys were requested.
-            TooFewKeys: fewer clients sent keys than the plan needs; nothing was charged, nothing may be sent.
+            RuntimeError: the round before was not closed, or too few clients are enrolled.
+            TooFewKeys: fewer clients have keys than the plan needs; nothing was charged, nothing may be sent.
             LedgerError: the charge could not be written; nothing may be sent.
         """
         self._check_ready()
         number, exchange = self.next_round, self._exchange
         if self.plan.config.privacy.masked and exchange is None:
-            raise RuntimeError("call request_keys first and receive the clients' keys: secure aggregation needs them")
+            exchange = self._new_exchange(recovers=False)
         cohort = self._cohort(number) if exchange is None else exchange.ready_clients(self.plan.config.survivors)
         self._coordinates.refresh(number)
         extra = self.plan.config.rule.broadcast(self._state)
@@ -154,7 +156,8 @@ class Server:
         common |= flat("theta", theta) | flat("extra", extra) | ({"extra_round": self._stepped} if extra else {})
         sent = {client: common | self._delivery.round_fields(client, self.preconditioner) for client in cohort}
         if exchange is not None:
-            self._open.keys, self._open.rejected = exchange.keys, exchange.rejected
+            self._open.keys, self._open.recovers = exchange.keys, exchange.recovers
+            self._open.rejected = exchange.rejected
             sent = {client: message | exchange.round_fields(client) for client, message in sent.items()}
         return sent
 
@@ -186,7 +189,7 @@ class Server:
             stage.rejected[reason] += 1
 
     def fix_survivors(self) -> dict[int, Message]:
-        """From here on no answer counts. Requests for the survivors' shares, client to message; none where messages are in clear.
+        """From here on no answer counts. Requests for the survivors' shares, client to message; none without recovery.
 
         Raises:
             RuntimeError: no round is open.
@@ -194,7 +197,7 @@ class Server:
         open_ = self._opened()
         if open_.survivors is None:
             open_.survivors = tuple(sorted(open_.sums))
-        if not self.plan.config.privacy.masked or len(open_.survivors) < self.plan.config.survivors:
+        if not open_.recovers or len(open_.survivors) < self.plan.config.survivors:
             return {}
         request: Message = {
             "kind": "unmask",
@@ -249,6 +252,12 @@ class Server:
             spent = f"all {self.plan.config.rounds} rounds of the plan are spent (ε = {self.epsilon:.3g})"
             raise BudgetExhausted(f"{spent}; nothing was sent")
 
+    def _new_exchange(self, *, recovers: bool) -> KeyExchange:
+        """Draw the next round's cohort for an exchange of keys."""
+        drawn = self._cohort(self.next_round)
+        channels = {client: self._channels[client] for client in drawn if client in self.enrolled}
+        return KeyExchange(self.next_round, drawn, channels, recovers)
+
     def _is_client(self, number: Any) -> bool:
         return type(number) is int and 0 <= number < self.plan.config.clients
 
@@ -269,7 +278,7 @@ class Server:
         return found or stage.problem(message, self.enrolled)
 
     def _sum_of_survivors(self, open_: OpenRound, survivors: Sequence[int]) -> Tensors | None:
-        """The sum of the survivors' messages; None where they, or the shares that unmask them, are too few or wrong."""
+        """The sum of the survivors' messages; None where it cannot be computed: too few clients or shares, or wrong ones."""
         if len(survivors) < self.plan.config.survivors:
             return None
         if not self.plan.config.privacy.masked:
@@ -279,6 +288,8 @@ class Server:
         except ValueError as error:
             logger.error("round %d: %s. The round ends without a release and stays charged", open_.number, error)
             self._reject("wrong-shares", open_)
+            return None
+        if integers is None:
             return None
         added = decoded(integers, self.plan.grid(self.numbers), self.parameters)
         if norm_of(added) > len(survivors) * self.plan.largest_message(self.numbers, open_.control):

@@ -90,6 +90,7 @@ class SecureAggregation:
 
     The server has to follow the protocol of `secagg`. It may collude with fewer clients than `min_survivors` and still learn only
     the sum of the others. Clients know their own noise: ε is computed for `colluding` of them, 1 by default.
+    A round of `Server.open_round` without `request_keys` has one exchange and the same guarantee, and a lost client costs it.
     """
 
     name = "example-level, secure aggregation"

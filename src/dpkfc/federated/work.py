@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -65,10 +66,10 @@ class Records:
         return zip(self.loader.load([part.records for part in parts]), parts, strict=True)
 
     def example(self) -> Any:
-        """Return the first record that can be read, None without one; its types and shapes are public."""
+        """Return the first record that can be read, not collated, None without one; its types and shapes are public."""
         for index in self.all:
             with suppress(Exception):
-                return self.loader.record(int(index))
+                return self.loader.example(int(index))
         return None
 
     def batch(self, indices: NDArray[np.int64]) -> Any:
@@ -146,29 +147,38 @@ class LocalModel:
         """The sum over no records."""
         return {name: torch.zeros(p.shape, dtype=accumulated(p), device=p.device) for name, p in self.parameters.items()}
 
-    def verify(self, records: Records) -> None:
+    def verify(self, records: Records, *, strict: bool = False) -> None:
         """Check model and loss once, on public rows with the types and shapes of a record; no value of a record is used.
 
-        Where no record can be read nothing is checked: such records contribute zero.
+        Where no record can be read nothing is checked: such records contribute zero. Where the loss takes no public rows a
+        `UserWarning` says so, and the examples of every micro-batch that is not proved are differentiated one at a time.
 
         Args:
             records: of a client.
+            strict: refuse an operation that the tracker does not know.
 
         Raises:
-            ValueError: the loss mixes examples, or a parameter is not used, by name.
+            ValueError: the loss mixes examples, by name of the operation.
+            UnknownOperation: under `strict`, by name.
         """
         example = records.example()
         if self._verified or example is None:
             return
-        config = self.plan.config
+        config, collate = self.plan.config, records.loader.collate
+        on_cpu = device_of(self.layers).type == "cpu"
+        kinds = ("tokens", "bits", "ones") if on_cpu else ("bits", "ones")  # a wrong label ends a CUDA process
         verdict = check_on_public_rows(
             self.model,
             self.layers,
             self.loss_fn,
-            [partial(public_rows, example, collate=records.loader.collate, integers=kind) for kind in ("bits", "ones")],
+            [partial(public_rows, example, collate=collate, integers=kind) for kind in kinds],
             expected=max(1, round(config.expected_records * config.example_rate / config.clients)),
             bound=config.max_physical_batch_size,
+            strict=strict,
         )
+        if verdict.unchecked:
+            reason = verdict.unchecked.splitlines()[0][:60]
+            warnings.warn(f"public rows could not be used: {reason}; whether examples mix is not checked", stacklevel=4)
         self._proof.operation, self._verified = verdict.operation, True
 
     def clipped_sum(self, records: Records, drawn: NDArray[np.int64], *, together: bool = False) -> Tensors:

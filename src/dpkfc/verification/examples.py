@@ -34,7 +34,7 @@ from dpkfc.tracking import Unknown, UnknownOperation
 from dpkfc.verification.constant_numbers import ConstantNumbers
 from dpkfc.verification.public_rows import PublicRows
 
-__all__ = ["Verdict", "check_on_public_rows", "program_of"]
+__all__ = ["Verdict", "check_on_public_rows", "checked_verify", "program_of"]
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
@@ -56,6 +56,17 @@ class Verdict:
 
     operation: Unknown | None = None
     unchecked: str = ""
+
+
+def checked_verify(verify: bool | str) -> bool | str:
+    """Return the setting of `verify=`.
+
+    Raises:
+        ValueError: another value than True, False and "strict".
+    """
+    if verify not in (True, False, "strict"):
+        raise ValueError(f"verify must be True, False or 'strict', got {verify!r}")
+    return verify
 
 
 def check_on_public_rows(
