@@ -99,7 +99,7 @@ class Session:
         check_dataset(dataset)
         self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
         passes = {n: getattr(plan.config, n) for n in ("max_physical_batch_size", "pad_to_multiple")} | {"verify": verify}
-        read = self._loader.record
+        read = self._loader.example
         check_alike(self._ranks, plan.hash, model, optimizer, records=len(self._loader), record=read, passes=passes)
         self._divided = sharded.prepare(model, self._ranks.world_size, automatic=plan.config.micro_batch[1])
         self.layers: list[Layer] = find_layers(model)
