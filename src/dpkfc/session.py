@@ -275,7 +275,8 @@ class Session:
         if given is not None:
             return [lambda count: PublicRows([given[i % len(given)] for i in range(count)], collate)]
         record = self._loader.example()
-        kinds = ["tokens", "bits", "ones"] if self._device.type == "cpu" else ["bits", "ones"]  # a wrong label ends a CUDA process
+        # A wrong label ends a CUDA process.
+        kinds = ["tokens", "bits", "ones"] if self._device.type == "cpu" else ["bits", "ones"]
         return [partial(_drawn_rows, record, collate, integers) for integers in kinds]
 
     @property
@@ -287,10 +288,11 @@ class Session:
     def gradients(self) -> str:
         """Say how the gradients of examples are computed, what makes it so, and whether public rows were compared."""
         checked = "" if self._checked and not self._unchecked else f"; not checked on public rows{self._unchecked}"
-        if self._proof.operation is None:
+        lost = self._proof.operation
+        if lost is None:
             return f"whole micro-batches, with a proved batch axis{checked}"
         return (
-            f"one example at a time, since {self._proof.operation.operation} hides the batch axis ({self._proof.operation.reason}): "
+            f"one example at a time, since {lost.operation} hides the batch axis ({lost.reason}): "
             f"a micro-batch of n examples takes n passes; register_batch_rule makes it one{checked}"
         )
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.blocks import Outer, Patched, formed
+from dpkfc.gradients.calls import Call
 from dpkfc.gradients.conv import ConvBlock, conv_block, interleaved
 from dpkfc.gradients.groups import Groups, grouped
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.norms import per_example_norms
-from dpkfc.gradients.calls import Call
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.tracking import BatchAxis
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.metric import Dense, Kronecker
+from dpkfc.tracking import BatchAxis
 
 CONVS = {
     "plain": lambda: nn.Conv2d(6, 8, 3, padding=1),

@@ -179,7 +179,8 @@ def _sums(case: Case, xs: Sequence[Tensor], states: Sequence[State | None]) -> l
         return []
     values = [_totals(case, changed(xs, case, examples)) for examples in ([], [0], [1], [0, 1])]
     none, one, other, both = values
-    return [f"{case.name}: the total is no sum" for a, b, c, d in zip(none, one, other, both, strict=True) if not same(d - b, c - a)]
+    pairs = zip(none, one, other, both, strict=True)
+    return [f"{case.name}: the total is no sum" for a, b, c, d in pairs if not same(d - b, c - a)]
 
 
 def _totals(case: Case, xs: Sequence[Tensor]) -> list[Tensor]:

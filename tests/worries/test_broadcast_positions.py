@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from dpkfc.gradients.verify import check_per_example_gradients
 from torch import Tensor, nn
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.tape import Tape
-from dpkfc.gradients.verify import check_per_example_gradients
 from tests.gradients.whitened import check, clipped, example_rows, looped
 
 V, D, L = 9, 4, 12

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from dpkfc.gradients.verify import check_per_example_gradients, check_whole_batch
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.layers import find_layers
-from dpkfc.gradients.verify import check_per_example_gradients, check_whole_batch
 from dpkfc.session import Session
 
 N, T, D = 24, 3, 4

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from dpkfc.gradients.verify import check_per_example_gradients
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.tape import Tape
-from dpkfc.gradients.verify import check_per_example_gradients
 from dpkfc.session import Session
 from tests.gradients.whitened import check, example_rows
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from dpkfc.gradients.verify import check_per_example_gradients
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.layers import check_covered, find_layers
-from dpkfc.gradients.verify import check_per_example_gradients
 from dpkfc.session import Session
 from tests.gradients.whitened import clipped, example_rows, looped
 

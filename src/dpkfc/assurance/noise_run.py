@@ -14,7 +14,13 @@ from torch import Tensor
 
 from dpkfc.assurance.accounting import accounted_noise
 from dpkfc.assurance.canaries import Canaries
-from dpkfc.assurance.noise_samples import check_granularity, check_repeats, check_tails, check_windows, collision_rate_of
+from dpkfc.assurance.noise_samples import (
+    check_granularity,
+    check_repeats,
+    check_tails,
+    check_windows,
+    collision_rate_of,
+)
 from dpkfc.assurance.subject import Subject, Watched, scripted, watched
 from dpkfc.assurance.verdict import Finding
 from dpkfc.plan import Plan

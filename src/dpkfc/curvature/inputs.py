@@ -66,7 +66,7 @@ def placed(inputs: Inputs, model: nn.Module) -> Inputs:
 
 
 def named_inputs(inputs: Any) -> Any:
-    """Return several inputs by name: those of a tuple or list by their numbers "0", "1", …"""
+    """Return several inputs by name: those of a tuple or list by their numbers."""
     if isinstance(inputs, (tuple, list)):
         return {str(i): x for i, x in enumerate(inputs)}
     return inputs

@@ -14,7 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.blocks import Block
-from dpkfc.curvature.inputs import Inputs, call, device_of, examples, named_inputs, padding_mask, placed, select, tensors
+from dpkfc.curvature.inputs import (
+    Inputs,
+    call,
+    device_of,
+    examples,
+    named_inputs,
+    padding_mask,
+    placed,
+    select,
+    tensors,
+)
 from dpkfc.curvature.likelihood import Draws, fits, likelihood_loss
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.shares import probe_digest

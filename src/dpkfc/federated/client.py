@@ -72,7 +72,8 @@ class Client:
             operations without a batch rule.
 
     Raises:
-        ValueError: a number outside the plan, more records than it allows, a channel key of another length; examples that mix, by name of the operation.
+        ValueError: a number outside the plan, more records than it allows, a channel key of another length; examples that mix, by
+            name of the operation.
 
     Guarantee:
         At most `plan.releases` releases ever, each on the client's ledger before it exists. What is protected from whom is

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpkfc.gradients.calls import Calls
 from dpkfc.gradients.clipping import clip_factors
 from dpkfc.gradients.groups import Groups, grouped
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.norms import LayerNorms, per_example_norms
 from dpkfc.gradients.put_off import answered, put_off
 from dpkfc.gradients.reread import Reread
-from dpkfc.gradients.calls import Calls
 from dpkfc.gradients.rules import joined_calls
 from dpkfc.gradients.subspace import split_for
 from dpkfc.gradients.sums import weighted_sum

@@ -20,9 +20,9 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from dpkfc.gradients.calls import Call
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
-from dpkfc.gradients.calls import Call
 from dpkfc.tracking import BatchAxis
 
 __all__ = ["fallback_gradients"]
@@ -49,12 +49,11 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, T
     leaves, spec = tree_flatten((call.args, call.kwargs))
     axes = iter(call.axes)
     shared, split = list[Any](), dict[int, Tensor]()
-    for place, x in enumerate(leaves):
-        axis = next(axes) if isinstance(x, Tensor) else None
-        x = _at_least(x, widest)
-        shared.append(x)
+    for place, leaf in enumerate(leaves):
+        axis = next(axes) if isinstance(leaf, Tensor) else None
+        shared.append(_at_least(leaf, widest))
         if axis is not None:
-            split[place] = _one_example_a_row(x, axis, batch_size)
+            split[place] = _one_example_a_row(shared[-1], axis, batch_size)
     outputs = zip(call.outputs, call.output_axes, strict=True)
     used = [i for i, (g, axis) in enumerate(outputs) if g is not None and axis is not None]
     gradients = []
@@ -92,7 +91,9 @@ class _Repeated:
         used: which of its tensor outputs have a gradient.
     """
 
-    def __init__(self, layer: Layer, module: nn.Module, leaves: list[Any], spec: Any, places: list[int], used: list[int]) -> None:
+    def __init__(
+        self, layer: Layer, module: nn.Module, leaves: list[Any], spec: Any, places: list[int], used: list[int]
+    ) -> None:
         self.layer = layer
         self.module = module
         self.leaves = leaves
@@ -128,7 +129,9 @@ class _Repeated:
         tensors = [y for y in tree_flatten(output)[0] if isinstance(y, Tensor)]
         return [tensors[i] for i in self.used]
 
-    def _gradient(self, parameters: dict[str, Tensor], rows: list[Tensor], gradients: list[Tensor]) -> dict[str, Tensor]:
+    def _gradient(
+        self, parameters: dict[str, Tensor], rows: list[Tensor], gradients: list[Tensor]
+    ) -> dict[str, Tensor]:
         own = {role: p.clone().requires_grad_() for role, p in parameters.items()}
         outputs = self._outputs(own, rows)
         pairs = [(y, g.to(y.dtype)) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
@@ -138,7 +141,9 @@ class _Repeated:
         found = torch.autograd.grad(ys, list(own.values()), gs, allow_unused=True)
         return {role: _dense(parameters[role], g) for role, g in zip(own, found, strict=True)}
 
-    def _vectorised(self, parameters: dict[str, Tensor], rows: list[Tensor], gradients: list[Tensor]) -> dict[str, Tensor]:
+    def _vectorised(
+        self, parameters: dict[str, Tensor], rows: list[Tensor], gradients: list[Tensor]
+    ) -> dict[str, Tensor]:
         def one(split: list[Tensor], own_gradients: list[Tensor]) -> dict[str, Tensor]:
             ys, pull = vjp(lambda own: self._outputs(own, split), parameters)[:2]
             return pull([g.to(y.dtype) for g, y in zip(own_gradients, ys, strict=True)])[0]

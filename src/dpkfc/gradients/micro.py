@@ -202,7 +202,9 @@ class _Passes:
                     found = self._pass(batch, rows, point.weight, tracker)
                     if found is None:
                         return None
-                    if len(self.points) > 1 or point.parameters is not None:  # what depends on the parameters is computed here
+                    if (
+                        len(self.points) > 1 or point.parameters is not None
+                    ):  # what depends on the parameters is computed here
                         found = kept_inputs(self.layers, settled(self.layers, found, n))
                 for name in list(found):  # moved: what two hold is not freed when the sum has used it
                     calls.setdefault(name, []).extend(found.pop(name))
@@ -246,7 +248,11 @@ class _Passes:
                         loss = partial(losses_of, self.loss_fn)
                         add_gradients(total, example_gradient(self.model, loss, batch, weight * point.weight))
         if not total:
-            total = {full: torch.zeros_like(layer.tensor(role)) for layer in self.layers for role, full in layer.parameters.items()}
+            total = {
+                full: torch.zeros_like(layer.tensor(role))
+                for layer in self.layers
+                for role, full in layer.parameters.items()
+            }
         return blocks_of_one(self.layers, total)
 
     def _record(self, index: int) -> Any:
@@ -257,7 +263,9 @@ class _Passes:
 
 def _missing(failure: Unknown | None) -> ValueError:
     what = "the micro-batch" if failure is None else failure.operation
-    return ValueError(f"{what} hides the batch axis, and clipped_sum was given no one_record to differentiate records alone")
+    return ValueError(
+        f"{what} hides the batch axis, and clipped_sum was given no one_record to differentiate records alone"
+    )
 
 
 def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
@@ -270,7 +278,9 @@ def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
 
 def kept_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
     """The calls with copies of inputs that are parameters themselves (a learnt query), whose values are about to change."""
-    own = {local(layer.tensor(role)).untyped_storage().data_ptr() for layer in layers for role in layer.parameters} - {0}
+    own = {local(layer.tensor(role)).untyped_storage().data_ptr() for layer in layers for role in layer.parameters} - {
+        0
+    }
 
     def kept(x: Any) -> Any:
         return x.clone() if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in own else x
@@ -295,7 +305,9 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
     except IndexError as error:
         told = unknown_row(model, error)
         if told is None and any(text in str(error) for text in ("out of bounds", "out of range in self")):
-            told = f"loss_fn failed on a batch: {error}. A label or token id is outside the range the model was built for."
+            told = (
+                f"loss_fn failed on a batch: {error}. A label or token id is outside the range the model was built for."
+            )
         if told is None:
             raise  # a mistake of the function itself
         raise ValueError(told) from error

@@ -26,7 +26,9 @@ from dpkfc.gradients.put_off import is_waited_for
 from dpkfc.gradients.random_state import restarter
 from dpkfc.gradients.sharded import is_divided, local, reshard
 
-__all__ = ["PassState", "check_memory", "checked_state", "evaluation_mode", "kept_attributes", "put_back_attributes", "restored_state"]
+__all__ = [
+    "PassState", "check_memory", "checked_state", "evaluation_mode", "kept_attributes", "put_back_attributes", "restored_state",
+]  # fmt: skip
 
 _log = logging.getLogger(__name__)
 

@@ -76,7 +76,8 @@ def _from_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock
 def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
     """Return the call of a ruled layer with inputs and output gradients `[N, ...]`.
 
-    For convolutions and norms over channels, which read `[N, channels, ...]`, several rows of an example stay rows: `[N * views, ...]`.
+    For convolutions and norms over channels, which read `[N, channels, ...]`, several rows of an example stay rows:
+    `[N * views, ...]`.
     """
     if layer.rule == "fallback":
         return call

@@ -19,12 +19,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpkfc.gradients.attention import ARGUMENTS, Attended, expected_axis
+from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.checkpointing import in_backward
 from dpkfc.gradients.compiled import refuse_tracing
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.materialised import block_of_gradients, blocks_of_one, gradient_of
 from dpkfc.gradients.random_state import random_states
-from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.sharded import in_graph
 from dpkfc.gradients.shared import Meeting, SharedUses, WeightUse, pulled_back
 from dpkfc.tracking import PARAMETRIC, BatchAxis, Tracker, Unknown
@@ -111,7 +111,7 @@ class Tape:
         """Return the examples N of the pass, None before it has begun."""
         return self._size
 
-    # -- recording --------------------------------------------------------------------------------------------------------------
+    # -- recording ------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Tape:
         """Start to record; what an earlier use recorded is dropped."""
@@ -132,7 +132,9 @@ class Tape:
                     members.setdefault(module, []).append(layer)
         for module, layers in members.items():
             before = module.register_forward_pre_hook(self._before(tuple(layers)), with_kwargs=True)
-            after = module.register_forward_hook(self._after(tuple(layers)), with_kwargs=True, prepend=True, always_call=True)
+            after = module.register_forward_hook(
+                self._after(tuple(layers)), with_kwargs=True, prepend=True, always_call=True
+            )
             self._stack.callback(before.remove)
             self._stack.callback(after.remove)
         return self
@@ -183,7 +185,7 @@ class Tape:
                 return
             parameters = _parameters_of(module, layers)
             if parameters is None:
-                return  # functional_call has put other tensors in their place: they are followed from where they meet the examples
+                return  # functional_call has put other tensors in their place
             tensors = tensors_of((args, kwargs))
             call = _OpenCall(parameters, tensors, [self._axis(x) for x in tensors])
             if layers[0].paths:
@@ -249,10 +251,23 @@ class Tape:
         states = BatchAxis(0) if cell else BatchAxis(1)
         expected = [first, *[states] * (len(call.axes) - 1)]
         given = zip(call.axes, expected, strict=True)
-        draws = not cell and module.training and bool(getattr(module, "dropout", 0)) and getattr(module, "num_layers", 1) > 1
-        fits = not draws and call.axes[:1] == [first] and all(axis in (None, place) for axis, place in given) and not call.unknown
+        draws = (
+            not cell
+            and module.training
+            and bool(getattr(module, "dropout", 0))
+            and getattr(module, "num_layers", 1) > 1
+        )
+        fits = (
+            not draws
+            and call.axes[:1] == [first]
+            and all(axis in (None, place) for axis, place in given)
+            and not call.unknown
+        )
         if call.parametric or not fits or call.tensors[0].dim() != (2 if cell else 3):
-            lost = Unknown(type(module).__name__, "its input is packed, has the batch in another place, or dropout is drawn between layers")
+            lost = Unknown(
+                type(module).__name__,
+                "its input is packed, has the batch in another place, or dropout is drawn between layers",
+            )
             public = all(axis is None for axis in call.axes) and not call.unknown
             for x in outputs:
                 self.tracker.set_state(x, PARAMETRIC if public else lost)
@@ -270,7 +285,11 @@ class Tape:
     ) -> None:
         axes, output_axes = call.axes, [self._axis(x) for x in outputs]
         size = self._size or 0
-        if self.tracker is not None and _public_rows(layers[0], call, outputs, size) and all(x is None for x in (*axes, *output_axes)):
+        if (
+            self.tracker is not None
+            and _public_rows(layers[0], call, outputs, size)
+            and all(x is None for x in (*axes, *output_axes))
+        ):
             # one row an example by its shape: what becomes of the rows is followed from here
             axes = [BatchAxis(0) if x.dim() and x.shape[0] == size else None for x in call.tensors]
             output_axes = [BatchAxis(0)] * len(outputs)
@@ -283,7 +302,11 @@ class Tape:
         args, kwargs = (tree_map(_detached, x) for x in given)
         if call.attended is not None and not self._check_attention(module, given):
             return
-        if layers[0].rule not in _SINGLE_OUTPUT and all(axis is None for axis in output_axes) and self.tracker is not None:
+        if (
+            layers[0].rule not in _SINGLE_OUTPUT
+            and all(axis is None for axis in output_axes)
+            and self.tracker is not None
+        ):
             return
         self._records.append(
             _Record(
@@ -317,10 +340,12 @@ class Tape:
         named = dict(zip(ARGUMENTS, given[0], strict=False)) | given[1]
         fits = all(self._axis(named[name]) == expected_axis(module) for name in ARGUMENTS[:3])
         if not fits and self.tracker is not None:
-            self.tracker.fail(type(module).__name__, "queries, keys or values have the batch in another place than it takes")
+            self.tracker.fail(
+                type(module).__name__, "queries, keys or values have the batch in another place than it takes"
+            )
         return fits
 
-    # -- differentiation ----------------------------------------------------------------------------------------------------------
+    # -- differentiation ------------------------------------------------------------------------------------
 
     def failure(self, losses: Tensor) -> Unknown | None:
         """Return why the pass is not proved to give every example its own gradient; None where it is proved.
@@ -366,7 +391,7 @@ class Tape:
             For each layer that was called, its calls with inputs and output gradients, or blocks of gradients.
 
         Raises:
-            ValueError: losses of the wrong shape, or on no path to a layer; an operation of a tape of its own hides the batch axis.
+            ValueError: losses of the wrong shape, or on no path to a layer; an operation hides the batch axis.
         """
         check_losses(losses)
         self.check_depends(losses)
@@ -387,7 +412,9 @@ class Tape:
         edges: list[Any] = [edge for record in batched for edge in record.edges if edge is not None]
         asked = [*dict.fromkeys([*edges, *(m.edge for m in meetings), *(w.edge for w in weights)])]
         if asked:
-            arrived: Sequence[Tensor | None] = torch.autograd.grad(total, asked, allow_unused=True, retain_graph=bool(meetings))
+            arrived: Sequence[Tensor | None] = torch.autograd.grad(
+                total, asked, allow_unused=True, retain_graph=bool(meetings)
+            )
         else:
             arrived = ()
         found = dict(zip(asked, arrived, strict=True))
@@ -401,8 +428,12 @@ class Tape:
         records, self._records = self._records, []
         calls: Calls = {}
         for record in records:
-            zeros = [torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in record.outputs]
-            call = Call(record.module, record.args, record.kwargs, list(zeros), record.axes, record.output_axes, record.attended)
+            zeros = [
+                torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in record.outputs
+            ]
+            call = Call(
+                record.module, record.args, record.kwargs, list(zeros), record.axes, record.output_axes, record.attended
+            )
             if record.is_public:
                 call = _shared_call(record, zeros[0].expand(self._size or 1, *record.outputs[0][0]), self._size or 1)
             for layer in record.layers:
@@ -450,13 +481,18 @@ class Tape:
                 rows = gradient.reshape(size, *record.outputs[0][0])
                 for layer in record.layers:
                     calls.setdefault(layer.name, []).append(_shared_call(record, rows, size))
-        self._add_parameters({name: g for (name, _), g in zip(direct, gradients[len(public) :], strict=True) if g is not None}, calls)
+        self._add_parameters(
+            {name: g for (name, _), g in zip(direct, gradients[len(public) :], strict=True) if g is not None}, calls
+        )
 
     def _add_weights(self, pairs: Sequence[tuple[WeightUse, Tensor]], calls: Calls) -> None:
         if self.tracker is None:
             return
         for use, gradient in pairs:
-            size, shapes = self.tracker.size, {name: self.model.get_parameter(name).shape for name in (use.name, use.bias) if name}
+            size, shapes = (
+                self.tracker.size,
+                {name: self.model.get_parameter(name).shape for name in (use.name, use.bias) if name},
+            )
             rows = shapes[use.name][0] if use.is_lookup else 0
             found = use.gradients(gradient, size, rows)
             self._add_parameters({name: found[name].reshape(size, *shape) for name, shape in shapes.items()}, calls)
@@ -494,7 +530,9 @@ class _OpenCall:
 
 def _call(record: _Record, gradients: Sequence[Tensor | None]) -> Call:
     outputs = [
-        (torch.zeros(shape, dtype=dtype, device=device) if g is None else g.reshape(shape)) if dtype.is_floating_point else None
+        (torch.zeros(shape, dtype=dtype, device=device) if g is None else g.reshape(shape))
+        if dtype.is_floating_point
+        else None
         for g, (shape, dtype, device) in zip(gradients, record.outputs, strict=True)
     ]
     if record.attended is not None:
@@ -544,7 +582,14 @@ def _repeated(x: Tensor, size: int) -> Tensor:
 
 def _public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size: int) -> bool:
     """Return whether a call on public inputs has a row for each example by its shape: ids `[N, T]`, noise `[N, d]`."""
-    if layer.rule not in _SINGLE_OUTPUT or layer.paths or not call.tensors or not outputs or call.parametric or call.unknown:
+    if (
+        layer.rule not in _SINGLE_OUTPUT
+        or layer.paths
+        or not call.tensors
+        or not outputs
+        or call.parametric
+        or call.unknown
+    ):
         return False
     x, y = call.tensors[0], outputs[0]
     return x.dim() >= 2 and x.shape[0] == size and y.dim() >= 2 and y.shape[0] == size

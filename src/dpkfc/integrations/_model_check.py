@@ -57,7 +57,11 @@ class _Call:
         given = iter(rows)
         leaves = [x if axis is None else next(given) for x, axis in zip(self.leaves, self.axes, strict=True)]
         args, kwargs = tree_unflatten(leaves, self.spec)
-        return [x for x in tree_leaves(model(*args, **kwargs)) if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
+        return [
+            x
+            for x in tree_leaves(model(*args, **kwargs))
+            if isinstance(x, Tensor) and x.is_floating_point() and x.dim()
+        ]
 
 
 def check_model(
@@ -68,7 +72,8 @@ def check_model(
     Args:
         model: in the mode in which it is trained.
         layers: its layers.
-        args, kwargs: of a call by the script; types and shapes are read.
+        args: of a call by the script; types and shapes are read.
+        kwargs: of that call.
         tracker: that knows where they have the batch.
         expected: rows of a logical batch.
         strict: raise where an operation has no batch rule.
@@ -135,7 +140,11 @@ def _output_axes(model: nn.Module, call: _Call) -> list[BatchAxis | None]:
 
 def _projected(outputs: Sequence[Tensor], places: Sequence[BatchAxis | None], size: int) -> Tensor:
     """Return a number for every example `[N]` that all outputs of the model enter, not linearly: a batch mean must show."""
-    rows = [example_first(x, axis, size).reshape(size, -1) for x, axis in zip(outputs, places, strict=False) if axis is not None]
+    rows = [
+        example_first(x, axis, size).reshape(size, -1)
+        for x, axis in zip(outputs, places, strict=False)
+        if axis is not None
+    ]
     if not rows:
         raise ValueError("no output of the model has an axis for the examples")
     row = torch.cat([x.to(rows[0].dtype) for x in rows], 1)
@@ -147,7 +156,8 @@ def check_padding(model: nn.Module, args: Any, kwargs: Any, batch: Any, source: 
 
     Args:
         model: the model.
-        args, kwargs: of a call by the script.
+        args: of a call by the script.
+        kwargs: of that call.
         batch: what the loader has handed out.
         source: the script's own loader.
 
@@ -214,5 +224,3 @@ def _agree(together: Tensor, alone: Tensor) -> bool:
     fronts = [z[tuple(slice(0, k) for k in shortest)] for z in (together, alone)]
     backs = [z[tuple(slice(n - k, n) for n, k in zip(z.shape, shortest, strict=True))] for z in (together, alone)]
     return any(torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in (fronts, backs))
-
-

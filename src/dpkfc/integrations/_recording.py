@@ -116,7 +116,7 @@ class BatchRecording:
         self._modes: list[Any] = []
         self._begin(batch)
 
-    # -- modes ---------------------------------------------------------------------------------------------------------------------
+    # -- modes ----------------------------------------------------------------------------------------------
 
     def _begin(self, batch: Any) -> None:
         if self.size > 1:
@@ -154,7 +154,7 @@ class BatchRecording:
                 return
             self._modes.pop().__exit__(None, None, None)
 
-    # -- the model -------------------------------------------------------------------------------------------------------------------
+    # -- the model ------------------------------------------------------------------------------------------
 
     def after_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Take note of a call of the model; return outputs in the place of its own, or None to keep them."""
@@ -191,7 +191,9 @@ class BatchRecording:
         for value, state in declared:
             tracker.set_state(value, state)
         places = [i for i, x in enumerate(leaves) if joined[i] is not x]
-        self._model_calls.append(ModelCall([joined[i] for i in places], [[single[i] for i in places] for single in each]))
+        self._model_calls.append(
+            ModelCall([joined[i] for i in places], [[single[i] for i in places] for single in each])
+        )
         return tree_unflatten(joined, spec)
 
     def _singles(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Any]]:
@@ -223,7 +225,9 @@ class BatchRecording:
             "axis for the examples"
         )
 
-    def examples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def examples(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Yield the arguments of a call for each example alone.
 
         Raises:
@@ -246,7 +250,7 @@ class BatchRecording:
 
             yield tree_map(pick, args), tree_map(pick, kwargs)
 
-    # -- the loss --------------------------------------------------------------------------------------------------------------------------
+    # -- the loss -------------------------------------------------------------------------------------------
 
     def _differentiate(self, loss: Tensor) -> bool:
         """Differentiate a loss for every example; return False where it does not belong to this batch."""
@@ -283,7 +287,7 @@ class BatchRecording:
         """
         if isinstance(state, Unknown):
             raise ValueError(
-                f"the loss is not a sum over examples: {state.operation}, {state.reason[:70]}; reduce a loss per example by mean() "
+                f"the loss is not a sum over examples: {state.operation}, {state.reason[:70]}; reduce losses by mean() "
                 "or sum()"
             )
         if isinstance(state, BatchAxis):
@@ -297,7 +301,7 @@ class BatchRecording:
             )
         if state.number >= _LARGEST_SCALE and torch.log2(torch.tensor(state.number)).frac() == 0:
             raise ValueError(
-                f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps follow private overflows; train in "
+                f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps follow overflows; train in "
                 "bfloat16 without one"
             )
         return float(self.size) if state.is_mean else 1.0
@@ -312,8 +316,12 @@ class BatchRecording:
         self.exact = failure
         for args, kwargs, output in self._inputs:
             each, leaves = self._singles(args, kwargs), tree_flatten(output)[0]
-            places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad]
-            self._model_calls.append(ModelCall([leaves[i] for i in places], [[single[i] for i in places] for single in each]))
+            places = [
+                i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad
+            ]
+            self._model_calls.append(
+                ModelCall([leaves[i] for i in places], [[single[i] for i in places] for single in each])
+            )
         self._of_single_calls(total)
 
     def _of_single_calls(self, total: Tensor) -> None:
@@ -347,7 +355,7 @@ class BatchRecording:
         pairs = zip(parameters, found, strict=True)
         return {name: g.to_dense().detach() if g.is_sparse else g for name, g in pairs if g is not None}
 
-    # -- the sum -----------------------------------------------------------------------------------------------------------------------------
+    # -- the sum --------------------------------------------------------------------------------------------
 
     def add_to(self, summer: ClippedSummer) -> list[Tensor]:
         """Clip and add every example; return their norms. PRIVATE."""

@@ -109,7 +109,7 @@ class PrivateStep:
             optimizer.register_step_post_hook(self._after_step),
         ]
 
-    # -- the loader ----------------------------------------------------------------------------------------------------
+    # -- the loader -----------------------------------------------------------------------------------------
 
     def forget(self) -> None:
         """Drop the work on an unfinished batch: nothing of it can reach a later release. The batch itself stays owed."""
@@ -197,7 +197,7 @@ class PrivateStep:
             self._owed.finish()
             self._tally.warn()
 
-    # -- the model -----------------------------------------------------------------------------------------------------
+    # -- the model ------------------------------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prepare for a pass that may be differentiated."""
@@ -234,7 +234,7 @@ class PrivateStep:
             _log.warning("%s", self.gradients)
         if verdict.unchecked:
             warnings.warn(
-                f"public rows could not be used ({verdict.unchecked.splitlines()[0][:70]}): it was not checked that examples do not mix",
+                f"public rows could not be used ({verdict.unchecked.splitlines()[0][:70]}): mixing was not checked",
                 UserWarning,
                 stacklevel=4,
             )
@@ -259,7 +259,7 @@ class PrivateStep:
             self._busy = False
             self._end_guards()
 
-    # -- the optimizer -------------------------------------------------------------------------------------------------
+    # -- the optimizer --------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Replace whatever is in `p.grad` by a release, or by nothing."""
@@ -273,7 +273,9 @@ class PrivateStep:
                 )
             self._check_unchanged()
             if hasattr(optimizer, "grad_scale"):  # a GradScaler leaves it to a fused optimizer to divide by the scale
-                raise RuntimeError("a GradScaler steps this optimizer; leave it out and train in bfloat16, which needs none")
+                raise RuntimeError(
+                    "a GradScaler steps this optimizer; leave it out and train in bfloat16, which needs none"
+                )
             if self.ledger.remaining == 0:
                 raise BudgetExhausted(
                     f"all {self.ledger.max_releases} releases of the plan are spent, {self._before} of them in the ledger before "
@@ -301,7 +303,9 @@ class PrivateStep:
             )
         self._owed.check(drawn.logical)
         if not drawn.first and self._summer is None:
-            raise RuntimeError("an earlier part of this logical batch was lost or never stepped; begin a new loop over it")
+            raise RuntimeError(
+                "an earlier part of this logical batch was lost or never stepped; begin a new loop over it"
+            )
         recording = self._one_pass(drawn)
         if strays:
             raise RuntimeError(
@@ -352,14 +356,14 @@ class PrivateStep:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._clear()
 
-    # -- the preconditioner --------------------------------------------------------------------------------------------
+    # -- the preconditioner ---------------------------------------------------------------------------------
 
     @property
     def preconditioner(self) -> Preconditioner | None:
         """The preconditioner in force; None before the first step, and without one."""
         return self._coordinates.current
 
-    # -- care ----------------------------------------------------------------------------------------------------------
+    # -- care -----------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
         held = [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -12,7 +12,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["PARAMETRIC", "PUBLIC", "BatchAxis", "Parametric", "Public", "State", "Total", "Unknown", "axis_after_reshape", "example_first"]
+__all__ = [
+    "PARAMETRIC",
+    "PUBLIC",
+    "BatchAxis",
+    "Parametric",
+    "Public",
+    "State",
+    "Total",
+    "Unknown",
+    "axis_after_reshape",
+    "example_first",
+]
 
 
 @dataclass(frozen=True)

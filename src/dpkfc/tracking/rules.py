@@ -59,7 +59,7 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
     return add
 
 
-# -- elementwise operations ----------------------------------------------------------------------------------------------
+# -- elementwise operations --------------------------------------------------------------------------------
 
 
 def broadcast_axis(operation: Operation, tensors: Iterable[Tensor], rank: int) -> BatchAxis | None:
@@ -125,7 +125,7 @@ def _public(operation: Operation) -> Answer:
     return None
 
 
-# -- views and layout ----------------------------------------------------------------------------------------------------
+# -- views and layout --------------------------------------------------------------------------------------
 
 
 @_rule("view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "unsqueeze", "flatten", "unflatten", "view_as")
@@ -320,7 +320,7 @@ def _keep_leading(operation: Operation) -> Answer:
     return axis
 
 
-# -- dimensions over which an operation works -------------------------------------------------------------------------------
+# -- dimensions over which an operation works --------------------------------------------------------------
 
 
 def _dims(operation: Operation, rank: int) -> set[int]:
@@ -335,7 +335,18 @@ def _dims(operation: Operation, rank: int) -> set[int]:
     return set(range(rank))
 
 
-@_rule("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "sort", "argsort", "topk")
+@_rule(
+    "softmax",
+    "_softmax",
+    "log_softmax",
+    "_log_softmax",
+    "_safe_softmax",
+    "cumsum",
+    "cumprod",
+    "sort",
+    "argsort",
+    "topk",
+)
 @_rule("cummax", "cummin", "logcumsumexp", "flip", "_fft_r2c", "_fft_c2r", "_fft_c2c", "msort")
 def _along(operation: Operation) -> Answer:
     """Return the axis of an operation that keeps the rank and works along other dimensions."""
@@ -377,7 +388,22 @@ def _roll(operation: Operation) -> Answer:
     return axis
 
 
-@_rule("amax", "amin", "prod", "any", "all", "logsumexp", "std", "var", "var_mean", "std_mean", "argmax", "argmin", "max", "min")
+@_rule(
+    "amax",
+    "amin",
+    "prod",
+    "any",
+    "all",
+    "logsumexp",
+    "std",
+    "var",
+    "var_mean",
+    "std_mean",
+    "argmax",
+    "argmin",
+    "max",
+    "min",
+)
 @_rule("median", "nanmedian", "mode", "kthvalue", "norm", "linalg_vector_norm", "nansum", "count_nonzero", "aminmax")
 def _reduce(operation: Operation) -> Answer:
     """Return the axis of a reduction over other dimensions."""
@@ -413,7 +439,7 @@ def _name(operation: Operation) -> str:
     return str(operation.function.overloadpacket.__name__)
 
 
-# -- products ------------------------------------------------------------------------------------------------------------
+# -- products ----------------------------------------------------------------------------------------------
 
 
 @_rule("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm", "matmul", "linear")
@@ -499,7 +525,7 @@ def _conv_tbc(operation: Operation) -> Answer:
     return axis
 
 
-# -- operations on trailing dimensions -------------------------------------------------------------------------------------
+# -- operations on trailing dimensions ---------------------------------------------------------------------
 
 
 def _trailing(count: int) -> Rule:
@@ -563,7 +589,7 @@ def _glu(operation: Operation) -> Answer:
     return _along(operation)
 
 
-# -- normalisation ---------------------------------------------------------------------------------------------------------
+# -- normalisation -----------------------------------------------------------------------------------------
 
 
 @_rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
@@ -594,18 +620,24 @@ def _batch_norm(operation: Operation) -> Answer:
     """Return the axis of a batch norm: with frozen statistics, or as instance norm uses it, channels of one example each."""
     x = operation.args[0]
     axis = operation.axis(x)
-    training = operation.argument("training") if operation.has_argument("training") else "with_update" in _name(operation)
+    training = (
+        operation.argument("training") if operation.has_argument("training") else "with_update" in _name(operation)
+    )
     if axis is None or _has_batched_weights(operation):
         return operation.lost("a batched operand in an unusual place")
     if not training:
-        return [axis, None, None, None][: len(operation.outputs)] if axis.dim != 1 else operation.lost("channels are examples")
+        return (
+            [axis, None, None, None][: len(operation.outputs)]
+            if axis.dim != 1
+            else operation.lost("channels are examples")
+        )
     if axis.dim != 1:
         return operation.lost("statistics are taken over the batch")
     per_channel = BatchAxis(0, axis.pre, axis.post)
     return [axis, per_channel, per_channel, None][: len(operation.outputs)]
 
 
-# -- lookups -----------------------------------------------------------------------------------------------------------------
+# -- lookups -----------------------------------------------------------------------------------------------
 
 
 @_rule("embedding")
@@ -622,7 +654,9 @@ def _embedding_bag(operation: Operation) -> Answer:
     weight, ids, offsets = operation.args[:3]
     axis = operation.axis(ids)
     weights = operation.argument("per_sample_weights")
-    plain = axis is not None and axis.pre == 1 and not operation.is_batched(weight) and not operation.is_batched(offsets)
+    plain = (
+        axis is not None and axis.pre == 1 and not operation.is_batched(weight) and not operation.is_batched(offsets)
+    )
     if axis is None or not plain or (operation.is_batched(weights) and operation.axis(weights) != axis):
         return operation.lost("bags of an embedding have the batch in another place")
     bags, rest = divmod(len(offsets), operation.size)
@@ -753,7 +787,11 @@ def _index_put(operation: Operation) -> Answer:
         mask = given[0][1]
         if aligned and operation.axis(mask) in (None, operation.axis(x)) and mask.dim() > 0:
             axis = operation.axis(x) or operation.axis(mask)
-            return axis if axis is not None and axis.dim < mask.dim() else operation.lost("a mask writes to other examples")
+            return (
+                axis
+                if axis is not None and axis.dim < mask.dim()
+                else operation.lost("a mask writes to other examples")
+            )
         return operation.lost("a mask picks entries by their values")
     axis = operation.axis(x)
     rank = max(index.dim() for _, index in given)
@@ -791,11 +829,17 @@ def _index_put(operation: Operation) -> Answer:
     return axis
 
 
-# -- attention, recurrences and losses -----------------------------------------------------------------------------------------
+# -- attention, recurrences and losses ---------------------------------------------------------------------
 
 
-@_rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention")
-@_rule("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math")
+@_rule(
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention"
+)
+@_rule(
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_attention_math",
+)
 @_rule("_scaled_dot_product_fused_attention_overrideable")
 def _attention(operation: Operation) -> Answer:
     """Return the axis of fused attention: queries, keys and values have the batch, alone or with heads, before the last two."""
@@ -862,7 +906,7 @@ def _ctc_loss(operation: Operation) -> Answer:
     return BatchAxis(0)
 
 
-# -- totals ------------------------------------------------------------------------------------------------------------------
+# -- totals ------------------------------------------------------------------------------------------------
 
 
 def _total_rule(*names: str) -> Callable[[Rule], Rule]:
@@ -874,7 +918,9 @@ def _total_rule(*names: str) -> Callable[[Rule], Rule]:
     return add
 
 
-@_total_rule("neg", "view", "reshape", "squeeze", "unsqueeze", "clone", "detach", "alias", "_to_copy", "expand", "positive")
+@_total_rule(
+    "neg", "view", "reshape", "squeeze", "unsqueeze", "clone", "detach", "alias", "_to_copy", "expand", "positive"
+)
 @_total_rule("sum", "mean", "select", "_unsafe_view", "_reshape_alias", "contiguous", "lift_fresh")
 def _keep_total(operation: Operation) -> Answer:
     if operation.outputs[0].numel() != 1:
@@ -885,7 +931,9 @@ def _keep_total(operation: Operation) -> Answer:
 @_total_rule("add", "sub", "rsub")
 def _add_totals(operation: Operation) -> Answer:
     """Return the total of two totals with one divisor; a public number that is added changes no gradient."""
-    totals = [state for x in operation.args[:2] if isinstance(x, Tensor) and isinstance(state := operation.state(x), Total)]
+    totals = [
+        state for x in operation.args[:2] if isinstance(x, Tensor) and isinstance(state := operation.state(x), Total)
+    ]
     others = [x for x in operation.args[:2] if isinstance(x, Tensor) and not isinstance(operation.state(x), Total)]
     if any(operation.state(x) is not None for x in others) or operation.outputs[0].numel() != 1:
         return operation.lost("a sum over the examples meets something else than a public number")

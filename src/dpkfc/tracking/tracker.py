@@ -92,7 +92,7 @@ class Tracker:
         self._permitted = 0
         self._rules: dict[Any, tuple[Rule | None, Rule | None]] = {}
 
-    # -- states ------------------------------------------------------------------------------------------------------------
+    # -- states ---------------------------------------------------------------------------------------------
 
     def state(self, x: Tensor) -> State | None:
         """Return what is known of a tensor, None where it depends on no example and no trainable parameter."""
@@ -109,7 +109,9 @@ class Tracker:
         if x.requires_grad:
             if x.grad_fn is None:
                 return PARAMETRIC
-            return Unknown("autograd", "a tensor was made where no operation is seen, as by a compiled function or a kernel")
+            return Unknown(
+                "autograd", "a tensor was made where no operation is seen, as by a compiled function or a kernel"
+            )
         if type(x) is not Tensor and not isinstance(x, torch.nn.Parameter):
             return Unknown(type(x).__name__, "tensors of this type are not followed")
         return None
@@ -173,7 +175,9 @@ class Tracker:
         for x in tree_leaves(batch):
             if isinstance(x, Tensor):
                 leads = x.dim() > 0 and x.shape[0] == self.size
-                lost = Unknown("batch", f"a tensor {list(x.shape)} of the batch does not have {self.size} examples in front")
+                lost = Unknown(
+                    "batch", f"a tensor {list(x.shape)} of the batch does not have {self.size} examples in front"
+                )
                 self.set_state(x, BatchAxis(0) if leads else lost)
             elif x is not None:
                 self.is_opaque = True
@@ -189,7 +193,7 @@ class Tracker:
         if self.failure is None:
             self.failure = Unknown(operation, reason)
 
-    # -- what a layer reads itself --------------------------------------------------------------------------------------------
+    # -- what a layer reads itself --------------------------------------------------------------------------
 
     def cover(self, parameters: Iterable[Tensor]) -> None:
         """Begin to treat parameters as public: their gradients are taken from the call of their layer."""
@@ -222,7 +226,7 @@ class Tracker:
         """Follow operations again."""
         self._paused -= 1
 
-    # -- modes ------------------------------------------------------------------------------------------------------------------
+    # -- modes ----------------------------------------------------------------------------------------------
 
     def modes(self) -> tuple[Any, Any]:
         """Return the two modes that follow operations, for a caller who enters and leaves them."""
@@ -241,7 +245,9 @@ class Tracker:
         if function is torch.ops.aten.detach.default:
             self._note_alias(output)
         if function is torch.ops.aten.lift_fresh.default and not self._calls:
-            self.set_state(output, Unknown(str(function), "a tensor was made of values where no function of torch was called"))
+            self.set_state(
+                output, Unknown(str(function), "a tensor was made of values where no function of torch was called")
+            )
             return
         states = self._states
         kinds = 0
@@ -334,7 +340,9 @@ class Tracker:
         operation = Operation(function, args, kwargs, output, self.size, self.state)
         chosen = total_rule if has_total else rule
         if chosen is None:
-            return operation.lost("a sum over the examples is used here" if has_total else "no batch rule is registered for it")
+            return operation.lost(
+                "a sum over the examples is used here" if has_total else "no batch rule is registered for it"
+            )
         try:
             return chosen(operation)
         except Exception as error:  # a run must not stop where a rule meets operands that it does not expect
@@ -370,7 +378,9 @@ class Tracker:
             if isinstance(state, BatchAxis):
                 moved = _same_memory(state, x, base, self.size)
                 if moved is None or (isinstance(known, BatchAxis) and known != moved):
-                    moved = Unknown(str(function), "the examples are written into a part of a tensor that cannot be followed")
+                    moved = Unknown(
+                        str(function), "the examples are written into a part of a tensor that cannot be followed"
+                    )
             if isinstance(known, Unknown):
                 moved = known
             self.set_state(base, moved)
@@ -427,7 +437,9 @@ class _Functions(TorchFunctionMode):
         if name in _LEAVES_TORCH and not tracker._permitted:
             if any(_is_private(tracker.state(x)) for x in tensors_in(args)) and not _is_harmless():
                 tracker.fail(f"Tensor.{name}", "values that depend on the examples leave torch")
-        if name in _TAKES_LISTS and _has_private_numbers(tracker, args[1] if type(args[1]) is tuple else args[1:], kwargs):
+        if name in _TAKES_LISTS and _has_private_numbers(
+            tracker, args[1] if type(args[1]) is tuple else args[1:], kwargs
+        ):
             tracker.fail(f"Tensor.{name}", "a list of values that depend on the examples becomes a tensor")
         if name == "register_hook" and _is_private(tracker.state(args[0])) and not _only_gathers(args[1]):
             tracker.fail("Tensor.register_hook", "a hook may change the gradients of the examples")
@@ -438,7 +450,11 @@ class _Functions(TorchFunctionMode):
             tracker.set_state(result, tracker.state(args[0]))
             tracker._note_alias(result)
             return result
-        if name == "__set__" and getattr(func.__self__, "__name__", "") == "data" and _is_private(tracker.state(args[1])):
+        if (
+            name == "__set__"
+            and getattr(func.__self__, "__name__", "") == "data"
+            and _is_private(tracker.state(args[1]))
+        ):
             tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
         if tracker.call is not None and torch.is_grad_enabled():
             return tracker.call(func, args, kwargs)

@@ -125,7 +125,7 @@ class _Check:
     device: torch.device
     most: int
 
-    # -- rows that the loss takes ---------------------------------------------------------------------------------------------
+    # -- rows that the loss takes ---------------------------------------------------------------------------
 
     def usable(self, attempts: Sequence[Callable[[int], PublicRows]]) -> tuple[PublicRows | None, str]:
         """Return the first public rows that the loss takes, or why there are none."""
@@ -161,7 +161,7 @@ class _Check:
                 f"loss_fn fails on a batch of one example ({text}); write squeeze(-1) for squeeze(), and keep the batch axis"
             ) from error
 
-    # -- passes -------------------------------------------------------------------------------------------------------------------
+    # -- passes ---------------------------------------------------------------------------------------------
 
     def losses(self, batch: Any, size: int) -> Tensor:
         """Return the losses `[n]` of a batch, augmented as in training."""
@@ -190,7 +190,7 @@ class _Check:
         tape.check_depends(losses)
         return tape.failure(losses), tape, losses
 
-    # -- the verdict ----------------------------------------------------------------------------------------------------------------
+    # -- the verdict ----------------------------------------------------------------------------------------
 
     def verdict(
         self, attempts: Sequence[Callable[[int], PublicRows]], before: Any, expected: int, strict: bool
@@ -275,7 +275,9 @@ class _Check:
         pairs.append((whole[alone], single, 1))
         for one, other, size in pairs:
             if self._differs(one, other):
-                raise ValueError(_mixes(failure, f"the loss of a row in a batch of {most} differs from that in a batch of {size}"))
+                raise ValueError(
+                    _mixes(failure, f"the loss of a row in a batch of {most} differs from that in a batch of {size}")
+                )
 
     def _check_neighbours(self, rows: PublicRows, size: int, failure: Unknown, *, comparable: bool) -> None:
         """Check that no row changes the loss or the gradient of another; every pair of rows is told apart by a bit."""
@@ -303,7 +305,9 @@ class _Check:
                     if self._differs(one[0], other[0]) or self._differs_as_a_whole(one[1], other[1]):
                         raise ValueError(_mixes(failure, "rows changed when only the rows beside them did"))
             if len(parts) == 2 and self._differs_as_a_whole(parts[0] + parts[1], passed(every, every)[1]):
-                raise ValueError(_mixes(failure, "the gradients of parts of a batch do not add up to that of the batch"))
+                raise ValueError(
+                    _mixes(failure, "the gradients of parts of a batch do not add up to that of the batch")
+                )
 
     def _gradient(self, total: Tensor) -> Tensor:
         parameters = [in_graph(p) for p in self.model.parameters() if p.requires_grad]
@@ -367,9 +371,13 @@ class _Check:
                 continue
             restart = restarter(self.device)
 
-            def made(chosen: Sequence[int], make: Callable[..., Any] = make, restart: Callable[[], None] = restart) -> list[Tensor]:
+            def made(
+                chosen: Sequence[int], make: Callable[..., Any] = make, restart: Callable[[], None] = restart
+            ) -> list[Tensor]:
                 restart()
-                return [x for x in tree_leaves(make(chosen)) if isinstance(x, Tensor) and x.dim() and x.shape[0] == size]
+                return [
+                    x for x in tree_leaves(make(chosen)) if isinstance(x, Tensor) and x.dim() and x.shape[0] == size
+                ]
 
             if not _alike(made(range(size)), made(range(size)), list(range(size))):
                 continue  # its random numbers are no global ones
@@ -470,7 +478,7 @@ def _scaled(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any:
 def _mixes(failure: Unknown | None, what: str) -> str:
     """Return the message for a model that mixes examples."""
     if failure is None:
-        return f"{what}: model, loss_fn or augment depends on the batch beside the example; compute each loss from its example alone"
+        return f"{what}: model, loss_fn or augment depends on the batch; compute each loss from its example alone"
     return f"{failure.operation} mixes examples: {what} ({failure.reason})"
 
 
