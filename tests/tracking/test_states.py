@@ -252,13 +252,3 @@ def test_a_freed_tensor_leaves_no_state_behind():
     assert not tracker._states
     assert not tracker._references
     assert not tracker._aliases
-
-
-def test_a_loss_keeps_the_count_that_it_was_divided_by():
-    tracker, scores, target = Tracker(N), torch.rand(N, 4), torch.tensor([0, -100, 2])
-    tracker.declare_batch([scores, target])
-    with tracker.following():
-        loss = F.cross_entropy(scores, target)
-    state = tracker.state(loss)
-    assert isinstance(state, Total) and state.is_mean
-    assert [(float(count), public) for count, public in state.divisors] == [(2.0, 3.0)]

@@ -168,7 +168,7 @@ def check_padding(model: nn.Module, args: Any, kwargs: Any, batch: Any, source: 
     places = _places(leaves, tree_leaves(batch))
     if places is None:
         return
-    for integers in ("bits", "ones"):
+    for integers in ("tokens", "bits", "ones"):
         rows = public_rows(source.dataset[0], 0, source.collate_fn, integers)
         if len(rows.longer) < 2:
             return
@@ -186,7 +186,6 @@ def check_padding(model: nn.Module, args: Any, kwargs: Any, batch: Any, source: 
                 "an example that is padded to the length of a longer one has other outputs than alone: mask the padding, or pad "
                 "every batch to one length"
             )
-        return
 
 
 def _places(leaves: Sequence[Any], batch: Sequence[Any]) -> dict[int, int] | None:
