@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpkfc.tracking import BatchAxis, Total, Tracker, Unknown
+from dpkfc.tracking import BatchAxis, Tracker, Unknown
 from dpkfc.tracking.axes import PARAMETRIC
 
 N, T, D = 3, 4, 2
