@@ -2,8 +2,8 @@
 
 A rule gets an `Operation` none of whose operands is unknown and at least one of which has a batch axis. It returns the
 state of every output: one state for all of them, or a list. A rule that is not sure returns `operation.lost(...)`.
-Every rule is tested alone against brute force: perturb one example of the inputs, and only its entries of the outputs may
-change; permute the batch, and the outputs permute.
+A rule is right if perturbing one example of the inputs changes only its entries of the outputs, and permuting the batch
+permutes the outputs.
 """
 
 from __future__ import annotations
