@@ -26,7 +26,9 @@ CHECKS = {
     "sensitivity", "metric", "weights", "hand-over", "one release and one charge a step", "shares", "noise mean", "noise scale",
     "noise everywhere", "noise shape", "no repetition inside a release", "no repetition between releases",
     "independence of following releases", "two worlds", "ledger", "charge before release", "checkpoint", "guarantee", "event",
-    "accountants", "reported ε", "budget",
+    "accountants", "reported ε", "budget", "release of a zero sum", "sum of two halves",
+    "sensitivity of large batches", "noise tails", "noise granularity", "noise fingerprints",
+    "noise over the steps", "low bits",
 }  # fmt: skip
 
 
@@ -34,14 +36,15 @@ CHECKS = {
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     if size(1, 0):
         few = module.prepared_canaries, ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
-        noise = module.noise_law
+        noise, run = module.noise_law, module.noise_run
         monkeypatch.setattr(replaying, "SIZES", (0, 2))
         monkeypatch.setattr(module, "prepared_canaries", lambda subject: few[0](subject).only(*few[1]))
         monkeypatch.setattr(module, "noise_law", lambda subject, **options: noise(subject, steps=24, **options))
+        monkeypatch.setattr(module, "noise_run", lambda subject, **options: run(subject, numbers=60_000, **options))
 
 
 def calibrated() -> Subject:
-    config = PrivacyConfig(expected_batch_size=B, steps=30, max_grad_norm=0.7, accountant="rdp", preconditioner=kfac())
+    config = PrivacyConfig(expected_batch_size=B, steps=100, max_grad_norm=0.7, accountant="rdp", preconditioner=kfac())
     subject = vectors()
     return Subject(
         plan=config.calibrate(4.0, 1e-3, N), model=subject.model, dataset=subject.dataset, loss_fn=subject.loss_fn
@@ -56,7 +59,7 @@ def test_an_honest_step_passes_every_check(evidence) -> None:
     )
     assert found.passed, failed(found.findings)
     assert {finding.check.partition(":")[0] for finding in found.findings} >= CHECKS
-    assert len(told) == 4 and all(done[-1][0] == done[-1][1] for done in told.values())
+    assert len(told) == 7 and all(done[-1][0] == done[-1][1] for done in told.values())
     assert all([done for done, _ in steps] == sorted(done for done, _ in steps) for steps in told.values())
     described = json.loads(json.dumps(found.describe()))
     assert described["passed"] and described["plan_hash"] == subject.plan.hash and described["canaries"] > 10
@@ -67,7 +70,7 @@ def test_an_honest_step_passes_every_check(evidence) -> None:
 
 def test_one_failed_check_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     in_clip.of_micro_batches(monkeypatch)
-    for name in ("noise_law", "charges"):
+    for name in ("noise_law", "noise_run", "charges"):
         monkeypatch.setattr(module, name, lambda subject, **_: [])
     found = audit_step(vectors(), runs=size(8, 100))
     assert not found.passed and not found.describe()["passed"]

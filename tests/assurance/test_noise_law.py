@@ -93,10 +93,10 @@ def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch: pytest.Mo
     seen: list[int] = []
     real = law.judge_noise
 
-    def judged(releases: list[Releases], parts: dict[str, int]) -> object:
+    def judged(releases: list[Releases], parts: dict[str, int], rate: float) -> object:
         seen.extend([len(releases), releases[0].size, sum(parts.values())])
         assert all(not np.array_equal(x, y) for i, x in enumerate(releases) for y in releases[:i])
-        return real(releases, parts)
+        return real(releases, parts, rate)
 
     monkeypatch.setattr(law, "judge_noise", judged)
     told: list[tuple[int, int]] = []

@@ -220,10 +220,10 @@ def half_mixed(x: Tensor) -> Tensor:
 
 
 class HalfMixer(nn.Module):
-    """Mixes the second half of a batch into the first."""
+    """Mixes the first half of a batch into the second, in reverse order."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return half_mixed(x)
+        return half_mixed(x.flip(0)).flip(0)
 
 
 def half_mixed_batch(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

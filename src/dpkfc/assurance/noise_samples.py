@@ -151,7 +151,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def check_windows(samples: Samples) -> Finding:
-    """Test the variance in consecutive windows of 1, 2, 4, … steps, on both sides.
+    """Test the variance in windows of 1, 2, 4, … steps from either end of the run, on both sides.
 
     Args:
         samples: noise over its standard deviation `[releases, d]`.
@@ -162,7 +162,8 @@ def check_windows(samples: Samples) -> Finding:
     worst, where, tests = 1.0, "", 0
     length = 1
     while length <= steps:
-        ends = np.arange(length, steps + 1, length)
+        backwards = np.arange(steps, length - 1, -length)
+        ends = np.concatenate([np.arange(length, steps + 1, length), backwards])
         totals = sums[ends] - sums[ends - length]
         p_values = 2 * np.minimum(stats.chi2.cdf(totals, length * size), stats.chi2.sf(totals, length * size))
         lowest = int(np.argmin(p_values))
