@@ -228,7 +228,9 @@ class Session:
                 repeatable=self.plan.test_mode,
             )
 
-        rows, multiple = views * records.size, config.pad_to_multiple  # measured with the points of the steps to come
+        # A share of one row would take another way than the others; processes that gather parameters must take one.
+        multiple = config.pad_to_multiple or (2 if self._divided else None)
+        rows = views * records.size  # measured with the points of the steps to come
         self._size.measure(lambda n: attempt(records[: -(-n // views)], None, None, self._points(True)), rows, self._device)
         return self._size.fit(lambda bound: attempt(drawn, bound, multiple, points), rows)
 
