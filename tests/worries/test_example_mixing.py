@@ -7,18 +7,20 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from dpkfc.gradients.verify import check_per_example_gradients, check_whole_batch
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients.layers import find_layers
 from dpkfc.session import Session
+from tests.gradients.loop import assert_equals_a_loop, examples
 
 N, T, D = 24, 3, 4
 Loss = Callable[[nn.Module, tuple[Tensor, ...]], Tensor]
 
 
-def refused(model: nn.Module, loss: Loss, match: str, *, shape: tuple[int, ...] = (D,)) -> None:
+MIXES = "mixes examples|depends on the batch"
+
+
+def refused(model: nn.Module, loss: Loss, *, shape: tuple[int, ...] = (D,)) -> None:
     """The first step of a session raises, nothing is charged and no parameter moves."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(N, *shape, generator=generator, dtype=torch.float64)
@@ -27,7 +29,7 @@ def refused(model: nn.Module, loss: Loss, match: str, *, shape: tuple[int, ...] 
     before = [p.detach().clone() for p in model.parameters()]
     with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, y)) as session:
         for _ in range(2):  # trying again does not help
-            with pytest.raises((ValueError, RuntimeError), match=match):
+            with pytest.raises(ValueError, match=MIXES):
                 session.step(next(session.batches()), loss)
         assert session.ledger.count == 0
         assert session.epsilon == 0
@@ -86,7 +88,7 @@ def shuffled_mixup(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     ids=lambda f: f.__name__,
 )
 def test_losses_that_mix_examples(loss: Loss) -> None:
-    refused(encoder(), loss, r"per-example gradient of '0.weight'.*loss_fn mixes examples")
+    refused(encoder(), loss)
 
 
 def test_contrastive_pairs_as_two_rows_an_example() -> None:
@@ -97,7 +99,7 @@ def test_contrastive_pairs_as_two_rows_an_example() -> None:
         partners = torch.arange(2 * n).roll(n)
         return F.cross_entropy(scores, partners, reduction="none").view(2, n).sum(0)
 
-    refused(encoder(), two_views, r"layer '0' \(Linear\).*leading axis must be the batch of 2")
+    refused(encoder(), two_views)
 
 
 # -- modules -----------------------------------------------------------------------------------------------------------
@@ -155,24 +157,14 @@ class LearnedCentre(nn.Module):
         return (x - x.mean(0)) * self.gain
 
 
-@pytest.mark.parametrize(
-    ("module", "match"),
-    [
-        (BatchSum, r"layer '3' \(Linear\): its (input|output) has shape|gradient of '.*' in a batch of 2 differs"),
-        (AddsMean, r"per-example gradient of '0.weight'.*mixes examples"),
-        (AttendsOverTheBatch, r"'2.inner' \(MultiheadAttention.*was given a query of shape \(2, 4\)"),
-        (FunctionalBatchNorm, r"per-example gradient of '0.weight'.*mixes examples"),
-        (LearnedCentre, r"'2' \(LearnedCentre\).*may mix the examples"),
-    ],
-    ids=lambda m: m.__name__ if isinstance(m, type) else "",
-)
-def test_modules_that_mix_examples(module: type[nn.Module], match: str) -> None:
-    refused(encoder(module()), cross_entropy, match)
+@pytest.mark.parametrize("module", [BatchSum, AddsMean, AttendsOverTheBatch, FunctionalBatchNorm, LearnedCentre])
+def test_modules_that_mix_examples(module: type[nn.Module]) -> None:
+    refused(encoder(module()), cross_entropy)
 
 
 def test_recurrence_over_the_batch() -> None:
-    refused(encoder(ReadsTheBatch()), cross_entropy, r"'2.inner' \(LSTM\).*batch_first=False", shape=(T, D))
-    refused(encoder(ReadsTheBatch()), cross_entropy, r"LSTM|mixes examples", shape=(2, D))  # as long as two examples
+    refused(encoder(ReadsTheBatch()), cross_entropy, shape=(T, D))
+    refused(encoder(ReadsTheBatch()), cross_entropy, shape=(2, D))
 
 
 class TimeFirst(nn.Module):
@@ -188,14 +180,12 @@ class TimeFirst(nn.Module):
 
 @pytest.mark.parametrize("module", [nn.Linear(D, D), nn.LayerNorm(D)], ids=lambda m: type(m).__name__)
 def test_a_batch_on_the_second_axis(module: nn.Module) -> None:
-    name = type(module).__name__
-    match = rf"\({name}\): its (input|output) has shape \(3, 2, 4\), but the leading axis must be the batch of 2"
-    refused(TimeFirst(module).double(), cross_entropy, match, shape=(T, D))
-    refused(TimeFirst(module).double(), cross_entropy, "differs from that of the example alone", shape=(2, D))
+    x, y = torch.randn(N, T, D, dtype=torch.float64), torch.randint(0, 2, (N,))
+    assert_equals_a_loop(TimeFirst(module).double(), cross_entropy, (x, y), examples((x, y), N))
 
 
 def test_a_batch_on_the_second_axis_of_a_recurrent_layer_is_what_it_says() -> None:
-    """With batch_first=False the layer itself says where the batch is: covered, not refused."""
+    """With batch_first=False the layer itself says where the batch is."""
 
     class Reads(nn.Module):
         def __init__(self) -> None:
@@ -241,16 +231,10 @@ class GroupsOfFour(nn.Module):
     ids=["mined triplets", "groups of four"],
 )
 def test_mixing_that_takes_more_than_two_examples(more: tuple[nn.Module, ...], loss: Loss) -> None:
-    model, x, y = encoder(*more), torch.randn(6, D, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0, 1])
-    layers = find_layers(model)
-    check_per_example_gradients(model, layers, loss, (x[:2], y[:2]), [(x[i : i + 1], y[i : i + 1]) for i in range(2)])
-    with pytest.raises(ValueError, match=r"gradients of '0.weight' of 6 examples do not add up.*mixes examples"):
-        check_whole_batch(model, layers, loss, (x, y), 6)
+    refused(encoder(*more), loss)
 
 
-def test_a_whole_batch_of_an_honest_model_passes() -> None:
-    """Dropout and recurrent layers included, under one random state for both passes."""
-
+def test_dropout_and_recurrent_layers_of_an_honest_model_pass() -> None:
     class Honest(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -260,17 +244,16 @@ def test_a_whole_batch_of_an_honest_model_passes() -> None:
             return self.head(self.inner(x)[0]).mean(1)
 
     model = Honest().double()
-    batch = (torch.randn(7, T, D, dtype=torch.float64), torch.randint(0, 2, (7,)))
-    check_whole_batch(model, find_layers(model), cross_entropy, batch, 7)
-    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    plan = PrivacyConfig(expected_batch_size=12, steps=2, test_mode_seed=3).with_noise(1.0, 1e-3, N)
+    data = (torch.randn(N, T, D, dtype=torch.float64), torch.randint(0, 2, (N,)))
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), data) as session:
+        for batch in session.batches():
+            session.step(batch, cross_entropy)
+        assert session.unproved_operation == ""
 
 
-def test_a_mean_made_into_a_vector_again_is_the_gradient_of_each_example() -> None:
-    """Allowed: example n receives the gradient of its own loss, and no other example has a part in it."""
-
+def test_a_mean_made_into_a_vector_again_mixes() -> None:
     def repeated(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return cross_entropy(model, batch).mean().expand(len(batch[0]))
 
-    model, batch = encoder(), (torch.randn(2, D, dtype=torch.float64), torch.tensor([0, 1]))
-    singles = [(batch[0][i : i + 1], batch[1][i : i + 1]) for i in range(2)]
-    check_per_example_gradients(model, find_layers(model), repeated, batch, singles)
+    refused(encoder(), repeated)
