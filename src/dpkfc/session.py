@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -264,12 +263,7 @@ class Session:
         if verdict.operation is not None:
             _log.warning("%s", self.gradients)
         self._unchecked = f": {verdict.unchecked.splitlines()[0][:60]}" if verdict.unchecked else ""
-        if verdict.unchecked:
-            warnings.warn(
-                f"public rows could not be used{self._unchecked}; give public_records for the check that examples do not mix",
-                UserWarning,
-                stacklevel=4,
-            )
+        verdict.warn(stacklevel=4)
 
     def _public_rows(self) -> list[Callable[[int], PublicRows]]:
         """Return ways to make public rows: those that were given, or drawn ones with two choices of integers."""

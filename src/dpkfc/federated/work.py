@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -145,7 +144,9 @@ class LocalModel:
 
     def zeros(self) -> Tensors:
         """The sum over no records."""
-        return {name: torch.zeros(p.shape, dtype=accumulated(p), device=p.device) for name, p in self.parameters.items()}
+        return {
+            name: torch.zeros(p.shape, dtype=accumulated(p), device=p.device) for name, p in self.parameters.items()
+        }
 
     def verify(self, records: Records, *, strict: bool = False) -> None:
         """Check model and loss once, on public rows with the types and shapes of a record; no value of a record is used.
@@ -176,9 +177,7 @@ class LocalModel:
             bound=config.max_physical_batch_size,
             strict=strict,
         )
-        if verdict.unchecked:
-            reason = verdict.unchecked.splitlines()[0][:60]
-            warnings.warn(f"public rows could not be used: {reason}; whether examples mix is not checked", stacklevel=4)
+        verdict.warn(stacklevel=4)
         self._proof.operation, self._verified = verdict.operation, True
 
     def clipped_sum(self, records: Records, drawn: NDArray[np.int64], *, together: bool = False) -> Tensors:

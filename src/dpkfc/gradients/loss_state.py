@@ -1,7 +1,7 @@
-"""What a loss function may remember from one call to the next: nothing.
+"""What a loss function or an augmentation may keep from one call to the next: nothing.
 
-A memory of past features, a running mean or a counter, in the object whose method the loss is, in a `partial`, in a closure or
-in a global variable, would let one example move the gradients of others, in other steps too. Whatever a loss function reaches is
+A memory of past features, a running mean or a counter, in the object whose method the function is, in a `partial`, in a closure
+or in a global variable, would let one example move the gradients of others, in other steps too. Whatever the function reaches is
 put back after each call; modules that it reaches, and that are no part of the model, may not change their buffers.
 """
 
@@ -49,11 +49,17 @@ def isolated(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @contextmanager
-def forgotten(loss_fn: Any, model: nn.Module) -> Iterator[None]:
-    """A call of a loss function on a model, as in `isolated`."""
+def forgotten(function: Any, model: nn.Module, name: str = "loss_fn") -> Iterator[None]:
+    """Undo after a call of a function what it changed outside of the model, as `isolated` does.
+
+    Args:
+        function: a loss function or an augmentation.
+        model: the model that is trained.
+        name: of the function, for messages.
+    """
     own = set(paths_of(model))
-    reached = _Reached(own)
-    reached.follow(loss_fn)
+    reached = _Reached(own, name)
+    reached.follow(function)
     with ExitStack() as stack:
         for module in reached.modules:
             stack.enter_context(restored_state(module, own))
@@ -92,17 +98,19 @@ _NOTHING = object()
 
 
 class _Reached:
-    """All that a loss function reaches, as it is now.
+    """All that a function reaches, as it is now.
 
     Args:
         own: the modules of the model, which are looked after elsewhere.
+        function: name of the function, for messages.
 
     Attributes:
         modules: others that it reaches.
     """
 
-    def __init__(self, own: set[nn.Module]) -> None:
+    def __init__(self, own: set[nn.Module], function: str) -> None:
         self.modules: list[nn.Module] = []
+        self._function = function
         self._own, self._variables = own, list[_Variable]()
         self._seen = {id(module) for module in own}
         self._kept = set[int]()
@@ -177,15 +185,15 @@ class _Reached:
         _told.update(new)
         if new:
             _log.warning(
-                "loss_fn changes variables that may depend on private examples; they are put back after every call (what shall "
-                "only be looked at can be printed or given to a logger): %s", ", ".join(new),
+                "%s changes variables that may depend on private examples; they are put back after every call (what shall "
+                "only be looked at can be printed or given to a logger): %s", self._function, ", ".join(new),
             )  # fmt: skip
         large = [x.name for x in changed if not x.kept.is_untouched(x.kept.value, by_value=True)]
         if not large:
             return ""
         return (
-            f"loss_fn writes to a tensor that it reaches by '{large[0]}', and that is too large to be put back: what it holds "
-            "would carry private data into later steps. Make the loss of each example without a memory of others"
+            f"{self._function} writes to a tensor that it reaches by '{large[0]}', and that is too large to be put back: what it "
+            "holds would carry private data into later steps. Compute each example without a memory of others"
         )
 
 

@@ -192,7 +192,7 @@ class _Passes:
         batch = _to(loaded, device)
         tracker = batch_tracker(self.model, batch, n)
         with tracker.following():
-            batch = augmented(self.augment, batch, n)
+            batch = augmented(self.augment, self.model, batch, n)
         restart, calls = restarter(device), Calls()
         with kept_attributes(self.model):
             for i, point in enumerate(self.points):
@@ -238,7 +238,7 @@ class _Passes:
                 continue
             self.proof.exact_rows += 1
             record = loaded if len(rows.records) == 1 else self._record(int(rows.records[row]))
-            batch = augmented(self.augment, _to(record, device), 1)
+            batch = augmented(self.augment, self.model, _to(record, device), 1)
             restart = restarter(device)
             with kept_attributes(self.model):
                 for i, point in enumerate(self.points):

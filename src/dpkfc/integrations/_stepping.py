@@ -232,12 +232,7 @@ class PrivateStep:
         self._exact = recording.exact = verdict.operation
         if verdict.operation is not None:
             _log.warning("%s", self.gradients)
-        if verdict.unchecked:
-            warnings.warn(
-                f"public rows could not be used ({verdict.unchecked.splitlines()[0][:70]}): mixing was not checked",
-                UserWarning,
-                stacklevel=4,
-            )
+        verdict.warn(stacklevel=4)
 
     @property
     def gradients(self) -> str:

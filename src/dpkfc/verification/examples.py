@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from dpkfc.gradients.sharded import in_graph
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.gradients.update import check_finite
+from dpkfc.gradients.views import augmented
 from dpkfc.tracking import Unknown, UnknownOperation
 from dpkfc.verification.constant_numbers import ConstantNumbers
 from dpkfc.verification.public_rows import PublicRows
@@ -56,6 +57,20 @@ class Verdict:
 
     operation: Unknown | None = None
     unchecked: str = ""
+
+    def warn(self, stacklevel: int) -> None:
+        """Warn where nothing could be compared.
+
+        Args:
+            stacklevel: as of `warnings.warn`, from the caller.
+        """
+        if self.unchecked:
+            reason = self.unchecked.splitlines()[0][:60]
+            warnings.warn(
+                f"public rows could not be used: {reason}; whether examples mix is not checked",
+                UserWarning,
+                stacklevel=stacklevel + 1,
+            )
 
 
 def checked_verify(verify: bool | str) -> bool | str:
@@ -165,10 +180,7 @@ class _Check:
 
     def losses(self, batch: Any, size: int) -> Tensor:
         """Return the losses `[n]` of a batch, augmented as in training."""
-        batch = _moved(batch, self.device)
-        if self.augment is not None:
-            batch = self.augment(batch)
-        losses = losses_of(self.loss_fn, self.model, batch)
+        losses = losses_of(self.loss_fn, self.model, self._augmented(batch, size))
         check_losses(losses, size)
         return losses
 
@@ -181,8 +193,7 @@ class _Check:
         moved = _moved(batch, self.device)
         tracker = batch_tracker(self.model, moved, size)
         with tracker.following():
-            if self.augment is not None:
-                moved = self.augment(moved)
+            moved = augmented(self.augment, self.model, moved, size)
         tape = Tape(self.model, self.layers, size, tracker=tracker)
         with tape, tracker.following():
             losses = losses_of(self.loss_fn, self.model, moved)
@@ -202,48 +213,63 @@ class _Check:
     def run(self, rows: PublicRows, before: Any, expected: int, strict: bool) -> Verdict:
         """Return the verdict on rows that the loss takes."""
         size = max(2, min(self.most // 2, expected))
+        some, few = min(32, size), min(4, size)
         failure = None
         for seed in range(_SEEDS):
             begin_at(seed + 1)
-            few = size if seed == 0 else min(4, size)
-            found, tape, losses = self.trace(rows.batch(range(few)), few)
+            length = size if seed == 0 else few
+            found, tape, losses = self.trace(rows.batch(range(length)), length)
             failure = failure or found
             if found is None and seed == 0:
                 self._warn_of_unused(losses)
+        begin_at(1)
+        if not self._check_rows("collate_fn", rows.batch, some):
+            failure = failure or Unknown(
+                "collate_fn", "it draws random numbers of its own, so that it cannot be compared"
+            )
+        if self.augment is not None:
+            repeatable = self._check_rows("augment", lambda chosen: self._augmented(rows.batch(chosen), some), some)
+            if not repeatable:
+                self._check_rows_with_nan(rows, some)
         if failure is not None and strict:
             raise UnknownOperation(
-                f"{failure.operation}: {failure.reason[:70]}; tell what it does with dpkfc.register_batch_rule, or drop "
+                f"{failure.operation}: {failure.reason[:70]}; register its rule with dpkfc.register_batch_rule, or drop "
                 "verify='strict'"
             )
-        begin_at(1)
-        self._check_collate(rows, min(size, 32))
         self._check_padding(rows)
-        comparable = self._is_comparable(rows, min(4, size))
-        if comparable:
-            with ConstantNumbers():
+        if not self._agree(rows, few, restarted=True):
+            # A proof needs no comparison, and without one every example has a pass of its own.
+            return Verdict(
+                failure, "two passes over the same rows differ, with the same seeds of torch, numpy and random"
+            )
+        with ConstantNumbers():
+            if self._agree(
+                rows, few, restarted=False
+            ):  # numpy and random draw other numbers for a batch of another size
                 self._check_sizes(rows, failure)
-        if failure is not None:
-            with self._numbers(comparable):
-                self._check_neighbours(rows, size, failure, comparable=comparable)
-        else:
-            self._check_tape(rows, min(4, size))
+            if failure is not None:
+                self._check_neighbours(rows, size, failure)
+        if failure is None:
+            self._check_tape(rows, few)
         self._check_memory(rows, before)
         return Verdict(failure)
 
-    @contextmanager
-    def _numbers(self, comparable: bool) -> Iterator[None]:
-        if not comparable:
-            yield
-            return
-        with ConstantNumbers():
-            yield
+    def _agree(self, rows: PublicRows, size: int, *, restarted: bool) -> bool:
+        """Return whether two passes over one batch agree, where torch draws constants.
 
-    def _is_comparable(self, rows: PublicRows, size: int) -> bool:
-        """Return whether two passes over one batch agree once torch's random numbers are constants."""
+        Args:
+            rows: public rows.
+            size: of the batch.
+            restarted: begin both with the same state of the global generators.
+        """
+        restart = restarter(self.device)
+        found = []
         with ConstantNumbers():
-            batch = rows.batch(range(size))
-            one, other = (self.values(batch, size) for _ in range(2))
-        return bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
+            for _ in range(2):
+                if restarted:
+                    restart()
+                found.append(self.values(rows.batch(range(size)), size).nan_to_num())
+        return bool(torch.equal(*found))
 
     def _differs(self, one: Tensor, other: Tensor) -> bool:
         """Return whether losses differ by more than rounding."""
@@ -279,8 +305,11 @@ class _Check:
                     _mixes(failure, f"the loss of a row in a batch of {most} differs from that in a batch of {size}")
                 )
 
-    def _check_neighbours(self, rows: PublicRows, size: int, failure: Unknown, *, comparable: bool) -> None:
-        """Check that no row changes the loss or the gradient of another; every pair of rows is told apart by a bit."""
+    def _check_neighbours(self, rows: PublicRows, size: int, failure: Unknown) -> None:
+        """Check that no row changes the loss or the gradient of another.
+
+        The numbers of any two rows differ in a bit: for each bit, the rows with a one are replaced, then those with a zero.
+        """
         restart = restarter(self.device)
 
         def passed(chosen: list[int], kept: list[int], scale: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -364,37 +393,50 @@ class _Check:
                 stacklevel=6,
             )
 
-    def _check_collate(self, rows: PublicRows, size: int) -> None:
-        """Check that a collate function, and an augmentation, keep every record to its own row."""
-        for what, make in (("collate_fn", rows.batch), ("augment", lambda chosen: self._augmented(rows.batch(chosen)))):
-            if what == "augment" and self.augment is None:
-                continue
-            restart = restarter(self.device)
+    def _check_rows(self, what: str, make: Callable[[Sequence[int]], Any], size: int) -> bool:
+        """Check that a collate function, or an augmentation, keeps every record to its own row.
 
-            def made(
-                chosen: Sequence[int], make: Callable[..., Any] = make, restart: Callable[[], None] = restart
-            ) -> list[Tensor]:
-                restart()
-                return [
-                    x for x in tree_leaves(make(chosen)) if isinstance(x, Tensor) and x.dim() and x.shape[0] == size
-                ]
+        Args:
+            what: name of the function, for the message.
+            make: maps numbers of records to the batch of them.
+            size: records of a batch.
 
-            if not _alike(made(range(size)), made(range(size)), list(range(size))):
-                continue  # its random numbers are no global ones
-            for bit in range(max(1, math.ceil(math.log2(size)))):
-                for side in (0, 1):
-                    changed = [(i >> bit) & 1 == side for i in range(size)]
-                    kept = [i for i in range(size) if not changed[i]]
-                    chosen = [i + size if changed[i] else i for i in range(size)]
-                    if kept and not _alike(made(range(size)), made(chosen), kept):
-                        raise ValueError(
-                            f"{what} mixes examples: a row changed when only the rows beside it did; one example would then move "
-                            "the gradients of others. Change each row on its own"
-                        )
+        Returns:
+            Whether two batches of the same records agree, so that batches can be compared.
+        """
+        restart = restarter(self.device)
+        every = list(range(size))
 
-    def _augmented(self, batch: Any) -> Any:
-        assert self.augment is not None
-        return self.augment(_moved(batch, self.device))
+        def made(chosen: Sequence[int]) -> list[Tensor]:
+            restart()
+            leaves = tree_leaves(make(chosen))
+            return [x for x in leaves if isinstance(x, Tensor) and x.dim() and x.shape[0] == size]
+
+        whole = made(every)
+        if not _alike(whole, made(every), every):
+            return False
+        for bit in range(max(1, math.ceil(math.log2(size)))):
+            for side in (0, 1):
+                changed = [(i >> bit) & 1 == side for i in every]
+                kept = [i for i in every if not changed[i]]
+                chosen = [i + size if changed[i] else i for i in every]
+                if kept and not _alike(whole, made(chosen), kept):
+                    raise ValueError(_mixes_rows(what))
+        return True
+
+    def _check_rows_with_nan(self, rows: PublicRows, size: int) -> None:
+        """Check an augmentation that draws random numbers of its own: a row that is NaN may not show in another one."""
+        others = range(1, size)
+        batch = _moved(_scaled(rows.batch(range(size)), others, size, math.nan), self.device)
+        made: Any = ()
+        with suppress(ArithmeticError, ValueError):  # NaN may be refused
+            made = self._augmented(batch, size)
+        leading = [x for x in tree_leaves(made) if isinstance(x, Tensor) and x.dim() and x.shape[0] == size]
+        if any(bool(x[:1].isnan().any()) for x in leading):
+            raise ValueError(_mixes_rows("augment"))
+
+    def _augmented(self, batch: Any, size: int) -> Any:
+        return augmented(self.augment, self.model, _moved(batch, self.device), size)
 
     def _check_padding(self, rows: PublicRows) -> None:
         """Check that the loss of a short record does not depend on how far a longer one makes the batch padded."""
@@ -473,6 +515,14 @@ def _scaled(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any:
         return x
 
     return tree_map(of, batch)
+
+
+def _mixes_rows(what: str) -> str:
+    """Return the message for a collate function or an augmentation that mixes rows."""
+    return (
+        f"{what} mixes the rows of a batch: a row changed when only the rows beside it did; one example would then move the "
+        "gradients of others. Change each row on its own"
+    )
 
 
 def _mixes(failure: Unknown | None, what: str) -> str:
