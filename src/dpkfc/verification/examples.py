@@ -113,20 +113,26 @@ def check_on_public_rows(
     Raises:
         ValueError: examples mix, by name of the operation where it is known; the loss fails on a batch of one example; the
             forward pass keeps something of its examples.
+        RuntimeError: not even two examples fit into memory.
         UnknownOperation: under `strict`, an operation that the tracker does not know.
     """
     check_finite(layers)
     most = max(4, min(2 * expected, bound or 2 * expected, max(_MOST, expected)))
-    check = _Check(model, layers, loss_fn, augment, device_of(layers), most)
     with torch.enable_grad(), kept_numbers(), checked_state(model) as before:
-        begin_at(1)
-        try:
-            return check.verdict(attempts, before, expected, strict)
-        except Exception as error:
-            if not is_out_of_memory(error) or most <= 4:
-                raise
-            smaller = _Check(model, layers, loss_fn, augment, check.device, 4)
-            return smaller.verdict(attempts, before, expected, strict)
+        while True:
+            begin_at(1)
+            check = _Check(model, layers, loss_fn, augment, device_of(layers), most)
+            try:
+                return check.verdict(attempts, before, expected, strict)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                if most == 2:
+                    raise RuntimeError(
+                        "the check on public rows needs two examples in memory, and they do not fit; nothing was released. Use a "
+                        "smaller model, or verify=False"
+                    ) from error
+            most = max(2, most // 2)
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ class _Check:
         reason = "no public rows were given"
         for make in attempts:
             try:
-                rows = make(self.most)
+                rows = make(max(4, self.most))
                 self.losses(rows.batch(range(2)), 2)
                 most = min(self.most, len(rows))
                 with torch.no_grad():  # a number in any row may lie outside a table
