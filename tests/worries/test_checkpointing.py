@@ -8,10 +8,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients.layers import find_layers
-from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.sums import weighted_sum
-from dpkfc.gradients.tape import Tape
 from dpkfc.session import Session
 from tests.gradients.loop import assert_equals_a_loop, examples, taped
 
@@ -131,48 +127,6 @@ def test_a_session_with_checkpoints(reentrant: bool | None) -> None:
                 session.step(batch, loss_fn)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-10, atol=1e-12)
-
-
-def listened(model: nn.Module, x: Tensor) -> dict[str, Tensor | dict[str, Tensor]]:
-    """Sums over the examples, from a loss that the caller differentiates."""
-    layers, heard = find_layers(model), []
-    tape = Tape(model, layers, heard.append)
-    with tape:
-        loss = loss_fn(model, (x,)).sum()
-    loss.backward()
-    assert heard
-    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
-    calls = tape.collect()
-    ones = torch.ones(N, dtype=torch.float64)
-    return {layer.name: weighted_sum(blocks_of(layer, calls[layer.name], N), ones) for layer in layers}
-
-
-def test_checkpoints_in_a_loop_of_the_user_s_own() -> None:
-    found, x = [], randn(N, 5, 3)
-    for reentrant in (None, False):
-        torch.manual_seed(0)
-        found.append(listened(Deep(Owning, reentrant).double(), x))
-    for name, total in found[0].items():
-        torch.testing.assert_close(found[1][name], total, rtol=1e-10, atol=1e-12, msg=name)
-
-
-def test_hooks_of_a_backward_pass_that_failed_do_nothing_afterwards() -> None:
-    model, x = Deep(Called, None).double(), randn(N, 5, 3)
-
-    def fail(gradient: Tensor) -> None:
-        raise RuntimeError("boom")
-
-    tape = Tape(model, find_layers(model), lambda tape: None)
-    with tape:
-        hidden = model.table(x)
-        hidden.register_hook(fail)
-        loss = model.head(hidden).sum()
-    with pytest.raises(RuntimeError, match="boom"):
-        loss.backward()
-    loss_fn(model, (x,)).sum().backward()
-    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-    tape.close()
-    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
 
 
 def test_a_layer_called_both_with_and_without_gradients_is_no_error() -> None:

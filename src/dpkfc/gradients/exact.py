@@ -35,27 +35,7 @@ def example_gradient(
     """
     losses = loss_fn(model, batch)
     check_losses(losses, 1)
-    if losses.grad_fn is None:
-        return {}
-    try:
-        return gradient_of(model, losses.sum() * weight)
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-    return _by_backward(model, loss_fn(model, batch).sum() * weight)
-
-
-def _by_backward(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
-    """Return gradients as `backward()` writes them: a checkpoint with use_reentrant=True knows no other way."""
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for p in parameters.values():
-        p.grad = None
-    try:
-        total.backward()
-        return {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    finally:
-        for p in parameters.values():
-            p.grad = None
+    return {} if losses.grad_fn is None else gradient_of(model, losses.sum() * weight)
 
 
 def add_gradients(total: dict[str, Tensor], gradients: Mapping[str, Tensor]) -> None:

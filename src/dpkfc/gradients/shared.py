@@ -169,8 +169,10 @@ class SharedUses:
         return result
 
     def _add(self, source: Tensor, rows: Tensor, axis: BatchAxis) -> None:
+        """Note that `rows` shows `source` to every example; without a graph there is no gradient to bring back."""
         self.tracker.set_state(rows, axis)
-        self.meetings.append(Meeting(source, axis, rows.shape, get_gradient_edge(rows)))
+        if rows.requires_grad:
+            self.meetings.append(Meeting(source, axis, rows.shape, get_gradient_edge(rows)))
 
     def _with_rows(self, args: Any, kwargs: Any, trailing: int) -> tuple[Any, Any]:
         """Return the arguments with shared tensors expanded along the batch axis; `trailing` dimensions do not broadcast."""

@@ -365,12 +365,32 @@ class Tape:
             return Unknown("loss", f"the losses have the batch in another place than their only axis ({state})")
         return self.failure_of_pass(losses)
 
+    def _without_gradients(self) -> Unknown | None:
+        """Return the first layer that was called with gradients disabled alone, None where there is none."""
+        recorded = {layer.name for record in self._records for layer in record.layers}
+        for name, layer in self._hidden.items():
+            if name not in recorded:
+                return Unknown(
+                    f"layer '{layer.display_name}'",
+                    "it is called with gradients disabled; checkpoints need use_reentrant=False (in transformers by "
+                    "gradient_checkpointing_kwargs)",
+                )
+        return None
+
+    def check_enabled(self) -> None:
+        """Raise where a layer was called with gradients disabled alone: noise alone would train it.
+
+        Raises:
+            ValueError: naming the layer, and the setting of a checkpoint that hides it.
+        """
+        hidden = self._without_gradients()
+        if hidden is not None:
+            raise ValueError(f"{hidden.operation}: {hidden.reason}")
+
     def failure_of_pass(self, losses: Tensor) -> Unknown | None:
         """Return why the gradients of a followed pass are not proved, whatever its losses are; None where they are."""
-        recorded = {layer.name for record in self._records for layer in record.layers}
-        for name in self._hidden:
-            if name not in recorded:
-                return Unknown(name, "it is called with gradients disabled, as by a checkpoint with use_reentrant=True")
+        if (hidden := self._without_gradients()) is not None:
+            return hidden
         for record in self._records:
             if any(x._version != version for x, version in record.versions):
                 return Unknown(record.layers[0].display_name, "its input was changed in place after it had read it")
@@ -395,6 +415,8 @@ class Tape:
         """
         check_losses(losses)
         self.check_depends(losses)
+        if not self.lenient:
+            self.check_enabled()
         failure = self.failure(losses) if self._own_tracker and not self.lenient and len(losses) > 1 else None
         if failure is not None:
             raise ValueError(f"{failure.operation} hides the batch axis: {failure.reason}")

@@ -205,6 +205,7 @@ class _Check:
             losses = losses_of(self.loss_fn, self.model, moved)
         check_losses(losses, size)
         tape.check_depends(losses)
+        tape.check_enabled()
         return tape.failure(losses), tape, losses
 
     # -- the verdict ----------------------------------------------------------------------------------------
@@ -473,12 +474,7 @@ def _gradients(total: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor |
     """Return the gradients of a number, None where it does not depend on a parameter."""
     if total.grad_fn is None:
         return [None] * len(parameters)
-    try:
-        return torch.autograd.grad(total, list(parameters), allow_unused=True, retain_graph=True)
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-    return [None] * len(parameters)
+    return torch.autograd.grad(total, list(parameters), allow_unused=True, retain_graph=True)
 
 
 def _alike(one: list[Tensor], other: list[Tensor], rows: list[int]) -> bool:
