@@ -68,7 +68,7 @@ class PrivacyConfig:
             Changes memory and speed, never a result. A refresh runs no more examples of its probe at once than that, or than
             there are in a batch; see `refresh_rows`.
         pad_to_multiple: micro-batches are padded to a multiple of it by rows that count nothing, so that few shapes occur
-            (for compiled parts of a model). Changes speed, never a result.
+            (for kernels that are tuned for each shape). Changes speed, never a result.
         norm_methods: layer name to "gram" or "materialised", how its per-example norms are computed, instead of the rule by the
             layer's widths; `dpkfc doctor --cost` measures what is fastest. Must be chosen without looking at private data.
             Changes speed, memory and rounding, never the guarantee.

@@ -86,10 +86,9 @@ def find_layers(model: nn.Module) -> list[Layer]:
 
     Raises:
         ValueError: nothing is trainable; a BatchNorm in training mode; a module whose forward pass mixes examples or
-            writes private statistics into a buffer; a parameter shared by modules of different kinds; a compiled module
-            with trainable parameters; a lazy layer that has not seen an input yet.
+            writes private statistics into a buffer; a parameter shared by modules of different kinds; a lazy layer
+            that has not seen an input yet.
     """
-    _refuse_compiled(model)
     _refuse_unshaped(model)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     owners = list(_owners(model))
@@ -278,24 +277,6 @@ def refuse_mixing(name: str, module: nn.Module) -> None:
             )
 
 
-def _refuse_compiled(model: nn.Module) -> None:
-    """Refuse compiled modules with trainable parameters, however they were compiled; others are left alone."""
-    for name, module in model.named_modules():
-        forward = None if isinstance(module, torch.jit.ScriptModule) else getattr(module, "forward", None)
-        replaced = hasattr(forward, "_torchdynamo_orig_callable") and not getattr(forward, "_torchdynamo_disable", False)
-        if not replaced and getattr(module, "_compiled_call_impl", None) is None:
-            continue
-        inside = [role for role, p in module.named_parameters() if p.requires_grad]
-        if inside:
-            what = f"module '{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
-            raise ValueError(
-                f"{what} is compiled and holds the trainable parameter '{inside[0]}': a compiled graph does not show the calls "
-                "of its layers, from which per-example gradients are made. Leave it uncompiled (of torch.compile(m) pass m), "
-                "and compile only parts without trainable parameters: attention and activation modules, frozen blocks, the "
-                "function that makes losses of outputs"
-            )
-
-
 def _refuse_unshaped(model: nn.Module) -> None:
     """Refuse lazy layers (`nn.LazyLinear`) before their first input: their parameters have no shape yet."""
     for name, p in model.named_parameters():
@@ -321,13 +302,11 @@ def _check_partition(model: nn.Module, layers: Iterable[Layer]) -> None:
 def check_covered(model: nn.Module, layers: Iterable[Layer]) -> None:
     """Raise unless the trainable parameters of a model are still exactly those of its layers; cheap enough for a step.
 
-    It notices an adapter that was added, a layer that was unfrozen, frozen, replaced or compiled after `find_layers`.
+    It notices an adapter that was added, a layer that was unfrozen, frozen or replaced after `find_layers`.
 
     Raises:
         RuntimeError: naming the first parameter that no layer covers, or that has left the model or was frozen.
-        ValueError: a compiled module with trainable parameters.
     """
-    _refuse_compiled(model)
     covered = {id(p): full for layer in layers for full, p in _present(layer)}
     trainable = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     for key, name in trainable.items():

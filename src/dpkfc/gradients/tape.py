@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpkfc.gradients.attention import ARGUMENTS, Attended, expected_axis
 from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.checkpointing import in_backward
-from dpkfc.gradients.compiled import refuse_tracing
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.materialised import block_of_gradients, blocks_of_one, gradient_of
 from dpkfc.gradients.random_state import random_states
@@ -117,6 +116,7 @@ class Tape:
         """Start to record; what an earlier use recorded is dropped."""
         self._records, self._hidden, self._calls = [], {}, []
         self._stack = ExitStack()
+        self._stack.enter_context(torch.compiler.set_stance("force_eager"))  # a compiled graph shows no call of a layer
         if self._own_tracker:
             self.tracker, self._size = None, self._given_size
             if self._size is not None and self._size > 1:
@@ -180,7 +180,6 @@ class Tape:
 
     def _before(self, layers: tuple[Layer, ...]) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            refuse_tracing()
             if in_backward():
                 return
             parameters = _parameters_of(module, layers)
@@ -222,7 +221,6 @@ class Tape:
 
     def _after(self, layers: tuple[Layer, ...]) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            refuse_tracing()
             if in_backward() or not self._calls or self._calls[-1][0] is not module:
                 return None
             call = self._calls.pop()[1]

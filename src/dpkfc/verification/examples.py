@@ -118,7 +118,8 @@ def check_on_public_rows(
     """
     check_finite(layers)
     most = max(4, min(2 * expected, bound or 2 * expected, max(_MOST, expected)))
-    with torch.enable_grad(), kept_numbers(), checked_state(model) as before:
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, torch.enable_grad(), kept_numbers(), checked_state(model) as before:
         while True:
             begin_at(1)
             check = _Check(model, layers, loss_fn, augment, device_of(layers), most)
