@@ -71,10 +71,14 @@ class Interrupted:
 # -- a session -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-@pytest.mark.parametrize("at", [1, 2, 4, 6, 8, 10, 11])
+# A loss that fails on the first public rows leaves the check out with a warning, so errors begin at its later calls.
+INTERRUPTIONS = [(at, KeyboardInterrupt) for at in (1, 2, 4, 6, 8, 10, 11)]
+INTERRUPTIONS += [(at, ZeroDivisionError) for at in (4, 6, 8, 10, 11)]
+
+
+@pytest.mark.parametrize(("at", "error"), INTERRUPTIONS)
 def test_interrupted_anywhere_in_verification_or_in_a_batch(at: int, error: type[BaseException]) -> None:
-    """The first calls are the check of the first step, in evaluation mode and in the model's own; then micro-batches."""
+    """The first calls are the check of the first step; then micro-batches."""
     model, clean = net(), net()
     with opened(clean, expected_batch_size=16, preconditioner=kfac()) as session:
         finish(session)

@@ -43,10 +43,12 @@ def _inner(change: Callable[[Tensor], Tensor], width: int = 6) -> Callable[[], n
     return build
 
 
-def _add(name: str, kind: str, change: Callable[[Tensor], Tensor], width: int = 6) -> None:
+def _add(
+    name: str, kind: str, change: Callable[[Tensor], Tensor], width: int = 6, *, is_random: bool = False
+) -> None:
     name = f"mixes_{name}" if kind == MIXING else name
     size = 5 if kind == MIXING else None
-    add_architecture(name, "traps", _inner(change, width), VECTORS, classify, kind=kind, size=size)
+    add_architecture(name, "traps", _inner(change, width), VECTORS, classify, kind=kind, size=size, is_random=is_random)
 
 
 # -- operations over the leading axis, one of which is harmless --------------------------------------------------------
@@ -193,7 +195,7 @@ def _mixes_where_a_feature_is_large(h: Tensor) -> Tensor:
 
 
 # A batch of one mixes nothing here, so the exact way is right too.
-_add("mixing_now_and_then", UNCLEAR, _mixes_now_and_then)
+_add("mixing_now_and_then", UNCLEAR, _mixes_now_and_then, is_random=True)
 _add("mixing_with_small_probability", UNCLEAR, _partner_with_small_probability)
 
 

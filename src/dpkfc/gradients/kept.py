@@ -232,8 +232,10 @@ def same_values(one: Any, other: Any) -> bool:
     """Whether two tensors, arrays or plain values are equal, NaN counting as itself."""
     if isinstance(one, Tensor):
         other = other.to(one.device)
-        if one.shape != other.shape or one.dtype != other.dtype:
+        if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
             return False
+        if one.layout != torch.strided:
+            one, other = one.to_dense(), other.to_dense()
         return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
     if isinstance(one, np.ndarray):
         numbers = one.dtype.kind in "fc"

@@ -196,6 +196,8 @@ class Tape:
                 if isinstance(module, _RECURRENT):
                     self.tracker.pause()
                     call.paused = True
+                if isinstance(module, nn.EmbeddingBag) and tensors and tensors[0].dim() == 1:
+                    self.tracker.fail("EmbeddingBag", "its offsets count from the beginning of the batch")
             if layers[0].rule == "fallback":
                 call.states = random_states(parameters[0].device)
             self._calls.append((module, call))

@@ -136,6 +136,10 @@ def check_on_public_rows(
             most = max(2, most // 2)
 
 
+class BatchSizeMatters(ValueError):
+    """The loss takes examples alone and fails on their batch."""
+
+
 @dataclass(frozen=True)
 class _Check:
     """The comparisons of one model and loss."""
@@ -155,22 +159,35 @@ class _Check:
         for make in attempts:
             try:
                 rows = make(max(4, self.most))
-                self.losses(rows.batch(range(2)), 2)
-                most = min(self.most, len(rows))
-                with torch.no_grad():  # a number in any row may lie outside a table
-                    self.losses(rows.batch(range(most)), most)
-            except ValueError as error:
-                if "loss_fn must return" in str(error) or "loss_fn returned" in str(error):
-                    raise
-                reason = f"{type(error).__name__}: {error}"
+                for size in (2, min(self.most, len(rows))):  # a number in any row may lie outside a table
+                    self._check_takes(rows.batch(range(size)), rows, size)
             except Exception as error:
-                if is_out_of_memory(error):
+                if isinstance(error, BatchSizeMatters) or _is_final(error):
                     raise
                 reason = f"{type(error).__name__}: {error}"
             else:
                 self._check_batch_of_one(rows)
                 return rows, ""
         return None, reason
+
+    def _check_takes(self, batch: Any, rows: PublicRows, size: int) -> None:
+        """Check that the loss takes a batch, wherever it takes every row of it alone."""
+        try:
+            self.losses(batch, size)
+            return
+        except Exception as error:
+            if _is_final(error):
+                raise
+            failed = error
+        for i in range(size):
+            try:
+                self.losses(rows.batch([i]), 1)
+            except Exception:
+                raise failed from None
+        text = str(failed).splitlines()[0][:60] if str(failed) else type(failed).__name__
+        raise BatchSizeMatters(
+            f"loss_fn takes each of {size} rows alone and fails on their batch ({text}): it depends on the batch size"
+        ) from failed
 
     def _check_batch_of_one(self, rows: PublicRows) -> None:
         try:
@@ -539,6 +556,12 @@ def _mixes(failure: Unknown | None, what: str) -> str:
     if failure is None:
         return f"{what}: model, loss_fn or augment depends on the batch; compute each loss from its example alone"
     return f"{failure.operation} mixes examples: {what} ({failure.reason})"
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether an error would come again on any rows: no memory, or losses of the wrong shape."""
+    shapes = isinstance(error, ValueError) and str(error).startswith(("loss_fn must return", "loss_fn returned"))
+    return shapes or is_out_of_memory(error)
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

@@ -44,7 +44,7 @@ def public_rows(record: Any, count: int, collate: Callable[[list[Any]], Any], in
         record: one record of a dataset. Types and shapes are read, values are not.
         count: records to draw.
         collate: list of records to a batch.
-        integers: what to draw for integers: "tokens" for 0 to 7 inside of sequences and 0 or 1 elsewhere, "bits" for 0 or 1
+        integers: what to draw for integers: "tokens" for 0 to 3 inside of sequences and 0 or 1 elsewhere, "bits" for 0 or 1
             everywhere, which nearly all labels and tokens may be, or "ones".
 
     Returns:
@@ -121,7 +121,7 @@ def _tensor_like(x: Tensor, shape: list[int], generator: np.random.Generator, in
         return torch.from_numpy(generator.standard_normal(shape)).to(x.dtype)
     if x.dtype == torch.bool:
         return torch.from_numpy(generator.integers(2, size=shape)).bool()
-    most = 8 if integers == "tokens" and shape else 2
+    most = 4 if integers == "tokens" and shape else 2
     values = np.ones(shape, dtype=np.int64) if integers == "ones" else generator.integers(most, size=shape)
     return torch.from_numpy(np.asarray(values)).to(x.dtype)
 
