@@ -39,13 +39,17 @@ def jitter(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return batch[0] + torch.from_numpy(np.random.randn(*batch[0].shape)).float() + random.random(), batch[1]
 
 
+def one_record(index: int) -> tuple[Tensor, Tensor]:
+    return X[index : index + 1], Y[index : index + 1]
+
+
 def summed(p: float = 0.0, augment: Callable[[object], object] | None = None, *, repeatable: bool = False) -> Tensor:
     model = net(p).train()
     (rows,) = layout(np.arange(40), None)
     seeded()
     found, _ = clipped_sum(
         model, find_layers(model), {}, Clip(1.0), loss_fn=loss_fn, micro_batches=[((X, Y), rows)], augment=augment,
-        repeatable=repeatable,
+        one_record=one_record, repeatable=repeatable,
     )  # fmt: skip
     return torch.cat([x.flatten() for x in found.values()])
 
@@ -77,7 +81,10 @@ def test_the_generators_go_on_where_they_were():
     model = net()
     seeded()
     (rows,) = layout(np.arange(40), None)
-    clipped_sum(model, find_layers(model), {}, Clip(1.0), loss_fn=loss_fn, micro_batches=[((X, Y), rows)], augment=jitter)
+    clipped_sum(
+        model, find_layers(model), {}, Clip(1.0), loss_fn=loss_fn, micro_batches=[((X, Y), rows)], augment=jitter,
+        one_record=one_record,
+    )  # fmt: skip
     assert torch.equal(torch.rand(3), expected[0]) and (np.random.rand(3) == expected[1]).all() and random.random() == expected[2]
 
 

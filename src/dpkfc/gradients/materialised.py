@@ -54,7 +54,8 @@ def block_of_gradients(layer: Layer, gradients: Mapping[str, Tensor]) -> Formed 
 def gradient_of(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
     """Return parameter name to gradient of a number, dense; parameters that it does not depend on are absent."""
     parameters = {name: in_graph(p) for name, p in model.named_parameters() if p.requires_grad}
-    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    with torch.autocast(total.device.type, enabled=False):
+        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     pairs = zip(parameters, gradients, strict=True)
     return {name: g.to_dense() if g.is_sparse else g for name, g in pairs if g is not None}
 

@@ -116,6 +116,7 @@ class Tape:
         """Start to record; what an earlier use recorded is dropped."""
         self._records, self._hidden, self._calls = [], {}, []
         self._stack = ExitStack()
+        torch.clear_autocast_cache()  # the cast of a weight in an earlier pass was not seen in this one
         self._stack.enter_context(torch.compiler.set_stance("force_eager"))  # a compiled graph shows no call of a layer
         if self._own_tracker:
             self.tracker, self._size = None, self._given_size
