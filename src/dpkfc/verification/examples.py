@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpkfc.gradients.accumulate import full_precision, split_sum
+from dpkfc.gradients.calls import Call
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
 from dpkfc.gradients.micro import batch_tracker, losses_of
@@ -393,12 +394,13 @@ class _Check:
         whole = math.hypot(*map(_norm, expected.values()))
         for layer in self.layers:
             found: dict[str, Tensor] = {}
+            coarse = _coarsest(layer, calls.get(layer.name, []))
             if layer.name in calls:
                 with full_precision():
                     block = blocks_of(layer, calls.pop(layer.name), size)
                     found = dict(split_sum(layer, weighted_sum(block, weights)))
             for full in layer.parameters.values():
-                _compare(full, expected.get(full), found.get(full), whole)
+                _compare(full, expected.get(full), found.get(full), whole, coarse)
 
     def _named_gradients(self, total: Tensor) -> dict[str, Tensor]:
         parameters = {name: in_graph(p) for name, p in self.model.named_parameters() if p.requires_grad}
@@ -506,10 +508,16 @@ def _alike(one: list[Tensor], other: list[Tensor], rows: list[int]) -> bool:
     )
 
 
-def _compare(name: str, expected: Tensor | None, found: Tensor | None, whole: float) -> None:
+def _coarsest(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
+    """Return the floating-point type of a layer's parameters and outputs that rounds most."""
+    dtypes = [layer.tensor(role).dtype for role in layer.parameters]
+    dtypes += [y.dtype for call in calls if isinstance(call, Call) for y in call.outputs if y is not None]
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _compare(name: str, expected: Tensor | None, found: Tensor | None, whole: float, coarse: torch.dtype) -> None:
     if expected is None and found is None:
         return
-    coarse = expected.dtype if expected is not None else torch.float64
     relative = 1e-2 if coarse == torch.float32 else 1e-6 if coarse == torch.float64 else 0.2
     slack = 1e-5 if coarse in (torch.float32, torch.float64) else 1e-2  # of a gradient that is zero but for rounding
     scale = max(_norm(x) for x in (expected, found) if x is not None)
