@@ -15,7 +15,7 @@ from typing import Any
 
 from common import CardWatch, MemoryWatch
 
-LATER = 4  # steps after the first; the second and the fourth look at the examples, as the first does
+LATER = 4  # steps after the first
 # Freed blocks go back to the system at once, for all alike, so that resident memory is live memory.
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
@@ -45,7 +45,7 @@ def alone(command: Sequence[str]) -> dict[str, Any]:
 def peaks(build: Callable[[Any], Any], case: Any, device: str = "cpu") -> dict[str, Any]:
     """Peaks in MiB above the start: of the first step, of those after it, of a refresh while the old metric is held.
 
-    `step_mib` is that of a step which neither looks at the examples nor refreshes.
+    `step_mib` is that of a step that does not refresh.
 
     Args:
         build: makes the contender of a `contenders.Setting`; model, data and contender are there before the start.

@@ -4,8 +4,7 @@
     python benchmarks/phases.py --only mlp
 
 Functions of the library are timed from outside while whole steps run, each without what it calls among the others. All
-contenders take one step a round in shuffled order; figures are medians over rounds. Steps that look at the examples (1, 2, 4,
-8, ...) are left out of them; what a look takes is a figure of its own, the median of those after the first.
+contenders take one step a round in shuffled order; figures are medians over rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from common import RESULTS, hardware, load_average, machine, markdown, now, read
 OUTPUT = RESULTS / "phases.json"
 MODELS = ("mnist-cnn", "mlp", "encoder-256", "wrn-16-4")
 NAMES = ("plain", "dp_sgd", "dp_kfc_inputs")
-PHASES = ("forward", "backward", "norms", "sums", "noise", "ledger", "optimizer", "looks", "the rest")
+PHASES = ("forward", "backward", "norms", "sums", "noise", "ledger", "optimizer", "the rest")
 
 
 class Clock:
@@ -37,7 +36,6 @@ class Clock:
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = defaultdict(float)
-        self.looked = 0.0  # seconds in the last look at the examples, with all that it calls
         self._open: list[tuple[str, float]] = []
 
     def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,19 +69,6 @@ class Clock:
         return spent
 
 
-def looks(clock: Clock, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that looks at examples, whose whole time the clock keeps."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        begun = time.perf_counter()
-        with clock.phase("looks"):
-            result = function(*args, **kwargs)
-        clock.looked = time.perf_counter() - begun
-        return result
-
-    return call
-
-
 @contextmanager
 def listening(clock: Clock) -> Iterator[None]:
     """The functions of a step, timed."""
@@ -104,7 +89,6 @@ def listening(clock: Clock) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, phase in places:
             stack.enter_context(mock.patch.object(owner, name, clock.timed(phase, getattr(owner, name))))
-        stack.enter_context(mock.patch.object(session.Session, "_check_once", looks(clock, session.Session._check_once)))
         yield
 
 
@@ -113,7 +97,6 @@ def measure(case: Any, rounds: int, warmup: int) -> dict[str, dict[str, float]]:
     from contenders import CONTENDERS, setting_for
 
     clock, seen = Clock(), {name: list[dict[str, float]]() for name in NAMES}
-    looked: dict[str, list[float]] = {name: [] for name in NAMES if name != "plain"}
     with tempfile.TemporaryDirectory() as folder, listening(clock):
         setting = setting_for(case, Path(folder))
         live = {name: CONTENDERS[name](setting) for name in NAMES}
@@ -125,9 +108,7 @@ def measure(case: Any, rounds: int, warmup: int) -> dict[str, dict[str, float]]:
                 with clock.phase("the rest"):
                     live[name].step()
                 spent = clock.taken()
-                if (number + 1).bit_count() == 1 and number and name in looked:  # steps 2, 4, 8, ...
-                    looked[name].append(clock.looked)
-                elif number >= warmup and live[name].built_at() == built:
+                if number >= warmup and live[name].built_at() == built:
                     seen[name].append(spent)
             gc.collect()
         for contender in live.values():
@@ -136,8 +117,6 @@ def measure(case: Any, rounds: int, warmup: int) -> dict[str, dict[str, float]]:
     for name, steps in seen.items():
         found[name] = {p: round(1e3 * statistics.median(s.get(p, 0.0) for s in steps), 2) for p in PHASES}
         found[name]["step"] = round(1e3 * statistics.median(sum(s.values()) for s in steps), 2)
-        if looked.get(name):
-            found[name]["a look"] = round(1e3 * statistics.median(looked[name]), 1)
     return found
 
 
@@ -148,9 +127,8 @@ def table(results: dict[str, Any]) -> str:
     for entry in results["models"].values():
         for name in NAMES:
             spent = entry["contenders"][name]
-            look = f"{spent['a look']:,.0f}" if "a look" in spent else "–"
-            rows.append([entry["title"], titles[name], f"{spent['step']:,.1f}", *(f"{spent[p]:,.1f}" for p in PHASES), look])
-    return markdown(["model", "", "step, ms", *PHASES, "a look"], rows)
+            rows.append([entry["title"], titles[name], f"{spent['step']:,.1f}", *(f"{spent[p]:,.1f}" for p in PHASES)])
+    return markdown(["model", "", "step, ms", *PHASES], rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

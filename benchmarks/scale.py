@@ -115,7 +115,7 @@ def measure_processes(point: Point, rounds: int) -> dict[str, Any]:
 
 
 def mebibytes(name: str, point: Point, threads: int) -> dict[str, float]:
-    """Peaks of one contender: of a step without a look or a refresh and, of DP-KFC, of a refresh."""
+    """Peaks of one contender: of a step without a refresh and, of DP-KFC, of a refresh."""
     point = point if name == "dp_kfc" else replace(point, rank=Point().rank)
     return _told_apart(name, _alone("--memory-of", name, "--point", json.dumps(asdict(point)), "--threads", str(threads)))
 
@@ -197,8 +197,8 @@ def table(results: Mapping[str, Any]) -> str:
         rows["milliseconds"][-1] += [_ends(found, *pair) for pair in PAIRS]
     ends = [f"{TITLES[a]} ÷ {TITLES[b]}" for a, b in PAIRS]
     times, memory = markdown([*head, *ends], rows["milliseconds"]), markdown(head, rows["mebibytes"])
-    told = "Peak memory above the start, of a step that neither looks nor refreshes, and of a refresh"
-    return f"Time\n\n{times}\n\n{told}\n\n{memory}"
+    caption = "Peak memory above the start, of a step that does not refresh, and of a refresh"
+    return f"Time\n\n{times}\n\n{caption}\n\n{memory}"
 
 
 def _slopes(sizes: Sequence[int], values: Sequence[float] | None, expected: float | None) -> str:

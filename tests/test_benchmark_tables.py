@@ -73,7 +73,7 @@ def test_the_goal_of_memory_is_held_against_the_highest_peak(tables: ModuleType)
     model = entry("encoder")
     model["memory"] = {
         "plain": {"first_step_mib": 90.0, "extra_mib": 100.0},
-        "dp_sgd": {"first_step_mib": 200.0, "extra_mib": 120.0},  # a look at the examples
+        "dp_sgd": {"first_step_mib": 200.0, "extra_mib": 120.0},  # the check on public rows
         "dp_kfc_inputs": {"first_step_mib": 110.0, "extra_mib": 120.0, "refresh_mib": 300.0},
         "opacus_hooks": {"first_step_mib": 400.0, "extra_mib": 400.0},
     }

@@ -110,7 +110,7 @@ def test_the_phases_of_a_step_add_up_to_it():
     done = forked.script(ROOT / "benchmarks" / "phases.py", *options, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:] if line.startswith("|")]
-    for _, contender, step, *parts, _look in rows:
+    for _, contender, step, *parts in rows:
         assert sum(float(x.replace(",", "")) for x in parts) <= 2 * float(step.replace(",", ""))
         forward, backward, norms, sums, noise, ledger = (float(x.replace(",", "")) for x in parts[:6])
         assert forward > 0 and backward > 0
