@@ -12,6 +12,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -160,13 +161,20 @@ def probe_whitening() -> str:
     return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/probe_whitening.py")
 
 
+@cache
+def _tuning():
+    from dpkfc.studies.reproduce import Tuning
+
+    return Tuning(studies().values())
+
+
 def _published(name: str):
     from dpkfc.studies.published import load
-    from dpkfc.studies.reproduce import Tuning, outcomes
+    from dpkfc.studies.reproduce import outcomes
     from dpkfc.studies.store import Store
 
     nothing, times = Store(RESULTS / "accuracy" / "none.json"), read_json(RESULTS / "speed.json")
-    return load(name), outcomes(load(name), nothing, Tuning(studies().values()), range(3), times=times)
+    return load(name), outcomes(load(name), nothing, _tuning(), range(3), times=times)
 
 
 def published(name: str = "") -> str:

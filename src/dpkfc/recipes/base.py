@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module, resources
 from typing import Any
 
@@ -101,8 +102,13 @@ class Recipe:
     @property
     def defaults(self) -> dict[str, Any]:
         """The recipe's TOML."""
-        text = resources.files("dpkfc.recipes").joinpath(f"{self.name}.toml").read_text("utf-8")
-        return tomllib.loads(text)
+        return dict(_defaults_of(self.name))
+
+
+@cache
+def _defaults_of(name: str) -> dict[str, Any]:
+    """Return the settings in a recipe's TOML."""
+    return tomllib.loads(resources.files("dpkfc.recipes").joinpath(f"{name}.toml").read_text("utf-8"))
 
 
 def image_recipe(

@@ -140,10 +140,14 @@ class Run:
 
     def default(self, name: str) -> Any:
         """What a recipe and a method come to where they are silent about each other: public data may still be missing."""
+        return getattr(self._defaults, name)
+
+    @functools.cached_property
+    def _defaults(self) -> RunConfig:
         try:
-            return getattr(self.config(), name)
+            return self.config()
         except ConfigError:
-            return getattr(self.config(source="pink", output_source="", pretrain_epochs=0), name)
+            return self.config(source="pink", output_source="", pretrain_epochs=0)
 
     @functools.cached_property
     def hash(self) -> str:
