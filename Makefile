@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-federated test lint bench bench-scale assurance results picture clean
+.PHONY: help install demo demo-federated test test-bench lint bench bench-scale assurance results picture clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -27,7 +27,10 @@ demo-federated: $(FLOWER) ## ten clients and a server, in one process and on Flo
 	$(BIN)/dpkfc demo-federated
 
 test: lint ## lint, types and tests
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not bench"
+
+test-bench: $(TOOLS) ## the benchmarks themselves, at a small size
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m bench
 
 lint: $(TOOLS) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -60,6 +60,7 @@ def scale(*arguments: object) -> list[dict[str, dict[str, str]]]:
     return tables
 
 
+@pytest.mark.bench
 def test_the_models_for_a_card_step_at_a_size_for_a_cpu(tmp_path: Path):
     path = tmp_path / "speed.json"
     chosen = ("--only", "smoke-vit", "smoke-views", "--contenders", "plain", "dp_sgd", "dp_kfc_inputs", "opacus_hooks")
@@ -70,6 +71,7 @@ def test_the_models_for_a_card_step_at_a_size_for_a_cpu(tmp_path: Path):
     assert "views" in views["contenders"]["opacus_hooks"]["not_available"]
 
 
+@pytest.mark.bench
 def test_times_and_memory_are_dated_apart(tmp_path: Path):
     path = tmp_path / "speed.json"
     given = ("--smoke", "--only", "smoke-mlp", "--contenders", "plain", "dp_kfc_inputs", "--threads", 1, "--output", path)
@@ -89,6 +91,7 @@ def test_times_and_memory_are_dated_apart(tmp_path: Path):
     assert done.returncode == 2 and "--memory-only" in done.stderr
 
 
+@pytest.mark.bench
 def test_the_growth_of_a_step_is_measured_along_every_axis():
     times, memory = scale("--no-memory")
     assert list(times) == list(memory) == ["width", "depth", "batch", "positions", "rank", "processes"]
@@ -98,7 +101,7 @@ def test_the_growth_of_a_step_is_measured_along_every_axis():
     assert [row[refresh].split("; ")[1] for row in times.values()] == ["2.0)", "1.0)", "0.0)", "1.0)", "0.0)", "-1.0)"]
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 def test_the_growth_of_memory_is_that_of_the_process_that_takes_most():
     _, memory = scale("--axis", "processes")
     assert memory["width"]["from … to"] == memory["rank"]["from … to"] == "–" != memory["processes"]["from … to"]
