@@ -264,6 +264,7 @@ class _Check:
             )
         self._check_padding(rows)
         if not self._agree(rows, few, restarted=True):
+            self._check_memory(rows, before)
             # A proof needs no comparison, and without one every example has a pass of its own.
             return Verdict(
                 failure, "two passes over the same rows differ, with the same seeds of torch, numpy and random"
