@@ -35,6 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process, which makes what they share once; the zoo shares nothing."""
+    for item in items:
+        if item.path.parent.name != "zoo":
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
 @pytest.fixture(autouse=True)
 def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed the global generators (the mechanism's own stream is not among them) and hide DPKFC_DATA."""
