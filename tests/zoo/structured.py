@@ -367,7 +367,7 @@ def nearest_neighbours_within_an_example() -> nn.Module:
 
 @register("sets", SEQUENCE, classify)
 def neighbours_by_flat_index() -> nn.Module:
-    """Examples are told apart by an offset into the folded axis."""
+    """Shift the indices of each example by an offset into the folded axis."""
 
     def forward(m: Network, x: Tensor) -> Tensor:
         n, k, d = x.shape

@@ -224,7 +224,7 @@ class WeightGuard:
             self.accept()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step an optimizer along the release in `p.grad`, and accept what it writes.
+        """Step an optimizer along the release in `p.grad`, and record the versions of the weights that it writes.
 
         The last of all step pre-hooks checks that `p.grad` still holds the release. Wrappers of other libraries are looked
         through by their attribute `optimizer`; an object without hooks has none to check.

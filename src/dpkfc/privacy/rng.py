@@ -134,7 +134,7 @@ class NoiseStream(_Stream):
             raise ValueError(f"size and step must be >= 0, got size={size}, step={step}")
         draw = self._draws if self.is_secure else step
         self._draws += 1
-        # A local name: another thread may begin a draw of its own before this one ends.
+        # A local name: another thread may begin to draw before this one ends.
         key = draw_key() if self.is_secure else self._key
         self._key = key
         return key, draw
