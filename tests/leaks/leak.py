@@ -24,8 +24,7 @@ class Leak:
         patch: of the real code.
         by: detectors that must catch it, from cheap to dear.
         canaries: what names of canaries contain that are enough to show it; all of them in the long run.
-        controlled: the subject passes every check without the patch. Not so where the model or the loss of a user is at fault,
-            which the real session refuses before the first release.
+        controlled: the subject passes every check without the patch. Not so where the real session refuses the model.
     """
 
     name: str
