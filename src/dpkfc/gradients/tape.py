@@ -28,7 +28,7 @@ from dpkfc.gradients.sharded import in_graph
 from dpkfc.gradients.shared import Meeting, SharedUses, WeightUse, pulled_back
 from dpkfc.tracking import PARAMETRIC, BatchAxis, Tracker, Unknown
 
-__all__ = ["Tape", "check_losses", "leading_size", "nodes_of"]
+__all__ = ["Tape", "check_losses", "custom_function", "leading_size", "nodes_of"]
 
 _BUILTIN_NODES = ("AccumulateGrad", "CopySlices", "torch::autograd::AccumulateGrad", "torch::autograd::CopySlices")
 _SINGLE_OUTPUT = ("linear", "conv", "embedding", "tied", "norm")
@@ -400,7 +400,7 @@ class Tape:
         read = self.tracker.read if self.tracker is not None else set[int]()
         if self._shared is not None and self._shared.meetings and covered & read:
             return Unknown("parameter", "a parameter is used by its layer and outside of it")
-        return _custom_function(losses)
+        return custom_function(losses)
 
     def backward(self, losses: Tensor) -> Calls:
         """Differentiate the sum of per-example losses at every noted output.
@@ -634,9 +634,14 @@ def _same(states: Sequence[Tensor], device: torch.device) -> bool:
     return len(now) == len(states) and all(torch.equal(a, b) for a, b in zip(states, now, strict=True))
 
 
-def _custom_function(losses: Tensor) -> Unknown | None:
-    """Return the first node of the graph whose backward pass is Python code of its own; None where there is none."""
-    for node in nodes_of(losses):
+def custom_function(losses: Tensor, ends: Sequence[Tensor] = ()) -> Unknown | None:
+    """Return the first node of the graph whose backward pass is Python code of its own; None where there is none.
+
+    Args:
+        losses: where the graph begins.
+        ends: tensors behind which it is not looked at.
+    """
+    for node in nodes_of(losses, ends):
         name = node.name()
         if name[-1:].isdigit() and "Backward" in name or name in _BUILTIN_NODES:
             continue
@@ -646,9 +651,12 @@ def _custom_function(losses: Tensor) -> Unknown | None:
     return None
 
 
-def nodes_of(losses: Tensor) -> Iterator[Any]:
-    """Yield all nodes of the graph of some losses."""
-    waiting, seen = [losses.grad_fn], {losses.grad_fn}
+def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
+    """Yield all nodes of the graph of some losses, down to those of `ends`, which are left out."""
+    left_out = {x.grad_fn for x in ends}
+    if losses.grad_fn in left_out:
+        return
+    waiting, seen = [losses.grad_fn], {losses.grad_fn, *left_out}
     while waiting:
         node = waiting.pop()
         if node is None:

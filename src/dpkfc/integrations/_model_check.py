@@ -16,7 +16,7 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
 from dpkfc.gradients.micro import batch_tracker
 from dpkfc.gradients.model_state import evaluation_mode, restored_state
-from dpkfc.integrations._recording import one_example
+from dpkfc.integrations._recording import one_example, plain
 from dpkfc.tracking import BatchAxis, Tracker, Unknown, example_first
 from dpkfc.verification import PublicRows, Verdict, check_on_public_rows, public_rows
 
@@ -82,7 +82,7 @@ def check_model(
         The verdict.
 
     Raises:
-        ValueError: examples mix, by name of the operation.
+        ValueError: examples mix, by name of the operation; no argument has examples.
     """
     leaves, spec = tree_flatten((args, kwargs))
     states = [tracker.state(x) if isinstance(x, Tensor) else None for x in leaves]
@@ -90,6 +90,8 @@ def check_model(
     if lost is not None:
         return Verdict(operation=lost)
     axes = [state if isinstance(state, BatchAxis) else None for state in states]
+    if not any(axes):
+        raise ValueError("no argument of the model is of the loader's batch; call the model with the tensors of the batch")
     call = _Call(leaves, spec, axes, tracker.size)
     places = _output_axes(model, call)
 
@@ -165,7 +167,7 @@ def check_padding(model: nn.Module, args: Any, kwargs: Any, batch: Any, source: 
         ValueError: they do.
     """
     leaves, spec = tree_flatten((args, kwargs))
-    places = _places(leaves, tree_leaves(batch))
+    places = _places(leaves, tree_leaves(plain(batch)))
     if places is None:
         return
     for integers in ("tokens", "bits", "ones"):
@@ -204,7 +206,7 @@ def _places(leaves: Sequence[Any], batch: Sequence[Any]) -> dict[int, int] | Non
 
 
 def _outputs_of(model: nn.Module, leaves: list[Any], spec: Any, places: dict[int, int], batch: Any) -> list[Tensor]:
-    rows = tree_leaves(batch)
+    rows = tree_leaves(plain(batch))
     given = [rows[places[i]].to(x.device) if i in places else x for i, x in enumerate(leaves)]
     args, kwargs = tree_unflatten(given, spec)
     with torch.no_grad(), restored_state(model), evaluation_mode(model):

@@ -8,7 +8,7 @@ written into `p.grad`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +25,11 @@ from dpkfc.gradients.calls import Calls
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.materialised import blocks_of_one
 from dpkfc.gradients.micro import batch_tracker
-from dpkfc.gradients.tape import Tape, nodes_of
+from dpkfc.gradients.model_state import restored_state
+from dpkfc.gradients.tape import Tape, custom_function, nodes_of
 from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown
 
-__all__ = ["BatchRecording", "ModelCall", "one_example"]
+__all__ = ["BatchRecording", "ModelCall", "one_example", "plain"]
 
 _LARGEST_SCALE = 2.0**8  # from here on a power of two before the loss is a GradScaler's
 
@@ -46,6 +47,37 @@ class ModelCall:
     singles: list[list[Tensor]]
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """One call of the model on the whole batch.
+
+    Attributes:
+        args, kwargs: its inputs.
+        output: what it returned.
+        versions: the tensors among the inputs, each with the counter of writes that it had.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+    versions: list[tuple[Tensor, int]]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> _Inputs:
+        """Return a call that was just made."""
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        return cls(args, kwargs, output, [(x, x._version) for x in tensors])
+
+    def check(self) -> None:
+        """Raise unless the inputs are what the model was called with.
+
+        Raises:
+            RuntimeError: one was written since, so that the model cannot be run again on single examples.
+        """
+        if any(x._version != version for x, version in self.versions):
+            raise RuntimeError("an input of the model was changed in place before loss.backward(); change a copy of it")
+
+
 class _TakeOver(TorchFunctionMode):
     """Hand `loss.backward()` to a function in the place of autograd."""
 
@@ -53,13 +85,15 @@ class _TakeOver(TorchFunctionMode):
         super().__init__()
         self.backward = backward
         self.is_on = True
+        self.is_done = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
         kwargs = kwargs or {}
         if self.is_on and func is Tensor.backward and self.backward(args[0]):
+            self.is_done = True
             return None
-        if self.is_on and func in (F.cross_entropy, F.nll_loss):
+        if self.is_on and not self.is_done and func in (F.cross_entropy, F.nll_loss):
             return _with_public_divisor(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -95,6 +129,7 @@ class BatchRecording:
         calls: of the layers, once the loss was differentiated.
         gradients: of every example instead, where the batch was not proved.
         passes: how often a loss of the batch was differentiated.
+        is_alone: the recording itself runs the model, on single examples.
     """
 
     def __init__(
@@ -112,7 +147,9 @@ class BatchRecording:
         self.passes = 0
         self.forwards = 0
         self._model_calls: list[ModelCall] = []
-        self._inputs: list[tuple[Any, Any, Any]] = []
+        self._inputs: list[_Inputs] = []
+        self._altered: Unknown | None = None
+        self.is_alone = False
         self._modes: list[Any] = []
         self._begin(batch)
 
@@ -120,7 +157,7 @@ class BatchRecording:
 
     def _begin(self, batch: Any) -> None:
         if self.size > 1:
-            self.tracker = batch_tracker(self.model, batch, self.size)
+            self.tracker = batch_tracker(self.model, plain(batch), self.size)
             if self.exact is None:
                 self.tape = Tape(self.model, self.layers, self.size, tracker=self.tracker)
                 self.tape.__enter__()
@@ -140,10 +177,16 @@ class BatchRecording:
             for mode in self._modes:
                 mode.is_on = True
 
-    def end(self) -> None:
-        """Stop to follow the script. A mode under one that the script has entered stays, switched off, until the next call."""
+    def _end_following(self) -> None:
+        """Stop to follow the script. What it differentiates from here on is taken over still."""
         if self.tape is not None:
             self.tape.close_hooks()
+        for mode in self._modes:
+            mode.is_on = isinstance(mode, _TakeOver)
+
+    def end(self) -> None:
+        """Let go of the script. A mode under one that the script has entered stays, switched off, until the next call."""
+        self._end_following()
         for mode in self._modes:
             mode.is_on = False
         while self._modes:
@@ -156,6 +199,11 @@ class BatchRecording:
 
     # -- the model ------------------------------------------------------------------------------------------
 
+    def before_forward(self) -> None:
+        """Take note of what the script has done to its batch before a call of the model."""
+        if self.tracker is not None:
+            self._altered = self._altered or self.tracker.altered
+
     def after_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Take note of a call of the model; return outputs in the place of its own, or None to keep them."""
         self.forwards += 1
@@ -165,7 +213,7 @@ class BatchRecording:
             states = [self.tracker.state(x) for x in _floats(output)]
             lost = next((state for state in states if isinstance(state, Unknown)), None)
             if lost is None:
-                self._inputs.append((args, kwargs, output))
+                self._inputs.append(_Inputs.of(args, kwargs, output))
                 return None
             self.exact = lost
         if self.exact is None:
@@ -187,7 +235,7 @@ class BatchRecording:
                 if isinstance(whole, Tensor) and whole.is_floating_point() and parts[0].requires_grad:
                     joined[place], state = self._joined(whole, parts)
                     declared.append((joined[place], state))
-        tracker.failure = None
+        tracker.failure = tracker.altered = None
         for value, state in declared:
             tracker.set_state(value, state)
         places = [i for i, x in enumerate(leaves) if joined[i] is not x]
@@ -198,7 +246,12 @@ class BatchRecording:
 
     def _singles(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Any]]:
         """Return the flattened outputs of the model for each example alone."""
-        return [tree_flatten(self.model(*a, **k))[0] for a, k in self.examples(args, kwargs)]
+        self.is_alone = True
+        try:
+            with restored_state(self.model):
+                return [tree_flatten(self.model(*a, **k))[0] for a, k in self.examples(args, kwargs)]
+        finally:
+            self.is_alone = False
 
     @contextmanager
     def _unfollowed(self) -> Iterator[None]:
@@ -235,12 +288,24 @@ class BatchRecording:
         """
         assert self.tracker is not None
         tracker = self.tracker
+        leaves = tree_leaves((args, kwargs))
+        held = next((x for x in leaves if _holds_tensors(x)), None)
+        if held is not None:
+            raise ValueError(
+                f"the examples inside a {type(held).__name__} cannot be told apart; call the model with the tensors of the batch"
+            )
+        if not any(isinstance(x, Tensor) and isinstance(tracker.state(x), (BatchAxis, Unknown)) for x in leaves):
+            raise ValueError("no argument of the model is of the loader's batch; call the model with the tensors of the batch")
         for i in range(self.size):
 
             def pick(x: Any, i: int = i) -> Any:
                 if not isinstance(x, Tensor):
                     return x
                 state = tracker.state(x)
+                if self.forwards > 1 and x.grad_fn is not None:
+                    raise ValueError(
+                        "a call of the model takes what an earlier one returned; let one module make both calls in its forward"
+                    )
                 if isinstance(state, Unknown):
                     raise ValueError(
                         f"an input of the model {list(x.shape)} was made by {state.operation}, which hides its examples; make it "
@@ -262,17 +327,29 @@ class BatchRecording:
         self.passes += 1
         if self.passes > 1 or self.size == 0:
             return True
-        self.end()
+        self._end_following()
         if self.size == 1:
             self.gradients = [self._of_parameters([loss], None)]
             return True
         factor = self._factor(state)
+        self._check_unaltered()
         scaled = loss * factor
         if self._model_calls:
             self._of_single_calls(scaled)
         else:
             self._of_the_batch(scaled)
         return True
+
+    def _check_unaltered(self) -> None:
+        """Raise where the script did to its batch or its loss what no proof covers.
+
+        Raises:
+            ValueError: by name of the operation.
+        """
+        assert self.tracker is not None
+        altered = self._altered or self.tracker.altered
+        if altered is not None:
+            raise ValueError(f"between loader and loss.backward() stands {altered.operation}: {altered.reason[:80]}")
 
     def _reaches_the_model(self, loss: Tensor) -> bool:
         """Return whether a loss depends on a parameter of the model, and not on other models alone."""
@@ -314,19 +391,19 @@ class BatchRecording:
             self.calls = self.tape.gradients(total)
             return
         self.exact = failure
-        for args, kwargs, output in self._inputs:
-            each, leaves = self._singles(args, kwargs), tree_flatten(output)[0]
-            places = [
-                i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad
-            ]
-            self._model_calls.append(
-                ModelCall([leaves[i] for i in places], [[single[i] for i in places] for single in each])
-            )
         self._of_single_calls(total)
 
     def _of_single_calls(self, total: Tensor) -> None:
-        """Pull the gradients at the outputs back through the calls of single examples."""
+        """Pull the gradients at the outputs back through the calls of single examples.
+
+        Raises:
+            ValueError: the loss has a backward pass in Python, which may mix them.
+        """
+        self._repeat_for_singles()
         outputs = [x for call in self._model_calls for x in call.outputs]
+        custom = custom_function(total, outputs)
+        if custom is not None:
+            raise ValueError(f"the loss is computed by {custom.operation}, whose backward pass in Python may mix examples")
         arrived = torch.autograd.grad(total, outputs, allow_unused=True, retain_graph=True)
         found = []
         for i in range(self.size):
@@ -341,6 +418,19 @@ class BatchRecording:
                         rows.append(self._row(output, gradient, own, i))
             found.append(self._of_parameters(starts, rows) if starts else {})
         self.gradients = found
+
+    def _repeat_for_singles(self) -> None:
+        """Make the calls again on single examples that were made on the whole batch."""
+        inputs, self._inputs = self._inputs, []
+        for call in inputs:
+            call.check()
+            each, leaves = self._singles(call.args, call.kwargs), tree_flatten(call.output)[0]
+            places = [
+                i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad
+            ]
+            self._model_calls.append(
+                ModelCall([leaves[i] for i in places], [[single[i] for i in places] for single in each])
+            )
 
     def _row(self, output: Tensor, gradient: Tensor, own: Tensor, i: int) -> Tensor:
         """Return the gradient at the output of one example."""
@@ -375,6 +465,23 @@ class BatchRecording:
 
 def _floats(output: Any) -> list[Tensor]:
     return [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad]
+
+
+def plain(batch: Any) -> Any:
+    """Return a batch with dicts and lists in the place of other mappings and sequences, inside which tensors are not found."""
+    if isinstance(batch, Mapping):
+        return {key: plain(value) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return [plain(value) for value in batch]
+    return batch
+
+
+def _holds_tensors(x: Any) -> bool:
+    """Return whether an argument that is no tensor has tensors inside."""
+    if isinstance(x, Tensor) or not hasattr(x, "__dict__") and not isinstance(x, (Mapping, list, tuple)):
+        return False
+    parts = [x, *vars(x).values()] if hasattr(x, "__dict__") else [x]
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves([plain(part) for part in parts]))
 
 
 def one_example(x: Tensor, axis: BatchAxis, size: int, i: int) -> Tensor:

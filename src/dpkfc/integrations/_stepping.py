@@ -202,12 +202,13 @@ class PrivateStep:
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prepare for a pass that may be differentiated."""
         recording = self._batch_recording
-        if module is not self.model or self._busy or recording is None or not torch.is_grad_enabled():
+        if module is not self.model or self._is_busy() or recording is None or not torch.is_grad_enabled():
             return
         self._end_guards()  # torch calls no hook after a KeyboardInterrupt
         if not module.training:
             return
         self._check_unchanged()
+        recording.before_forward()
         self._check_once(args, kwargs, recording)
         self._attributes = self._attributes or Attributes(self.model)  # the script's loss may read them until its step
         guards = ExitStack()
@@ -241,11 +242,17 @@ class PrivateStep:
             return "whole batches, with a proved batch axis"
         return f"one example at a time, since {self._exact.operation} hides the batch axis ({self._exact.reason})"
 
+    def _is_busy(self) -> bool:
+        """Return whether this library itself runs the model."""
+        return self._busy or (self._batch_recording is not None and self._batch_recording.is_alone)
+
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Take note of a pass; hand on the outputs of single examples where the batch axis is not proved."""
         recording = self._batch_recording
-        if module is not self.model or self._busy or recording is None or not torch.is_grad_enabled() or output is None:
-            self._end_guards() if module is self.model and not self._busy else None
+        if module is not self.model or self._is_busy():
+            return None
+        if recording is None or not torch.is_grad_enabled() or output is None:
+            self._end_guards()
             return None
         self._busy = True  # single examples run the model itself
         try:

@@ -13,9 +13,8 @@ Differences that show:
 * noise and sampling are keyed by the operating system; no generator reaches them, `test_mode_seed` makes a run
   repeatable and not private;
 * the accountant is PLD by default ("prv" names the same numerical composition and selects it);
-* a model that mixes examples, a skipped batch, two backward passes before a step, a weight used outside its layer: errors. Of
-  the loss the engine sees its gradient at the model's output, which does not tell whether it mixes examples: a warning says so
-  where it is no plain cross-entropy, and a loss that is given as `criterion=` is called on single examples and refused.
+* a model or loss that mixes examples, a skipped batch, two backward passes before a step, a penalty on weights: errors. A tracker
+  follows each batch from the loader to `loss.backward()`, which is taken over (`_recording`).
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class PrivacyEngine:
 
     Guarantee:
         Each `optimizer.step()` that ends a logical batch is one release of the plan's event, in the ledger before it
-        exists, provided the loss is a mean (or sum, as declared) of per-example losses, which is checked as far as `Options`
-        (`criterion`, `verify`) and docs/integrations.md say.
+        exists. A loss that is no mean (or sum, as declared) of per-example losses is refused, before its batch contributes.
     """
 
     def __init__(self, *, accountant: str = "pld", secure_mode: bool = False) -> None:

@@ -33,6 +33,7 @@ _LEAVES_TORCH = frozenset(
         *("__reduce_ex__", "__deepcopy__", "apply_", "map_", "map2_", "_typed_storage"),
     }
 )
+_WRITES_VALUES = frozenset({"apply_", "map_", "map2_"})
 _CREATES = frozenset({"tensor", "as_tensor", "from_numpy", "asarray", "frombuffer", "from_dlpack", "new_tensor"})
 _TAKES_LISTS = frozenset({"__getitem__", "__setitem__", "new"})
 _MEETS_RUNNING_STATISTICS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
@@ -68,6 +69,7 @@ class Tracker:
 
     Attributes:
         failure: the first reason why the pass is not proved, or None.
+        altered: the first of them that is no mere read of values, or None.
         is_opaque: the batch holds values that are no tensors.
         call: calls a function of torch in the place of the function mode; None calls it as it is.
         read: ids of the declared parameters that were read outside of a layer that covers them.
@@ -76,6 +78,7 @@ class Tracker:
     def __init__(self, size: int, persistent: Iterable[Tensor] = ()) -> None:
         self.size = size
         self.failure: Unknown | None = None
+        self.altered: Unknown | None = None
         self.is_opaque = False
         self.call: Callable[[Any, Any, Any], Any] | None = None
         self.read: set[int] = set()
@@ -188,10 +191,18 @@ class Tracker:
             self.set_state(p, PARAMETRIC)
             self._parameters.add(id(p))
 
-    def fail(self, operation: str, reason: str) -> None:
-        """Note that the pass is not proved; the first reason stays."""
-        if self.failure is None:
-            self.failure = Unknown(operation, reason)
+    def fail(self, operation: str, reason: str, *, is_read: bool = False) -> None:
+        """Note that the pass is not proved; the first reason stays.
+
+        Args:
+            operation: what was called.
+            reason: what it did.
+            is_read: values were shown to Python code, and no tensor or gradient was changed.
+        """
+        found = Unknown(operation, reason)
+        self.failure = self.failure or found
+        if not is_read:
+            self.altered = self.altered or found
 
     # -- what a layer reads itself --------------------------------------------------------------------------
 
@@ -289,7 +300,7 @@ class Tracker:
         else:
             answer = self._apply(function, args, kwargs, output, bool(kinds & _TOTAL))
         if torch.Tag.dynamic_output_shape in function.tags and self._has_private_shape(function, args, answer):
-            self.fail(str(function), "the shape of a tensor depends on the examples")
+            self.fail(str(function), "the shape of a tensor depends on the examples", is_read=True)
         if not outputs:
             self._without_output(function, args, answer)
             return
@@ -354,7 +365,7 @@ class Tracker:
         if name in _READS or not function._schema.is_mutable:
             has_batch = not isinstance(answer, (Parametric, Public))
             if has_batch and name in _READS and not self._permitted and not _is_harmless():
-                self.fail(str(function), "the program reads a value that depends on the examples")
+                self.fail(str(function), "the program reads a value that depends on the examples", is_read=True)
             return
         self._write_into_operands(function, args, {}, [])
 
@@ -436,7 +447,8 @@ class _Functions(TorchFunctionMode):
             return result
         if name in _LEAVES_TORCH and not tracker._permitted:
             if any(_is_private(tracker.state(x)) for x in tensors_in(args)) and not _is_harmless():
-                tracker.fail(f"Tensor.{name}", "values that depend on the examples leave torch")
+                is_read = name not in _WRITES_VALUES
+                tracker.fail(f"Tensor.{name}", "values that depend on the examples leave torch", is_read=is_read)
         if name in _TAKES_LISTS and _has_private_numbers(
             tracker, args[1] if type(args[1]) is tuple else args[1:], kwargs
         ):

@@ -1,0 +1,160 @@
+"""Between the loader and `loss.backward()`: which losses of a script are sums over examples, and what else it does to them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.integrations.opacus_cases import backward, loader, mlp, private, train, weights
+
+
+class Mixing(torch.autograd.Function):
+    """Hands its input on; its backward pass subtracts the mean over the batch."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient - gradient.mean(0)
+
+
+class Plain(Mixing):
+    """Hands its input on, and the gradient too."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def contrastive(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out @ out.T, torch.arange(len(out)))
+
+
+def cox(out: Tensor, y: Tensor) -> Tensor:
+    return (torch.logcumsumexp(out[:, 0], 0) - out[:, 0]).mean()
+
+
+def dice(out: Tensor, y: Tensor) -> Tensor:
+    p = out.sigmoid()
+    return 1 - 2 * (p * F.one_hot(y, 3)).sum() / (p.sum() + len(y))
+
+
+def centred(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out - out.mean(0), y)
+
+
+def broadcast(out: Tensor, y: Tensor) -> Tensor:
+    return (out[:, :1] - y).square().mean()
+
+
+def hooked(out: Tensor, y: Tensor) -> Tensor:
+    out.register_hook(lambda g: g - g.mean(0))
+    return F.cross_entropy(out, y)
+
+
+def written(out: Tensor, y: Tensor) -> Tensor:
+    out.data.sub_(out.data.mean(0))
+    return F.cross_entropy(out, y)
+
+
+def with_own_backward(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(Mixing.apply(out), y)
+
+
+@pytest.mark.parametrize(
+    ("loss", "match"),
+    [
+        (contrastive, "not a sum over examples: aten.mm"),
+        (cox, "not a sum over examples: aten.logcumsumexp"),
+        (dice, "not a sum over examples: aten.div"),
+        (centred, "not a sum over examples: aten.mean.dim"),
+        (broadcast, "not a sum over examples: aten.sub"),
+        (hooked, r"stands Tensor.register_hook"),
+        (written, "stands aten.sub_.*memory that .data"),
+        (with_own_backward, "computed by MixingBackward"),
+        (lambda out, y: F.cross_entropy(out, y, reduction="none"), "needs one number"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_loss_that_mixes_examples_is_refused_by_name(loss, match: str, alone: bool) -> None:
+    model = OneByOne() if alone else mlp()
+    engine, model, optimizer, batches = private(model, data_loader=loader(batch_size=20), verify=False)
+    with pytest.raises(ValueError, match=match):
+        train(model, optimizer, batches, criterion=loss)
+    assert engine.ledger.count == 0
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_batch_that_a_script_has_written_into_is_refused() -> None:
+    engine, model, optimizer, batches = private(data_loader=loader(batch_size=20), verify=False)
+    x, y = next(iter(batches))
+    x.data.copy_(x.data.flip(0))
+    with pytest.raises(ValueError, match="stands aten.copy_"):
+        backward(model, (x, y))
+    assert engine.ledger.count == 0
+
+
+class OneByOne(nn.Module):
+    """A model whose batch axis is not proved, since its backward pass is Python code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(Plain.apply(self.inner[0](x)) @ self.inner[0].weight)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_model_that_is_not_proved_gives_the_same_step(verify: bool) -> None:
+    """One example at a time, whether public rows have shown it before or the backward pass shows it."""
+    _, model, optimizer, batches = private(OneByOne(), verify=verify, max_grad_norm=0.05)
+    before, reference = weights(model), OneByOne()
+    x, y = next(iter(batches))
+    assert len(x) > 2
+    backward(model, (x, y))
+    assert all(p.grad is None for p in model.parameters())
+    optimizer.step()
+    total = torch.zeros_like(before)
+    for i in range(len(x)):
+        loss = F.cross_entropy(reference(x[i : i + 1]), y[i : i + 1])
+        row = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))])
+        total += row * (0.05 / row.norm()).clamp(max=1)
+    torch.testing.assert_close(before - weights(model), 0.1 * total / 8, rtol=1e-6, atol=1e-9)
+
+
+def test_a_later_call_on_what_an_earlier_one_returned_needs_a_proof() -> None:
+    for model in (nn.Linear(6, 6).double(), nn.Sequential(nn.Linear(6, 6), Applied()).double()):
+        _, model, optimizer, batches = private(model, data_loader=loader(batch_size=20), verify=False)
+        x, y = next(iter(batches))
+        first = model(x)
+        if isinstance(model, nn.Linear):
+            F.cross_entropy(model(first) + first, y).backward()
+            optimizer.step()
+        else:
+            with pytest.raises(ValueError, match="let one module make both calls"):
+                F.cross_entropy(model(first), y).backward()
+
+
+class Applied(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Plain.apply(x)
+
+
+def test_ignored_labels_count_in_the_divisor() -> None:
+    """How many labels of a batch are left out is private: the mean divides by the number of all."""
+    _, model, optimizer, batches = private(max_grad_norm=1e6)
+    before, reference = weights(model), mlp()
+    x, y = next(iter(batches))
+    y = torch.where(y == 0, -100, y)
+    assert 0 < int((y == -100).sum()) < len(y)
+    backward(model, (x, y))
+    optimizer.step()
+    F.cross_entropy(reference(x), y, reduction="sum").backward()
+    moved = torch.cat([p.grad.flatten() for p in reference.parameters()]) / 8
+    torch.testing.assert_close(before - weights(model), 0.1 * moved, rtol=1e-6, atol=1e-9)
