@@ -35,6 +35,7 @@ from dpkfc.recipes import train as recipe_train
 from dpkfc.recipes.base import find_recipe, run_config
 from dpkfc.report.metrics import not_private
 from dpkfc.session import Session
+from dpkfc.verification import Verdict
 from tests.assurance.sizes import FULL, size
 from tests.assurance.walk import files_of, process_state, reached, tensors_alive
 from tests.assurance.worlds import (
@@ -274,7 +275,7 @@ def unguarded(patched: pytest.MonkeyPatch) -> None:
     """What keeps a forward pass from leaving anything in the model is taken out."""
     for guard in ("restored_state", "kept_attributes"):
         patched.setattr(f"dpkfc.gradients.micro.{guard}", lambda model: nullcontext())
-    patched.setattr("dpkfc.session.check_examples", lambda *args, **kwargs: True)
+    patched.setattr("dpkfc.session.check_on_public_rows", lambda *args, **kwargs: Verdict())
 
 
 def no_work(patched: pytest.MonkeyPatch) -> None:
