@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpkfc.gradients.update import check_optimizer
-from dpkfc.plan import Plan
 from tests.heard import Heard
 from tests.teeth_cases import WIDTH, Handed, N, data, flat, kfac, loss_fn, net, plan, session, weights
 
@@ -67,34 +66,19 @@ def mixing_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return losses * losses.detach().mean()
 
 
-def plan_with_first_sizes(*sizes: range) -> Plan:
-    """A plan in test mode whose first batches have sizes in these ranges."""
-    for seed in range(10_000):
-        p = plan(expected_batch_size=2, test_mode_seed=seed, steps=len(sizes))
-        drawn = [len(p.draw(step, p.sampling_stream())) for step in range(len(sizes))]
-        if all(n in allowed for n, allowed in zip(drawn, sizes, strict=True)):
-            return p
-    raise AssertionError("no such plan")
+class Read(torch.utils.data.Dataset):
+    """Private rows that say which of them were read."""
 
+    def __init__(self) -> None:
+        self.x, self.y = data()
+        self.rows: list[int] = []
 
-ONE, NONE, SEVERAL = range(1, 2), range(0, 1), range(2, 9)
+    def __len__(self) -> int:
+        return N
 
-
-@pytest.mark.parametrize("first", [(), (ONE,), (NONE,), (NONE, ONE, ONE)], ids=["at once", "one", "none", "0, 1, 1"])
-@pytest.mark.parametrize("where", ["loss", "module"])
-def test_mixing_is_refused_in_the_first_batch_that_can_show_it(first: tuple[range, ...], where: str) -> None:
-    model = net(Mixer()) if where == "module" else net()
-    losses = mixing_loss if where == "loss" else loss_fn
-    p = plan_with_first_sizes(*first, SEVERAL)
-    with session(p, model) as s:
-        batches = s.batches()
-        for _ in first:
-            s.step(next(batches), losses)
-        before = weights(model)
-        with pytest.raises(ValueError, match="mixes examples"):
-            s.step(next(batches), losses)
-        assert s.ledger.count == len(first)
-        assert torch.equal(weights(model), before)
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        self.rows.append(int(i))
+        return self.x[i], self.y[i]
 
 
 class GroupsOfFour(nn.Module):
@@ -104,27 +88,55 @@ class GroupsOfFour(nn.Module):
         return x + 0.1 * x.roll(2, 0) if len(x) > 2 else x
 
 
-def test_mixing_that_a_pair_cannot_show_is_refused_before_the_first_release() -> None:
-    with session(plan_with_first_sizes(range(4, 9)), net(GroupsOfFour())) as s:
-        with pytest.raises(ValueError, match="do not add up"):
-            s.step(next(s.batches()), loss_fn)
+MIXERS = {"loss": (net, mixing_loss), "module": (lambda: net(Mixer()), loss_fn), "fours": (lambda: net(GroupsOfFour()), loss_fn)}
+
+
+@pytest.mark.parametrize("where", MIXERS)
+def test_mixing_is_refused_before_a_private_batch_is_read(where: str) -> None:
+    """The first record tells types and shapes; no other one is read, and no batch of them decides what is refused."""
+    make, losses = MIXERS[where]
+    model, rows = make(), Read()
+    with session(plan(), model, dataset=rows) as s:
+        before, batch = weights(model), next(s.batches())
+        rows.rows.clear()
+        with pytest.raises(ValueError, match="mixes examples|depends on the batch"):
+            s.step(batch, losses)
+        assert set(rows.rows) <= {0}
         assert s.ledger.count == 0
+        assert torch.equal(weights(model), before)
 
 
-def test_examples_without_a_gradient_verify_nothing() -> None:
-    """A margin loss is zero on easy examples, and zeros agree with anything."""
+@pytest.mark.parametrize("where", ["loss", "module"])
+def test_unchecked_mixing_gives_every_example_its_own_gradient(where: str) -> None:
+    """The proof needs no check: batches of several rows give what batches of one give."""
+    make, losses = MIXERS[where]
+    handed = []
+    for bound in (None, 1):
+        model = make()
+        optimizer = Handed(model)
+        with session(plan(max_physical_batch_size=bound), model, optimizer, verify=False) as s:
+            for batch in s.batches():
+                s.step(batch, losses)
+        handed.append(flat(g for step in optimizer.handed for g in step.values()))
+    assert torch.allclose(*handed, rtol=1e-12)
+
+
+def test_a_loss_that_begins_to_mix_later_gives_every_example_its_own_gradient() -> None:
+    """A margin loss is zero on easy examples, and zeros agree with anything; the operations of every pass are followed."""
 
     def margin(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.relu(mixing_loss(model, batch)) if switch[0] else loss_fn(model, batch) * 0
 
-    switch = [0.0]
-    with session(plan(), net()) as s:
-        batches = s.batches()
-        s.step(next(batches), margin)
-        switch[0] = 1.0
-        with pytest.raises(ValueError, match="mixes examples"):
-            s.step(next(batches), margin)
-        assert s.ledger.count == 1
+    handed = []
+    for bound in (None, 1):
+        switch, model = [0.0], net()
+        optimizer = Handed(model)
+        with session(plan(max_physical_batch_size=bound), model, optimizer) as s:
+            for batch in s.batches():
+                s.step(batch, margin)
+                switch[0] = 1.0
+        handed.append(flat(g for step in optimizer.handed for g in step.values()))
+    assert torch.allclose(*handed, rtol=1e-12)
 
 
 def test_verification_happens_in_every_session_even_one_that_continues(tmp_path: object) -> None:
