@@ -11,6 +11,7 @@ from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.integrations.opacus import PrivacyEngine
 
 N, B = 40, 8
+FEW_ORDERS = [1 + x / 10 for x in range(2, 60, 2)]  # of Rényi divergences; the 150 that Opacus tries take it 15 seconds
 
 
 def data(n: int = N, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = (6,)) -> TensorDataset:

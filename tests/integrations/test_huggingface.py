@@ -148,14 +148,14 @@ def test_a_loss_that_mixes_examples_is_found(tmp_path) -> None:
         losses = F.cross_entropy(logits.flatten(0, 1), inputs["labels"].flatten(), reduction="none")
         return losses.view(len(logits), -1).sum(1) / (inputs["labels"] != -100).sum()
 
-    with pytest.raises(ValueError, match="mixes examples"):
+    with pytest.raises(ValueError, match="has another loss than alone"):
         trainer_of(tmp_path, "token", per_example_loss=over_the_batch).train()
 
 
 def masking(rows):
     """Draws the labelled positions anew at every call, as the collators for masked language models do."""
     batch = pad(rows)
-    masked = torch.rand(batch["input_ids"].shape) < 0.3
+    masked = torch.bernoulli(torch.full(batch["input_ids"].shape, 0.3)) > 0
     return {**batch, "labels": torch.where(masked & (batch["attention_mask"] > 0), batch["input_ids"], -100)}
 
 
@@ -169,7 +169,7 @@ def test_collators_that_draw_random_numbers_are_taken(tmp_path) -> None:
         return per_example_cross_entropy(logits, inputs["labels"]) * logits.std()
 
     other = trainer_of(tmp_path / "other", "masked", data_collator=masking, per_example_loss=mixing)
-    with pytest.raises(ValueError, match="gradients of different examples mix|mixes examples"):
+    with pytest.raises(ValueError, match="has another loss than alone"):
         other.train()
 
 
@@ -185,7 +185,7 @@ def test_a_collator_that_mixes_at_random_is_refused(tmp_path) -> None:
         batch = masking(rows)
         return {**batch, "input_ids": batch["input_ids"][torch.randperm(len(rows))]}
 
-    with pytest.raises(ValueError, match="mixes examples"):
+    with pytest.raises(ValueError, match="collate_fn mixes the rows of a batch"):
         trainer_of(tmp_path, "masked", data_collator=mixup).train()
 
 
@@ -210,7 +210,7 @@ def test_a_dataset_that_augments_is_checked_as_any_other(tmp_path) -> None:
     for name, dataset in (("plain", rows), ("augmented", Augmented(rows))):
         trainer = trainer_of(tmp_path / name, "sequence", plan, per_example_loss=weighted)
         trainer.train_dataset = dataset
-        with pytest.raises(ValueError, match="differs from that of the example alone"):
+        with pytest.raises(ValueError, match="has another loss than alone"):
             trainer.train()
 
 

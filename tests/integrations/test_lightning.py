@@ -31,7 +31,7 @@ def _quiet():
 
 @pytest.mark.parametrize("preconditioner", [None, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=3)])
 def test_the_updates_are_the_releases_of_a_session(preconditioner, tmp_path) -> None:
-    plan = plan_of(0.7, test_mode_seed=5, preconditioner=preconditioner, max_physical_batch_size=3)
+    plan = plan_of(0.7, test_mode_seed=5, preconditioner=preconditioner, max_physical_batch_size=5)
     trainer, mine, _ = fit(tmp_path, plan=plan)
     theirs = Net()
     configured = theirs.configure_optimizers()
@@ -43,7 +43,7 @@ def test_the_updates_are_the_releases_of_a_session(preconditioner, tmp_path) -> 
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-6, atol=1e-8)
     assert trainer.global_step == releases(tmp_path) == mine.grads == 7
     assert trainer.lr_scheduler_configs[0].scheduler.get_last_lr()[0] == pytest.approx(0.1 * 0.9**7)
-    assert max(n for training, n in mine.seen if training) <= 3
+    assert max(n for training, n in mine.seen if training) <= 5
 
 
 def test_enormous_noise_destroys_the_model(tmp_path) -> None:

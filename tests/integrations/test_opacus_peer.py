@@ -14,7 +14,21 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.delayed import DP2
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
-from tests.integrations.opacus_cases import B, N, cnn, data, kfac, loader, mlp, private, scaled, sgd, train, weights
+from tests.integrations.opacus_cases import (
+    B,
+    FEW_ORDERS,
+    N,
+    cnn,
+    data,
+    kfac,
+    loader,
+    mlp,
+    private,
+    scaled,
+    sgd,
+    train,
+    weights,
+)
 
 opacus = pytest.importorskip("opacus")
 
@@ -118,7 +132,8 @@ def run(module: str, accountant: str) -> dict[str, object]:
     return names
 
 
-def test_an_opacus_script_runs_with_only_its_import_changed() -> None:
+def test_an_opacus_script_runs_with_only_its_import_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opacus.accountants.RDPAccountant, "DEFAULT_ALPHAS", FEW_ORDERS)
     mine = run("dpkfc.integrations.opacus", "accountant='rdp'")
     theirs = run("opacus", "accountant='rdp'")
     assert mine["history"] == 60

@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -508,13 +509,15 @@ def _is_private(state: State | None) -> bool:
 
 def _is_harmless() -> bool:
     """Return whether the value is read by a function of the list, whose branches do not differ in their results."""
-    frame = sys._getframe(1)
-    for _ in range(12):
-        if frame is None:
-            return False
-        if (frame.f_globals.get("__name__", ""), frame.f_code.co_name) in _HARMLESS_READS:
+    frame: FrameType | None = sys._getframe(1)
+    others = 0
+    while frame is not None and others < 6:
+        module = frame.f_globals.get("__name__", "")
+        if (module, frame.f_code.co_name) in _HARMLESS_READS:
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        if module.partition(".")[0] not in ("torch", "dpkfc"):  # how many modes stand between varies
+            others += 1
+        frame = frame.f_back
     return False
 
 
