@@ -1,0 +1,146 @@
+"""Record small runs in test mode, so that a change of the code's shape can be shown to change no number.
+
+    python -m tests.golden.record            # compare with tests/golden/golden.json
+    python -m tests.golden.record --write    # write that file
+
+Sums of floating-point numbers differ between processors in their last bits. Figures that depend on them are stored beside the
+processor's instruction set, and compared to the bit where it is the same and to nine digits elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.distributed.cases import CASES, Case
+from tests.integrations import opacus_cases
+from tests.test_session import loss_fn
+
+__all__ = ["PATH", "RUNS", "differences", "record"]
+
+PATH = Path(__file__).parent / "golden.json"
+
+
+def digest(x: Tensor) -> str:
+    """Return the SHA-256 of a tensor's bytes."""
+    return hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()
+
+
+def weights_of(model: torch.nn.Module) -> Tensor:
+    """Return all parameters of a model as one vector in float64."""
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+
+def ledger_of(path: Path) -> str:
+    """Return the SHA-256 of what a ledger says, without its dates and what hangs on them."""
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    kept = [{name: value for name, value in line.items() if name not in DATED} for line in lines]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+DATED = {"created", "dpkfc", "hash", "prev"}
+
+
+def of_session(case: Case) -> dict[str, Any]:
+    """Train a session to its end, with a checkpoint in the middle, and return what it left."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.jsonl"
+        session, model = case.open(path)
+        with session:
+            batches = session.batches()
+            session.step(next(batches), loss_fn)
+            session.save(Path(folder) / "checkpoint")
+            for batch in batches:
+                session.step(batch, loss_fn)
+            metric = session.preconditioner.digest if session.preconditioner is not None else ""
+        manifest = json.loads((Path(folder) / "checkpoint" / "manifest.json").read_text("utf-8"))
+        return {
+            "plan": session.plan.hash,
+            "epsilon": session.plan.epsilon(session.ledger.count),
+            "ledger": ledger_of(path),
+            "checkpoint": sorted(manifest["sha256"]),
+            "metric": metric,
+            "weights": digest(weights_of(model)),
+            "norm": float(weights_of(model).norm()),
+        }
+
+
+def of_script() -> dict[str, Any]:
+    """Train a script in the shape of Opacus."""
+    engine, model, optimizer, loader = opacus_cases.private(noise_multiplier=1.0)
+    opacus_cases.train(model, optimizer, loader)
+    found = {
+        "releases": engine.ledger.count,
+        "weights": digest(weights_of(model)),
+        "norm": float(weights_of(model).norm()),
+    }
+    engine.close()
+    return found
+
+
+RUNS: dict[str, Callable[[], dict[str, Any]]] = {
+    **{f"session, {name}": (lambda case=case: of_session(case)) for name, case in CASES.items()},
+    "Opacus script": of_script,
+}
+
+
+def record(names: Sequence[str] = tuple(RUNS)) -> dict[str, Any]:
+    """Return the figures of some runs and the instruction set they were made with."""
+    torch.set_num_threads(1)
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            torch.manual_seed(0)
+            found[name] = RUNS[name]()
+    return {"processor": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__, "runs": found}
+
+
+def differences(stored: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """Return the runs and figures that differ, for the runs that were found."""
+    same_machine = all(stored[name] == found[name] for name in ("processor", "torch"))
+    result = []
+    for name, figures in found["runs"].items():
+        before = stored["runs"].get(name)
+        if before is None:
+            result.append(f"{name}: is not in the file")
+            continue
+        for key, value in figures.items():
+            if key in ("weights", "metric") and not same_machine:
+                continue
+            if isinstance(value, float) and not same_machine:
+                is_equal = abs(value - before[key]) <= 1e-9 * abs(before[key]) + 1e-15
+            else:
+                is_equal = value == before[key]
+            if not is_equal:
+                result.append(f"{name}: {key} is {value}, was {before[key]}")
+    return result
+
+
+def main() -> int:
+    """Run all and compare, or write the file."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    found = json.loads(json.dumps(record()))
+    if options.write:
+        PATH.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
+        return 0
+    wrong = differences(json.loads(PATH.read_text("utf-8")), found)
+    for line in wrong:
+        print(line[:300])
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
