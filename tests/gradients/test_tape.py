@@ -162,3 +162,13 @@ def test_writes_behind_the_version_counter_are_put_back_too() -> None:
     with pytest.raises(ValueError, match="changes the buffer 'mean'"), restored_state(model):
         model.mean.data.add_(1)
     assert float(model.mean.sum()) == 0
+
+
+def test_a_layer_that_is_called_twice_under_autocast_is_proved() -> None:
+    """Autocast keeps the cast of a weight; the second call would read what belongs to the first."""
+    linear = nn.Linear(6, 6)
+    model = nn.Sequential(linear, nn.Tanh(), linear)
+    tape = Tape(model, find_layers(model), 4)
+    with torch.autocast("cpu", torch.bfloat16), tape:
+        losses = model(torch.randn(4, 6)).float().square().sum(1)
+    assert tape.failure(losses) is None

@@ -103,6 +103,7 @@ class Tape:
         self._records: list[_Record] = []
         self._hidden: dict[str, Layer] = {}
         self._calls: list[tuple[nn.Module, _OpenCall]] = []
+        self._called: set[int] = set()
         self._stack = ExitStack()
 
     @property
@@ -114,7 +115,7 @@ class Tape:
 
     def __enter__(self) -> Tape:
         """Start to record; what an earlier use recorded is dropped."""
-        self._records, self._hidden, self._calls = [], {}, []
+        self._records, self._hidden, self._calls, self._called = [], {}, [], set()
         self._stack = ExitStack()
         torch.clear_autocast_cache()  # the cast of a weight in an earlier pass was not seen in this one
         self._stack.enter_context(torch.compiler.set_stance("force_eager"))  # a compiled graph shows no call of a layer
@@ -186,6 +187,10 @@ class Tape:
             parameters = _parameters_of(module, layers)
             if parameters is None:
                 return  # functional_call has put other tensors in their place
+            keys = {id(p) for p in parameters}
+            if not keys.isdisjoint(self._called):
+                torch.clear_autocast_cache()  # what an earlier call has cast counts as outside of this one
+            self._called |= keys
             tensors = tensors_of((args, kwargs))
             call = _OpenCall(parameters, tensors, [self._axis(x) for x in tensors])
             if layers[0].paths:
