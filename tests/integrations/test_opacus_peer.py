@@ -15,8 +15,8 @@ from dpkfc.curvature.delayed import DP2
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
 from tests.integrations.opacus_cases import (
-    B,
     FEW_ORDERS,
+    B,
     N,
     cnn,
     data,

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkfc.gradients.memory import is_out_of_memory
+
 __all__ = ["LossFn", "ModelLoss", "per_example_cross_entropy"]
 
 LossFn = Callable[[nn.Module, Mapping[str, Any]], Tensor]
@@ -97,20 +99,27 @@ class ModelLoss:
 
         Args:
             model: in eval mode.
-            singles: batches of one example; the first with a finite loss of the model decides.
+            singles: public batches of one example; the first with a finite loss of the model decides.
 
         Raises:
-            ValueError: the model computes another loss, so the default is not what it is trained with elsewhere; or a
-                model of sequences computes none.
+            ValueError: the model computes another loss, so the default is not what it is trained with elsewhere; a model of
+                sequences computes none; or none of the batches fits the model.
         """
         logits: Tensor | None = None
+        failed: Exception | None = None
         for single in singles:
             if getattr(single.get("input_ids"), "ndim", 2) > 2:
                 raise ValueError(
-                    f"an example of {self._name} holds several sequences (choices), which the model folds into the batch; such "
-                    "models are not supported"
+                    f"an example of {self._name} holds several sequences (choices); pass per_example_loss=, a function of "
+                    "(model, inputs)"
                 )
-            outputs = model(**single)
+            try:
+                outputs = model(**single)
+            except Exception as error:  # drawn numbers may be no tokens or labels of this model
+                if is_out_of_memory(error):
+                    raise
+                failed = error
+                continue
             own, logits = _part(outputs, "loss"), _part(outputs, "logits")
             if own is None or logits is None or not bool(torch.isfinite(own)):
                 continue
@@ -125,6 +134,10 @@ class ModelLoss:
                 )
             self._shifted = same[0]
             return
+        if logits is None and failed is not None:
+            text = str(failed).splitlines()[0][:60] if str(failed) else type(failed).__name__
+            message = f"{self._name} takes no example that is drawn at random ({text}); pass per_example_loss="
+            raise ValueError(message) from failed
         if logits is not None and logits.dim() > 2:
             raise ValueError(
                 f"{self._name} computes no loss from which to tell whether logits are for the label at or after their "

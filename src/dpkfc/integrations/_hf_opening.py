@@ -1,10 +1,11 @@
-"""How a run of a `PrivateTrainer` begins: the loss is looked at, the session opened, a checkpoint restored."""
+"""How a run of a `PrivateTrainer` begins: the loss is checked, the session opened, a checkpoint restored."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -16,6 +17,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from dpkfc.integrations._hf_arguments import check_schedule, steps_per_epoch
 from dpkfc.integrations._hf_data import AsDict
 from dpkfc.session import Session
+from dpkfc.verification import public_rows
 
 if TYPE_CHECKING:
     from dpkfc.integrations.huggingface import PrivateTrainer
@@ -87,13 +89,20 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
 
 
 def _settle_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict) -> None:
-    """Is the default loss the model's own?"""
-    model = trainer.model
+    """Check on public rows that the default loss is the model's own."""
     if trainer.default_loss is not None:
-        model.eval()
-        few = range(min(8, len(dataset)))
-        trainer.default_loss.settle(model, (trainer._prepare_inputs(collate([dataset[i]])) for i in few))
+        trainer.model.eval()
+        singles = _public_singles(dataset[0], collate)
+        trainer.default_loss.settle(trainer.model, (trainer._prepare_inputs(single) for single in singles))
     to_training(trainer)
+
+
+def _public_singles(record: Any, collate: AsDict) -> Iterator[dict[str, Any]]:
+    """Yield batches of one example, drawn to the types and shapes of a record."""
+    for integers in ("tokens", "bits", "ones"):
+        rows = public_rows(record, 8, collate, integers)
+        for i in range(len(rows)):
+            yield rows.batch([i])
 
 
 def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> None:
