@@ -94,12 +94,12 @@ def pointwise(operation: Operation) -> Answer:
 
 
 for _listed in (
-    "_to_copy copy contiguous detach alias lift_fresh bernoulli native_dropout dropout _prelu_kernel where "
-    "fill masked_fill relu hardtanh elu leaky_relu rrelu_with_noise logical_not bitwise_not "
-    "binary_cross_entropy_backward real imag conj _conj resolve_conj resolve_neg clamp gelu hardswish hardsigmoid_backward "
+    "_to_copy copy contiguous detach alias lift_fresh bernoulli native_dropout dropout _prelu_kernel "
+    "fill masked_fill rrelu_with_noise "
+    "binary_cross_entropy_backward real imag conj _conj resolve_conj resolve_neg gelu hardswish hardsigmoid_backward "
     "hardswish_backward log_sigmoid_forward log_sigmoid_backward elu_backward leaky_relu_backward hardtanh_backward "
-    "softplus_backward mish_backward polar complex requires_grad normal uniform random exponential zero "
-    "_cast_Float _cast_Double nan_to_num special_multigammaln isclose"
+    "softplus_backward mish_backward polar complex normal uniform random exponential zero "
+    "_cast_Float _cast_Double special_multigammaln isclose"
 ).split():
     RULES[_listed] = pointwise
 
@@ -119,7 +119,7 @@ def _isin(operation: Operation) -> Answer:
 
 
 @_rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
-@_rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided", "sym_size", "sym_numel", "sym_stride")
+@_rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
 def _public(operation: Operation) -> Answer:
     """Return public: the values depend on no operand."""
     return None
@@ -501,17 +501,17 @@ def _trilinear(operation: Operation) -> Answer:
     """Return the axis of the product inside `nn.Bilinear`, whose batch is dimension 0 of its two inputs."""
     one, _, other = (operation.axis(x) for x in operation.args[:3])
     weight = operation.axis(operation.args[1])
-    if one is None or one != other or one.dim != 0 or weight is not None:
+    is_bilinear = list(operation.args[3:7]) == [[1, 3], [0], [1, 2], [2, 3]]
+    if one is None or one != other or one.dim != 0 or weight is not None or not is_bilinear:
         return operation.lost("a trilinear product pairs different examples")
     return one
 
 
-@_rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "slow_conv2d_forward")
+@_rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution")
 @_rule("_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d", "thnn_conv2d")
 def _convolution(operation: Operation) -> Answer:
-    x, weight = operation.args[:2]
-    axis = operation.axis(x)
-    if axis is None or axis.dim != 0 or operation.is_batched(weight) or operation.is_batched(operation.args[2]):
+    axis = operation.axis(operation.args[0])
+    if axis is None or axis.dim != 0 or any(operation.is_batched(x) for x in operation.tensors[1:]):
         return operation.lost("a convolution has the batch in another place than dimension 0 of its input")
     return axis
 
@@ -553,7 +553,7 @@ for _name_, _count in {
     "replication_pad3d": 3, "pixel_shuffle": 3, "pixel_unshuffle": 3, "im2col": 3, "col2im": 2,
     "tril": 2, "triu": 2, "grid_sampler_2d": 3, "grid_sampler_3d": 4, "affine_grid_generator": 2, "linalg_inv_ex": 2,
     "linalg_cholesky_ex": 2, "linalg_qr": 2, "_linalg_svd": 2, "_linalg_eigh": 2, "linalg_matrix_exp": 2, "_linalg_det": 2,
-    "_linalg_slogdet": 2, "mkldnn_max_pool2d": 2,
+    "_linalg_slogdet": 2,
 }.items():  # fmt: skip
     RULES[_name_] = _trailing(_count)
 
@@ -611,6 +611,8 @@ def _group_norm(operation: Operation) -> Answer:
     axis = operation.axis(operation.args[0])
     if axis is None or axis.dim != 0 or _has_batched_weights(operation):
         return operation.lost("the batch is not dimension 0 of a group norm")
+    if operation.has_argument("N") and operation.argument("N") != operation.args[0].shape[0]:
+        return operation.lost("a group norm counts examples as channels")
     return axis
 
 
@@ -660,8 +662,9 @@ def _embedding_bag(operation: Operation) -> Answer:
     if axis is None or not plain or (operation.is_batched(weights) and operation.axis(weights) != axis):
         return operation.lost("bags of an embedding have the batch in another place")
     bags, rest = divmod(len(offsets), operation.size)
-    length = ids.numel() // max(1, len(offsets))
-    if rest or not torch.equal(offsets, length * torch.arange(len(offsets), device=offsets.device)):
+    length, longer = divmod(ids.numel(), max(1, len(offsets)))
+    regular = torch.equal(offsets, length * torch.arange(len(offsets), device=offsets.device))
+    if rest or longer or not regular or operation.argument("include_last_offset"):
         return operation.lost("bags of an embedding have several lengths")
     rows = BatchAxis(0, 1, bags)
     return [rows, axis, rows, rows][: len(operation.outputs)]
@@ -848,6 +851,8 @@ def _attention(operation: Operation) -> Answer:
     if axis is None or axis.dim >= query.dim() - 2:
         return operation.lost("attention pairs different examples")
     outputs = operation.outputs
+    if outputs[0].shape[axis.dim] != axis.length(operation.size):
+        return operation.lost("attention repeats the heads of examples")
     if any(operation.is_batched(x) is False and x.shape[axis.dim] != query.shape[axis.dim] for x in operation.args[:3]):
         return operation.lost("attention pairs different examples")
     return [axis, axis, *[None] * (len(outputs) - 2)][: len(outputs)]
@@ -923,9 +928,10 @@ def _total_rule(*names: str) -> Callable[[Rule], Rule]:
 )
 @_total_rule("sum", "mean", "select", "_unsafe_view", "_reshape_alias", "contiguous", "lift_fresh")
 def _keep_total(operation: Operation) -> Answer:
-    if operation.outputs[0].numel() != 1:
+    total = operation.state(operation.args[0])
+    if operation.outputs[0].numel() != 1 or not isinstance(total, Total):
         return operation.lost("a sum over the examples is spread again")
-    return operation.state(operation.args[0])
+    return total
 
 
 @_total_rule("add", "sub", "rsub")

@@ -1,0 +1,1168 @@
+"""Every rule of the tracker alone, against brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpkfc.tracking.rules import RULES, TOTAL_RULES
+from tests.tracking.brute_force import Case, Draw, Operand, Seen, batched, drawn, faults, public, truths, whole
+from tests.tracking.elementwise import elementwise_cases, overloads
+
+aten = torch.ops.aten
+N = 3
+Call = Callable[..., Any]
+
+# Names that no call on this machine can reach, with the reason.
+_CUDA = "it has a kernel on CUDA alone"
+UNREACHABLE: dict[str, str] = {
+    "_conv_depthwise2d": _CUDA,
+    "_scaled_dot_product_cudnn_attention": _CUDA,
+    "_scaled_dot_product_efficient_attention": _CUDA,
+    "_scaled_dot_product_flash_attention": _CUDA,
+    "_scaled_dot_product_fused_attention_overrideable": "it has a kernel on backends outside of torch alone",
+    "conv_depthwise3d": _CUDA,
+    "cudnn_batch_norm": _CUDA,
+    "cudnn_convolution": _CUDA,
+    "miopen_batch_norm": "it has a kernel on ROCm alone",
+}
+
+
+def followed(name: str, call: Call, *operands: Operand, size: int = N, is_random: bool = False) -> Case:
+    return Case(name, size, call, operands, "axis", is_random)
+
+
+def lost(name: str, call: Call, *operands: Operand, size: int = N) -> Case:
+    return Case(name, size, call, operands, "unknown")
+
+
+def places(
+    name: str,
+    call: Call,
+    shape: Sequence[int],
+    keeps: Sequence[int] = (0,),
+    loses: Sequence[int] = (),
+    draw: Draw = drawn,
+    is_random: bool = False,
+) -> list[Case]:
+    """Return calls of one operation with the examples at each of some dimensions of its operand, plain and folded.
+
+    Args:
+        name: of the operation.
+        call: takes one operand.
+        shape: of the operand without the examples.
+        keeps: where the examples are followed.
+        loses: where they are lost.
+        draw: gives the values.
+        is_random: the operation draws random numbers.
+    """
+    found = []
+    for answer, dims in (("axis", keeps), ("unknown", loses)):
+        for dim in dims:
+            for size, pre, post in ((3, 1, 1), (2, 1, 1), (2, 2, 3)):
+                operand = batched(size, shape, dim, pre, post, draw)
+                found.append(Case(f"{name} {operand.axis} of {size}", size, call, (operand,), answer, is_random))
+    return found
+
+
+def inferred(call: Call) -> Call:
+    """Return a call in inference mode, where composite operations are seen whole."""
+
+    def run(*tensors: Tensor, **options: Any) -> Any:
+        with torch.inference_mode():
+            return call(*tensors, **options)
+
+    return run
+
+
+def rows(*shape: int, draw: Draw = drawn, size: int = N) -> Operand:
+    return batched(size, shape, draw=draw)
+
+
+def equal_rows(shape: Sequence[int]) -> Tensor:
+    """Return numbers that are the same in every row."""
+    return drawn(shape[1:]).expand(*shape).clone()
+
+
+def complex_numbers(shape: Sequence[int]) -> Tensor:
+    return torch.complex(drawn(shape), drawn(shape))
+
+
+def positive_matrices(shape: Sequence[int]) -> Tensor:
+    x = drawn(shape)
+    return x @ x.mT + torch.eye(shape[-1], dtype=x.dtype)
+
+
+# -- elementwise operations --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", overloads(), ids=str)
+def test_elementwise_operations_keep_the_examples_in_their_places(function):
+    for case in elementwise_cases(function):
+        assert faults(case) == []
+
+
+def elementwise_table() -> list[Case]:
+    cases = [
+        *places("to another type", lambda x: x.float(), (4,), (0, 1)),
+        *places("copy_", lambda x: torch.zeros_like(x).copy_(x), (4,), (0, 1)),
+        *places("contiguous", inferred(aten.contiguous), (4,), (0, 1)),
+        *places("detach", lambda x: x.detach(), (4,), (0, 1)),
+        *places("alias", aten.alias, (4,), (0, 1)),
+        *places("lift_fresh", lambda x: torch.add(aten.lift_fresh(x), 0), (4,), (0, 1)),
+        *places("clone", lambda x: x.clone(), (4,), (0, 1)),
+        *places("bernoulli", torch.bernoulli, (4,), (0, 1), is_random=True),
+        *places("native_dropout", lambda x: torch.native_dropout(x, 0.5, True), (4,), (0, 1), is_random=True),
+        *places("dropout", inferred(lambda x: F.dropout(x, 0.5)), (4,), (0, 1), is_random=True),
+        *places("prelu", lambda x: F.prelu(x - 0.5, torch.full((1,), 0.5, dtype=x.dtype)), (4,), (0, 1)),
+        *places("prelu whole", inferred(lambda x: F.prelu(x - 0.5, torch.tensor([0.5, 2.0], dtype=x.dtype))), (2,)),
+        *places("fill_", lambda x: x.fill_(1.5), (4,), (0, 1)),
+        *places("masked_fill", lambda x: x.masked_fill(x > 0.5, 0.0), (4,), (0, 1)),
+        *places("gelu_", lambda x: aten.gelu_(x), (4,), (0, 1)),
+        *places("rrelu_with_noise", lambda x: aten.rrelu_with_noise(x - 0.5, torch.ones_like(x)), (4,), (0, 1)),
+        *places("real", inferred(torch.real), (4,), (0, 1), draw=complex_numbers),
+        *places("imag", inferred(torch.imag), (4,), (0, 1), draw=complex_numbers),
+        *places("conj", inferred(aten.conj), (4,), (0, 1), draw=complex_numbers),
+        *places("_conj", lambda x: torch.conj(x) * 2, (4,), (0, 1), draw=complex_numbers),
+        *places("resolve_conj", inferred(lambda x: aten.resolve_conj(x)), (4,), (0, 1), draw=complex_numbers),
+        *places("resolve_neg", inferred(lambda x: aten.resolve_neg(x)), (4,), (0, 1)),
+        *places("hardswish", F.hardswish, (4,), (0, 1)),
+        *places("log_sigmoid", lambda x: aten.log_sigmoid_forward(x)[0], (4,), (0, 1)),
+        *places("normal_", lambda x: x.normal_(), (4,), (0, 1), is_random=True),
+        *places("uniform_", lambda x: x.uniform_(), (4,), (0, 1), is_random=True),
+        *places("random_", lambda x: x.random_(), (4,), (0, 1), is_random=True),
+        *places("exponential_", lambda x: x.exponential_(), (4,), (0, 1), is_random=True),
+        *places("zero_", lambda x: x.zero_(), (4,), (0, 1)),
+        *places("_cast_Float", inferred(aten._cast_Float), (4,), (0, 1)),
+        *places("_cast_Double", inferred(aten._cast_Double), (4,), (0, 1)),
+        *places("multigammaln", inferred(lambda x: torch.special.multigammaln(x + 2, 2)), (4,), (0, 1)),
+        *places("isin", lambda x: torch.isin(x, torch.tensor([0, 2])), (4,), (0, 1), draw=whole(0, 4)),
+        lost("isin of the examples", lambda x: torch.isin(x, x), rows(4, draw=whole(0, 4))),
+        lost("isin of other examples", torch.isin, rows(4, draw=whole(0, 4)), rows(2, draw=whole(0, 4))),
+        lost("isin of one entry", lambda x: torch.isin(1, x), rows(4, draw=whole(0, 4))),
+        lost("prelu with weights of the examples", lambda x, w: F.prelu(x, w[0]), rows(2), rows(2)),
+        lost("prelu whole, private", inferred(lambda x, w: F.prelu(x - 0.5, w[:, 0])), rows(N), rows(1)),
+        followed("polar", torch.polar, rows(4), rows(4)),
+        followed("complex", torch.complex, rows(4), rows(4)),
+        followed("isclose", inferred(torch.isclose), rows(4), rows(4)),
+        followed("masked_fill of public", lambda m: torch.ones(N, 4).masked_fill(m, 0.0), rows(4, draw=truths)),
+        lost("added to its transpose", lambda x: x + x.t(), rows(N)),
+        lost("added across", lambda x: x + x[:, None], rows()),
+        lost("compared across", lambda x: x[:, None] == x[None], rows(4)),
+        lost("copied across", lambda x: torch.zeros(N, N, dtype=x.dtype).copy_(x).add_(x.t()), rows(N)),
+        lost("other places", lambda x, y: x + y, rows(N), batched(N, (N,), 1)),
+        lost("other folds", lambda x, y: x * y, batched(N, (), 0, 2, 1), batched(N, (), 0, 1, 2)),
+        lost("where", torch.where, rows(N, draw=truths), batched(N, (N,), 1), batched(N, (N,), 1)),
+        lost("where it is true", inferred(lambda x: torch.where(x > -1)), rows()),
+    ]
+    backward = {
+        "hardsigmoid_backward": lambda g, x: aten.hardsigmoid_backward(g, x),
+        "hardswish_backward": lambda g, x: aten.hardswish_backward(g, x),
+        "log_sigmoid_backward": lambda g, x: aten.log_sigmoid_backward(g, x, torch.exp(-x.abs())),
+        "elu_backward": lambda g, x: aten.elu_backward(g, 1.0, 1.0, 1.0, False, x),
+        "leaky_relu_backward": lambda g, x: aten.leaky_relu_backward(g, x, 0.1, False),
+        "hardtanh_backward": lambda g, x: aten.hardtanh_backward(g, x, 0.0, 0.5),
+        "softplus_backward": lambda g, x: aten.softplus_backward(g, x, 1.0, 20.0),
+        "mish_backward": inferred(lambda g, x: aten.mish_backward(g, x)),
+        "binary_cross_entropy_backward": lambda g, x: aten.binary_cross_entropy_backward(g, x, (x > 0.5).double(), None, 0),
+    }
+    for name, call in backward.items():
+        cases.append(followed(name, call, rows(4), rows(4)))
+        cases.append(followed(f"{name}, folded", call, batched(N, (4,), 1, 2, 2), batched(N, (4,), 1, 2, 2)))
+        cases.append(lost(f"{name}, across", call, batched(N, (N,), 0), batched(N, (N,), 1)))
+    return cases
+
+
+def made_of_shapes_table() -> list[Case]:
+    calls = {
+        "zeros_like": torch.zeros_like,
+        "ones_like": torch.ones_like,
+        "full_like": lambda x: torch.full_like(x, 2.0),
+        "empty_like": lambda x: torch.empty_like(x).zero_(),
+        "rand_like": lambda x: torch.rand_like(x),
+        "randn_like": lambda x: torch.randn_like(x),
+        "randint_like": lambda x: torch.randint_like(x, 5),
+        "new_zeros": lambda x: x.new_zeros(2, 2),
+        "new_ones": lambda x: x.new_ones(2, 2),
+        "new_full": lambda x: x.new_full((2, 2), 1.0),
+        "new_empty": lambda x: x.new_empty(2, 2).zero_(),
+        "new_empty_strided": lambda x: x.new_empty_strided((2, 2), (2, 1)).zero_(),
+    }
+    return [followed(name, call, rows(4), is_random=name.startswith("rand")) for name, call in calls.items()]
+
+
+# -- views and layout --------------------------------------------------------------------------------------
+
+
+def view_table() -> list[Case]:
+    return [
+        *places("view in front", lambda x: x.view(-1, 4), (4,), (0,)),
+        *places("view apart", lambda x: x.view(*x.shape[:-1], 2, 2), (4,), (0,)),
+        *places("view of one", lambda x: x.view(-1), (4,), (0,)),
+        lost("a view that tears", lambda x: x.view(4, N), rows(4)),
+        lost("a view across", lambda x: x.view(2, N), batched(2, (N,))),
+        *places("as another type", lambda x: x.view(torch.int64), (4,), (0, 1)),
+        lost("a view with more elements", lambda x: x.view(torch.float32), rows(4)),
+        *places("_unsafe_view", lambda x: aten._unsafe_view(x, [-1, 4]), (4,), (0,)),
+        *places("reshape", inferred(lambda x: x.reshape(-1, 4)), (2, 4), (0, 1)),
+        *places("_reshape_alias", lambda x: aten._reshape_alias(x, [x.numel()], [1]), (4,), (0,)),
+        *places("squeeze", lambda x: x.squeeze(1), (1, 4), (0,)),
+        *places("squeeze all", lambda x: x.squeeze(), (1, 4), (0, 2)),
+        *places("unsqueeze", lambda x: x.unsqueeze(1), (4,), (0, 1)),
+        *places("flatten", inferred(lambda x: x.flatten(0, 1)), (4, 2), (0, 1, 2)),
+        *places("unflatten", inferred(lambda x: x.unflatten(-1, (2, 2))), (4,), (0,)),
+        *places("view_as", inferred(lambda x: x.view_as(torch.zeros(x.numel()))), (4,), (0, 1)),
+        *places("permute", lambda x: x.permute(2, 0, 1), (4, 5), (0, 1, 2)),
+        *places("permute, negative", lambda x: x.permute(-1, 1, 0), (4, 5), (0, 1, 2)),
+        *places("transpose", lambda x: x.transpose(0, -1), (4, 5), (0, 1, 2)),
+        *places("t", lambda x: x.t(), (4,), (0, 1)),
+        *places("t of a vector", lambda x: x.t(), (), (0,)),
+        *places("expand", lambda x: x.expand(2, *x.shape), (4,), (0, 1)),
+        *places("expand ones", lambda x: x[:, None].expand(-1, 5, -1), (4,), (0, 1)),
+        *places("repeat", lambda x: x.repeat(2, 3, 1), (4,), (0, 1)),
+        *places("slice", lambda x: x[:, 1:4:2], (5,), (0,)),
+        *places("whole slice", lambda x: x[:], (4,), (0, 1)),
+        lost("first examples", lambda x: x[:2], rows(4)),
+        lost("every second example", lambda x: x[::2], rows(4)),
+        followed("first half of two views", lambda x: x[:N], batched(N, (4,), pre=2)),
+        followed("second half of two views", lambda x: x[N:], batched(N, (4,), pre=2)),
+        lost("across two views", lambda x: x[1 : N + 1], batched(N, (4,), pre=2)),
+        followed("one of two places", lambda x: x[1::2], batched(N, (4,), post=2)),
+        lost("every third place", lambda x: x[::3], batched(N, (4,), post=2)),
+        lost("one of two places in two views", lambda x: x[::2], batched(N, (4,), pre=2, post=2)),
+        *places("narrow", inferred(lambda x: x.narrow(1, 1, 2)), (5,), (0,)),
+        lost("narrow to examples", inferred(lambda x: x.narrow(0, 1, 2)), rows(4)),
+        followed("narrow to a view", inferred(lambda x: x.narrow(0, N, N)), batched(N, (4,), pre=2)),
+        *places("select", lambda x: x.select(1, 1), (4, 5), (0, 2), (1,)),
+        *places("select the last", lambda x: x.select(-1, -1), (4, 5), (0, 1), (2,)),
+        *places("unbind", lambda x: x.unbind(1), (2, 5), (0, 2), (1,)),
+        *places("split", lambda x: x.split(2, 1), (4, 5), (0, 2)),
+        *places("split_with_sizes", lambda x: x.split([1, 3], 1), (4, 4), (0, 2)),
+        *places("chunk", inferred(lambda x: x.chunk(2, 1)), (4, 5), (0, 2)),
+        *places("unsafe_split", lambda x: torch.unsafe_split(x, 2, 1), (4, 5), (0, 2)),
+        *places("unsafe_chunk", inferred(lambda x: torch.unsafe_chunk(x, 2, 1)), (4, 5), (0, 2)),
+        *places("unsafe_split_with_sizes", lambda x: torch.unsafe_split_with_sizes(x, [1, 3], 1), (4, 4), (0, 2)),
+        *places("tensor_split", inferred(lambda x: torch.tensor_split(x, [1, 3], 1)), (4, 5), (0, 2)),
+        lost("split examples", lambda x: x.split(1), rows(4)),
+        lost("chunk examples", inferred(lambda x: x.chunk(2)), rows(4, size=4), size=4),
+        followed("split of two views", lambda x: x.split(N), batched(N, (4,), pre=2)),
+        followed("chunk of two views", inferred(lambda x: x.chunk(2, 1)), batched(N, (4,), 1, pre=2)),
+        followed("cat of two", lambda x, y: torch.cat([x, y], 1), rows(4), rows(2)),
+        followed("cat with public", lambda x: torch.cat([x, torch.zeros(N, 2).double()], 1), rows(4)),
+        followed("cat of two views", lambda x, y: torch.cat([x, y]), batched(N, (4,), pre=2), rows(4)),
+        followed("cat with an empty one", lambda x: torch.cat([torch.zeros(0).double(), x], 1), rows(4)),
+        lost("cat of public rows", lambda x: torch.cat([x, torch.zeros(N, 4).double()]), rows(4)),
+        lost("cat across", lambda x, y: torch.cat([x, y], 1), rows(N), batched(N, (N,), 1)),
+        lost(
+            "cat of other folds",
+            lambda x, y: torch.cat([x, y], 1),
+            batched(N, (4,), 0, 2, 1),
+            batched(N, (4,), 0, 1, 2),
+        ),
+        lost(
+            "cat along other folds",
+            lambda x, y: torch.cat([x, y]),
+            batched(N, (4,), 0, 2, 1),
+            batched(N, (4,), 0, 1, 2),
+        ),
+        followed("concat", inferred(lambda x: torch.concat([x, x], 1)), rows(4)),
+        followed("concatenate", inferred(lambda x: torch.concatenate([x, x], 1)), rows(4)),
+        followed("stack", lambda x, y: [torch.stack([x, y], d) for d in (0, 1, 2, -1)], rows(4), rows(4)),
+        lost("stack across", lambda x, y: torch.stack([x, y]), rows(N), batched(N, (N,), 1)),
+        *places("unfold", lambda x: x.unfold(1, 2, 1), (4,), (0,)),
+        *places("unfold over the examples", lambda x: x.unfold(-1, 2, 1), (4,), (0,), (1,)),
+        *places("diagonal", lambda x: x.diagonal(1, 0, 2), (4, 5), (1,), (0, 2)),
+        *places("diagonal of the last", lambda x: x.diagonal(0, -1, -2), (4, 5), (0,), (1, 2)),
+        *places("as_strided", lambda x: x.as_strided(x.shape, x.stride(), 0), (4,), (0, 1)),
+        lost("as_strided elsewhere", lambda x: x.as_strided((4, N), (N, 1), 0), rows(4)),
+        *places("view_as_complex", torch.view_as_complex, (4, 2), (0, 1)),
+        lost("view_as_complex of the examples", torch.view_as_complex, batched(2, (4,), 1), size=2),
+        *places("view_as_complex_copy", torch.view_as_complex_copy, (4, 2), (0, 1)),
+        *places("view_as_real", torch.view_as_real, (4,), (0, 1), draw=complex_numbers),
+    ]
+
+
+# -- dimensions over which an operation works --------------------------------------------------------------
+
+
+def along_table() -> list[Case]:
+    keeping = {
+        "softmax": inferred(lambda x: torch.softmax(x, 1)),
+        "_softmax": lambda x: torch.softmax(x, 1),
+        "log_softmax": inferred(lambda x: torch.log_softmax(x, 1)),
+        "_log_softmax": lambda x: torch.log_softmax(x, 1),
+        "_safe_softmax": lambda x: aten._safe_softmax(x, 1),
+        "cumsum": lambda x: x.cumsum(1),
+        "cumprod": lambda x: x.cumprod(1),
+        "sort": lambda x: x.sort(1),
+        "sort, stable": lambda x: torch.sort(x, dim=1, stable=True),
+        "argsort": inferred(lambda x: x.argsort(1)),
+        "topk": lambda x: x.topk(2, 1),
+        "cummax": lambda x: x.cummax(1),
+        "cummin": lambda x: x.cummin(1),
+        "logcumsumexp": lambda x: x.logcumsumexp(1),
+        "flip": lambda x: x.flip(1),
+        "fft": lambda x: torch.fft.rfft(x, dim=1),
+        "fft of complex numbers": lambda x: torch.fft.fft(torch.complex(x, x), dim=1),
+        "fft back": lambda x: torch.fft.irfft(torch.complex(x, x), dim=1),
+        "roll": lambda x: x.roll(1, 1),
+        "glu": lambda x: F.glu(x, 1),
+    }
+    reducing = {
+        "amax": lambda x: x.amax(1),
+        "amin": lambda x: x.amin(1, keepdim=True),
+        "prod": lambda x: x.prod(1),
+        "any": lambda x: (x > 0.5).any(1),
+        "all": lambda x: (x > 0.5).all(1),
+        "logsumexp": lambda x: x.logsumexp(1),
+        "std": lambda x: x.std(1),
+        "var": lambda x: x.var(1, keepdim=True),
+        "var_mean": lambda x: torch.var_mean(x, 1),
+        "std_mean": lambda x: torch.std_mean(x, 1),
+        "argmax": lambda x: x.argmax(1),
+        "argmin": lambda x: x.argmin(1, keepdim=True),
+        "max": lambda x: x.max(1),
+        "min": lambda x: x.min(1),
+        "median": lambda x: x.median(1),
+        "nanmedian": lambda x: x.nanmedian(1),
+        "mode": lambda x: x.mode(1),
+        "kthvalue": lambda x: x.kthvalue(2, 1),
+        "norm": lambda x: aten.norm.ScalarOpt_dim(x, 2, [1]),
+        "linalg_vector_norm": lambda x: torch.linalg.vector_norm(x, dim=1),
+        "nansum": lambda x: x.nansum(1),
+        "count_nonzero": lambda x: (x > 0.5).count_nonzero(1),
+        "aminmax": lambda x: torch.aminmax(x, dim=1),
+        "sum": lambda x: x.sum(1),
+        "mean": lambda x: x.mean(1, keepdim=True),
+    }
+    cases = []
+    for name, call in (keeping | reducing).items():
+        cases += places(name, call, (4, 6), (0, 2), ())
+        cases.append(lost(f"{name} over the examples", call, batched(4, (5, 6), 1), size=4))
+        cases.append(lost(f"{name} over the folded examples", call, batched(2, (5, 6), 1, 2, 2), size=2))
+    wholes = {
+        "flip": lambda x: x.flip(0, 1),
+        "msort": inferred(lambda x: x.msort()),
+        "roll": lambda x: x.roll(1),
+        "max": lambda x: x.max(),
+        "median": lambda x: x.median(),
+        "any": lambda x: (x > 0.5).any(),
+        "norm": lambda x: x.norm(),
+        "norm of all": lambda x: aten.norm.Scalar(x, 2),
+        "std": lambda x: x.std(),
+        "logsumexp": lambda x: x.logsumexp((0, 1)),
+        "argmax": lambda x: x.argmax(),
+        "count": lambda x: x.count_nonzero(),
+        "nansum": lambda x: x.nansum(),
+        "sum over the examples": lambda x: x.sum(0),
+        "mean over the examples": lambda x: x.mean(0),
+        "max across": lambda x: torch.maximum(x, x.mT),
+    }
+    cases += [lost(f"{name}, whole", call, rows(N)) for name, call in wholes.items()]
+    return [
+        *cases,
+        *places("diag_embed", torch.diag_embed, (4, 5), (0, 1), (2,)),
+        *places("diag_embed in front", lambda x: torch.diag_embed(x, 1, 0, 2), (4, 5), (0, 1), (2,)),
+        *places("renorm", lambda x: x.renorm(2, 1, 0.5), (4, 5), (1,), (0, 2)),
+        lost("fill_diagonal_", lambda x: x.fill_diagonal_(0.0), rows(N)),
+        lost("trace", lambda x: x.trace(), rows(N)),
+    ]
+
+
+# -- products ----------------------------------------------------------------------------------------------
+
+
+def product_table() -> list[Case]:
+    weight = public(4, 5)
+    return [
+        followed("mm", torch.mm, rows(4), weight),
+        followed("mm, folded", torch.mm, batched(N, (4,), 0, 2, 2), weight),
+        followed("mm on the right", torch.mm, weight, batched(N, (5,), 1)),
+        lost("mm over the examples", torch.mm, batched(4, (2,), 1), weight, size=4),
+        lost("mm over the examples on the right", torch.mm, public(2, N), rows(5)),
+        lost("mm of all pairs", torch.mm, rows(4), batched(N, (4,), 1)),
+        followed("addmm", torch.addmm, public(5), rows(4), weight),
+        followed("addmm of a batched bias", torch.addmm, rows(5), rows(4), weight),
+        followed("addmm of a bias alone", torch.addmm, rows(5), public(N, 4, draw=equal_rows), weight),
+        lost("addmm across", torch.addmm, rows(), rows(4), public(4, N)),
+        lost("addmm over the examples", torch.addmm, public(5), batched(4, (2,), 1), weight, size=4),
+        followed("bmm", torch.bmm, rows(2, 4), rows(4, 5)),
+        followed("bmm, folded", torch.bmm, batched(N, (2, 4), 0, 2, 2), batched(N, (4, 5), 0, 2, 2)),
+        followed("bmm of rows", torch.bmm, batched(N, (2, 4), 1), public(2, 4, 5)),
+        followed("bmm of columns", torch.bmm, public(2, 3, 4), batched(N, (2, 4), 2)),
+        lost("bmm over the examples", torch.bmm, batched(N, (2, 4), 2), batched(N, (2, 5), 1)),
+        lost("bmm across", torch.bmm, batched(N, (N, 4), 0), batched(N, (N, 4), 2)),
+        lost("bmm of other folds", torch.bmm, batched(N, (2, 4), 0, 2, 1), batched(N, (4, 2), 0, 1, 2)),
+        followed("baddbmm", torch.baddbmm, public(2, 5), rows(2, 4), rows(4, 5)),
+        lost("baddbmm of another place", torch.baddbmm, batched(N, (N, 5), 1), rows(N, 4), rows(4, 5)),
+        followed("mv", torch.mv, rows(4), public(4)),
+        lost("mv over the examples", torch.mv, batched(N, (2,), 1), public(N)),
+        lost("mv with examples", torch.mv, rows(N), rows()),
+        followed("addmv", torch.addmv, rows(), rows(4), public(4)),
+        followed("addmv of a public bias", torch.addmv, public(1), rows(4), public(4)),
+        lost("dot", torch.dot, rows(), public(N)),
+        lost("vdot", torch.vdot, public(N), rows()),
+        followed("_scaled_mm", _scaled, rows(16), public(16, 16)),
+        lost("_scaled_mm over the examples", _scaled, batched(16, (16,), 1), public(16, 16), size=16),
+        *places("matmul", inferred(lambda x: x @ torch.ones(4, 5, dtype=x.dtype)), (2, 4), (0, 1), ()),
+        lost("matmul over the examples", inferred(torch.matmul), batched(4, (2, 3), 2), weight, size=4),
+        followed("matmul with a longer one", inferred(torch.matmul), rows(4), public(2, 4, 5)),
+        followed("matmul on the right", inferred(torch.matmul), public(2, 5), rows(5, 4)),
+        followed("matmul of columns", inferred(torch.matmul), public(2, 5), batched(N, (2, 5), 2)),
+        followed("matmul of a vector", inferred(torch.matmul), public(5), rows(5, 4)),
+        followed("matmul of a vector and columns", inferred(torch.matmul), public(5), batched(N, (2, 5), 2)),
+        followed("matmul of a vector and a matrix", inferred(torch.matmul), public(5), batched(N, (5,), 1)),
+        followed("matmul with a vector", inferred(torch.matmul), rows(2, 4), public(4)),
+        followed("matmul of both", inferred(torch.matmul), rows(2, 4), rows(4, 5)),
+        lost("matmul across", inferred(torch.matmul), rows(N, 4), batched(N, (N, 4), 2)),
+        lost("matmul of a vector over the examples", inferred(torch.matmul), rows(), public(2, N, 4)),
+        lost("matmul with examples summed", inferred(torch.matmul), public(2, N), rows(4)),
+        followed("linear", inferred(F.linear), rows(2, 4), public(5, 4), public(5)),
+        lost("linear over the examples", inferred(F.linear), batched(N, (2, 4), 2), public(5, N)),
+        lost("linear with examples as weights", inferred(F.linear), public(2, 4), rows(4)),
+        lost("linear with examples as bias", inferred(F.linear), public(2, 4), public(N, 4), rows()),
+        followed("_cdist_forward", lambda x, y: aten._cdist_forward(x, y, 2.0, None), rows(2, 4), rows(5, 4)),
+        followed("_cdist_forward of rows", lambda x, y: aten._cdist_forward(x, y, 2.0, None), rows(4), public(5, 4)),
+        followed("_cdist_forward of columns", lambda x, y: aten._cdist_forward(x, y, 1.0, None), public(2, 4), rows(4)),
+        lost("_cdist_forward over the examples", lambda x: aten._cdist_forward(x, x, 2.0, None), batched(N, (4,), 1)),
+        lost("_cdist_forward of all pairs", lambda x: aten._cdist_forward(x, x, 2.0, None), rows(4)),
+        followed("cdist", inferred(torch.cdist), rows(2, 4), rows(5, 4)),
+        followed("cdist, broadcast", inferred(torch.cdist), rows(2, 4), public(5, 4)),
+        lost("cdist of all pairs", inferred(torch.cdist), rows(4), rows(4)),
+        followed("bilinear", F.bilinear, rows(4), rows(5), public(2, 4, 5)),
+        lost("bilinear of one", F.bilinear, rows(4), public(N, 5), public(2, 4, 5)),
+        lost("bilinear with examples as weights", F.bilinear, rows(4), rows(5), rows(4, 5)),
+        lost(
+            "_trilinear over the examples",
+            lambda x, w, y: aten._trilinear(x, w, y, [1], [], [1], [0, 2]),
+            rows(4),
+            public(N, 2, 4),
+            rows(4),
+        ),
+        lost("einsum over the examples", lambda x, y: torch.einsum("nd,ne->de", x, y), rows(4), rows(5)),
+        *convolutions(),
+    ]
+
+
+def _scaled(x: Tensor, weight: Tensor) -> Tensor:
+    """Return a product of 8-bit numbers, in float64."""
+    x, weight = x.to(torch.float8_e4m3fn), weight.t().contiguous().t().to(torch.float8_e4m3fn)
+    one = torch.ones(())
+    return torch._scaled_mm(x, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+
+def convolutions() -> list[Case]:
+    rest = [[1, 1], [0, 0], [1, 1], False, [0, 0], 1]
+    flags = [False, False, False, False]
+    image, kernel = rows(2, 5, 5), public(4, 2, 3, 3)
+    plain = {
+        "convolution": lambda x, w, b=None: aten.convolution(x, w, b, *rest),
+        "_convolution": lambda x, w, b=None: aten._convolution(x, w, b, *rest, *flags),
+        "mkldnn_convolution": lambda x, w, b=None: aten.mkldnn_convolution(
+            x.float(), w.float(), None if b is None else b.float(), [0, 0], [1, 1], [1, 1], 1
+        ),
+        "_slow_conv2d_forward": lambda x, w, b=None: aten._slow_conv2d_forward(x, w, [3, 3], b, [1, 1], [0, 0]),
+        "thnn_conv2d": inferred(lambda x, w, b=None: aten.thnn_conv2d(x, w, [3, 3], b)),
+    }
+    cases = []
+    for name, call in plain.items():
+        cases.append(followed(name, call, image, kernel, public(4)))
+        cases.append(followed(f"{name}, folded", call, batched(2, (2, 5, 5), 0, 2, 2), kernel, size=2))
+        cases.append(lost(f"{name} of channels", call, batched(2, (4, 5, 5), 1), kernel, size=2))
+        cases.append(lost(f"{name} of rows", call, batched(5, (2, 2, 5), 2), kernel, size=5))
+        cases.append(lost(f"{name} with examples as kernels", call, public(1, 2, 5, 5), rows(2, 3, 3)))
+        cases.append(lost(f"{name} with examples as a bias", call, rows(2, 5, 5), public(N, 2, 3, 3), rows()))
+        cases.append(lost(f"{name} of the examples with themselves", lambda x, call=call: call(x, x), rows(N, 3, 3)))
+    cube, cubic = rows(2, 4, 4, 4), public(4, 2, 3, 3, 3)
+    ones, zeros = [1, 1, 1], [0, 0, 0]
+    depthwise = public(2, 1, 3, 3)
+    return [
+        *cases,
+        followed(
+            "slow_conv3d_forward",
+            lambda x, w: aten.slow_conv3d_forward(x, w, [3, 3, 3], None, ones, zeros),
+            cube,
+            cubic,
+        ),
+        followed("transposed", F.conv_transpose2d, image, public(2, 4, 3, 3)),
+        followed("one dimension", F.conv1d, rows(2, 5), public(4, 2, 3)),
+        followed("grouped", lambda x, w: F.conv2d(x, w, groups=2), image, depthwise),
+        followed("conv_tbc", torch.conv_tbc, batched(N, (5, 2), 1), public(3, 2, 4), public(4)),
+        lost("conv_tbc over the examples", torch.conv_tbc, batched(5, (2, 2), 0), public(3, 2, 4), public(4), size=5),
+        lost("conv_tbc of channels", torch.conv_tbc, batched(N, (5, 2), 2), public(3, N, 4), public(4)),
+    ]
+
+
+# -- operations on trailing dimensions ---------------------------------------------------------------------
+
+
+def trailing_table() -> list[Case]:
+    """Return operations that work within the last dimensions: of lines, images and volumes of one channel."""
+    line, image, volume = (6,), (6, 6), (4, 4, 4)
+    calls: dict[str, tuple[tuple[int, ...], Call]] = {
+        "avg_pool1d": (line, inferred(lambda x: F.avg_pool1d(x, 2))),
+        "avg_pool2d": (image, lambda x: F.avg_pool2d(x, 2)),
+        "avg_pool3d": (volume, lambda x: F.avg_pool3d(x, 2)),
+        "adaptive_avg_pool1d": (line, inferred(lambda x: F.adaptive_avg_pool1d(x, 2))),
+        "adaptive_avg_pool2d": (image, inferred(lambda x: F.adaptive_avg_pool2d(x, 2))),
+        "adaptive_avg_pool3d": (volume, inferred(lambda x: F.adaptive_avg_pool3d(x, 2))),
+        "_adaptive_avg_pool2d": (image, lambda x: F.adaptive_avg_pool2d(x, 2)),
+        "_adaptive_avg_pool3d": (volume, lambda x: F.adaptive_avg_pool3d(x, 2)),
+        "adaptive_max_pool2d": (image, lambda x: F.adaptive_max_pool2d(x, 2, True)),
+        "adaptive_max_pool3d": (volume, lambda x: F.adaptive_max_pool3d(x, 2, True)),
+        "max_pool1d": (line, inferred(lambda x: torch.max_pool1d(x, 2))),
+        "max_pool2d": (image, inferred(lambda x: torch.max_pool2d(x, 2))),
+        "max_pool2d_with_indices": (image, lambda x: F.max_pool2d(x, 2, return_indices=True)),
+        "max_pool3d_with_indices": (volume, lambda x: F.max_pool3d(x, 2, return_indices=True)),
+        "reflection_pad1d": (line, lambda x: F.pad(x, (1, 2), "reflect")),
+        "reflection_pad2d": (image, lambda x: F.pad(x, (1, 2, 0, 1), "reflect")),
+        "reflection_pad3d": (volume, lambda x: F.pad(x, (1, 1, 1, 1, 0, 1), "reflect")),
+        "replication_pad1d": (line, lambda x: F.pad(x, (1, 2), "replicate")),
+        "replication_pad2d": (image, lambda x: F.pad(x, (1, 2, 0, 1), "replicate")),
+        "replication_pad3d": (volume, lambda x: F.pad(x, (1, 1, 1, 1, 0, 1), "replicate")),
+        "upsample_nearest1d": (line, lambda x: F.interpolate(x, 4)),
+        "upsample_nearest2d": (image, lambda x: F.interpolate(x, 4)),
+        "upsample_nearest3d": (volume, lambda x: F.interpolate(x, 5)),
+        "_upsample_nearest_exact1d": (line, lambda x: F.interpolate(x, 4, mode="nearest-exact")),
+        "_upsample_nearest_exact2d": (image, lambda x: F.interpolate(x, 4, mode="nearest-exact")),
+        "_upsample_nearest_exact3d": (volume, lambda x: F.interpolate(x, 5, mode="nearest-exact")),
+        "upsample_linear1d": (line, lambda x: F.interpolate(x, 4, mode="linear")),
+        "upsample_bilinear2d": (image, lambda x: F.interpolate(x, 4, mode="bilinear")),
+        "upsample_bicubic2d": (image, lambda x: F.interpolate(x, 4, mode="bicubic")),
+        "upsample_trilinear3d": (volume, lambda x: F.interpolate(x, 5, mode="trilinear")),
+        "_upsample_bilinear2d_aa": (image, lambda x: F.interpolate(x, 4, mode="bilinear", antialias=True)),
+        "_upsample_bicubic2d_aa": (image, lambda x: F.interpolate(x, 4, mode="bicubic", antialias=True)),
+    }
+    cases = []
+    for name, (shape, call) in calls.items():
+        cases += places(name, call, (2, *shape), (0,))
+        cases.append(followed(f"{name} of channels", call, batched(N, (2, *shape), 1)))
+        for dim in range(2, 2 + len(shape)):
+            size = shape[dim - 2] // 2
+            rest = (2, 2, *shape[: dim - 2], *shape[dim - 1 :])
+            cases.append(lost(f"{name} over the examples at {dim}", call, batched(size, rest, dim, 2), size=size))
+    matrices = {
+        "tril": torch.tril,
+        "triu": torch.triu,
+        "linalg_inv_ex": torch.linalg.inv,
+        "linalg_cholesky_ex": torch.linalg.cholesky,
+        "linalg_qr": torch.linalg.qr,
+        "_linalg_svd": torch.linalg.svdvals,
+        "_linalg_eigh": torch.linalg.eigvalsh,
+        "linalg_matrix_exp": torch.linalg.matrix_exp,
+        "_linalg_det": torch.linalg.det,
+        "_linalg_slogdet": torch.linalg.slogdet,
+    }
+    for name, call in matrices.items():
+        cases += places(name, call, (4, 4), (0,), draw=positive_matrices)
+        cases += [followed(f"{name} of pairs", call, batched(N, (2, 4, 4), 1, draw=positive_matrices))]
+        cases += [lost(f"{name} over rows", call, batched(N, (N,), 0, draw=positive_matrices))]
+        cases += [lost(f"{name} over columns", call, batched(N, (2, N), 2, draw=positive_matrices))]
+    return [
+        *cases,
+        *places("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), (4, 4, 3), (0,), (2,)),
+        *places("pixel_unshuffle", lambda x: F.pixel_unshuffle(x, 2), (2, 4, 6), (0,)),
+        lost("pixel_shuffle of channels", lambda x: F.pixel_shuffle(x, 2), batched(4, (2, 3, 3), 1), size=4),
+        *places("im2col", lambda x: F.unfold(x, 2), (2, 4, 4), (0,), (1, 2, 3)),
+        *places("col2im", lambda x: F.fold(x, (3, 3), 2), (4, 4), (0,)),
+        lost("col2im of columns", lambda x: F.fold(x, (3, 3), 2), batched(4, (2, 4), 2), size=4),
+        *places("fractional_max_pool2d", _fractional(F.fractional_max_pool2d), (2, 6, 6), (0,), is_random=True),
+        *places("fractional_max_pool3d", _fractional(F.fractional_max_pool3d), (2, 6, 6, 6), (0,), is_random=True),
+        lost("fractional pools of channels", _fractional(F.fractional_max_pool2d), batched(N, (6, 6), 0)),
+        followed("max_unpool2d", lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), rows(2, 4, 4)),
+        followed(
+            "max_unpool3d",
+            lambda x: F.max_unpool3d(*F.max_pool3d(x, 2, return_indices=True), 2),
+            rows(2, 4, 4, 4),
+        ),
+        lost(
+            "max_unpool2d of channels",
+            lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+            batched(N, (4, 4)),
+        ),
+        followed("grid_sampler_2d", _sampled, rows(2, 4, 4), rows(3, 3, 2)),
+        followed("grid_sampler_3d", _sampled, rows(2, 4, 4, 4), rows(3, 3, 3, 3)),
+        followed("grid_sampler_2d of one grid", _sampled, batched(N, (2, 4, 4)), rows(3, 3, 2)),
+        lost("grid_sampler_2d of channels", _sampled, batched(N, (2, 4, 4), 1), public(2, 3, 3, 2)),
+        lost("grid_sampler_2d of points", _sampled, public(2, 2, 4, 4), batched(N, (2, 3, 2), 1)),
+        lost("grid_sampler_2d across", _sampled, rows(N, 4, 4), batched(N, (N, 3, 2), 1)),
+        followed("affine_grid_generator", lambda x: F.affine_grid(x, [N, 1, 4, 4]), rows(2, 3)),
+        *places("channel_shuffle", lambda x: F.channel_shuffle(x, 1), (4, 4), (0,), (1, 2)),
+        *places("native_channel_shuffle", inferred(lambda x: F.native_channel_shuffle(x, 2)), (4, 3, 3), (0,)),
+        followed("linalg_cross", torch.linalg.cross, rows(4, 3), rows(4, 3)),
+        followed("linalg_cross with public", torch.linalg.cross, rows(4, 3), public(1, 4, 3)),
+        lost("linalg_cross over the examples", lambda x: torch.linalg.cross(x, x.flip(1), dim=0), rows(4)),
+        *places("constant_pad_nd", lambda x: F.pad(x, (1, 1, 2, -1)), (4, 5), (0,), (1, 2)),
+        *places("constant_pad_nd with nothing", lambda x: F.pad(x, (1, 1, 0, 0)), (4, 5), (0, 1), (2,)),
+    ]
+
+
+def _fractional(pool: Call) -> Call:
+    return lambda x: pool(x, 2, output_size=3)
+
+
+def _sampled(x: Tensor, grid: Tensor) -> Tensor:
+    return F.grid_sample(x, grid, align_corners=False)
+
+
+# -- normalisation -----------------------------------------------------------------------------------------
+
+
+def normalisation_table() -> list[Case]:
+    def no_statistics(x: Tensor) -> Any:
+        return aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)
+
+    def with_statistics(name: str, *flags: Any) -> Call:
+        function = getattr(aten, name)
+
+        def call(x: Tensor) -> Any:
+            channels = x.shape[1]
+            mean, variance = torch.zeros(channels, dtype=x.dtype), torch.ones(channels, dtype=x.dtype)
+            return function(x, None, None, mean, variance, *flags, 0.1, 1e-5)[0]
+
+        return call
+
+    return [
+        *places(
+            "native_layer_norm",
+            lambda x: aten.native_layer_norm(x, x.shape[-1:], None, None, 1e-5),
+            (4, 5),
+            (0, 1),
+            (2,),
+        ),
+        *places(
+            "native_layer_norm of two",
+            lambda x: aten.native_layer_norm(x, x.shape[-2:], None, None, 0.1),
+            (4, 5),
+            (0,),
+            (1, 2),
+        ),
+        *places("layer_norm", inferred(lambda x: F.layer_norm(x, x.shape[-1:])), (4, 5), (0, 1), (2,)),
+        *places(
+            "_fused_rms_norm",
+            inferred(lambda x: aten._fused_rms_norm(x, x.shape[-1:], None, 1e-5)),
+            (4, 5),
+            (0, 1),
+            (2,),
+        ),
+        *places("rms_norm", inferred(lambda x: F.rms_norm(x, x.shape[-1:])), (4, 5), (0, 1), (2,)),
+        lost("layer_norm with examples as weights", lambda x, w: F.layer_norm(x, (N,), w), public(2, N), rows()),
+        lost("layer_norm with weights of examples", lambda x, w: F.layer_norm(x, (N,), w), rows(N), rows()),
+        *places("native_group_norm", _group_norm, (4, 3), (0,), (1, 2)),
+        *places("group_norm", inferred(lambda x: F.group_norm(x, 1)), (4, 3), (0,), (1, 2)),
+        lost("group norm of joined examples", _joined_group_norm, rows(4, 3)),
+        *places("instance norm", no_statistics, (5, 6), (1,), (0, 2)),
+        *places("frozen", with_statistics("native_batch_norm", False), (4, 5), (0, 2), (1,)),
+        *places("trained", with_statistics("native_batch_norm", True), (4, 5), (1,), (0, 2)),
+        *places("frozen, legit", with_statistics("_native_batch_norm_legit_no_training"), (4, 5), (0, 2), (1,)),
+        *places("trained, legit", with_statistics("_native_batch_norm_legit", True), (4, 5), (1,), (0, 2)),
+        *places("_batch_norm_with_update", with_statistics("_batch_norm_with_update"), (4, 5), (1,), (0, 2)),
+        *places("_batch_norm_no_update", with_statistics("_batch_norm_no_update"), (4, 5), (0, 2), (1,)),
+        lost(
+            "batch norm with weights of examples",
+            lambda x, w: F.batch_norm(x, None, None, w, training=True),
+            rows(N),
+            rows(),
+        ),
+    ]
+
+
+def _group_norm(x: Tensor) -> Any:
+    return aten.native_group_norm(x, None, None, x.shape[0], x.shape[1], x[0, 0].numel(), 1, 1e-5)
+
+
+def _joined_group_norm(x: Tensor) -> Any:
+    return aten.native_group_norm(x, None, None, 1, x.shape[0] * x.shape[1], x.shape[2], 1, 1e-5)
+
+
+# -- lookups -----------------------------------------------------------------------------------------------
+
+
+def lookup_table() -> list[Case]:
+    ids, few = whole(0, 4), whole(0, 2)
+    arange = torch.arange
+    table = public(4, 5)
+
+    def bags(**flags: Any) -> Call:
+        return lambda i, w: F.embedding_bag(i, w, **flags)
+
+    return [
+        followed("embedding", F.embedding, rows(2, draw=ids), table),
+        followed("embedding, folded", F.embedding, batched(N, (2,), 1, 2, 2, ids), table),
+        lost("embedding into the examples", F.embedding, public(2, draw=few), rows(5)),
+        lost("embedding of both", F.embedding, rows(2, draw=few), rows(5)),
+        followed("bags", bags(), rows(2, draw=ids), table),
+        followed("bags, summed", bags(mode="sum"), rows(2, draw=ids), table),
+        followed("bags, largest", bags(mode="max"), rows(2, draw=ids), table),
+        followed("bags with padding", bags(padding_idx=0), rows(2, draw=ids), table),
+        followed(
+            "bags with weights",
+            lambda i, w, p: F.embedding_bag(i, w, per_sample_weights=p, mode="sum"),
+            rows(2, draw=ids),
+            table,
+            rows(2),
+        ),
+        followed(
+            "bags forward only",
+            lambda i, w: aten._embedding_bag_forward_only(w, i, arange(N) * 2)[0],
+            batched(N, (), 0, 1, 2, ids),
+            table,
+        ),
+        followed(
+            "two bags an example",
+            lambda i, w: F.embedding_bag(i, w, arange(2 * N) * 2),
+            batched(N, (), 0, 1, 4, ids),
+            table,
+        ),
+        lost("bags into the examples", bags(), public(2, 2, draw=few), rows(5)),
+        lost(
+            "bags across the examples",
+            lambda i, w: F.embedding_bag(i, w, arange(N)),
+            batched(N, (), 0, 1, 2, ids),
+            table,
+        ),
+        lost(
+            "bags of two lengths",
+            lambda i, w: F.embedding_bag(i, w, arange(2 * N)),
+            batched(N, (), 0, 1, 3, ids),
+            table,
+        ),
+        lost(
+            "bags with private places",
+            lambda i, o, w: F.embedding_bag(i, w, o.sort()[0] * 0),
+            rows(draw=ids),
+            rows(draw=few),
+            table,
+        ),
+        lost(
+            "bags with a last place",
+            lambda i, w: aten._embedding_bag(w, i, arange(2 * N) * 2, include_last_offset=True)[0],
+            batched(N, (), 0, 1, 4, ids),
+            table,
+        ),
+        followed("gather", lambda x, i: x.gather(1, i), rows(4), rows(2, draw=ids)),
+        followed(
+            "gather of a fold",
+            lambda x, i: x.gather(0, i),
+            batched(N, (4,), 1, 2, 2),
+            batched(N, (2,), 1, 2, 2, ids),
+        ),
+        lost("gather of the examples", lambda x, i: x.gather(0, i), rows(4), public(2, 4, draw=few)),
+        lost("gather across", lambda x, i: x.gather(1, i), rows(N), batched(N, (N,), 1, draw=few)),
+        lost("gather of some", lambda x, i: x.gather(1, i), rows(4), public(2, 2, draw=ids)),
+        lost(
+            "gather of the places of examples",
+            lambda x, i: x.gather(0, i),
+            public(4, N),
+            batched(2, (N,), draw=ids),
+            size=2,
+        ),
+        followed("scatter", lambda x, i, y: x.scatter(1, i, y), rows(4), rows(1, draw=ids), rows(1)),
+        followed("scatter a number", lambda i: torch.zeros(N, 4).scatter_(1, i, 1.0), rows(1, draw=ids)),
+        followed("scatter_add", lambda x, i, y: x.scatter_add(1, i, y), rows(4), rows(2, draw=ids), rows(2)),
+        followed(
+            "scatter_reduce",
+            lambda x, i, y: x.scatter_reduce(1, i, y, "amax"),
+            rows(4),
+            rows(2, draw=ids),
+            rows(2),
+        ),
+        lost(
+            "scatter along the examples",
+            lambda x, i, y: x.scatter_add(0, i, y),
+            public(4, 2),
+            rows(2, draw=ids),
+            rows(2),
+        ),
+        lost(
+            "scatter across",
+            lambda x, i, y: x.scatter(1, i, y),
+            rows(4),
+            public(N, N, draw=ids),
+            batched(N, (N,), 1),
+        ),
+        lost("scatter of some", lambda x, i, y: x.scatter_add(1, i, y), rows(4), public(2, 2, draw=ids), public(2, 2)),
+        followed("take_along_dim", inferred(lambda x, i: torch.take_along_dim(x, i, 1)), rows(4), rows(2, draw=ids)),
+        lost("take_along_dim of all", inferred(lambda x, i: torch.take_along_dim(x, i)), rows(4), rows(2, draw=ids)),
+        followed("index_add", lambda x, y: x.index_add(1, torch.tensor([2, 0, 2]), y), rows(4), rows(3)),
+        followed(
+            "index_add to public",
+            lambda y: torch.zeros(N, 4).double().index_add(1, torch.tensor([2, 0]), y),
+            rows(2),
+        ),
+        lost("index_add of examples", lambda x, y: x.index_add(0, torch.tensor([0, 0, 1]), y), public(4, 2), rows(2)),
+        lost("index_add to examples", lambda x, y: x.index_add(0, torch.tensor([0, 0]), y), rows(2), public(2, 2)),
+        lost(
+            "index_add at examples",
+            lambda x, i: x.index_add(0, i, torch.ones(N, 2).double()),
+            public(4, 2),
+            rows(draw=ids),
+        ),
+        lost(
+            "index_add across",
+            lambda x, y: x.index_add(2, torch.tensor([2, 0]), y),
+            rows(N, 4),
+            batched(N, (N, 2), 1),
+        ),
+        followed("index_copy", lambda x, y: x.index_copy(1, torch.tensor([2, 0]), y), rows(4), rows(2)),
+        lost("index_copy of examples", lambda x, y: x.index_copy(0, torch.tensor([2, 0, 1]), y), rows(2), rows(2)),
+        followed("index_fill", lambda x: x.index_fill(1, torch.tensor([2, 0]), 0.5), rows(4)),
+        lost("index_fill of examples", lambda x: x.index_fill(0, torch.tensor([2, 0]), 0.5), rows(4)),
+        followed("index_reduce", lambda x, y: x.index_reduce(1, torch.tensor([2, 0]), y, "prod"), rows(4), rows(2)),
+        followed("index_select", lambda x: x.index_select(1, torch.tensor([2, 0, 2])), rows(4)),
+        followed("index_select by examples", lambda x, i: x.index_select(0, i), table, rows(draw=ids)),
+        followed(
+            "index_select by folded examples",
+            lambda x, i: x.index_select(1, i),
+            table,
+            batched(N, (), 0, 2, 2, ids),
+        ),
+        followed("index_select of all", lambda x: x.index_select(0, arange(N).repeat(2)), rows(4)),
+        followed("repeat_interleave", lambda x: x.index_select(0, arange(N).repeat_interleave(2)), rows(4)),
+        lost("index_select of some", lambda x: x.index_select(0, torch.tensor([2, 0, 1])), rows(4)),
+        lost("index_select of both", lambda x, i: x.index_select(1, i), rows(4), rows(draw=ids)),
+        *index_table(ids, few),
+        *index_put_table(ids, few),
+    ]
+
+
+def index_table(ids: Draw, few: Draw) -> list[Case]:
+    arange = torch.arange
+    mask = torch.tensor([True, False, True, True])
+    one = torch.tensor([2, 0])
+    return [
+        *places("index", lambda x: x[:, one], (4,), (0,)),
+        *places("index of two", lambda x: x[:, one, :, one], (4, 2, 4), (0,)),
+        *places("index beside", lambda x: x[one[:, None], one], (4, 4), (2,)),
+        *places("index between", lambda x: x[:, one, one], (4, 4), (0,)),
+        *places("index after", lambda x: x[one], (4, 5), (1, 2)),
+        *places("index of matrices", lambda x: x[one[:, None] * torch.ones(1, 3, dtype=torch.int64)], (4, 5), (1, 2)),
+        *places("_unsafe_index", lambda x: aten._unsafe_index(x, [None, one]), (4,), (0,)),
+        *places("index by a mask", lambda x: x[:, mask], (4, 4), (0, 2)),
+        *places("index by a mask of matrices", lambda x: x[:, mask[:, None] & mask], (4, 4), (0,)),
+        followed("index by examples", lambda x, i: x[i], public(4, 5), rows(2, draw=ids)),
+        followed("index by examples behind", lambda x, i: x[:, i], public(5, 4), batched(N, (2,), 1, draw=ids)),
+        followed("index by two", lambda x, i, j: x[i, j], public(4, 4), rows(2, draw=ids), rows(1, draw=ids)),
+        followed("index of each example", lambda x, i: x[arange(N), i], rows(4, 5), rows(draw=ids)),
+        followed("index of each example, two", lambda x, i: x[arange(N)[:, None], i], rows(4, 5), rows(2, draw=ids)),
+        followed(
+            "index of each fold",
+            lambda x, i: x[arange(2 * N), i],
+            batched(N, (4,), pre=2),
+            batched(N, (), pre=2, draw=ids),
+        ),
+        lost("index of examples", lambda x: x[torch.tensor([0, 0, 1])], rows(4)),
+        lost("index by examples of examples", lambda x, i: x[i], rows(4), rows(draw=few)),
+        lost("index by examples elsewhere", lambda x, i: x[:, i], rows(4), rows(draw=ids)),
+        lost("index across", lambda x, i, j: x[i, j], public(4, 4), rows(1, draw=ids), batched(N, (1,), 1, draw=ids)),
+        lost("index by a private mask", lambda x, m: x[m], rows(4), rows(4, draw=truths)),
+        lost("index by a mask of examples", lambda x: x[torch.tensor([True, False, True])], rows(4)),
+        lost("index by a mask over examples", lambda x: x[torch.ones(N, 4, dtype=torch.bool)], rows(4)),
+    ]
+
+
+def index_put_table(ids: Draw, few: Draw) -> list[Case]:
+    arange = torch.arange
+    one = torch.tensor([2, 0])
+
+    def written(*index: Any, add: bool = False) -> Call:
+        return lambda x, y: aten.index_put(x, list(index), y, add)
+
+    rest = None
+    return [
+        followed("index_put", written(rest, one), rows(4), rows(2)),
+        followed("index_put of public", written(rest, one), rows(4), public(2)),
+        followed("index_put to public", written(rest, one), public(N, 4, draw=equal_rows), rows(2)),
+        followed("index_put, added", written(rest, torch.tensor([1, 1]), add=True), rows(4), rows(2)),
+        followed("index_put in front", written(one), batched(N, (4,), 1), batched(N, (2,), 1)),
+        followed("index_put apart", written(one, rest, one), batched(N, (4, 4), 1), batched(N, (2,), 1)),
+        followed("index_put to each", written(arange(N), torch.tensor([1])), rows(4), rows()),
+        followed("_index_put_impl_", lambda x, y: aten._index_put_impl_(x, [None, one], y), rows(4), rows(2)),
+        followed("_unsafe_index_put", lambda x, y: aten._unsafe_index_put(x, [None, one], y), rows(4), rows(2)),
+        followed(
+            "index_put at examples",
+            lambda x, i, y: x.index_put([arange(N), i], y),
+            rows(4),
+            rows(draw=ids),
+            rows(),
+        ),
+        followed("index_put by a mask", lambda x: x.index_put([x > 0.5], torch.zeros((), dtype=x.dtype)), rows(4)),
+        lost("index_put to examples", written(torch.tensor([1, 0, 2])), rows(4), rows(4)),
+        lost("index_put to one example", written(torch.tensor([1])), rows(4), public(1, 4)),
+        lost("index_put to all", written(torch.tensor([0, 0, 0]), add=True), public(4, 2), rows(2)),
+        lost("index_put across", written(rest, one), rows(4, N), batched(N, (N, 2), 2)),
+        lost("index_put of examples as places", written(rest, torch.tensor([0, 1, 0])), rows(4), batched(N, (1,), 1)),
+        lost(
+            "index_put at places of examples",
+            lambda x, i: x.index_put([i], torch.ones(()).double(), True),
+            public(4),
+            rows(draw=ids),
+        ),
+        lost(
+            "index_put at other examples",
+            lambda x, i: x.index_put([i], torch.ones(()).double()),
+            rows(4),
+            rows(draw=few),
+        ),
+        lost(
+            "index_put in places of examples",
+            lambda x, i: aten.index_put(x, [None, i], torch.ones(()).double()),
+            rows(4),
+            rows(draw=few),
+        ),
+        lost("index_put by a private mask", lambda x, y: x.index_put([x > -1], y.flatten()), rows(4), rows(4)),
+        lost(
+            "index_put by a mask of others",
+            lambda x, m: x.index_put([m], torch.ones(()).double()),
+            rows(N),
+            batched(N, (N,), 1, draw=truths),
+        ),
+    ]
+
+
+# -- attention and losses ----------------------------------------------------------------------------------
+
+
+def attention_table() -> list[Case]:
+    calls = {
+        "_scaled_dot_product_flash_attention_for_cpu": aten._scaled_dot_product_flash_attention_for_cpu,
+        "_scaled_dot_product_attention_math": inferred(aten._scaled_dot_product_attention_math),
+        "scaled_dot_product_attention": inferred(F.scaled_dot_product_attention),
+    }
+    cases = []
+    for name, call in calls.items():
+        q, k = rows(2, 4, 5), rows(2, 6, 5)
+        cases += [
+            followed(name, call, q, k, k),
+            followed(f"{name} of heads", call, *[batched(2, (2, 4, 5), 1, 2, 2)] * 3, size=2),
+            lost(f"{name} over the examples", call, *[batched(N, (2, 2, 5), 2)] * 3),
+            lost(f"{name} over features", call, *[batched(N, (2, 2, 5), 3)] * 3),
+            lost(f"{name} across", call, rows(N, 4, 5), batched(N, (N, 4, 5), 1), batched(N, (N, 4, 5), 1)),
+            lost(
+                f"{name} with another batch",
+                call,
+                batched(N, (2, 4, 5), 0, 1, 2),
+                *[batched(N, (2, 4, 5), 0, 2, 1)] * 2,
+            ),
+        ]
+    masked = inferred(F.scaled_dot_product_attention)
+    grouped = inferred(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    return [
+        *cases,
+        followed("with a mask", masked, *[rows(2, 4, 5)] * 3, rows(1, 4, 4)),
+        followed("with a public mask", masked, *[rows(2, 4, 5)] * 3, public(4, 4)),
+        lost("with a mask of heads", masked, *[rows(N, 4, 5)] * 3, batched(N, (4, 4), 0)),
+        lost("with a mask of places", masked, *[rows(2, N, 5)] * 3, batched(N, (N,), 0)),
+        followed("with groups", grouped, rows(4, 3, 5), rows(2, 3, 5), rows(2, 3, 5)),
+        lost(
+            "with groups of examples",
+            grouped,
+            public(1, 6, 3, 5),
+            batched(N, (1, 3, 5), 1),
+            batched(N, (1, 3, 5), 1),
+        ),
+    ]
+
+
+def loss_table() -> list[Case]:
+    losses = {
+        "mse_loss": F.mse_loss,
+        "smooth_l1_loss": F.smooth_l1_loss,
+        "huber_loss": F.huber_loss,
+        "binary_cross_entropy": F.binary_cross_entropy,
+        "soft_margin_loss": F.soft_margin_loss,
+        "l1_loss": inferred(lambda x, y, reduction: aten.l1_loss(x, y, ["none", "mean", "sum"].index(reduction))),
+        "kl_div": inferred(F.kl_div),
+    }
+    cases = []
+    for name, call in losses.items():
+        for reduction in ("none", "mean", "sum"):
+
+            def reduced(x: Tensor, y: Tensor, call=call, reduction=reduction) -> Tensor:
+                return call(x, y, reduction=reduction)
+
+            cases += [
+                followed(f"{name}, {reduction}", reduced, rows(4), rows(4)),
+                followed(f"{name}, {reduction}, folded", reduced, *[batched(N, (4,), 1, 2, 2)] * 2),
+                lost(f"{name}, {reduction}, across", reduced, rows(N), batched(N, (N,), 1)),
+            ]
+    labels = whole(0, 5)
+
+    def likelihood(**flags: Any) -> Call:
+        return lambda x, y: F.nll_loss(x, y, **flags)
+
+    weights = torch.rand(5).double()
+    return [
+        *cases,
+        lost("mse_loss of all pairs", lambda x: F.mse_loss(x[:, None].expand(N, N), x.expand(N, N)), rows()),
+        followed("nll_loss_forward", likelihood(reduction="none"), rows(5), rows(draw=labels)),
+        followed(
+            "nll_loss_forward, weighted",
+            likelihood(reduction="none", weight=weights),
+            rows(5),
+            rows(draw=labels),
+        ),
+        followed(
+            "nll_loss_forward, summed",
+            lambda x, y: F.nll_loss(x, y, reduction="sum"),
+            rows(5),
+            rows(draw=labels),
+        ),
+        lost("nll_loss_forward, mean", likelihood(), rows(5), rows(draw=labels)),
+        lost("nll_loss_forward, weighted mean", likelihood(weight=weights), rows(5), rows(draw=labels)),
+        lost(
+            "nll_loss_forward over the examples",
+            likelihood(reduction="none"),
+            batched(5, (2,), 1),
+            public(2, draw=labels),
+            size=5,
+        ),
+        lost(
+            "nll_loss_forward of one",
+            likelihood(reduction="none"),
+            batched(5, (), 0),
+            public(draw=whole(0, 5)),
+            size=5,
+        ),
+        lost(
+            "nll_loss_forward with private weights",
+            lambda x, y, w: F.nll_loss(x, y, w, reduction="none"),
+            rows(N),
+            rows(draw=whole(0, N)),
+            rows(),
+        ),
+        followed("nll_loss2d_forward", likelihood(reduction="none"), rows(5, 2, 2), rows(2, 2, draw=labels)),
+        followed(
+            "nll_loss2d_forward of rows",
+            likelihood(reduction="none"),
+            batched(N, (2, 5, 2), 2),
+            batched(N, (2, 2), 1, draw=labels),
+        ),
+        lost(
+            "nll_loss2d_forward across",
+            likelihood(reduction="none"),
+            rows(5, N, 2),
+            batched(N, (N, 2), 1, draw=labels),
+        ),
+        followed("ctc", _ctc, batched(N, (6, 5), 1), rows(3, draw=whole(1, 5))),
+        followed(
+            "ctc with private lengths",
+            _ctc_with_lengths,
+            batched(N, (6, 5), 1),
+            rows(3, draw=whole(1, 5)),
+            rows(draw=whole(1, 4)),
+        ),
+        lost("ctc over the examples", _ctc, batched(6, (N, 5), 0), public(N, 3, draw=whole(1, 5)), size=6),
+        lost("ctc of joined targets", _joined_ctc, batched(N, (6, 5), 1), rows(3, draw=whole(1, 5))),
+    ]
+
+
+def _ctc(x: Tensor, y: Tensor) -> Tensor:
+    return aten._ctc_loss(x.log_softmax(2), y, [6] * x.shape[1], [3] * x.shape[1])[0]
+
+
+def _ctc_with_lengths(x: Tensor, y: Tensor, lengths: Tensor) -> Tensor:
+    return aten._ctc_loss(x.log_softmax(2), y, torch.full((N,), 6), lengths)[0]
+
+
+def _joined_ctc(x: Tensor, y: Tensor) -> Tensor:
+    return aten._ctc_loss(x.log_softmax(2), y.flatten(), [6] * N, [3] * N)[0]
+
+
+# -- totals ------------------------------------------------------------------------------------------------
+
+
+def total_table() -> list[Case]:
+    def keeping(call: Call) -> Call:
+        return lambda x: call(x.sum())
+
+    kept = {
+        "neg": torch.neg,
+        "view": lambda t: t.view(1, 1),
+        "reshape": inferred(lambda t: t.reshape(1)),
+        "squeeze": lambda t: t.view(1).squeeze(),
+        "unsqueeze": lambda t: t.unsqueeze(0),
+        "clone": torch.clone,
+        "detach": torch.detach,
+        "alias": aten.alias,
+        "_to_copy": lambda t: t.float().double(),
+        "expand": lambda t: t.expand(1),
+        "positive": inferred(torch.positive),
+        "sum": lambda t: t.view(1).sum(),
+        "mean": lambda t: t.view(1).mean(0),
+        "select": lambda t: t.view(1)[0],
+        "_unsafe_view": lambda t: aten._unsafe_view(t, [1]),
+        "_reshape_alias": lambda t: aten._reshape_alias(t, [1], [1]),
+        "contiguous": inferred(aten.contiguous),
+        "lift_fresh": lambda t: torch.add(aten.lift_fresh(t), 0),
+        "add": lambda t: t + 1 + torch.ones(()),
+        "add_": lambda t: t.add_(t),
+        "sub": lambda t: t - 2 * t,
+        "rsub": lambda t: 1 - t,
+        "mul": lambda t: 2 * t * torch.tensor(0.5),
+        "mul_": lambda t: t.mul_(3),
+        "div": lambda t: t / 5,
+        "a mean": lambda t: t / (2 * N),
+        "true_divide": inferred(lambda t: torch.true_divide(t, 4)),
+    }
+    gone = {
+        "a square": lambda t: t * t,
+        "exp": torch.exp,
+        "an inverse": lambda t: 1 / t,
+        "a rounded part": lambda t: torch.div(t, 2, rounding_mode="floor"),
+        "spread": lambda t: t.expand(2),
+        "spread by a product": lambda t: t * torch.ones(2).double(),
+        "spread by a sum": lambda t: t + torch.ones(2).double(),
+        "a ratio": lambda t: t / t,
+    }
+    return [
+        *[followed(f"total, {name}", keeping(call), rows(4)) for name, call in kept.items()],
+        *[lost(f"total, {name}", keeping(call), rows(4)) for name, call in gone.items()],
+        lost("a sum and a mean", lambda x: x.sum() + x.mean(), rows(4)),
+        lost("a total and an example", lambda x: x + x.sum(), rows(4)),
+        lost("an example times a total", lambda x: x * x.sum(), rows(4)),
+        lost("a total written over", lambda x: torch.sum(x, (0, 1), out=x.sum()), rows(4)),
+        *places("sum", lambda x: x.sum(), (4,), (0, 1)),
+        *places("mean", lambda x: x.mean(), (4,), (0, 1)),
+        *places("sum of one", lambda x: x.sum(0, keepdim=True), (1,), (0,)),
+    ]
+
+
+TABLES = {
+    "elementwise": elementwise_table,
+    "made of shapes": made_of_shapes_table,
+    "views": view_table,
+    "along": along_table,
+    "products": product_table,
+    "trailing": trailing_table,
+    "normalisation": normalisation_table,
+    "lookups": lookup_table,
+    "attention": attention_table,
+    "losses": loss_table,
+    "totals": total_table,
+}
+
+
+@cache
+def checked(table: str) -> tuple[list[str], set[str]]:
+    """Return the faults of a table and the names of the rules that it used."""
+    seen = Seen()
+    found = [fault for case in TABLES[table]() for fault in faults(case, seen)]
+    return found, seen.names
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_tracker_agrees_with_brute_force(table):
+    found, _ = checked(table)
+    assert found == []
+
+
+def test_every_rule_is_tested():
+    seen = set().union(*[checked(table)[1] for table in TABLES])
+    assert sorted({*RULES, *TOTAL_RULES} - seen) == sorted(UNREACHABLE)
