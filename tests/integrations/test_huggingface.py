@@ -12,6 +12,8 @@ import torch.nn.functional as F
 pytest.importorskip("transformers")
 from transformers import BertForSequenceClassification, EarlyStoppingCallback, TrainerCallback
 
+from dpkfc.integrations._hf_data import AsDict
+from dpkfc.integrations._hf_opening import _settle_loss
 from dpkfc.integrations.huggingface import PrivateTrainer, per_example_cross_entropy
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
@@ -140,6 +142,21 @@ def test_a_model_with_another_loss_of_its_own_is_found_before_anything_is_spent(
         return 2 * per_example_cross_entropy(model(**inputs).logits, inputs["labels"])
 
     assert trainer_of(tmp_path, model=model, per_example_loss=doubled).train().global_step == 3
+
+
+def test_the_loss_of_a_model_is_compared_on_public_rows(tmp_path) -> None:
+    """Of the training data the first record is read, for its types and shapes."""
+
+    class Read(list):
+        def __getitem__(self, i):
+            read.add(i)
+            return super().__getitem__(i)
+
+    read, rows = set(), Read(examples("causal"))
+    trainer = trainer_of(tmp_path, "causal")
+    _settle_loss(trainer, rows, AsDict(pad))
+    assert read == {0}
+    assert trainer.default_loss._shifted
 
 
 def test_a_loss_that_mixes_examples_is_found(tmp_path) -> None:

@@ -174,6 +174,7 @@ def test_a_script_runs_with_only_its_imports_changed(script: str, monkeypatch: p
     assert mine["optimizer"].noise_multiplier == pytest.approx(theirs["optimizer"].noise_multiplier, rel=0.02)
     assert len(mine["privacy_engine"].accountant) == 6
     assert len(mine["losses"]) > 0
+    assert mine["privacy_engine"]._private.gradients == "whole batches, with a proved batch axis"
 
 
 @pytest.mark.parametrize("script", [BERT, CHARACTERS, WORDS], ids=["bert", "characters", "words"])
