@@ -36,11 +36,12 @@ CHECKS = {
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     if size(1, 0):
         few = module.prepared_canaries, ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
-        noise, run = module.noise_law, module.noise_run
+        noise, run, sizes = module.noise_law, module.noise_run, module.batch_sizes
         monkeypatch.setattr(replaying, "SIZES", (0, 2))
         monkeypatch.setattr(module, "prepared_canaries", lambda subject: few[0](subject).only(*few[1]))
         monkeypatch.setattr(module, "noise_law", lambda subject, **options: noise(subject, steps=24, **options))
         monkeypatch.setattr(module, "noise_run", lambda subject, **options: run(subject, numbers=60_000, **options))
+        monkeypatch.setattr(module, "batch_sizes", lambda subject, **options: sizes(subject, sizes=(12, 130), **options))
 
 
 def calibrated() -> Subject:

@@ -11,7 +11,7 @@ import pytest
 from dpkfc.assurance.replay import World
 from tests.assurance.sizes import FULL
 from tests.leaks import in_clip, in_data, in_noise, ranks
-from tests.leaks.detectors import DETECTORS, caught
+from tests.leaks.detectors import DETECTORS, SMALL, caught
 from tests.leaks.leak import Leak
 from tests.leaks.subjects import MIXING, SUBJECTS, canaries_of, subject_of
 
@@ -50,7 +50,7 @@ def test_a_step_without_a_leak_raises_no_alarm(name: str, evidence: Evidence) ->
     subject, canaries = subject_of(name), canaries_of(name)
     some = canaries if FULL else canaries.only(*CONTROL)
     detectors = [d for d in DETECTORS if FULL or d not in ("two worlds", "sampler", "sync", "low bits")]
-    alarms = {d: caught(d, subject, some) for d in detectors}
+    alarms = {d: caught(d, subject, some, DETECTORS | SMALL) for d in detectors}
     assert not any(alarms.values()), alarms
     evidence("leaks", f"no leak: {name}", caught_by=[], checks=len(detectors), canaries=len(some.names))
 
@@ -60,7 +60,7 @@ def test_a_model_that_mixes_raises_no_alarm_where_the_proof_holds(leak: Leak) ->
     """The leak is in the proof: without a patch such examples are differentiated one at a time, also unchecked ones."""
     canaries = canaries_of(leak.subject)
     some = canaries if FULL else canaries.only("as it is", "loss × 1e4")
-    alarms = {d: caught(d, subject_of(leak.subject), some) for d in leak.by}
+    alarms = {d: caught(d, subject_of(leak.subject), some, DETECTORS | SMALL) for d in leak.by}
     assert not any(alarms.values()), alarms
 
 
