@@ -146,6 +146,31 @@ class Applied(nn.Module):
         return Plain.apply(x)
 
 
+@pytest.mark.parametrize(
+    ("declared", "loss"),
+    [
+        ("mean", lambda out, y: F.cross_entropy(out, y) * len(y)),
+        ("mean", lambda out, y: out[:, None].expand(-1, len(y), -1).square().mean()),
+        ("mean", lambda out, y: F.cross_entropy(out[..., None].expand(-1, -1, len(y)), y[:, None].expand(-1, len(y)))),
+        ("sum", lambda out, y: F.cross_entropy(out, y, reduction="sum") / (y == 0).sum().add(1).item()),
+        ("sum", lambda out, y: F.cross_entropy(out, y, reduction="none").sum() / len(y)),
+    ],
+)
+def test_a_loss_with_another_factor_than_before_is_refused(declared: str, loss) -> None:
+    """Sizes, counts and padded lengths of a batch reach the script as numbers, whose origin is not seen."""
+    engine, model, optimizer, batches = private(loss_reduction=declared, verify=False)
+    with pytest.raises(ValueError, match="divided by another number than in earlier batches"):
+        train(model, optimizer, batches, criterion=loss)
+    assert engine.ledger.count >= 1
+
+
+def test_a_sum_may_be_divided_by_a_constant() -> None:
+    """Batches of 1, 2, 4 and 8 divide it too, and are no means."""
+    engine, model, optimizer, batches = private(loss_reduction="sum", verify=False, data_loader=loader(batch_size=3))
+    done = train(model, optimizer, batches, criterion=lambda out, y: F.cross_entropy(out, y, reduction="sum") / 8)
+    assert engine.ledger.count == done == 14
+
+
 def test_ignored_labels_count_in_the_divisor() -> None:
     """How many labels of a batch are left out is private: the mean divides by the number of all."""
     _, model, optimizer, batches = private(max_grad_norm=1e6)

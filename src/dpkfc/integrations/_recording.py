@@ -8,9 +8,10 @@ written into `p.grad`.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -110,8 +111,8 @@ def _with_public_divisor(loss: Any, args: Any, kwargs: Any) -> Any:
     plain = options["weight"] is None and options["reduction"] == "mean" and options["ignore_index"] < 0
     if not plain or options["size_average"] is not None or options["reduce"] is not None or target.is_floating_point():
         return loss(*args, **kwargs)
-    options["reduction"] = "sum"
-    return loss(*given.args, **given.kwargs) / max(1, target.numel())
+    options["reduction"] = "none"
+    return loss(*given.args, **given.kwargs).mean()
 
 
 class BatchRecording:
@@ -124,6 +125,7 @@ class BatchRecording:
         batch: what the loader hands out.
         reduction: of the loss, "mean" or "sum".
         exact: run the model on one example at a time.
+        counts: what an entry of an example counted in earlier batches, None where there was none.
 
     Attributes:
         calls: of the layers, once the loss was differentiated.
@@ -133,13 +135,22 @@ class BatchRecording:
     """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[Layer], size: int, batch: Any, *, reduction: str, exact: Unknown | None
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        size: int,
+        batch: Any,
+        *,
+        reduction: str,
+        exact: Unknown | None,
+        counts: float | None = None,
     ) -> None:
         self.model = model
         self.layers = layers
         self.size = size
         self.reduction = reduction
         self.exact = exact
+        self.counts = counts
         self.tracker: Tracker | None = None
         self.tape: Tape | None = None
         self.calls: Calls | None = None
@@ -360,7 +371,8 @@ class BatchRecording:
         """Return the factor that makes the loss the sum of the losses of its examples.
 
         Raises:
-            ValueError: the loss is not such a sum, by name of the operation; or its reduction is not the declared one.
+            ValueError: the loss is not such a sum, by name of the operation; its reduction is not the declared one; or it is
+                multiplied by another number than in earlier batches.
         """
         if isinstance(state, Unknown):
             raise ValueError(
@@ -370,6 +382,8 @@ class BatchRecording:
         if isinstance(state, BatchAxis):
             raise ValueError("backward() needs one number; reduce the losses of the examples by mean() or sum()")
         assert isinstance(state, Total)
+        if state.is_quotient and self.reduction == "sum":  # a constant that N happens to divide
+            state = replace(state, is_mean=False, number=state.number / self.size)
         actual = "mean" if state.is_mean else "sum"
         if actual != self.reduction:
             raise ValueError(
@@ -381,6 +395,12 @@ class BatchRecording:
                 f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps follow overflows; train in "
                 "bfloat16 without one"
             )
+        if self.counts is not None and not math.isclose(state.factor, self.counts, rel_tol=1e-6):
+            raise ValueError(
+                "the loss is divided by another number than in earlier batches: average each example over its own positions, "
+                "and divide by constants"
+            )
+        self.counts = state.factor
         return float(self.size) if state.is_mean else 1.0
 
     def _of_the_batch(self, total: Tensor) -> None:

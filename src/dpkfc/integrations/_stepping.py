@@ -91,6 +91,7 @@ class PrivateStep:
         self._reduction = loss_reduction
         self._verify, self._source = verify, source
         self._exact: Unknown | None = None
+        self._counts: float | None = None
         self._batch_recording: BatchRecording | None = None
         self._token: object = None
         self._ended = False
@@ -169,7 +170,13 @@ class PrivateStep:
         self._end_recording()
         self._drawn, self._batch = drawn, batch
         self._batch_recording = BatchRecording(
-            self.model, self.layers, drawn.size, batch, reduction=self._reduction, exact=self._exact
+            self.model,
+            self.layers,
+            drawn.size,
+            batch,
+            reduction=self._reduction,
+            exact=self._exact,
+            counts=self._counts,
         )
 
     def ends(self, handed: int) -> bool:
@@ -309,6 +316,7 @@ class PrivateStep:
                 "an earlier part of this logical batch was lost or never stepped; begin a new loop over it"
             )
         recording = self._one_pass(drawn)
+        self._counts = recording.counts
         if strays:
             raise RuntimeError(
                 f"the gradient of '{strays[0]}' came from outside the forward pass of its own layer (a weight used elsewhere, a "

@@ -74,10 +74,19 @@ class Total:
     Attributes:
         is_mean: the sum was divided by the number of examples.
         number: what the sum was multiplied by besides.
+        entries: of each example, over which a mean was taken too.
+        is_quotient: it is a mean since the sum was divided by a multiple of N, which may be a constant by intention.
     """
 
     is_mean: bool = False
     number: float = 1.0
+    entries: float = 1.0
+    is_quotient: bool = False
+
+    @property
+    def factor(self) -> float:
+        """Return what an entry of an example counts, but for the number of examples."""
+        return self.number / self.entries
 
 
 @dataclass(frozen=True)

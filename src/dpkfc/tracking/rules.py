@@ -9,6 +9,7 @@ permutes the outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -431,8 +432,13 @@ def _sum(operation: Operation) -> Answer:
     if axis.dim not in _dims(operation, x.dim()):
         return _reduce(operation)
     if y.numel() == 1:
-        return Total(is_mean=_name(operation) == "mean")
+        return _total(_name(operation) == "mean", x.numel(), operation.size)
     return operation.lost("it adds up examples")
+
+
+def _total(is_mean: bool, entries: int, size: int) -> Total:
+    """Return the total of so many entries."""
+    return Total(True, entries=entries / size) if is_mean else Total()
 
 
 def _name(operation: Operation) -> str:
@@ -858,19 +864,19 @@ def _attention(operation: Operation) -> Answer:
     return [axis, axis, *[None] * (len(outputs) - 2)][: len(outputs)]
 
 
-def _reduced_loss(operation: Operation, axis: BatchAxis | None) -> Answer:
+def _reduced_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> Answer:
     """Return the axis of a loss without reduction, or the total of one with it (1 is the mean, 2 the sum)."""
     if axis is None:
         return operation.lost("the loss pairs different examples")
     reduction = operation.argument("reduction")
-    return axis if reduction == 0 else Total(is_mean=reduction == 1)
+    return axis if reduction == 0 else _total(reduction == 1, entries, operation.size)
 
 
 @_rule("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "l1_loss", "kl_div")
 def _elementwise_loss(operation: Operation) -> Answer:
     shapes = [x.shape for x in operation.tensors]
     shape = torch.broadcast_shapes(*shapes)
-    return _reduced_loss(operation, broadcast_axis(operation, operation.tensors, len(shape)))
+    return _reduced_loss(operation, broadcast_axis(operation, operation.tensors, len(shape)), shape.numel())
 
 
 @_rule("nll_loss_forward", "nll_loss2d_forward")
@@ -946,7 +952,9 @@ def _add_totals(operation: Operation) -> Answer:
     first = totals[0]
     if len(totals) == 2 and first.is_mean != totals[1].is_mean:
         return operation.lost("a mean and a sum over the examples are added")
-    return first
+    together = sum(total.factor for total in totals)
+    is_quotient = any(total.is_quotient for total in totals)
+    return replace(first, entries=first.number / together if together else 1.0, is_quotient=is_quotient)
 
 
 @_total_rule("mul", "div", "true_divide")
@@ -969,9 +977,9 @@ def _scale_total(operation: Operation) -> Answer:
     number = float(factor)
     if _name(operation) != "mul":
         if not total.is_mean and number >= operation.size and number % operation.size == 0:
-            return Total(True, total.number * operation.size / number)
+            return replace(total, is_mean=True, number=total.number * operation.size / number, is_quotient=True)
         number = 1 / number if number else 0.0
-    return Total(total.is_mean, total.number * number)
+    return replace(total, number=total.number * number)
 
 
 def rule_name(function: Any) -> str:
