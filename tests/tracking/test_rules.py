@@ -572,8 +572,8 @@ def trailing_table() -> list[Case]:
         *places("im2col", lambda x: F.unfold(x, 2), (2, 4, 4), (0,), (1, 2, 3)),
         *places("col2im", lambda x: F.fold(x, (3, 3), 2), (4, 4), (0,)),
         lost("col2im of columns", lambda x: F.fold(x, (3, 3), 2), batched(4, (2, 4), 2), size=4),
-        *places("fractional_max_pool2d", _fractional(F.fractional_max_pool2d), (2, 6, 6), (0,), is_random=True),
-        *places("fractional_max_pool3d", _fractional(F.fractional_max_pool3d), (2, 6, 6, 6), (0,), is_random=True),
+        followed("fractional_max_pool2d", _fractional(F.fractional_max_pool2d), rows(2, 6, 6), is_random=True),
+        followed("fractional_max_pool3d", _fractional(F.fractional_max_pool3d), rows(2, 6, 6, 6), is_random=True),
         lost("fractional pools of channels", _fractional(F.fractional_max_pool2d), batched(N, (6, 6), 0)),
         followed("max_unpool2d", lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), rows(2, 4, 4)),
         followed(
@@ -1134,6 +1134,68 @@ def total_table() -> list[Case]:
     ]
 
 
+# -- public numbers that differ between the places of a batch ----------------------------------------------
+
+
+def place_table() -> list[Case]:
+    """Return calls in which a public operand has another row for each place, or the same row for all."""
+    same, folded = public(N, 4, draw=equal_rows), batched(2, (4,), 0, 2, 2)
+    index = whole(0, 2)
+    row = public(N, draw=whole(0, 2))
+    q = rows(2, 4, 5)
+    attention = aten._scaled_dot_product_flash_attention_for_cpu
+    calls: dict[str, tuple[Call, Operand, Operand]] = {
+        "add": (torch.add, rows(4), public(N, 4)),
+        "add to public": (torch.add, public(N, 4), rows(4)),
+        "add behind": (torch.add, batched(N, (4,), 1), public(N)),
+        "where": (lambda x, m: torch.where(m, x, 0.0), rows(4), public(N, 4, draw=truths)),
+        "cat": (lambda x, y: torch.cat([x, y], 1), rows(4), public(N, 4)),
+        "stack": (lambda x, y: torch.stack([x, y], 1), rows(4), public(N, 4)),
+        "bmm": (torch.bmm, rows(2, 4), public(N, 4, 5)),
+        "bmm on the right": (torch.bmm, public(N, 2, 4), rows(4, 5)),
+        "addmm": (lambda x, y: torch.addmm(y, x, torch.ones(4, 4).double()), rows(4), public(N, 4)),
+        "matmul": (inferred(torch.matmul), rows(2, 4), public(N, 4, 5)),
+        "cdist": (inferred(torch.cdist), rows(2, 4), public(N, 5, 4)),
+        "grid_sampler_2d": (_sampled, rows(2, 4, 4), public(N, 3, 3, 2)),
+        "gather": (lambda x, i: x.gather(1, i), rows(4), public(N, 2, draw=whole(0, 4))),
+        "gather of public": (lambda x, i: x.gather(1, i), public(N, 4), rows(2, draw=whole(0, 4))),
+        "scatter_add": (lambda x, y: x.scatter_add(1, torch.zeros(N, 1, dtype=torch.int64), y), public(N, 4), rows(1)),
+        "index": (lambda x, i: x[torch.arange(N), i], rows(4), row),
+        "index of public": (lambda i, x: x[torch.arange(N), i], rows(draw=index), public(N, 4)),
+        "index_add": (lambda x, y: x.index_add(1, torch.tensor([2, 0]), y), rows(4), public(N, 2)),
+        "index_put": (lambda x, y: aten.index_put(x, [None, torch.tensor([2, 0])], y), rows(4), public(N, 2)),
+        "index_put to public": (lambda y, x: aten.index_put(x, [None, torch.tensor([2, 0])], y), rows(2), public(N, 4)),
+        "index_put to each": (lambda x, y: x.index_put([torch.arange(N), torch.tensor([1])], y), rows(4), public(N)),
+        "index_put at places": (lambda x, i: x.index_put([torch.arange(N), i], torch.ones(()).double()), rows(4), row),
+        "index_put by a mask": (lambda x, m: x.index_put([m], torch.ones(()).double()), rows(4), public(N, 4, draw=truths)),
+        "attention": (lambda q, k: attention(q, k, k), q, public(N, 2, 4, 5)),
+        "attention with a mask": (lambda q, m: attention(q, q, q, attn_mask=m), q, public(N, 1, 4, 4)),
+        "mse_loss": (lambda x, y: F.mse_loss(x, y, reduction="none"), rows(4), public(N, 4)),
+        "nll_loss": (lambda x, y: F.nll_loss(x, y, reduction="none"), rows(4), row),
+        "ctc": (_ctc, batched(N, (6, 5), 1), public(N, 3, draw=whole(1, 5))),
+        "prelu": (inferred(lambda x, w: F.prelu(x - 0.5, w)), batched(N, (2,), 1), public(N)),
+        "instance norm": (lambda x, w: F.batch_norm(x, None, None, w, training=True), batched(N, (4, 5), 1), public(N)),
+        "bags": (
+            lambda i, p: F.embedding_bag(i, torch.ones(4, 5).double(), per_sample_weights=p, mode="sum"),
+            rows(2, draw=whole(0, 4)),
+            public(N, 2),
+        ),
+    }
+    return [
+        *[lost(f"{name} by places", call, x, y) for name, (call, x, y) in calls.items()],
+        followed("add the same", torch.add, rows(4), same),
+        followed("add the same to a fold", torch.add, folded, Operand((8, 4), None, equal_rows), size=2),
+        followed("cat with the same", lambda x, y: torch.cat([x, y], 1), rows(4), same),
+        followed("add a view of one row", lambda x, y: x + y.expand(N, 4), rows(4), public(4)),
+        followed("repeated weights", lambda x, y: x + y.repeat(N), rows(), public(1)),
+        followed("bmm with the same", torch.bmm, rows(2, 4), public(N, 4, 5, draw=equal_rows)),
+        followed("random rows", lambda x: x * (torch.rand(N, 1) < 0.5), rows(4), is_random=True),
+        followed("random rows, drawn in place", lambda x: x * x.new_empty(N, 1).bernoulli_(0.5), rows(4), is_random=True),
+        followed("random entries", lambda x: x * (torch.rand_like(x) < 0.5), folded, size=2, is_random=True),
+        lost("a random order", lambda x: x + torch.randperm(N), rows()),
+    ]
+
+
 TABLES = {
     "elementwise": elementwise_table,
     "made of shapes": made_of_shapes_table,
@@ -1146,6 +1208,7 @@ TABLES = {
     "attention": attention_table,
     "losses": loss_table,
     "totals": total_table,
+    "places": place_table,
 }
 
 

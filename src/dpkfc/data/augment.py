@@ -92,7 +92,7 @@ def _cropped(x: Tensor, pad: int, mode: str) -> Tensor:
     if mode == "reflect" and pad >= min(height, width):
         raise ValueError(f"pad={pad} must be less than height and width of the images, {height}×{width}")
     padded = F.pad(x, (pad, pad, pad, pad), mode=mode)
-    top, left = torch.randint(2 * pad + 1, (2, n, 1)).to(x.device)
+    top, left = (torch.randint(2 * pad + 1, (n, 1)).to(x.device) for _ in range(2))
     rows = top + torch.arange(height, device=x.device)
     columns = left + torch.arange(width, device=x.device)
     own = torch.arange(n, device=x.device).view(n, 1, 1)

@@ -66,12 +66,15 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 def broadcast_axis(operation: Operation, tensors: Iterable[Tensor], rank: int) -> BatchAxis | None:
     """Return the axis that all batched operands share after broadcasting, or None where they disagree.
 
+    It is None too where a public operand has other entries for each place in the batch.
+
     Args:
         operation: the operation.
         tensors: its operands.
         rank: dimensions of the broadcast result.
     """
     found: BatchAxis | None = None
+    tensors = list(tensors)
     for x in tensors:
         axis = operation.axis(x)
         if axis is None:
@@ -80,7 +83,26 @@ def broadcast_axis(operation: Operation, tensors: Iterable[Tensor], rank: int) -
         if found is not None and placed != found:
             return None
         found = placed
+    if found is None or not all(_is_shared(operation, x, found.shifted(x.dim() - rank)) for x in tensors):
+        return None
     return found
+
+
+def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
+    """Return whether a tensor is batched, or has the same entries for all places along an axis.
+
+    A batch of one takes the first entries of `x + table[:N]`, whatever place its example had before. What an operation has
+    written into is not looked at: its old entries are gone.
+    """
+    if not isinstance(x, Tensor) or operation.is_batched(x) or not 0 <= axis.dim < x.dim() or x.shape[axis.dim] == 1:
+        return True
+    if x.stride(axis.dim) == 0 or any(x is y for y in operation.outputs):
+        return True
+    if x.shape[axis.dim] != axis.length(operation.size):
+        return False
+    parts = x.detach().unflatten(axis.dim, (axis.pre, operation.size, axis.post))
+    first = parts.narrow(axis.dim + 1, 0, 1)
+    return torch.equal(parts, first.expand_as(parts))
 
 
 def pointwise(operation: Operation) -> Answer:
@@ -109,7 +131,12 @@ for _listed in (
 def _prelu(operation: Operation) -> Answer:
     """Return the axis of a prelu, whose weights belong to dimension 1."""
     x, weight = operation.args[:2]
-    return operation.lost("the weights depend on the examples") if operation.is_batched(weight) else operation.axis(x)
+    axis = operation.axis(x)
+    if operation.is_batched(weight):
+        return operation.lost("the weights depend on the examples")
+    if axis is not None and axis.dim == 1 and not _is_shared(operation, weight, axis.shifted(-1)):
+        return operation.lost("the weights depend on the places of the examples")
+    return axis
 
 
 @_rule("isin")
@@ -119,7 +146,13 @@ def _isin(operation: Operation) -> Answer:
     return operation.axis(operation.args[0])
 
 
-@_rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
+@_rule("rand_like", "randn_like", "randint_like")
+def _drawn(operation: Operation) -> Answer:
+    """Return the axis of random numbers, of which every example has its own."""
+    return operation.axis(operation.args[0])
+
+
+@_rule("zeros_like", "ones_like", "full_like", "empty_like")
 @_rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
 def _public(operation: Operation) -> Answer:
     """Return public: the values depend on no operand."""
@@ -268,7 +301,7 @@ def _cat(operation: Operation) -> Answer:
     if any(axis.dim != first.dim or axis.post != first.post for axis in known):
         return operation.lost("tensors with different batch axes are joined")
     if dim != first.dim:
-        same = all(axis.pre == first.pre for axis in known)
+        same = all(axis.pre == first.pre for axis in known) and all(_is_shared(operation, x, first) for x in tensors)
         return first if same else operation.lost("tensors with different batch axes are joined")
     if len(known) < len(axes):
         return operation.lost("rows of no example are joined to the batch")
@@ -474,6 +507,11 @@ def _product(operation: Operation) -> Answer:
         found += [added.shifted(rank - operation.args[0].dim())] if added is not None else []
     if any(axis != found[0] for axis in found):
         return operation.lost("a product pairs different examples")
+    longest = max(a.dim(), b.dim())
+    aligned = [(x, longest) for x in (a, b) if found[0].dim < longest - 2 and x.dim() > 2]
+    aligned += [(operation.args[0], rank)] if first else []
+    if not all(_is_shared(operation, x, found[0].shifted(x.dim() - dims)) for x, dims in aligned):
+        return operation.lost("a product pairs examples with their places")
     return found[0]
 
 
@@ -499,6 +537,9 @@ def _cdist(operation: Operation) -> Answer:
         places.append(BatchAxis(last, axis.pre, axis.post) if row else axis.shifted(rank - x.dim()))
     if any(axis != places[0] for axis in places):
         return operation.lost("distances pair different examples")
+    is_many = places[0].dim < rank - 2
+    if is_many and not all(_is_shared(operation, x, places[0].shifted(x.dim() - rank)) for x in (a, b)):
+        return operation.lost("distances pair examples with their places")
     return places[0]
 
 
@@ -542,7 +583,10 @@ def _trailing(count: int) -> Rule:
         axes = {operation.axis(x) for x in batched}
         if len(axes) > 1 or any(axis.dim >= x.dim() - count for x in batched if (axis := operation.axis(x))):
             return operation.lost("it works along the batch axis")
-        return axes.pop()
+        axis = axes.pop()
+        if axis is None or not all(_is_shared(operation, x, axis) for x in operation.tensors):
+            return operation.lost("it pairs examples with their places")
+        return axis
 
     return rule
 
@@ -551,7 +595,7 @@ for _name_, _count in {
     "avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3, "_adaptive_avg_pool2d": 2, "_adaptive_avg_pool3d": 3,
     "adaptive_avg_pool1d": 1, "adaptive_avg_pool2d": 2, "adaptive_avg_pool3d": 3, "adaptive_max_pool2d": 2,
     "adaptive_max_pool3d": 3, "max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3, "max_pool1d": 1, "max_pool2d": 2,
-    "fractional_max_pool2d": 3, "fractional_max_pool3d": 4, "max_unpool2d": 3, "max_unpool3d": 4,
+    "max_unpool2d": 3, "max_unpool3d": 4,
     "upsample_nearest1d": 1, "upsample_nearest2d": 2, "upsample_nearest3d": 3, "_upsample_nearest_exact1d": 1,
     "_upsample_nearest_exact2d": 2, "_upsample_nearest_exact3d": 3, "upsample_linear1d": 1, "upsample_bilinear2d": 2,
     "upsample_bicubic2d": 2, "upsample_trilinear3d": 3, "_upsample_bilinear2d_aa": 2, "_upsample_bicubic2d_aa": 2,
@@ -562,6 +606,18 @@ for _name_, _count in {
     "_linalg_slogdet": 2,
 }.items():  # fmt: skip
     RULES[_name_] = _trailing(_count)
+
+
+@_rule("fractional_max_pool2d", "fractional_max_pool3d")
+def _fractional_max_pool(operation: Operation) -> Answer:
+    """Return the axis of a pool over random windows, which are drawn for each example."""
+    x, windows = operation.args[0], operation.argument("random_samples")
+    axis = operation.axis(x)
+    if axis is None or axis.dim != 0 or x.dim() != windows.dim() + len(operation.args[1]) - 1:
+        return operation.lost("the batch is not dimension 0 of the input")
+    if operation.axis(windows) not in (None, axis) or not _is_shared(operation, windows, axis):
+        return operation.lost("windows belong to other examples")
+    return axis
 
 
 @_rule("channel_shuffle", "native_channel_shuffle")
@@ -642,6 +698,8 @@ def _batch_norm(operation: Operation) -> Answer:
     if axis.dim != 1:
         return operation.lost("statistics are taken over the batch")
     per_channel = BatchAxis(0, axis.pre, axis.post)
+    if not all(_is_shared(operation, weight, per_channel) for weight in operation.args[1:3]):
+        return operation.lost("weights depend on the places of the examples")
     return [axis, per_channel, per_channel, None][: len(operation.outputs)]
 
 
@@ -667,6 +725,8 @@ def _embedding_bag(operation: Operation) -> Answer:
     )
     if axis is None or not plain or (operation.is_batched(weights) and operation.axis(weights) != axis):
         return operation.lost("bags of an embedding have the batch in another place")
+    if not _is_shared(operation, weights, axis):
+        return operation.lost("bags of an embedding have the batch in another place")
     bags, rest = divmod(len(offsets), operation.size)
     length, longer = divmod(ids.numel(), max(1, len(offsets)))
     regular = torch.equal(offsets, length * torch.arange(len(offsets), device=offsets.device))
@@ -688,6 +748,8 @@ def _gather(operation: Operation) -> Answer:
         return operation.lost("it reads along the batch axis")
     if any(x.shape[axis.dim] != axis.length(operation.size) for x in tensors):
         return operation.lost("its operands have different numbers of examples")
+    if not all(_is_shared(operation, x, axis) for x in tensors):
+        return operation.lost("it pairs examples with their places")
     return axis
 
 
@@ -743,8 +805,9 @@ def _index(operation: Operation) -> Answer:
     adjacent = places == list(range(places[0], places[0] + len(places)))
     front = places[0] if adjacent else 0
     axis = operation.axis(x)
-    found = broadcast_axis(operation, [index for _, index in given], rank)
-    if found is None and any(operation.is_batched(index) for _, index in given):
+    others = [index for place, index in given if axis is None or place != axis.dim]
+    found = broadcast_axis(operation, others, rank)
+    if found is None and any(operation.is_batched(index) for index in others):
         return operation.lost("indices pair different examples")
     if axis is None:
         return found.shifted(front) if found is not None else None
@@ -759,7 +822,7 @@ def _index(operation: Operation) -> Answer:
     if operation.is_batched(picked):
         return operation.lost("an index into the batch axis depends on the examples")
     own = _counting(operation, axis, picked, rank)
-    if own is None or (found is not None and found != own):
+    if own is None or (found is not None and found != own) or not _are_shared(operation, others, own, rank):
         return operation.lost("an index rearranges the examples")
     return own.shifted(front)
 
@@ -773,6 +836,11 @@ def _counting(operation: Operation, axis: BatchAxis, index: Tensor, rank: int) -
     if len(long) != 1:
         return None
     return BatchAxis(long[0] + rank - index.dim(), axis.pre, axis.post)
+
+
+def _are_shared(operation: Operation, tensors: Iterable[Tensor], axis: BatchAxis, rank: int) -> bool:
+    """Return whether no public tensor has other entries for each place along an axis of a broadcast result."""
+    return all(_is_shared(operation, x, axis.shifted(x.dim() - rank)) for x in tensors)
 
 
 def _masked(operation: Operation, x: Tensor, given: Sequence[tuple[int, Tensor]]) -> Answer:
@@ -796,9 +864,10 @@ def _index_put(operation: Operation) -> Answer:
         mask = given[0][1]
         if aligned and operation.axis(mask) in (None, operation.axis(x)) and mask.dim() > 0:
             axis = operation.axis(x) or operation.axis(mask)
+            is_covered = axis is not None and axis.dim < mask.dim()
             return (
                 axis
-                if axis is not None and axis.dim < mask.dim()
+                if axis is not None and is_covered and all(_is_shared(operation, y, axis) for y in (x, mask))
                 else operation.lost("a mask writes to other examples")
             )
         return operation.lost("a mask picks entries by their values")
@@ -808,7 +877,7 @@ def _index_put(operation: Operation) -> Answer:
     adjacent = places == list(range(places[0], places[0] + len(places)))
     front = places[0] if adjacent else 0
     picked = {place: index for place, index in given}
-    found = broadcast_axis(operation, [index for _, index in given], rank)
+    has_private_index = any(operation.is_batched(index) for _, index in given)
     for place, index in given:
         if axis is not None and place != axis.dim:
             continue
@@ -817,12 +886,17 @@ def _index_put(operation: Operation) -> Answer:
             own = _counting(operation, target, index, rank)
             placed = operation.axis(values)
             rows = rank + x.dim() - len(given)
-            if own is None or (found is not None and found != own):
+            others = [other for where, other in given if where != place]
+            if own is None or (has_private_index and broadcast_axis(operation, others, rank) != own):
                 continue
             if placed is not None and placed.shifted(rows - values.dim()) != own.shifted(front):
                 continue
+            if not _are_shared(operation, others, own, rank) or not _is_shared(operation, x, target):
+                continue
+            if not _are_shared(operation, [values], own.shifted(front), rows):
+                continue
             return target
-    if found is not None or (axis is not None and axis.dim in picked):
+    if has_private_index or (axis is not None and axis.dim in picked):
         return operation.lost("an index writes to other examples")
     kept = [d for d in range(x.dim()) if d not in picked]
     placed = operation.axis(values)
@@ -832,9 +906,14 @@ def _index_put(operation: Operation) -> Answer:
         if not 0 <= before < len(kept) or front <= placed.dim < front + rank:
             return operation.lost("an index writes to other examples")
         target = BatchAxis(kept[before], placed.pre, placed.post)
-        if axis is not None and axis != target:
+        if (axis is not None and axis != target) or not _is_shared(operation, x, target):
             return operation.lost("an index writes to other examples")
         return target
+    if axis is not None:
+        before = kept.index(axis.dim)
+        moved = before if adjacent and axis.dim < front else before + rank
+        if not _is_shared(operation, values, axis.shifted(moved - axis.dim + values.dim() - rank - len(kept))):
+            return operation.lost("an index writes to examples by their places")
     return axis
 
 
@@ -892,7 +971,7 @@ def _nll_loss(operation: Operation) -> Answer:
     if axis is None or axis.dim == classes:
         return operation.lost("the classes of the loss run over the batch axis")
     placed = axis if axis.dim < classes else axis.shifted(-1)
-    if own is not None and own != placed:
+    if (own is not None and own != placed) or not _is_shared(operation, target, placed):
         return operation.lost("the loss pairs different examples")
     divisor = operation.lost("the divisor of the loss counts the labels of all examples")
     if operation.is_batched(weight):
@@ -912,6 +991,9 @@ def _ctc_loss(operation: Operation) -> Answer:
     axis, own = operation.axis(scores), operation.axis(targets)
     lengths = [operation.axis(x) for x in operation.args[2:4] if isinstance(x, Tensor)]
     rows = [x for x in (own, *lengths) if x is not None]
+    public = [targets, *[torch.as_tensor(x) for x in operation.args[2:4]]]
+    if not all(_is_shared(operation, x, BatchAxis(0)) for x in public):
+        return operation.lost("public targets or lengths depend on the places of the examples")
     if axis is None or axis != BatchAxis(1) or targets.dim() != 2 or any(x != BatchAxis(0) for x in rows):
         return operation.lost("the batch is not dimension 1 of the scores and 0 of the targets")
     return BatchAxis(0)

@@ -38,6 +38,7 @@ _WRITES_VALUES = frozenset({"apply_", "map_", "map2_"})
 _CREATES = frozenset({"tensor", "as_tensor", "from_numpy", "asarray", "frombuffer", "from_dlpack", "new_tensor"})
 _TAKES_LISTS = frozenset({"__getitem__", "__setitem__", "new"})
 _MEETS_RUNNING_STATISTICS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+_DRAWS = frozenset({"rand", "randn", "randint", "bernoulli", "uniform", "normal", "exponential", "random", "log_normal"})
 # Functions whose branches on values only choose between forms with equal results, or only check values.
 _HARMLESS_READS = frozenset(
     {
@@ -284,6 +285,16 @@ class Tracker:
                     self.read.add(id(x))
         if kinds:
             self._note(function, args, kwargs, output, kinds, unknown)
+        elif torch.Tag.nondeterministic_seeded in function.tags and rule_name(function).removesuffix("_like") in _DRAWS:
+            self._note_draw(output)
+
+    def _note_draw(self, x: Tensor) -> None:
+        """Give random numbers of the length of the batch to the examples, in whose batches of one they are drawn too."""
+        places = [dim for dim, length in enumerate(x.shape) if length == self.size]
+        if not places or x._is_view() or _memory(x) in self._persistent:
+            return
+        if len(places) == 1 or places[0] == 0:
+            self.set_state(x, BatchAxis(places[0]))
 
     def _note(self, function: Any, args: Any, kwargs: Any, output: Any, kinds: int, unknown: Unknown | None) -> None:
         outputs = list(tensors_in((output,)))
