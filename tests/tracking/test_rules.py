@@ -1192,6 +1192,10 @@ def place_table() -> list[Case]:
         followed("random rows", lambda x: x * (torch.rand(N, 1) < 0.5), rows(4), is_random=True),
         followed("random rows, drawn in place", lambda x: x * x.new_empty(N, 1).bernoulli_(0.5), rows(4), is_random=True),
         followed("random entries", lambda x: x * (torch.rand_like(x) < 0.5), folded, size=2, is_random=True),
+        followed("random rows of one chance", lambda x: x * torch.bernoulli(torch.full((N, 1), 0.5)), rows(4), is_random=True),
+        lost("random rows of several chances", lambda x, p: x * torch.bernoulli(p), rows(4), public(N, 4)),
+        lost("random rows of several means", lambda x, p: x * torch.normal(p, 1.0), rows(4), public(N, 4)),
+        lost("random rows, in place", lambda x, p: x * torch.zeros(N, 4).bernoulli_(p), rows(4), public(N, 4)),
         lost("a random order", lambda x: x + torch.randperm(N), rows()),
     ]
 

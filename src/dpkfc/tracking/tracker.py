@@ -286,10 +286,15 @@ class Tracker:
         if kinds:
             self._note(function, args, kwargs, output, kinds, unknown)
         elif torch.Tag.nondeterministic_seeded in function.tags and rule_name(function).removesuffix("_like") in _DRAWS:
-            self._note_draw(output)
+            values = () if function._schema.name.endswith("_like") else _operands(args, kwargs)
+            if all(y is output or torch.equal(y, y.flatten()[:1].expand_as(y)) for y in values):
+                self._note_draw(output)
 
     def _note_draw(self, x: Tensor) -> None:
-        """Give random numbers of the length of the batch to the examples, in whose batches of one they are drawn too."""
+        """Give random numbers of the length of the batch to the examples, in whose batches of one they are drawn too.
+
+        The numbers must have one distribution, so the caller looks at tensors of means or probabilities.
+        """
         places = [dim for dim, length in enumerate(x.shape) if length == self.size]
         if not places or x._is_view() or _memory(x) in self._persistent:
             return
