@@ -37,10 +37,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process, which makes what they share once; the zoo shares nothing."""
+    """Keep the tests of a file in one process, which makes what they share once; skip those that need a device.
+
+    The zoo shares nothing.
+    """
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    has_device = torch.cuda.is_available()
     for item in items:
         if item.path.parent.name != "zoo":
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
+        if "gpu" in item.keywords and not has_device:
+            item.add_marker(skip)
 
 
 @pytest.fixture(autouse=True)
@@ -76,13 +83,3 @@ def pytest_collection_finish() -> None:
     """Modules and thousands of items stay to the end: no later search for garbage need look at them."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is no device."""
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA device")
-    for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
