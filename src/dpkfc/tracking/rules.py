@@ -100,6 +100,8 @@ def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
         return True
     if x.shape[axis.dim] != axis.length(operation.size):
         return False
+    if operation.takes_rows:
+        return True
     parts = x.detach().unflatten(axis.dim, (axis.pre, operation.size, axis.post))
     first = parts.narrow(axis.dim + 1, 0, 1)
     return torch.equal(parts, first.expand_as(parts))

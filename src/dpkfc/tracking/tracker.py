@@ -68,6 +68,7 @@ class Tracker:
     Args:
         size: examples N.
         persistent: tensors that outlive the pass (buffers), which no example may be written into.
+        takes_rows: not all of the batch is declared, so a public tensor with a row for each example may be part of it.
 
     Attributes:
         failure: the first reason why the pass is not proved, or None.
@@ -77,8 +78,9 @@ class Tracker:
         read: ids of the declared parameters that were read outside of a layer that covers them.
     """
 
-    def __init__(self, size: int, persistent: Iterable[Tensor] = ()) -> None:
+    def __init__(self, size: int, persistent: Iterable[Tensor] = (), *, takes_rows: bool = False) -> None:
         self.size = size
+        self.takes_rows = takes_rows
         self.failure: Unknown | None = None
         self.altered: Unknown | None = None
         self.is_opaque = False
@@ -365,7 +367,7 @@ class Tracker:
                 rule = pointwise
             self._rules[function] = rule, TOTAL_RULES.get(name)
         rule, total_rule = self._rules[function]
-        operation = Operation(function, args, kwargs, output, self.size, self.state)
+        operation = Operation(function, args, kwargs, output, self.size, self.state, self.takes_rows)
         chosen = total_rule if has_total else rule
         if chosen is None:
             return operation.lost(
