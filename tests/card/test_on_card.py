@@ -20,7 +20,7 @@ from tests.card.pretended import built, compiler
 ROOT = Path(__file__).parents[2]
 ALWAYS = 3  # weights finite; sum finite; shares for the record
 MICRO_BATCHES = 2  # one question each
-# A share for the record; two products for each of four parameters; two tensors of two micro-batches that are as long as the batch.
+# A share for the record; two products for each of four parameters; two tensors, of two micro-batches, as long as a batch.
 MORE = {"bias corrected": 1, "second moments": 2 * 4, "instance norm": 2 * 2}
 DIVIDED = ("fallback", "class token", "transposed convolution")  # one module each without a rule
 
