@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import suppress
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tests.integrations.opacus_cases import backward, loader, mlp, private, train, weights
 
@@ -144,6 +150,35 @@ def test_a_later_call_on_what_an_earlier_one_returned_needs_a_proof() -> None:
 class Applied(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return Plain.apply(x)
+
+
+def test_a_batch_whose_loss_was_refused_is_not_stepped() -> None:
+    engine, model, optimizer, batches = private(data_loader=loader(batch_size=20), verify=False)
+    x, y = next(iter(batches))
+    with pytest.raises(ValueError, match="not a sum over examples"):
+        centred(model(x), y).backward()
+    with pytest.raises(RuntimeError, match="without a backward pass"):
+        optimizer.step()
+    assert engine.ledger.count == 0
+
+
+def left_behind(loss) -> weakref.ref[nn.Module]:
+    _, model, _, batches = private(data_loader=loader(batch_size=20), verify=False)
+    x, y = next(iter(batches))
+    with suppress(ValueError):
+        loss(model(x), y).backward()
+    return weakref.ref(model)
+
+
+def test_batches_that_are_left_behind_leave_no_modes_behind() -> None:
+    """Nor do the stacks of modes keep their models in memory."""
+    gone = [left_behind(loss) for loss in (F.cross_entropy, centred)]
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+    engine, _, _, batches = private(verify=False)
+    next(iter(batches))
+    engine.close()
+    assert not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,8 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from dpkfc.gradients.accumulate import ClippedSummer
@@ -28,6 +28,7 @@ from dpkfc.gradients.materialised import blocks_of_one
 from dpkfc.gradients.micro import batch_tracker
 from dpkfc.gradients.model_state import restored_state
 from dpkfc.gradients.tape import Tape, custom_function, nodes_of
+from dpkfc.integrations._modes import ScriptModes
 from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown
 
 __all__ = ["BatchRecording", "ModelCall", "one_example", "plain"]
@@ -84,14 +85,15 @@ class _TakeOver(TorchFunctionMode):
 
     def __init__(self, backward: Callable[[Tensor], bool]) -> None:
         super().__init__()
-        self.backward = backward
+        self._backward = weakref.WeakMethod(backward)  # the stack of modes would keep a batch that is left behind
         self.is_on = True
         self.is_done = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
         kwargs = kwargs or {}
-        if self.is_on and func is Tensor.backward and self.backward(args[0]):
+        backward = self._backward() if self.is_on and func is Tensor.backward else None
+        if backward is not None and backward(args[0]):
             self.is_done = True
             return None
         if self.is_on and not self.is_done and func in (F.cross_entropy, F.nll_loss):
@@ -161,52 +163,38 @@ class BatchRecording:
         self._inputs: list[_Inputs] = []
         self._altered: Unknown | None = None
         self.is_alone = False
-        self._modes: list[Any] = []
-        self._begin(batch)
+        self._modes = ScriptModes(self, self._begin(batch))
 
     # -- modes ----------------------------------------------------------------------------------------------
 
-    def _begin(self, batch: Any) -> None:
+    def _begin(self, batch: Any) -> list[Any]:
+        """Begin to record; return the modes that follow the script."""
+        modes: list[Any] = []
         if self.size > 1:
             self.tracker = batch_tracker(self.model, plain(batch), self.size)
             if self.exact is None:
                 self.tape = Tape(self.model, self.layers, self.size, tracker=self.tracker)
                 self.tape.__enter__()
-            self._modes = list(self.tracker.modes())
-        self._modes.append(_TakeOver(self._differentiate))
-        for mode in self._modes:
-            mode.__enter__()
+            modes += self.tracker.modes()
+        return [*modes, _TakeOver(self._differentiate)]
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Do not follow what the body does."""
-        for mode in self._modes:
-            mode.is_on = False
-        try:
+        with self._modes.suspended():
             yield
-        finally:
-            for mode in self._modes:
-                mode.is_on = True
 
     def _end_following(self) -> None:
         """Stop to follow the script. What it differentiates from here on is taken over still."""
         if self.tape is not None:
             self.tape.close_hooks()
-        for mode in self._modes:
-            mode.is_on = isinstance(mode, _TakeOver)
+        self._modes.switch_off(all_but=_TakeOver)
 
     def end(self) -> None:
-        """Let go of the script. A mode under one that the script has entered stays, switched off, until the next call."""
-        self._end_following()
-        for mode in self._modes:
-            mode.is_on = False
-        while self._modes:
-            mode = self._modes[-1]
-            is_function = isinstance(mode, TorchFunctionMode)
-            top = _get_current_function_mode() if is_function else _get_current_dispatch_mode()
-            if top is not mode:
-                return
-            self._modes.pop().__exit__(None, None, None)
+        """Let go of the script."""
+        if self.tape is not None:
+            self.tape.close_hooks()
+        self._modes.end()
 
     # -- the model ------------------------------------------------------------------------------------------
 
@@ -339,9 +327,23 @@ class BatchRecording:
         if self.passes > 1 or self.size == 0:
             return True
         self._end_following()
+        try:
+            self._take_gradients(loss, state)
+        except BaseException:
+            self.passes = 0  # a batch whose loss was refused is not stepped
+            raise
+        return True
+
+    def _take_gradients(self, loss: Tensor, state: State | None) -> None:
+        """Take the gradients of all examples.
+
+        Args:
+            loss: of the batch.
+            state: of the loss.
+        """
         if self.size == 1:
             self.gradients = [self._of_parameters([loss], None)]
-            return True
+            return
         factor = self._factor(state)
         self._check_unaltered()
         scaled = loss * factor
@@ -349,7 +351,6 @@ class BatchRecording:
             self._of_single_calls(scaled)
         else:
             self._of_the_batch(scaled)
-        return True
 
     def _check_unaltered(self) -> None:
         """Raise where the script did to its batch or its loss what no proof covers.
