@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,12 +18,14 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import PinkNoise
 from dpkfc.data.layout import layout
+from dpkfc.gradients import micro
 from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.micro import HERE, At, clipped_sum
 from dpkfc.gradients.views import augmented
 from dpkfc.recipes.models.wide_resnet import standardised_conv
 from dpkfc.session import Session
+from dpkfc.tracking import Tracker
 from tests.gradients.cases import CASES, Case, build, loss_fn
 from tests.gradients.whitened import whiten
 from tests.test_session import N, data, net, plan, session, train, weights
@@ -56,6 +59,13 @@ def norm(grads: dict[str, Tensor]) -> float:
     return float(torch.sqrt(sum(g.square().sum() for g in grads.values())))
 
 
+@pytest.fixture
+def views_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an augmentation change a row by its place, so that the views of two runs can be compared."""
+    monkeypatch.setattr(micro, "Tracker", partial(Tracker, takes_rows=True))
+
+
+@pytest.mark.usefixtures("views_by_place")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_the_mean_over_views_is_clipped_once(case: Case) -> None:
     """For every kind of layer: the K gradients are averaged before the clip."""
@@ -107,6 +117,7 @@ def test_one_view_is_no_augmentation_bit_for_bit() -> None:
     assert plan(1.0).hash == plan(1.0, augmentations=1).hash != plan(1.0, augmentations=2).hash
 
 
+@pytest.mark.usefixtures("views_by_place")
 @pytest.mark.parametrize("bound", [K, 7, "auto"])
 def test_micro_batches_count_views_and_change_nothing(bound: object) -> None:
     made: SimpleQueue[int] = SimpleQueue()
@@ -129,6 +140,7 @@ def test_micro_batches_count_views_and_change_nothing(bound: object) -> None:
     assert bound == "auto" or max(sizes) == bound // K * K
 
 
+@pytest.mark.usefixtures("views_by_place")
 @pytest.mark.parametrize("bound", [None, 6])
 def test_a_patient_with_several_records_and_views_has_one_clip(bound: int | None) -> None:
     counts, (x, y) = (3, 1, 2), data()
@@ -363,6 +375,7 @@ def image_net() -> nn.Module:
     ).double()
 
 
+@pytest.mark.usefixtures("views_by_place")
 def test_views_and_whitening_together_equal_a_loop() -> None:
     """The recipe of De et al. under DP-KFC: views averaged, whitened, normalised, summed."""
     torch.manual_seed(5)
