@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from tests.integrations.opacus_cases import backward, loader, mlp, private, train, weights
+from tests.integrations.opacus_cases import backward, data, loader, mlp, private, train, weights
 
 
 class Mixing(torch.autograd.Function):
@@ -218,3 +218,14 @@ def test_ignored_labels_count_in_the_divisor() -> None:
     F.cross_entropy(reference(x), y, reduction="sum").backward()
     moved = torch.cat([p.grad.flatten() for p in reference.parameters()]) / 8
     torch.testing.assert_close(before - weights(model), 0.1 * moved, rtol=1e-6, atol=1e-9)
+
+
+def test_losses_of_other_models_keep_their_divisor() -> None:
+    """Between the loader and the step of a batch, a script may evaluate."""
+    _, model, _, batches = private(verify=False)
+    next(iter(batches))
+    out, y = torch.randn(4, 3, requires_grad=True), torch.tensor([0, -100, 2, 1])
+    assert F.cross_entropy(out, y) == F.cross_entropy(out, y, reduction="sum") / 3
+    x = data().tensors[0][:4]
+    with torch.no_grad():
+        assert F.cross_entropy(model(x), y) == F.cross_entropy(model(x), y, reduction="sum") / 3

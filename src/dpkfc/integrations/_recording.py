@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,30 +81,36 @@ class _Inputs:
 
 
 class _TakeOver(TorchFunctionMode):
-    """Hand `loss.backward()` to a function in the place of autograd."""
+    """Hand `loss.backward()` to a recording in the place of autograd, and give its losses over class labels public divisors."""
 
-    def __init__(self, backward: Callable[[Tensor], bool]) -> None:
+    def __init__(self, recording: BatchRecording) -> None:
         super().__init__()
-        self._backward = weakref.WeakMethod(backward)  # the stack of modes would keep a batch that is left behind
+        self._recording = weakref.ref(recording)  # the stack of modes would keep a batch that is left behind
         self.is_on = True
         self.is_done = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
         kwargs = kwargs or {}
-        backward = self._backward() if self.is_on and func is Tensor.backward else None
-        if backward is not None and backward(args[0]):
+        recording = self._recording() if self.is_on and func in _TAKEN_OVER else None
+        if recording is None:
+            return func(*args, **kwargs)
+        if func is not Tensor.backward:
+            return func(*args, **kwargs) if self.is_done else _with_public_divisor(recording, func, args, kwargs)
+        if recording.differentiate(args[0]):
             self.is_done = True
             return None
-        if self.is_on and not self.is_done and func in (F.cross_entropy, F.nll_loss):
-            return _with_public_divisor(func, args, kwargs)
         return func(*args, **kwargs)
 
 
-def _with_public_divisor(loss: Any, args: Any, kwargs: Any) -> Any:
+_TAKEN_OVER = (Tensor.backward, F.cross_entropy, F.nll_loss)
+
+
+def _with_public_divisor(recording: BatchRecording, loss: Any, args: Any, kwargs: Any) -> Any:
     """Call a loss over class labels whose mean divides by the number of all targets, not of those that are not ignored.
 
     How many targets of a batch are ignored is private: as a divisor it would let one example change the gradients of others.
+    What does not depend on the model is left alone.
     """
     given = inspect.signature(loss).bind(*args, **kwargs)
     given.apply_defaults()
@@ -112,6 +118,8 @@ def _with_public_divisor(loss: Any, args: Any, kwargs: Any) -> Any:
     target = options["target"]
     plain = options["weight"] is None and options["reduction"] == "mean" and options["ignore_index"] < 0
     if not plain or options["size_average"] is not None or options["reduce"] is not None or target.is_floating_point():
+        return loss(*args, **kwargs)
+    if not recording.reaches_the_model(options["input"]):
         return loss(*args, **kwargs)
     options["reduction"] = "none"
     return loss(*given.args, **given.kwargs).mean()
@@ -176,7 +184,7 @@ class BatchRecording:
                 self.tape = Tape(self.model, self.layers, self.size, tracker=self.tracker)
                 self.tape.__enter__()
             modes += self.tracker.modes()
-        return [*modes, _TakeOver(self._differentiate)]
+        return [*modes, _TakeOver(self)]
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -316,9 +324,9 @@ class BatchRecording:
 
     # -- the loss -------------------------------------------------------------------------------------------
 
-    def _differentiate(self, loss: Tensor) -> bool:
+    def differentiate(self, loss: Tensor) -> bool:
         """Differentiate a loss for every example; return False where it does not belong to this batch."""
-        if not self.forwards or not self._reaches_the_model(loss):
+        if not self.forwards or not self.reaches_the_model(loss):
             return False
         state = self.tracker.state(loss) if self.tracker is not None else None
         if self.tracker is not None and not isinstance(state, (Total, Unknown, BatchAxis)):
@@ -363,10 +371,10 @@ class BatchRecording:
         if altered is not None:
             raise ValueError(f"between loader and loss.backward() stands {altered.operation}: {altered.reason[:80]}")
 
-    def _reaches_the_model(self, loss: Tensor) -> bool:
-        """Return whether a loss depends on a parameter of the model, and not on other models alone."""
+    def reaches_the_model(self, x: Tensor) -> bool:
+        """Return whether a tensor depends on a parameter of the model, and not on other models alone."""
         own = {id(p) for p in self.model.parameters() if p.requires_grad}
-        return any(id(getattr(node, "variable", None)) in own for node in nodes_of(loss))
+        return any(id(getattr(node, "variable", None)) in own for node in nodes_of(x))
 
     def _factor(self, state: State | None) -> float:
         """Return the factor that makes the loss the sum of the losses of its examples.
