@@ -30,7 +30,7 @@ class ScriptModes:
         self._modes = list(modes)
         for mode in self._modes:
             mode.__enter__()
-        weakref.finalize(owner, _finish, self._modes).atexit = False
+        weakref.finalize(owner, _finish, self._modes)
 
     def switch_off(self, all_but: type | tuple[type, ...] = ()) -> None:
         """Switch off the modes, but for those of some types."""
