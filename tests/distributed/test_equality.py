@@ -1,4 +1,4 @@
-"""Two and three processes are one: the same releases, and the same parameters on all of them to the bit."""
+"""Two, three and four processes are one: the same releases, and the same parameters on all of them to the bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tests.distributed.cases import CASES, Case
 from tests.distributed.group import run, start
 
-WORLDS = (2, 3)
+WORLDS = (2, 3, 4)
 
 
 def _outcome(case: Case) -> dict[str, Any]:

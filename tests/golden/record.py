@@ -36,12 +36,12 @@ def digest(x: Tensor) -> str:
     return hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()
 
 
-def weights_of(model: torch.nn.Module) -> Tensor:
+def flatten_weights(model: torch.nn.Module) -> Tensor:
     """Return all parameters of a model as one vector in float64."""
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
-def ledger_of(path: Path) -> str:
+def digest_ledger(path: Path) -> str:
     """Return the SHA-256 of what a ledger says, without its dates and what hangs on them."""
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     kept = [{name: value for name, value in line.items() if name not in DATED} for line in lines]
@@ -51,7 +51,7 @@ def ledger_of(path: Path) -> str:
 DATED = {"created", "dpkfc", "hash", "prev"}
 
 
-def of_session(case: Case) -> dict[str, Any]:
+def run_session(case: Case) -> dict[str, Any]:
     """Train a session to its end, with a checkpoint in the middle, and return what it left."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
@@ -67,30 +67,30 @@ def of_session(case: Case) -> dict[str, Any]:
         return {
             "plan": session.plan.hash,
             "epsilon": session.plan.epsilon(session.ledger.count),
-            "ledger": ledger_of(path),
+            "ledger": digest_ledger(path),
             "checkpoint": sorted(manifest["sha256"]),
             "metric": metric,
-            "weights": digest(weights_of(model)),
-            "norm": float(weights_of(model).norm()),
+            "weights": digest(flatten_weights(model)),
+            "norm": float(flatten_weights(model).norm()),
         }
 
 
-def of_script() -> dict[str, Any]:
+def run_script() -> dict[str, Any]:
     """Train a script in the shape of Opacus."""
     engine, model, optimizer, loader = opacus_cases.private(noise_multiplier=1.0)
     opacus_cases.train(model, optimizer, loader)
     found = {
         "releases": engine.ledger.count,
-        "weights": digest(weights_of(model)),
-        "norm": float(weights_of(model).norm()),
+        "weights": digest(flatten_weights(model)),
+        "norm": float(flatten_weights(model).norm()),
     }
     engine.close()
     return found
 
 
 RUNS: dict[str, Callable[[], dict[str, Any]]] = {
-    **{f"session, {name}": (lambda case=case: of_session(case)) for name, case in CASES.items()},
-    "Opacus script": of_script,
+    **{f"session, {name}": (lambda case=case: run_session(case)) for name, case in CASES.items()},
+    "Opacus script": run_script,
 }
 
 

@@ -11,7 +11,7 @@ from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.integrations.opacus import PrivacyEngine
 
 N, B = 40, 8
-FEW_ORDERS = [1.4, 1.6, 1.8, 2.0, 2.2, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0]  # of Rényi divergences; the 150 of Opacus take 15 seconds
+FEW_ORDERS = [1.4, 1.6, 1.8, 2.0, 2.2, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0]  # of Rényi divergences; Opacus tries 150
 
 
 def data(n: int = N, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = (6,)) -> TensorDataset:

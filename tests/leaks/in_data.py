@@ -147,7 +147,7 @@ def writes_allowed(m: pytest.MonkeyPatch) -> None:
     m.setattr(micro, "restored_state", lambda model: contextlib.nullcontext())
 
 
-def taken_for_the_batch(m: pytest.MonkeyPatch) -> None:
+def claim_batch_axis(m: pytest.MonkeyPatch) -> None:
     """What is computed from examples is taken to have one row an example in front, whatever the operation did."""
     m.setattr(Tracker, "_apply", lambda *_: BatchAxis(0))
 
@@ -328,12 +328,12 @@ LEAKS = [
         name="a forward pass that writes statistics into a parameter", subject="writing model", patch=writes_allowed,
         by=REPLAY, controlled=False,
     ),
-    Leak(name="a module that mixes the examples of a batch", subject="mixing model", patch=taken_for_the_batch, by=REPLAY),
+    Leak(name="a module that mixes the examples of a batch", subject="mixing model", patch=claim_batch_axis, by=REPLAY),
     Leak(
-        name="an augmentation that mixes examples", subject="mixup", patch=taken_for_the_batch, by=("shares", "replay"),
+        name="an augmentation that mixes examples", subject="mixup", patch=claim_batch_axis, by=("shares", "replay"),
     ),
     *(
-        Leak(name=name, subject=name, patch=taken_for_the_batch, by=(detector,))
+        Leak(name=name, subject=name, patch=claim_batch_axis, by=(detector,))
         for name, detector in (
             ("half-batch mixup", "shares"),
             ("half-batch mixup in the model", "replay"),

@@ -107,7 +107,7 @@ def stream(draw: Any) -> Patch:
     return patch
 
 
-def keyed_once(m: pytest.MonkeyPatch) -> None:
+def use_one_key(m: pytest.MonkeyPatch) -> None:
     """One key a stream, and a count of its draws; no draw asks the operating system for a key of its own."""
 
     def next_draw(self: NoiseStream, size: int, step: int) -> tuple[bytes, int]:
@@ -118,11 +118,11 @@ def keyed_once(m: pytest.MonkeyPatch) -> None:
     m.setattr(NoiseStream, "_next_draw", next_draw)
 
 
-def counted(draw: Any) -> Patch:
+def change_draw_count(draw: Any) -> Patch:
     """Numbers of one key a stream; draw(self, real, size, step, dtype) changes the count of its draws."""
 
     def patch(m: pytest.MonkeyPatch) -> None:
-        keyed_once(m)
+        use_one_key(m)
         stream(draw)(m)
 
     return patch
@@ -146,7 +146,7 @@ def laplace(self: Any, real: Any, size: int, step: int, dtype: Any) -> Any:
 def repeated_after_resume(m: pytest.MonkeyPatch) -> None:
     """The state of the stream is put back together with the checkpoint."""
     kept: dict[str, Any] = {}
-    keyed_once(m)
+    use_one_key(m)
 
     def saving(real: Any) -> Any:
         def save(self: Session, *args: Any, **options: Any) -> None:
@@ -280,7 +280,7 @@ LEAKS = [
     Leak(name="shards draw noise from the same seed", subject="DP-SGD", patch=sharded, by=NOISE),
     Leak(name="one bias without noise", subject="DP-SGD", patch=without_one, by=NOISE),
     Leak(name="noise from torch's seeded generator", subject="DP-SGD", patch=stream(from_torch), by=NOISE),
-    Leak(name="the same noise at every step", subject="DP-SGD", patch=counted(the_same), by=NOISE),
+    Leak(name="the same noise at every step", subject="DP-SGD", patch=change_draw_count(the_same), by=NOISE),
     Leak(name="Laplace noise accounted as Gaussian", subject="wide", patch=stream(laplace), by=NOISE),
     Leak(name="noise stream repeated after a resume", subject="wide", patch=repeated_after_resume, by=NOISE),
     Leak(
@@ -292,7 +292,7 @@ LEAKS = [
     Leak(name="noise on a grid of 2^-18 standard deviations", subject="DP-SGD in float32", patch=stream(on_a_grid), by=RUN),
     Leak(name="rounded noise that is not rounded", subject="rounded noise", patch=off_the_grid, by=RUN),
     Leak(name="tails cut off at 3.5 standard deviations", subject="DP-SGD", patch=stream(cut_off), by=RUN),
-    Leak(name="noise that repeats after 100 draws", subject="DP-SGD", patch=counted(repeating), by=RUN),
+    Leak(name="noise that repeats after 100 draws", subject="DP-SGD", patch=change_draw_count(repeating), by=RUN),
     Leak(name="noise that weakens from step 70 on", subject="DP-SGD", patch=stream(weakening), by=RUN),
     Leak(name="batch size in the low bits of the release", subject="DP-SGD", patch=hiding(lambda _, n: n), by=SIZES),
     Leak(name="a hash of the sum in the low bits", subject="DP-SGD", patch=hiding(hash_of_sums), by=("low bits",)),

@@ -185,21 +185,22 @@ def einsum(c: Choices) -> Made:
     return lambda x, y: torch.einsum(formula, x, y), tuple(operands)
 
 
-def gather(c: Choices) -> Made:
+def choose_places(c: Choices) -> tuple[list[int], int, list[int], Any]:
+    """Return a shape, a dimension, the shape of an index along it, and the index."""
     shape = c.shape()
     dim = c.pick(range(len(shape)))
     index = [*shape]
     index[dim] = c.length()
-    places = c.operand(index, whole(0, shape[dim]))
+    return shape, dim, index, c.operand(index, whole(0, shape[dim]))
+
+
+def gather(c: Choices) -> Made:
+    shape, dim, _, places = choose_places(c)
     return lambda x, i: x.gather(dim, i), (c.operand(shape), places)
 
 
 def scatter(c: Choices) -> Made:
-    shape = c.shape()
-    dim = c.pick(range(len(shape)))
-    index = [*shape]
-    index[dim] = c.length()
-    places = c.operand(index, whole(0, shape[dim]))
+    shape, dim, index, places = choose_places(c)
     return lambda x, i, y: x.scatter_add(dim, i, y), (c.operand(shape), places, c.operand(index))
 
 

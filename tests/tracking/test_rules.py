@@ -179,7 +179,7 @@ def elementwise_table() -> list[Case]:
     return cases
 
 
-def made_of_shapes_table() -> list[Case]:
+def build_shapes_table() -> list[Case]:
     calls = {
         "zeros_like": torch.zeros_like,
         "ones_like": torch.ones_like,
@@ -1202,7 +1202,7 @@ def place_table() -> list[Case]:
 
 TABLES = {
     "elementwise": elementwise_table,
-    "made of shapes": made_of_shapes_table,
+    "made of shapes": build_shapes_table,
     "views": view_table,
     "along": along_table,
     "products": product_table,

@@ -62,7 +62,7 @@ def norm(grads: dict[str, Tensor]) -> float:
 @pytest.fixture
 def views_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an augmentation change a row by its place, so that the views of two runs can be compared."""
-    monkeypatch.setattr(micro, "Tracker", partial(Tracker, takes_rows=True))
+    monkeypatch.setattr(micro, "Tracker", partial(Tracker, trusts_public_rows=True))
 
 
 @pytest.mark.usefixtures("views_by_place")

@@ -155,7 +155,7 @@ class Tape:
         self._calls = []
 
     def _begin_tracker(self, size: int) -> None:
-        self.tracker = Tracker(size, self.model.buffers(), takes_rows=True)
+        self.tracker = Tracker(size, self.model.buffers(), trusts_public_rows=True)
         self.tracker.declare_parameters(in_graph(p) for p in self.model.parameters() if p.requires_grad)
         self._share_parameters()
         self._stack.enter_context(self.tracker.following())

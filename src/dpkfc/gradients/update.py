@@ -224,7 +224,7 @@ class WeightGuard:
             self.accept()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step an optimizer along the release in `p.grad`, and record the versions of the weights that it writes.
+        """Run an optimizer on the released gradients, and remember the version counters of the parameters.
 
         The last of all step pre-hooks checks that `p.grad` still holds the release. Wrappers of other libraries are looked
         through by their attribute `optimizer`; an object without hooks has none to check.

@@ -16,7 +16,7 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
 from dpkfc.gradients.micro import batch_tracker
 from dpkfc.gradients.model_state import evaluation_mode, restored_state
-from dpkfc.integrations._recording import one_example, plain
+from dpkfc.integrations._recording import one_example, unwrap_containers
 from dpkfc.tracking import BatchAxis, Tracker, Unknown, example_first
 from dpkfc.verification import PublicRows, Verdict, check_on_public_rows, public_rows
 
@@ -167,7 +167,7 @@ def check_padding(model: nn.Module, args: Any, kwargs: Any, batch: Any, source: 
         ValueError: they do.
     """
     leaves, spec = tree_flatten((args, kwargs))
-    places = _places(leaves, tree_leaves(plain(batch)))
+    places = _places(leaves, tree_leaves(unwrap_containers(batch)))
     if places is None:
         return
     for integers in ("tokens", "bits", "ones"):
@@ -206,7 +206,7 @@ def _places(leaves: Sequence[Any], batch: Sequence[Any]) -> dict[int, int] | Non
 
 
 def _outputs_of(model: nn.Module, leaves: list[Any], spec: Any, places: dict[int, int], batch: Any) -> list[Tensor]:
-    rows = tree_leaves(plain(batch))
+    rows = tree_leaves(unwrap_containers(batch))
     given = [rows[places[i]].to(x.device) if i in places else x for i, x in enumerate(leaves)]
     args, kwargs = tree_unflatten(given, spec)
     with torch.no_grad(), restored_state(model), evaluation_mode(model):

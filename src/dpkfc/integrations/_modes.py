@@ -1,7 +1,7 @@
 """Modes of torch that are on from one line of a script to another, outside of any `with`.
 
-A mode can be taken off its stack only while it is on top. One that is over stays where it is, switched off, until nothing lies
-on it; so do the modes of a batch that a script has left behind.
+A mode can leave its stack only while it is on top. A mode that has ended stays there, switched off, until nothing lies on it.
+So do the modes of a batch whose loop a script has left.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = ["ScriptModes"]
 
+_OVER: weakref.WeakSet[Any] = weakref.WeakSet()  # modes that are switched off for good
+
 
 class ScriptModes:
     """Modes with an attribute `is_on`, entered when this is made.
 
     Args:
-        owner: whose modes they are; they are over when it is freed, and must not refer to it.
+        owner: the object they serve. They end when it is freed, so they must not refer to it.
         modes: in the order in which they are entered.
     """
 
@@ -57,11 +59,11 @@ class ScriptModes:
 def _finish(modes: Sequence[Any]) -> None:
     for mode in modes:
         mode.is_on = False
-        mode.is_over = True
+        _OVER.add(mode)
 
 
 def _take_off() -> None:
     """Take the modes that are over from the top of both stacks."""
     for top in (_get_current_function_mode, _get_current_dispatch_mode):
-        while (mode := top()) is not None and getattr(mode, "is_over", False):
+        while (mode := top()) is not None and mode in _OVER:
             mode.__exit__(None, None, None)

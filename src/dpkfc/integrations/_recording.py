@@ -31,7 +31,7 @@ from dpkfc.gradients.tape import Tape, custom_function, nodes_of
 from dpkfc.integrations._modes import ScriptModes
 from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown
 
-__all__ = ["BatchRecording", "ModelCall", "one_example", "plain"]
+__all__ = ["BatchRecording", "ModelCall", "one_example", "unwrap_containers"]
 
 _LARGEST_SCALE = 2.0**8  # from here on a power of two before the loss is a GradScaler's
 
@@ -64,12 +64,6 @@ class _Inputs:
     output: Any
     versions: list[tuple[Tensor, int]]
 
-    @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> _Inputs:
-        """Return a call that was just made."""
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        return cls(args, kwargs, output, [(x, x._version) for x in tensors])
-
     def check(self) -> None:
         """Raise unless the inputs are what the model was called with.
 
@@ -78,6 +72,12 @@ class _Inputs:
         """
         if any(x._version != version for x, version in self.versions):
             raise RuntimeError("an input of the model was changed in place before loss.backward(); change a copy of it")
+
+
+def _note_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> _Inputs:
+    """Return a call that was just made, with the write counters of its inputs."""
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    return _Inputs(args, kwargs, output, [(x, x._version) for x in tensors])
 
 
 class _TakeOver(TorchFunctionMode):
@@ -135,13 +135,13 @@ class BatchRecording:
         batch: what the loader hands out.
         reduction: of the loss, "mean" or "sum".
         exact: run the model on one example at a time.
-        counts: what an entry of an example counted in earlier batches, None where there was none.
+        entry_weight: the factor of each entry of an example in the loss of earlier batches, None where there was none.
 
     Attributes:
         calls: of the layers, once the loss was differentiated.
         gradients: of every example instead, where the batch was not proved.
         passes: how often a loss of the batch was differentiated.
-        is_alone: the recording itself runs the model, on single examples.
+        runs_single_examples: the recording itself runs the model, on single examples.
     """
 
     def __init__(
@@ -153,14 +153,14 @@ class BatchRecording:
         *,
         reduction: str,
         exact: Unknown | None,
-        counts: float | None = None,
+        entry_weight: float | None = None,
     ) -> None:
         self.model = model
         self.layers = layers
         self.size = size
         self.reduction = reduction
         self.exact = exact
-        self.counts = counts
+        self.entry_weight = entry_weight
         self.tracker: Tracker | None = None
         self.tape: Tape | None = None
         self.calls: Calls | None = None
@@ -170,7 +170,7 @@ class BatchRecording:
         self._model_calls: list[ModelCall] = []
         self._inputs: list[_Inputs] = []
         self._altered: Unknown | None = None
-        self.is_alone = False
+        self.runs_single_examples = False
         self._modes = ScriptModes(self, self._begin(batch))
 
     # -- modes ----------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class BatchRecording:
         """Begin to record; return the modes that follow the script."""
         modes: list[Any] = []
         if self.size > 1:
-            self.tracker = batch_tracker(self.model, plain(batch), self.size)
+            self.tracker = batch_tracker(self.model, unwrap_containers(batch), self.size)
             if self.exact is None:
                 self.tape = Tape(self.model, self.layers, self.size, tracker=self.tracker)
                 self.tape.__enter__()
@@ -220,7 +220,7 @@ class BatchRecording:
             states = [self.tracker.state(x) for x in _floats(output)]
             lost = next((state for state in states if isinstance(state, Unknown)), None)
             if lost is None:
-                self._inputs.append(_Inputs.of(args, kwargs, output))
+                self._inputs.append(_note_inputs(args, kwargs, output))
                 return None
             self.exact = lost
         if self.exact is None:
@@ -253,12 +253,12 @@ class BatchRecording:
 
     def _singles(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Any]]:
         """Return the flattened outputs of the model for each example alone."""
-        self.is_alone = True
+        self.runs_single_examples = True
         try:
             with restored_state(self.model):
                 return [tree_flatten(self.model(*a, **k))[0] for a, k in self.examples(args, kwargs)]
         finally:
-            self.is_alone = False
+            self.runs_single_examples = False
 
     @contextmanager
     def _unfollowed(self) -> Iterator[None]:
@@ -299,7 +299,7 @@ class BatchRecording:
         held = next((x for x in leaves if _holds_tensors(x)), None)
         if held is not None:
             raise ValueError(
-                f"the examples inside a {type(held).__name__} cannot be told apart; call the model with the tensors of the batch"
+                f"the examples inside a {type(held).__name__} cannot be separated; call the model with the tensors of the batch"
             )
         if not any(isinstance(x, Tensor) and isinstance(tracker.state(x), (BatchAxis, Unknown)) for x in leaves):
             raise ValueError("no argument of the model is of the loader's batch; call the model with the tensors of the batch")
@@ -404,12 +404,12 @@ class BatchRecording:
                 f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps follow overflows; train in "
                 "bfloat16 without one"
             )
-        if self.counts is not None and not math.isclose(state.factor, self.counts, rel_tol=1e-6):
+        if self.entry_weight is not None and not math.isclose(state.factor, self.entry_weight, rel_tol=1e-6):
             raise ValueError(
                 "the loss is divided by another number than in earlier batches: average each example over its own positions, "
                 "and divide by constants"
             )
-        self.counts = state.factor
+        self.entry_weight = state.factor
         return float(self.size) if state.is_mean else 1.0
 
     def _of_the_batch(self, total: Tensor) -> None:
@@ -496,12 +496,12 @@ def _floats(output: Any) -> list[Tensor]:
     return [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad]
 
 
-def plain(batch: Any) -> Any:
+def unwrap_containers(batch: Any) -> Any:
     """Return a batch with dicts and lists in the place of other mappings and sequences, inside which tensors are not found."""
     if isinstance(batch, Mapping):
-        return {key: plain(value) for key, value in batch.items()}
+        return {key: unwrap_containers(value) for key, value in batch.items()}
     if isinstance(batch, (list, tuple)):
-        return [plain(value) for value in batch]
+        return [unwrap_containers(value) for value in batch]
     return batch
 
 
@@ -510,7 +510,7 @@ def _holds_tensors(x: Any) -> bool:
     if isinstance(x, Tensor) or not hasattr(x, "__dict__") and not isinstance(x, (Mapping, list, tuple)):
         return False
     parts = [x, *vars(x).values()] if hasattr(x, "__dict__") else [x]
-    return any(isinstance(leaf, Tensor) for leaf in tree_leaves([plain(part) for part in parts]))
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves([unwrap_containers(part) for part in parts]))
 
 
 def one_example(x: Tensor, axis: BatchAxis, size: int, i: int) -> Tensor:

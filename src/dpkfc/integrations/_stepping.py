@@ -91,7 +91,7 @@ class PrivateStep:
         self._reduction = loss_reduction
         self._verify, self._source = verify, source
         self._exact: Unknown | None = None
-        self._counts: float | None = None
+        self._entry_weight: float | None = None
         self._batch_recording: BatchRecording | None = None
         self._token: object = None
         self._ended = False
@@ -176,7 +176,7 @@ class PrivateStep:
             batch,
             reduction=self._reduction,
             exact=self._exact,
-            counts=self._counts,
+            entry_weight=self._entry_weight,
         )
 
     def ends(self, handed: int) -> bool:
@@ -251,7 +251,7 @@ class PrivateStep:
 
     def _is_busy(self) -> bool:
         """Return whether this library itself runs the model."""
-        return self._busy or (self._batch_recording is not None and self._batch_recording.is_alone)
+        return self._busy or (self._batch_recording is not None and self._batch_recording.runs_single_examples)
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Take note of a pass; hand on the outputs of single examples where the batch axis is not proved."""
@@ -316,7 +316,7 @@ class PrivateStep:
                 "an earlier part of this logical batch was lost or never stepped; begin a new loop over it"
             )
         recording = self._one_pass(drawn)
-        self._counts = recording.counts
+        self._entry_weight = recording.entry_weight
         if strays:
             raise RuntimeError(
                 f"the gradient of '{strays[0]}' came from outside the forward pass of its own layer (a weight used elsewhere, a "

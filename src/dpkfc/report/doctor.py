@@ -19,6 +19,7 @@ from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.curvature.probing import public_generator, undisturbed
 from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.micro import batch_tracker
 from dpkfc.gradients.norms import choice_for
 from dpkfc.gradients.rules import AnyBlock, blocks_of
 from dpkfc.gradients.tape import Tape
@@ -131,8 +132,9 @@ def _blocks(model: nn.Module, layers: Sequence[Layer], kfac: KFAC) -> tuple[dict
     """Return each layer's contribution as the norm engine sees it, on a few probe examples, and what hides the batch axis."""
     inputs = placed(kfac.probe.sample(_EXAMPLES, public_generator(kfac.seed, 0))[0], model)
     with undisturbed(model):
-        tape = Tape(model, layers, lenient=True)
-        with torch.enable_grad(), tape:
+        tracker = batch_tracker(model, inputs, _EXAMPLES)
+        tape = Tape(model, layers, _EXAMPLES, tracker=tracker, lenient=True)
+        with torch.enable_grad(), tape, tracker.following():
             losses = _any_loss(logits_of(call(model, inputs)))
         failure = tape.failure(losses)
         calls = tape.backward(losses)

@@ -23,10 +23,10 @@ class Operation:
         kwargs: keyword arguments.
         output: what the operation returned.
         size: examples N of the pass, at least 2.
-        takes_rows: a public tensor with a row for each example may hold the examples' own rows.
+        trusts_public_rows: a public tensor with a row for each example may hold the examples' own rows.
     """
 
-    __slots__ = ("_state_of", "args", "function", "kwargs", "output", "size", "takes_rows")
+    __slots__ = ("_state_of", "args", "function", "kwargs", "output", "size", "trusts_public_rows")
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Operation:
         output: Any,
         size: int,
         state_of: Callable[[Tensor], State | None],
-        takes_rows: bool = False,
+        trusts_public_rows: bool = False,
     ) -> None:
         self.function = function
         self.args = args
@@ -44,7 +44,7 @@ class Operation:
         self.output = output
         self.size = size
         self._state_of = state_of
-        self.takes_rows = takes_rows
+        self.trusts_public_rows = trusts_public_rows
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -100,7 +100,7 @@ def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
         return True
     if x.shape[axis.dim] != axis.length(operation.size):
         return False
-    if operation.takes_rows:
+    if operation.trusts_public_rows:
         return True
     parts = x.detach().unflatten(axis.dim, (axis.pre, operation.size, axis.post))
     first = parts.narrow(axis.dim + 1, 0, 1)
@@ -149,7 +149,7 @@ def _isin(operation: Operation) -> Answer:
 
 
 @_rule("rand_like", "randn_like", "randint_like")
-def _drawn(operation: Operation) -> Answer:
+def _random_like(operation: Operation) -> Answer:
     """Return the axis of random numbers, of which every example has its own."""
     return operation.axis(operation.args[0])
 

@@ -68,7 +68,7 @@ class Tracker:
     Args:
         size: examples N.
         persistent: tensors that outlive the pass (buffers), which no example may be written into.
-        takes_rows: not all of the batch is declared, so a public tensor with a row for each example may be part of it.
+        trusts_public_rows: not all of the batch is declared, so a public tensor with a row for each example may be part of it.
 
     Attributes:
         failure: the first reason why the pass is not proved, or None.
@@ -78,9 +78,9 @@ class Tracker:
         read: ids of the declared parameters that were read outside of a layer that covers them.
     """
 
-    def __init__(self, size: int, persistent: Iterable[Tensor] = (), *, takes_rows: bool = False) -> None:
+    def __init__(self, size: int, persistent: Iterable[Tensor] = (), *, trusts_public_rows: bool = False) -> None:
         self.size = size
-        self.takes_rows = takes_rows
+        self.trusts_public_rows = trusts_public_rows
         self.failure: Unknown | None = None
         self.altered: Unknown | None = None
         self.is_opaque = False
@@ -367,7 +367,7 @@ class Tracker:
                 rule = pointwise
             self._rules[function] = rule, TOTAL_RULES.get(name)
         rule, total_rule = self._rules[function]
-        operation = Operation(function, args, kwargs, output, self.size, self.state, self.takes_rows)
+        operation = Operation(function, args, kwargs, output, self.size, self.state, self.trusts_public_rows)
         chosen = total_rule if has_total else rule
         if chosen is None:
             return operation.lost(
@@ -528,13 +528,12 @@ def _is_private(state: State | None) -> bool:
 def _is_harmless() -> bool:
     """Return whether the value is read by a function of the list, whose branches do not differ in their results."""
     frame: FrameType | None = sys._getframe(1)
-    others = 0
-    while frame is not None and others < 6:
+    while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if (module, frame.f_code.co_name) in _HARMLESS_READS:
             return True
-        if module.partition(".")[0] not in ("torch", "dpkfc"):  # how many modes stand between varies
-            others += 1
+        if module.partition(".")[0] not in ("torch", "dpkfc", "transformers"):  # a user's function reads what it wants
+            return False
         frame = frame.f_back
     return False
 

@@ -137,7 +137,7 @@ def check_on_public_rows(
             most = max(2, most // 2)
 
 
-class BatchSizeMatters(ValueError):
+class BatchSizeError(ValueError):
     """The loss takes examples alone and fails on their batch."""
 
 
@@ -163,7 +163,7 @@ class _Check:
                 for size in (2, min(self.most, len(rows))):  # a number in any row may lie outside a table
                     self._check_takes(rows.batch(range(size)), rows, size)
             except Exception as error:
-                if isinstance(error, BatchSizeMatters) or _is_final(error):
+                if isinstance(error, BatchSizeError) or _is_permanent(error):
                     raise
                 reason = f"{type(error).__name__}: {error}"
             else:
@@ -177,7 +177,7 @@ class _Check:
             self.losses(batch, size)
             return
         except Exception as error:
-            if _is_final(error):
+            if _is_permanent(error):
                 raise
             failed = error
         for i in range(size):
@@ -186,7 +186,7 @@ class _Check:
             except Exception:
                 raise failed from None
         text = str(failed).splitlines()[0][:60] if str(failed) else type(failed).__name__
-        raise BatchSizeMatters(
+        raise BatchSizeError(
             f"loss_fn takes each of {size} rows alone and fails on their batch ({text}): it depends on the batch size"
         ) from failed
 
@@ -570,7 +570,7 @@ def _mixes(failure: Unknown | None, what: str) -> str:
     return f"{failure.operation} mixes examples: {what} ({failure.reason})"
 
 
-def _is_final(error: Exception) -> bool:
+def _is_permanent(error: Exception) -> bool:
     """Return whether an error would come again on any rows: no memory, or losses of the wrong shape."""
     shapes = isinstance(error, ValueError) and str(error).startswith(("loss_fn must return", "loss_fn returned"))
     return shapes or is_out_of_memory(error)
