@@ -252,3 +252,21 @@ def test_a_freed_tensor_leaves_no_state_behind():
     assert not tracker._states
     assert not tracker._references
     assert not tracker._aliases
+
+
+SOURCE = """
+def _ignore_causal_mask_sdpa(read, x):
+    return read(x)
+"""
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["a user's function reads", "the listed function reads"])
+def test_a_read_is_harmless_only_inside_the_listed_function(is_own):
+    """Nothing that a listed function calls of a user's may read values of the examples."""
+    space = {"__name__": "transformers.masking_utils"}
+    exec(SOURCE.replace("return read(x)", "return read(x)" if is_own else "return bool(x.any())"), space)
+    tracker, x = Tracker(N), torch.rand(N, D)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        space["_ignore_causal_mask_sdpa"](lambda y: bool(y.any()), x)
+    assert (tracker.failure is not None) == is_own

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import dpkfc.session
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.gradients.accumulate import Clip
+from dpkfc.gradients.exact import example_gradient
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.micro import clipped_sum
 from dpkfc.privacy.mechanism import ClippedSum, Released
@@ -172,6 +173,19 @@ def test_autocast_around_the_loop_is_autocast_in_the_loss() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         run(second, noise=1.0)
     torch.testing.assert_close(weights(first), weights(second), rtol=0, atol=1e-6)
+
+
+def test_the_gradient_of_one_example_is_not_cast_by_an_autocast_around_the_loop() -> None:
+    model, (x, y) = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), data(dtype=torch.float32)
+
+    def exact(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return loss_fn(m, batch)
+
+    expected = example_gradient(model, exact, (x[:1], y[:1]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = example_gradient(model, exact, (x[:1], y[:1]))
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 
 @pytest.mark.parametrize("autocast", [False, True])

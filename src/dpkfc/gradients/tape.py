@@ -421,8 +421,6 @@ class Tape:
         """
         check_losses(losses)
         self.check_depends(losses)
-        if not self.lenient:
-            self.check_enabled()
         failure = self.failure(losses) if self._own_tracker and not self.lenient and len(losses) > 1 else None
         if failure is not None:
             raise ValueError(f"{failure.operation} hides the batch axis: {failure.reason}")
