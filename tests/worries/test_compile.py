@@ -5,6 +5,7 @@ The backend of most tests runs the captured graph as it is and counts, so that n
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.gradients.eager import run_eagerly
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
 from tests.test_session import data, loss_fn, plan, weights
@@ -37,6 +39,7 @@ class Counting:
 
 @pytest.fixture
 def backend() -> Iterator[Counting]:
+    gc.collect()  # a script that another test left in the middle of its loop ends when it is freed
     torch._dynamo.reset()
     yield Counting()
     torch._dynamo.reset()
@@ -293,6 +296,20 @@ def test_a_graph_made_between_two_steps_changes_nothing(backend: Counting) -> No
                 loss(model, tuple(x[:n] for x in data())).sum().backward()
             torch.set_rng_state(state)
     assert torch.equal(weights(model), reference)
+
+
+def test_passes_that_end_out_of_order_leave_compilation_on(backend: Counting) -> None:
+    model = net()
+    child(model, backend)
+    first, second = run_eagerly(), run_eagerly()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    model(data()[0])
+    assert not backend.graphs
+    second.__exit__(None, None, None)
+    model(data()[0])
+    assert backend.graphs
 
 
 def test_a_weight_borrowed_late_is_counted() -> None:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpkfc.gradients.attention import ARGUMENTS, Attended, expected_axis
 from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.checkpointing import in_backward
+from dpkfc.gradients.eager import run_eagerly
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.materialised import block_of_gradients, blocks_of_one, gradient_of
 from dpkfc.gradients.random_state import random_states
@@ -118,7 +119,7 @@ class Tape:
         self._records, self._hidden, self._calls, self._called = [], {}, [], set()
         self._stack = ExitStack()
         torch.clear_autocast_cache()  # the cast of a weight in an earlier pass was not seen in this one
-        self._stack.enter_context(torch.compiler.set_stance("force_eager"))  # a compiled graph shows no call of a layer
+        self._stack.enter_context(run_eagerly())
         if self._own_tracker:
             self.tracker, self._size = None, self._given_size
             if self._size is not None and self._size > 1:

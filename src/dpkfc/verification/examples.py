@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dpkfc.gradients.accumulate import full_precision, split_sum
 from dpkfc.gradients.calls import Call
+from dpkfc.gradients.eager import run_eagerly
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import is_out_of_memory
 from dpkfc.gradients.micro import batch_tracker, losses_of
@@ -119,8 +120,7 @@ def check_on_public_rows(
     """
     check_finite(layers)
     most = max(4, min(2 * expected, bound or 2 * expected, max(_MOST, expected)))
-    eager = torch.compiler.set_stance("force_eager")
-    with eager, torch.enable_grad(), kept_numbers(), checked_state(model) as before:
+    with run_eagerly(), torch.enable_grad(), kept_numbers(), checked_state(model) as before:
         while True:
             begin_at(1)
             check = _Check(model, layers, loss_fn, augment, device_of(layers), most)
