@@ -27,7 +27,7 @@ demo-federated: $(FLOWER) ## ten clients and a server, in one process and on Flo
 	$(BIN)/dpkfc demo-federated
 
 test: lint ## lint, types and tests
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not bench"
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not bench"
 
 test-bench: $(TOOLS) ## the benchmarks themselves, at a small size
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m bench

@@ -231,6 +231,14 @@ def phases() -> str:
     return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/phases.py")
 
 
+def tracking() -> str:
+    """What the proof of the batch axis costs."""
+    import tracking as study
+
+    results = read_json(RESULTS / "tracking.json")
+    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/tracking.py")
+
+
 def ranks() -> str:
     """Several processes against several threads."""
     import scale_ranks as study
@@ -319,7 +327,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "published": published, "methods": methods,
     "method-speed": method_speed, "scale": scale, "checkpoint": checkpoint, "ranks": ranks, "plan-70b": plan_70b,
     "assurance": assurance, "rank-accuracy": rank_accuracy, "probe-whitening": probe_whitening, "which-side": which_side,
-    "claims": claims, "headline": headline, "phases": phases,
+    "claims": claims, "headline": headline, "phases": phases, "tracking": tracking,
 }  # fmt: skip
 PARTS: dict[str, Callable[[str], str]] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
     "accuracy-study": accuracy_study, "published": published, "methods": methods, "method-speed": method_speed,

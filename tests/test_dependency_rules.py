@@ -299,6 +299,7 @@ INNOCENT: list[tuple[Rule, str, str]] = [
 RULES = list(dict.fromkeys(rule for rule, _, _ in COUNTER_EXAMPLES))
 
 
+@functools.cache
 def source_files() -> list[File]:
     """Every module of the package."""
     files = []
