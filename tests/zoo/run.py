@@ -109,7 +109,7 @@ def library_steps(
             "sampler": "fixed",
         }
     if precondition:
-        settings["preconditioner"] = preconditioner_of(architecture)
+        settings["preconditioner"] = preconditioner_of(architecture, model)
     plan = PrivacyConfig(max_grad_norm=clip, **settings).with_noise(0.0, 1e-3, len(data))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], RATE)
     collate, augment = architecture.collate, architecture.augment
@@ -130,10 +130,10 @@ def library_steps(
             yield Step(rows, gradients, released)
 
 
-def preconditioner_of(architecture: Architecture) -> KFAC:
+def preconditioner_of(architecture: Architecture, model: nn.Module) -> KFAC:
     """Build K-FAC on public rows of the architecture's own kind."""
     batch = architecture.batch(PROBE)
-    inputs = architecture.inputs(batch) if architecture.inputs else inputs_of(batch)
+    inputs = architecture.inputs(batch) if architecture.inputs else inputs_of(batch, model)
     return KFAC(probe=PublicData(inputs, provenance="drawn at random"), probe_size=PROBE, loss=probe_loss)
 
 
@@ -148,11 +148,16 @@ def probe_loss(output: Any, generator: torch.Generator) -> torch.Tensor:
     return (leaf - 1).square().flatten(1).sum(1) if leaf.dim() > 1 else (leaf - 1).square()
 
 
-def inputs_of(batch: Any) -> Any:
-    """Return what a model is called on: a dict without labels, or all tensors of a tuple but the last."""
+def inputs_of(batch: Any, model: nn.Module) -> Any:
+    """Return what a model is called on: a dict without labels, or all tensors of a tuple but the last, or its first alone."""
     if isinstance(batch, dict):
         return {name: x for name, x in batch.items() if name != "labels"}
     inputs = batch[:-1] if len(batch) > 1 else batch
+    try:
+        with torch.no_grad():
+            model(*inputs)
+    except (TypeError, RuntimeError):
+        inputs = inputs[:1]
     return inputs[0] if len(inputs) == 1 else inputs
 
 

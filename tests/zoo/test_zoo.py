@@ -9,6 +9,20 @@ from tests.zoo.registry import Architecture
 from tests.zoo.run import compare, select_entries
 
 ALL = select_entries()
+PRECONDITIONED = (
+    "roformer",
+    "whisper",
+    "bart_eager",
+    "packed_lstm",
+    "sorted_by_hand_then_packed",
+    "slot_attention",
+    "hierarchical_documents",
+    "message_passing_over_pairs",
+    "weights_from_a_learnt_vector",
+    "rows_routed_by_a_mask",
+    "public_sparse_matrix",
+    "loss_of_triplets",
+)
 
 
 def get_name(architecture: Architecture) -> str:
@@ -22,6 +36,14 @@ def test_an_architecture_releases_the_clipped_sum_or_is_refused(architecture: Ar
         assert not result.is_good, f"{architecture.name} is right now; take it off the list of known failures"
     else:
         assert result.is_good, f"{result.outcome}: {result.detail}"
+
+
+@pytest.mark.parametrize("name", PRECONDITIONED)
+def test_an_architecture_trains_with_a_preconditioner(name: str) -> None:
+    """Layers whose examples the probe cannot tell apart keep the identity."""
+    entries = {architecture.name: architecture for architecture in select_entries(with_missing_packages=True)}
+    result = compare(entries[name], precondition=True)
+    assert result.is_good, f"{result.outcome}: {result.detail}"
 
 
 def test_known_failures_are_entries() -> None:

@@ -113,7 +113,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             for module, name, buffer, before in buffers:
                 if getattr(module, name) is not buffer:
                     setattr(module, name, buffer)
-                if not torch.equal(buffer, before):
+                if buffer.layout != torch.strided or not torch.equal(buffer, before):  # sparse tensors cannot be compared
                     buffer.copy_(before)
 
 
@@ -163,10 +163,7 @@ def _captured(
     model: nn.Module, capture: Capture, loss: Callable[[nn.Module], Tensor], differentiated: bool
 ) -> Mapping[str, Block]:
     with torch.set_grad_enabled(differentiated):
-        blocks = capture(model, loss)
-    if not blocks and differentiated:
-        raise ValueError("capture returned no layer: the probe's loss does not depend on any trainable layer")
-    return blocks
+        return capture(model, loss)
 
 
 def _micro_batches(first: int, stop: int, chunk: int, cuts: Iterable[int]) -> Iterator[slice]:
@@ -268,7 +265,9 @@ def _output(model: nn.Module, inputs: Inputs, probe: Probe) -> Any:
 
         return hook
 
-    tables = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
+    # A subclass with a forward pass of its own may take something else than ids (positions from a shape).
+    modules = ((name, m) for name, m in model.named_modules() if isinstance(m, nn.Embedding))
+    tables = [(name, m) for name, m in modules if type(m).forward is nn.Embedding.forward]
     handles = [m.register_forward_pre_hook(checked(name), with_kwargs=True) for name, m in tables]
     try:
         return call(model, inputs)

@@ -194,6 +194,8 @@ def probe_scale(
         own = team.together(lambda: _norms(pieces, rows.start, metric))
         found = team.everyone([x.cpu() for x in own])
         norms = [torch.cat(x) for x in zip(*found, strict=True)]
+    if not norms[0].numel():
+        return 1.0
     ratio = _median(norms[0]) / max(_median(norms[1]), 1e-300)
     return ratio if ratio > 0 and math.isfinite(ratio) else 1.0
 
@@ -213,6 +215,8 @@ def _norms(pieces: Iterable[Piece], first: int, metric: Metric) -> list[Tensor]:
     plain: list[Tensor] = [torch.zeros(0)]
     mapped: list[Tensor] = [torch.zeros(0)]
     for piece in pieces:
+        if not piece.blocks:
+            continue  # every parameter is used outside of layers and keeps the identity
         count = piece.rows.stop - max(first, piece.rows.start)
         norms = probe_norms(piece.blocks, {}, metric, last=None if count == piece.size else count)
         plain.append(norms[0])

@@ -11,6 +11,7 @@ from dpkfc.blocks import Block, Formed, Outer
 from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.recurrent import has_batch_in_place
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape, check_losses
 
@@ -50,6 +51,7 @@ def capture(
     tape = Tape(model, chosen, batch_size, lenient=True)
     with tape:
         losses = loss(model)
+    tape.check_enabled()
     check_losses(losses)
     if tape.size is not None and tape.size % max(1, len(losses)):  # a loss may stand for several rows, never for a part of one
         check_losses(losses, tape.size)
@@ -61,9 +63,7 @@ class _Contributions(Mapping[str, Block]):
     """Layer name to block, each formed when it is asked for; of a convolution not even then are its patches."""
 
     def __init__(self, layers: Sequence[Layer], calls: dict[str, list[Call]], batch_size: int) -> None:
-        # A matrix that is used outside of its layer too has no rows from which a factor could be made.
-        shown = {name for name, several in calls.items() if not any(isinstance(x, Formed) for x in several)}
-        self._layers = {layer.name: layer for layer in layers if layer.name in shown}
+        self._layers = {layer.name: layer for layer in layers if _has_rows(layer, calls.get(layer.name))}
         self._calls = calls
         self._batch_size = batch_size
 
@@ -79,3 +79,13 @@ class _Contributions(Mapping[str, Block]):
 
     def __len__(self) -> int:
         return len(self._layers)
+
+
+def _has_rows(layer: Layer, calls: Sequence[Call | Formed] | None) -> bool:
+    """Return whether a layer was called, and every call shows which rows belong to which example.
+
+    A matrix that is used outside of its layer too has no rows from which a factor could be made.
+    """
+    if calls is None or any(isinstance(call, Formed) for call in calls):
+        return False
+    return layer.rule != "recurrent" or all(isinstance(call, Call) and has_batch_in_place(call) for call in calls)

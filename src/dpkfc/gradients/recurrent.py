@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.calls import Call
 from dpkfc.gradients.layers import Layer
+from dpkfc.tracking import BatchAxis
 
-__all__ = ["recurrent_gradients"]
+__all__ = ["has_batch_in_place", "recurrent_gradients"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class _Tap:
     bias: str
     rows: Sequence[Tensor]
     sums: Sequence[Tensor]
+
+
+def has_batch_in_place(call: Call) -> bool:
+    """Return whether a call of a recurrent module has the batch where the module takes it; packed sequences have none."""
+    is_cell = isinstance(call.module, nn.RNNCellBase)
+    first = BatchAxis(0) if is_cell or getattr(call.module, "batch_first", False) else BatchAxis(1)
+    return isinstance(call.input, Tensor) and call.axes[0] == first
 
 
 def recurrent_gradients(layer: Layer, calls: Sequence[Call], batch_size: int) -> dict[str, Tensor]:

@@ -105,6 +105,7 @@ class Tape:
         self._hidden: dict[str, Layer] = {}
         self._calls: list[tuple[nn.Module, _OpenCall]] = []
         self._called: set[int] = set()
+        self._is_differentiated = True
         self._stack = ExitStack()
 
     @property
@@ -118,6 +119,7 @@ class Tape:
         """Start to record; what an earlier use recorded is dropped."""
         self._records, self._hidden, self._calls, self._called = [], {}, [], set()
         self._stack = ExitStack()
+        self._is_differentiated = torch.is_grad_enabled()
         torch.clear_autocast_cache()  # the cast of a weight in an earlier pass was not seen in this one
         self._stack.enter_context(run_eagerly())
         if self._own_tracker:
@@ -238,7 +240,7 @@ class Tape:
                 return None
             if call.paused:
                 self._declare_recurrent(module, call, tensors_of(output))
-            if not torch.is_grad_enabled() and not self.lenient:
+            if self._is_differentiated and not torch.is_grad_enabled():
                 self._hidden.update({layer.name: layer for layer in layers})
                 return None
             separate = sum(x.is_floating_point() and x.requires_grad for x in tensors_of(output)) > 1
