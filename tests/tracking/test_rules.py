@@ -142,6 +142,8 @@ def elementwise_table() -> list[Case]:
         *places("_cast_Float", inferred(aten._cast_Float), (4,), (0, 1)),
         *places("_cast_Double", inferred(aten._cast_Double), (4,), (0, 1)),
         *places("multigammaln", inferred(lambda x: torch.special.multigammaln(x + 2, 2)), (4,), (0, 1)),
+        *places("bucketize", lambda x: torch.bucketize(x, torch.tensor([0.2, 0.6]).double()), (4,), (0, 1)),
+        lost("bucketize by the examples", lambda x: torch.bucketize(x, x[0].sort()[0]), rows(4)),
         *places("isin", lambda x: torch.isin(x, torch.tensor([0, 2])), (4,), (0, 1), draw=whole(0, 4)),
         lost("isin of the examples", lambda x: torch.isin(x, x), rows(4, draw=whole(0, 4))),
         lost("isin of other examples", torch.isin, rows(4, draw=whole(0, 4)), rows(2, draw=whole(0, 4))),
@@ -976,6 +978,7 @@ def loss_table() -> list[Case]:
         "smooth_l1_loss": F.smooth_l1_loss,
         "huber_loss": F.huber_loss,
         "binary_cross_entropy": F.binary_cross_entropy,
+        "binary_cross_entropy_with_logits": F.binary_cross_entropy_with_logits,
         "soft_margin_loss": F.soft_margin_loss,
         "l1_loss": inferred(lambda x, y, reduction: aten.l1_loss(x, y, ["none", "mean", "sum"].index(reduction))),
         "kl_div": inferred(F.kl_div),
@@ -998,8 +1001,40 @@ def loss_table() -> list[Case]:
         return lambda x, y: F.nll_loss(x, y, **flags)
 
     weights = torch.rand(5).double()
+    for reduction in ("none", "mean", "sum"):
+
+        def margin(x: Tensor, y: Tensor, reduction: str = reduction) -> Tensor:
+            return F.multi_margin_loss(x, y, reduction=reduction)
+
+        def margins(x: Tensor, y: Tensor, reduction: str = reduction) -> Tensor:
+            return F.multilabel_margin_loss(x, y, reduction=reduction)
+
+        cases += [
+            followed(f"multi_margin_loss, {reduction}", margin, rows(5), rows(draw=labels)),
+            lost(f"multi_margin_loss, {reduction}, of one", margin, batched(5, (), 0), public(draw=labels), size=5),
+            followed(f"multilabel_margin_loss_forward, {reduction}", margins, rows(5), rows(5, draw=labels)),
+        ]
     return [
         *cases,
+        followed(
+            "binary_cross_entropy_with_logits, weighted",
+            lambda x, y: F.binary_cross_entropy_with_logits(x, y, weights, reduction="none", pos_weight=weights),
+            rows(5),
+            rows(5),
+        ),
+        lost(
+            "binary_cross_entropy_with_logits, weights of places",
+            lambda x, y: F.binary_cross_entropy_with_logits(x, y, weights[:N, None].expand(N, 5), reduction="none"),
+            rows(5),
+            rows(5),
+        ),
+        lost(
+            "multi_margin_loss with private weights",
+            lambda x, y, w: F.multi_margin_loss(x, y, weight=w, reduction="none"),
+            rows(N),
+            rows(draw=whole(0, N)),
+            rows(),
+        ),
         lost("mse_loss of all pairs", lambda x: F.mse_loss(x[:, None].expand(N, N), x.expand(N, N)), rows()),
         followed("nll_loss_forward", likelihood(reduction="none"), rows(5), rows(draw=labels)),
         followed(

@@ -141,7 +141,7 @@ def _prelu(operation: Operation) -> Answer:
     return axis
 
 
-@_rule("isin")
+@_rule("isin", "bucketize")
 def _isin(operation: Operation) -> Answer:
     if operation.is_batched(operation.args[1]):
         return operation.lost("every entry is compared with the entries of all examples")
@@ -945,7 +945,7 @@ def _attention(operation: Operation) -> Answer:
     return [axis, axis, *[None] * (len(outputs) - 2)][: len(outputs)]
 
 
-def _reduced_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> Answer:
+def _reduced_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> State:
     """Return the axis of a loss without reduction, or the total of one with it (1 is the mean, 2 the sum)."""
     if axis is None:
         return operation.lost("the loss pairs different examples")
@@ -953,7 +953,8 @@ def _reduced_loss(operation: Operation, axis: BatchAxis | None, entries: int) ->
     return axis if reduction == 0 else _total(reduction == 1, entries, operation.size)
 
 
-@_rule("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "l1_loss", "kl_div")
+@_rule("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "l1_loss", "kl_div")
+@_rule("binary_cross_entropy", "binary_cross_entropy_with_logits")
 def _elementwise_loss(operation: Operation) -> Answer:
     shapes = [x.shape for x in operation.tensors]
     shape = torch.broadcast_shapes(*shapes)
@@ -985,6 +986,20 @@ def _nll_loss(operation: Operation) -> Answer:
     if weight is not None:
         return operation.lost("a mean with class weights divides by a sum over the labels of the batch")
     return operation.lost(f"a mean with ignore_index={ignored} divides by a count of the labels of the batch")
+
+
+@_rule("multi_margin_loss", "multilabel_margin_loss_forward")
+def _margin_loss(operation: Operation) -> Answer:
+    scores, target = operation.args[:2]
+    axis, own = operation.axis(scores), operation.axis(target)
+    if axis != BatchAxis(0) or scores.dim() != 2:
+        return operation.lost("the classes of the loss run over the batch axis")
+    if (own is not None and own != axis) or not _is_shared(operation, target, axis):
+        return operation.lost("the loss pairs different examples")
+    if any(operation.is_batched(x) for x in operation.tensors[2:]):
+        return operation.lost("class weights depend on the examples")
+    losses = _reduced_loss(operation, axis, scores.shape[0])
+    return losses if len(operation.outputs) == 1 else [losses, axis]
 
 
 @_rule("_ctc_loss")
