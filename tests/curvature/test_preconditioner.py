@@ -353,8 +353,12 @@ def test_a_layer_whose_values_are_not_finite_is_named():
         _kfac().build(mlp(), broken, 0)
 
 
+def test_without_any_block_every_layer_keeps_the_identity():
+    built = _kfac().build(mlp(), lambda model, loss: {}, 0)
+    assert built.metric == {} and built.scale == 1.0
+
+
 def test_blocks_that_do_not_fit_the_probe_are_an_error():
-    assert _kfac().build(mlp(), lambda model, loss: {}, 0).metric == {}  # every layer keeps the identity
     short = lambda model, loss: {n: Outer(b.a[:1], b.b[:1]) for n, b in capture(model, loss).items()}  # noqa: E731
     with pytest.raises(ValueError, match="layer '0': capture returned 1 examples instead of 8"):
         _kfac().build(mlp(), short, 0)

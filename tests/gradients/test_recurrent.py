@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.tape import Tape
 from tests.gradients.loop import assert_equals_a_loop, examples, taped
@@ -232,3 +233,26 @@ def test_a_subclass_with_its_own_forward_takes_the_fallback() -> None:
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
     model.states = "ends"  # [layers, N, width]: the batch is not in front
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
+
+
+class Last(nn.Module):
+    """Reads the last state of a recurrent layer, whose batch is the first or the second axis."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.inner, self.head, self.batch_first = nn.LSTM(4, 5, batch_first=batch_first), nn.Linear(5, 3), batch_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.inner(x if self.batch_first else x.transpose(0, 1))[0]
+        return self.head(out[:, -1] if self.batch_first else out[-1])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_probe_shows_a_recurrent_layer_in_batches_of_any_size(batch_first: bool, rows: int) -> None:
+    model = Last(batch_first).double()
+    x = torch.randn(rows, 6, 4, dtype=torch.float64)
+    blocks = capture(model, find_layers(model), lambda inner: inner(x).square().sum(1))
+    for i in range(rows):
+        wanted = torch.autograd.grad(model(x[i : i + 1]).square().sum(), model.inner.weight_ih_l0)[0]
+        torch.testing.assert_close(blocks["inner"].grads["weight_ih_l0"][i], wanted, rtol=1e-10, atol=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from contextlib import suppress
@@ -229,3 +230,32 @@ def test_losses_of_other_models_keep_their_divisor() -> None:
     x = data().tensors[0][:4]
     with torch.no_grad():
         assert F.cross_entropy(model(x), y) == F.cross_entropy(model(x), y, reduction="sum") / 3
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out, y: F.binary_cross_entropy_with_logits(out, F.one_hot(y, 3).to(out.dtype)),
+        lambda out, y: F.multi_margin_loss(out, y),
+        lambda out, y: F.multilabel_margin_loss(out, F.one_hot(y, 3)),
+    ],
+    ids=["logits", "margin", "several margins"],
+)
+def test_a_loss_of_logits_or_margins_equals_a_loop(loss) -> None:
+    model, bound = mlp(), 0.05
+    reference = copy.deepcopy(model)
+    settings = {"data_loader": loader(batch_size=20), "noise_multiplier": 0.0, "max_grad_norm": bound}
+    engine, model, optimizer, batches = private(model, **settings)
+    before = weights(model)
+    rate = optimizer.param_groups[0]["lr"]
+    x, y = next(iter(batches))
+    loss(model(x), y).backward()
+    optimizer.step()
+    clipped = torch.zeros_like(before)
+    for i in range(len(x)):
+        value = loss(reference(x[i : i + 1]), y[i : i + 1])
+        gradients = torch.autograd.grad(value, list(reference.parameters()))
+        flat = torch.cat([g.flatten() for g in gradients])
+        clipped += flat * min(1.0, bound / max(float(flat.norm()), 1e-300))
+    torch.testing.assert_close(before - weights(model), rate * clipped / 20, rtol=1e-10, atol=1e-12)
+    engine.close()

@@ -1029,6 +1029,18 @@ def loss_table() -> list[Case]:
             rows(5),
         ),
         lost(
+            "multi_margin_loss with public labels of places",
+            lambda x, y: F.multi_margin_loss(x, y, reduction="none"),
+            rows(5),
+            public(N, draw=labels),
+        ),
+        lost(
+            "multilabel_margin_loss_forward across",
+            lambda x, y: F.multilabel_margin_loss(x, y, reduction="none"),
+            rows(N),
+            batched(N, (N,), 1, draw=whole(0, N)),
+        ),
+        lost(
             "multi_margin_loss with private weights",
             lambda x, y, w: F.multi_margin_loss(x, y, weight=w, reduction="none"),
             rows(N),

@@ -113,7 +113,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             for module, name, buffer, before in buffers:
                 if getattr(module, name) is not buffer:
                     setattr(module, name, buffer)
-                if buffer.layout != torch.strided or not torch.equal(buffer, before):  # sparse tensors cannot be compared
+                is_sparse = buffer.layout != torch.strided  # torch.equal does not take sparse tensors
+                if is_sparse or not torch.equal(buffer, before):
                     buffer.copy_(before)
 
 

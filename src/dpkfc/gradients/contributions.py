@@ -63,7 +63,7 @@ class _Contributions(Mapping[str, Block]):
     """Layer name to block, each formed when it is asked for; of a convolution not even then are its patches."""
 
     def __init__(self, layers: Sequence[Layer], calls: dict[str, list[Call]], batch_size: int) -> None:
-        self._layers = {layer.name: layer for layer in layers if _has_rows(layer, calls.get(layer.name))}
+        self._layers = {layer.name: layer for layer in layers if _has_rows(layer, calls.get(layer.name), batch_size)}
         self._calls = calls
         self._batch_size = batch_size
 
@@ -81,11 +81,13 @@ class _Contributions(Mapping[str, Block]):
         return len(self._layers)
 
 
-def _has_rows(layer: Layer, calls: Sequence[Call | Formed] | None) -> bool:
+def _has_rows(layer: Layer, calls: Sequence[Call | Formed] | None, batch_size: int) -> bool:
     """Return whether a layer was called, and every call shows which rows belong to which example.
 
     A matrix that is used outside of its layer too has no rows from which a factor could be made.
     """
     if calls is None or any(isinstance(call, Formed) for call in calls):
         return False
-    return layer.rule != "recurrent" or all(isinstance(call, Call) and has_batch_in_place(call) for call in calls)
+    if layer.rule != "recurrent":
+        return True
+    return all(isinstance(call, Call) and has_batch_in_place(call, batch_size) for call in calls)

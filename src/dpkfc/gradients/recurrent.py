@@ -53,11 +53,22 @@ class _Tap:
     sums: Sequence[Tensor]
 
 
-def has_batch_in_place(call: Call) -> bool:
-    """Return whether a call of a recurrent module has the batch where the module takes it; packed sequences have none."""
+def has_batch_in_place(call: Call, batch_size: int) -> bool:
+    """Return whether a call of a recurrent module has the batch where the module takes it.
+
+    Args:
+        call: packed sequences and inputs without a batch axis have it nowhere.
+        batch_size: examples N. The tape names no axis in a batch of one, so the size decides there.
+    """
+    x = call.input
     is_cell = isinstance(call.module, nn.RNNCellBase)
-    first = BatchAxis(0) if is_cell or getattr(call.module, "batch_first", False) else BatchAxis(1)
-    return isinstance(call.input, Tensor) and call.axes[0] == first
+    if not isinstance(x, Tensor) or x.dim() != (2 if is_cell else 3):
+        return False
+    is_first = is_cell or call.module.batch_first
+    dim = 0 if is_first else 1
+    if batch_size == 1:
+        return x.shape[dim] == 1
+    return call.axes[0] == BatchAxis(dim)
 
 
 def recurrent_gradients(layer: Layer, calls: Sequence[Call], batch_size: int) -> dict[str, Tensor]:

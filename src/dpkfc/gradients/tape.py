@@ -240,7 +240,8 @@ class Tape:
                 return None
             if call.paused:
                 self._declare_recurrent(module, call, tensors_of(output))
-            if self._is_differentiated and not torch.is_grad_enabled():
+            is_hidden = self._is_differentiated or not self.lenient
+            if is_hidden and not torch.is_grad_enabled():
                 self._hidden.update({layer.name: layer for layer in layers})
                 return None
             separate = sum(x.is_floating_point() and x.requires_grad for x in tensors_of(output)) > 1
