@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise
-from dpkfc.gradients.eager import run_eagerly
+from dpkfc.gradients.eager import _Stance
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
 from tests.test_session import data, loss_fn, plan, weights
@@ -269,7 +269,8 @@ def test_a_graph_from_before_the_session_does_not_run(backend: Counting, part: s
 
     def used(model: nn.Module) -> None:
         owning(model)
-        with torch._dynamo.config.patch(recompile_limit=64):
+        # Batches that other tests abandoned keep compilation off until they are freed.
+        with torch._dynamo.config.patch(recompile_limit=64), torch.compiler.set_stance("default"):
             for training in (False, True):
                 model.train(training)
                 for n in (1, 2, 6, 8, 16):
@@ -301,15 +302,16 @@ def test_a_graph_made_between_two_steps_changes_nothing(backend: Counting) -> No
 def test_passes_that_end_out_of_order_leave_compilation_on(backend: Counting) -> None:
     model = net()
     child(model, backend)
-    first, second = run_eagerly(), run_eagerly()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    model(data()[0])
-    assert not backend.graphs
-    second.__exit__(None, None, None)
-    model(data()[0])
-    assert backend.graphs
+    with torch.compiler.set_stance("default"):
+        stance = _Stance()
+        stance.begin()
+        stance.begin()
+        stance.end()
+        model(data()[0])
+        assert not backend.graphs
+        stance.end()
+        model(data()[0])
+        assert backend.graphs
 
 
 def test_a_weight_borrowed_late_is_counted() -> None:
