@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.gradients.eager import _Stance
+from dpkfc.integrations._modes import _take_off
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
 from tests.test_session import data, loss_fn, plan, weights
@@ -40,6 +41,7 @@ class Counting:
 @pytest.fixture
 def backend() -> Iterator[Counting]:
     gc.collect()  # a script that another test left in the middle of its loop ends when it is freed
+    _take_off()  # its modes lie on torch's stacks until the next batch, and nothing compiles under a mode
     torch._dynamo.reset()
     yield Counting()
     torch._dynamo.reset()
