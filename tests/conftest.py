@@ -8,7 +8,7 @@ import os
 import random
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch.overrides import _get_current_function_mode
+
+from dpkfc.integrations._modes import _take_off
 
 settings.register_profile(
     "repeatable",
@@ -52,6 +55,15 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     np.random.seed(0)
     torch.manual_seed(0)
     monkeypatch.delenv("DPKFC_DATA", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _take_off_abandoned_modes() -> Iterator[None]:
+    """End the scripts that a test left in the middle of their loop: the modes of their last batch see every operation."""
+    yield
+    if _get_current_function_mode() is not None:
+        gc.collect()
+        _take_off()
 
 
 @pytest.fixture

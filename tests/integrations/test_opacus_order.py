@@ -53,6 +53,16 @@ def test_leaving_the_loop_or_an_exception_never_leaks_into_the_next_release() ->
     torch.testing.assert_close(before - weights(model), 0.1 * clipped.sum(0) / B, rtol=1e-6, atol=1e-9)
 
 
+def test_a_lazy_layer_can_be_made_after_a_loop_was_left() -> None:
+    """The modes of the last batch are still on then, and no operation of torch may look at a parameter without values."""
+    _, model, _, batches = private()
+    for batch in batches:
+        backward(model, batch)
+        break
+    lazy = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+    assert lazy(torch.ones(4, 5)).shape == (4, 3)
+
+
 def misuse_no_backward(model, optimizer, batches):
     next(iter(batches))
     optimizer.step()

@@ -49,6 +49,14 @@ def test_a_write_along_another_axis_makes_every_view_unknown():
     assert isinstance(tracker.state(view), Unknown)
 
 
+def test_a_parameter_without_values_depends_on_no_example():
+    tracker = Tracker(N)
+    with tracker.following():
+        weight = torch.nn.parameter.UninitializedParameter()
+        assert weight.requires_grad
+    assert tracker.state(weight) is None
+
+
 def _copied(buffer, x):
     buffer.copy_(x)
 

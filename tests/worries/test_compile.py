@@ -5,7 +5,6 @@ The backend of most tests runs the captured graph as it is and counts, so that n
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.gradients.eager import _Stance
-from dpkfc.integrations._modes import _take_off
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
 from tests.test_session import data, loss_fn, plan, weights
@@ -40,8 +38,6 @@ class Counting:
 
 @pytest.fixture
 def backend() -> Iterator[Counting]:
-    gc.collect()  # a script that another test left in the middle of its loop ends when it is freed
-    _take_off()  # its modes lie on torch's stacks until the next batch, and nothing compiles under a mode
     torch._dynamo.reset()
     yield Counting()
     torch._dynamo.reset()
@@ -271,7 +267,6 @@ def test_a_graph_from_before_the_session_does_not_run(backend: Counting, part: s
 
     def used(model: nn.Module) -> None:
         owning(model)
-        # Batches that other tests abandoned keep compilation off until they are freed.
         with torch._dynamo.config.patch(recompile_limit=64), torch.compiler.set_stance("default"):
             for training in (False, True):
                 model.train(training)

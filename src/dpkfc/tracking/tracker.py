@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -103,6 +104,8 @@ class Tracker:
 
     def state(self, x: Tensor) -> State | None:
         """Return what is known of a tensor, None where it depends on no example and no trainable parameter."""
+        if is_lazy(x):
+            return None  # it has no values yet, and no operation of torch may look at it
         key = id(x)
         if key in self._states and not self._shows_base(x):
             state = self._states[key]
