@@ -206,7 +206,7 @@ def _opacus_step(
 def materialised(setting: Setting) -> Contender:
     """DP-KFC as it is usually written: Opacus' per-example gradients, each multiplied by both roots before the clip."""
     from dpkfc.gradients.contributions import capture
-    from dpkfc.gradients.layers import find_layers
+    from dpkfc.gradients.discovery import find_layers
 
     layers = find_layers(setting.model)
     built = _kfac(setting, "both").build(setting.model, lambda m, loss: capture(m, layers, loss), 0)

@@ -38,7 +38,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 def data(evaluate_on: str):
     """(public, private, evaluation) examples of the digits."""
-    from dpkfc.recipes.base import find_recipe, run_config
+    from dpkfc.recipes.catalogue import find_recipe, run_config
 
     whole = find_recipe("digits").data(run_config(COMMON))
     order = torch.randperm(len(whole.train[1]), generator=torch.Generator().manual_seed(SPLIT_SEED))
@@ -54,7 +54,7 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
     from safetensors.torch import save_file
 
     from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
-    from dpkfc.recipes.base import find_recipe, run_config
+    from dpkfc.recipes.catalogue import find_recipe, run_config
     from dpkfc.recipes.evaluate import cross_entropy, evaluate
     from dpkfc.recipes.finish import judged_weights
     from dpkfc.recipes.pretrain import pretrain

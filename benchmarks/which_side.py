@@ -124,7 +124,7 @@ def metrics(session: Any, private: tuple[Tensor, Tensor]) -> Iterator[tuple[str,
 
 def measure(data_dir: str) -> dict[str, Any]:
     from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
-    from dpkfc.recipes.base import find_recipe, run_config
+    from dpkfc.recipes.catalogue import find_recipe, run_config
 
     recipe = find_recipe("mnist-cnn")
     x, y = recipe.data(run_config({"recipe": recipe.name, "data_dir": data_dir})).train

@@ -15,7 +15,7 @@ from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.gradients.accumulate import split_sum
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.subspace import spread
 from dpkfc.postprocess.adam_bc import AdamBC
 from dpkfc.postprocess.readout import read_out

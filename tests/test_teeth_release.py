@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release

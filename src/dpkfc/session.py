@@ -29,8 +29,9 @@ from dpkfc.data.public import check_probes
 from dpkfc.data.units import units_of
 from dpkfc.gradients import sharded
 from dpkfc.gradients.agreement import check_alike, check_in_step
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.distributed import RankLost, Ranks
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.memory import MicroBatchSize
 from dpkfc.gradients.micro import At, LossFn, Proof, clipped_sum
 from dpkfc.gradients.update import WeightGuard, check_moved, check_optimizer, check_unchanged, traces

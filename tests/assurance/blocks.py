@@ -11,9 +11,8 @@ from torch import Tensor
 
 from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.clipping import clip_factors
-from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.conv import AnyBlock, ConvBlock
 from dpkfc.gradients.norms import LayerNorms, per_example_norms
-from dpkfc.gradients.rules import AnyBlock
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, LowRank, Side
 

@@ -16,7 +16,7 @@ from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.plan import Plan
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.recipes import train
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.session import Session
 
 STEPS, SAVE_EVERY, EXAMPLES = 24, 3, 40

@@ -23,7 +23,7 @@ from dpkfc.checkpoint import CheckpointError, read
 from dpkfc.privacy import chain
 from dpkfc.privacy.ledger import Ledger, LedgerError, verify
 from dpkfc.recipes import train as train_module
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.config import ConfigError
 from dpkfc.recipes.train import resume, run
 from dpkfc.report.metrics import Metrics

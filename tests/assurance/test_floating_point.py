@@ -28,7 +28,8 @@ from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.clipping import clip_factors, contribution_bound
 from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.norms import per_example_norms
 from dpkfc.gradients.tape import Tape
 from dpkfc.metric import Elementwise, Identity, Kronecker, Metric

@@ -23,7 +23,7 @@ from dpkfc.privacy import events
 from dpkfc.privacy.calibration import check_target
 from dpkfc.recipes import digits, train
 from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
-from dpkfc.recipes.base import RECIPES, find_recipe, run_config
+from dpkfc.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.recipes.config import METHODS, ConfigError, RunConfig, flatten, read_toml, to_toml
 from dpkfc.report.run_folder import RunFolder
 from tests.assurance.fuzzing import ODD, PICKLE, Mutator, Tally, no_pickle

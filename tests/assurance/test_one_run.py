@@ -19,7 +19,7 @@ from dpkfc.assurance.impulses import Impulses, Listener
 from dpkfc.assurance.one_run import audited_plan, one_run
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, WhiteNoise
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Kronecker
 from dpkfc.plan import Plan
 from dpkfc.privacy.mechanism import Released

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from dpkfc.postprocess.chain import Chain
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.recipes import train as recipe_train
-from dpkfc.recipes.base import find_recipe, run_config
+from dpkfc.recipes.catalogue import find_recipe, run_config
 from dpkfc.report.metrics import not_private
 from dpkfc.session import Session
 from dpkfc.verification import Verdict

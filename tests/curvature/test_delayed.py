@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dpkfc.curvature import DP2
 from dpkfc.gradients.diagonal import diagonal_metric
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.metric import Metric
 from dpkfc.privacy.mechanism import Released
 

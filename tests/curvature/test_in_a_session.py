@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import DP2, KFAC, NGD, AdaDPS, PinkNoise, PrivateOracle, PublicData
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
 from dpkfc.plan import Plan
 from dpkfc.privacy.mechanism import gaussian_release

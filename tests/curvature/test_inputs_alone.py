@@ -14,7 +14,7 @@ from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.factors import DiagonalFactor
 from dpkfc.curvature.linalg import Eigen
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from tests.curvature.toys import CNN_SHAPE, cnn
 
 SIZE, LAST = 100, 64

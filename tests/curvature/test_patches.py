@@ -12,7 +12,7 @@ from dpkfc.curvature.layers import LayerAccumulator, Structure
 from dpkfc.curvature.norms import layer_squares, probe_norms
 from dpkfc.curvature.positions import Positions
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.memory import peak_bytes
 from dpkfc.metric import Dense, Eigenbasis, Kronecker
 

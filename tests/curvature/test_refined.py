@@ -16,7 +16,7 @@ from dpkfc.curvature.preconditioner import Preconditioner
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.probing import ProbeRun, blocks_on_probe, public_generator, undisturbed
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 
 SHAPE = (2, 6, 5)
 

@@ -14,7 +14,7 @@ from dpkfc.curvature import KFAC, PublicData, TokenNoise
 from dpkfc.curvature.layers import LayerAccumulator, Structure
 from dpkfc.curvature.probing import blocks_on_probe, public_generator, undisturbed
 from dpkfc.gradients import contributions
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.metric import Diagonal, Identity, Kronecker
 
 F64 = torch.float64

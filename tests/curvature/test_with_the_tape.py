@@ -8,7 +8,7 @@ from torch import nn
 
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
 from dpkfc.gradients import contributions
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp
 
 

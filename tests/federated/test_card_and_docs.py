@@ -10,7 +10,7 @@ import pytest
 
 from dpkfc.federated import ClientLevel, FederatedConfig, PerUpload, SecureAggregation, TrustedServer, federate
 from dpkfc.federated.card import build_card, to_markdown
-from dpkfc.recipes.config import ConfigError
+from dpkfc.recipes.beside import CardError
 from dpkfc.recipes.spent import spent
 from tests.documents import blocks
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of
@@ -82,6 +82,6 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
     assert "| weights, file | `model.safetensors` |" in card and "| weights, sha256 | `" in card
     one, other = (tmp_path / "demo" / name / "model.safetensors" for name in chosen)
     one.write_bytes(other.read_bytes())
-    with pytest.raises(ConfigError, match="does not hold the weights"):
+    with pytest.raises(CardError, match="does not hold the weights"):
         spent(tmp_path / "demo" / chosen[0] / "ledger.jsonl")
     assert {"partition.png", "comparison.png"} <= {path.name for path in (tmp_path / "demo").iterdir()}

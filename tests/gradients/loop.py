@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpkfc.data.layout import Part
 from dpkfc.gradients.accumulate import Clip, split_sum
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.micro import clipped_sum
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.sums import weighted_sum

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from dpkfc.blocks import Lookup, Outer, PerExample
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.norms import per_example_norms
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape

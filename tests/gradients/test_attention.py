@@ -11,7 +11,7 @@ from dpkfc.blocks import Outer
 from dpkfc.curvature import KFAC, WhiteNoise
 from dpkfc.gradients import rules
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.metric import Kronecker
 from tests.gradients.loop import assert_equals_a_loop, examples

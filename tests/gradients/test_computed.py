@@ -13,7 +13,7 @@ from dpkfc.gradients import computed
 from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.computed import Computed
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.micro import At, clipped_sum
 from dpkfc.gradients.rules import blocks_of, joined_calls
 from dpkfc.gradients.tape import Tape

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from dpkfc.blocks import Lookup, Outer, Tied
 from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.eigen import rank_one_norms
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.norms import per_example_norms
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.metric import Dense, Eigenbasis, Elementwise, Kronecker, Metric

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dpkfc.data.layout import layout
 from dpkfc.gradients.accumulate import Clip
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.micro import clipped_sum
 from tests.gradients.cases import CASES, Case, build, loss_fn
 

@@ -17,7 +17,7 @@ from dpkfc.blocks import Lookup, Outer, Tied
 from dpkfc.gradients import accumulate, gram, tied
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.memory import peak_bytes
 from dpkfc.gradients.norms import Formed, per_example_norms
 from dpkfc.gradients.sums import weighted_sum

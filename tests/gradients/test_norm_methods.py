@@ -10,7 +10,7 @@ from dpkfc import PrivacyConfig
 from dpkfc.blocks import Outer
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.norms import Formed, per_example_norms
 from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape

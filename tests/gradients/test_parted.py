@@ -9,7 +9,7 @@ from torch import nn
 from dpkfc.blocks import Outer
 from dpkfc.curvature.eigenpairs import clamped, parted
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.norms import per_example_norms
 from dpkfc.gradients.tape import Tape
 from dpkfc.metric import Eigenbasis, Kronecker

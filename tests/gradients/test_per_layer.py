@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.tape import Tape
 
 F64 = torch.float64

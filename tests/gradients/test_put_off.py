@@ -7,8 +7,8 @@ import torch
 
 from dpkfc.blocks import Lookup, Outer, Tied
 from dpkfc.gradients import put_off
+from dpkfc.gradients.conv import AnyBlock
 from dpkfc.gradients.norms import per_example_norms
-from dpkfc.gradients.rules import AnyBlock
 from dpkfc.metric import Diagonal, Kronecker
 
 N, T, D, V = 3, 6, 160, 200

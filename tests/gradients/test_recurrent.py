@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from tests.gradients.loop import assert_equals_a_loop, examples, taped
 

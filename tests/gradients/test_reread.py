@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dpkfc.gradients import gram
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.norms import per_example_norms
 from dpkfc.gradients.reread import Reread
 from dpkfc.gradients.rules import joined_calls

@@ -15,10 +15,12 @@ from dpkfc.curvature.probes import PublicData
 from dpkfc.gradients.accumulate import Clip, ClippedSummer, split_sum
 from dpkfc.gradients.clipping import SPLIT, clip_factors, contribution_bound
 from dpkfc.gradients.contributions import capture
+from dpkfc.gradients.conv import AnyBlock
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.groups import Groups
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.norms import per_example_norms
-from dpkfc.gradients.rules import AnyBlock, joined_calls
+from dpkfc.gradients.rules import joined_calls
 from dpkfc.gradients.subspace import _error, inner_products, spread
 from dpkfc.gradients.tape import Tape
 from dpkfc.subspace import EMBEDDING, Span, Subspace

@@ -8,7 +8,7 @@ from torch import nn
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.model_state import restored_state
 from dpkfc.gradients.tape import Tape
 from tests.gradients.cases import CASES, build, looped, loss_fn

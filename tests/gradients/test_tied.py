@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpkfc.blocks import Lookup, Outer, Tied
 from dpkfc.curvature.state import mismatch
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.norms import choice_for, per_example_norms
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.sums import weighted_sum

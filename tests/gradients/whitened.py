@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.gradients.accumulate import Clip, ClippedSummer
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.tape import Tape
 from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Metric, Side
 

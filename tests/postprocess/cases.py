@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.metric import Metric
 from dpkfc.postprocess.base import PostProcess
 from dpkfc.postprocess.chain import Chain

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, TokenNoise
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass, WeightEMA
 from dpkfc.postprocess.base import PostProcess
 from dpkfc.postprocess.chain import check_with_optimizer

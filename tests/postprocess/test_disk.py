@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpkfc.data.layout import layout
 from dpkfc.gradients.accumulate import Clip
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.micro import HERE, At, clipped_sum
 from dpkfc.postprocess import EMA, DiSK
 from dpkfc.postprocess.base import AT_PARAMETERS

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from dpkfc.data.layout import Part, layout
 from dpkfc.gradients.accumulate import Clip
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.micro import At, clipped_sum
 from dpkfc.metric import Metric
 from dpkfc.postprocess import DiSK

@@ -8,7 +8,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from dpkfc.cli import app
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.train import run
 from tests.recipes.accounting import remembered
 

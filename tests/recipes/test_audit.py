@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from dpkfc.assurance.verdict import Finding
 from dpkfc.cli import app
 from dpkfc.recipes import audit as audits
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.train import run
 from tests.assurance.sizes import size
 from tests.recipes.accounting import remembered

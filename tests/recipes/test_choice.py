@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.recipes.base import RECIPES, run_config
+from dpkfc.recipes.catalogue import RECIPES, run_config
 from dpkfc.recipes.choice import how_chosen
 from dpkfc.recipes.methods import METHODS
 from dpkfc.recipes.settings import RECIPE_DEFAULTS

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.recipes import cifar10_wrn
 from dpkfc.recipes.assemble import make_augment, privacy_config
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.config import ConfigError
 from dpkfc.recipes.models.wide_resnet import WideResNet, standardised_conv
 from dpkfc.recipes.train import run

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpkfc.recipes.base import find_recipe
+from dpkfc.recipes.catalogue import find_recipe
 from dpkfc.recipes.config import RunConfig
 from dpkfc.recipes.datasets import (
     DatasetError,

@@ -10,7 +10,7 @@ import pytest
 from dpkfc.checkpoint import CheckpointError, remembered_ledger
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.recipes.audit import ledger_finding
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.spent import spent
 from dpkfc.recipes.train import prepare
 from tests.recipes.finished import SETTINGS, call

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 
 from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.config import ConfigError, RunConfig
 from dpkfc.recipes.evaluate import cross_entropy
 from dpkfc.recipes.methods import METHODS
@@ -123,7 +123,7 @@ def test_wrong_settings_are_refused(chosen: dict[str, object], message: str, tmp
 
 
 def test_public_data_that_are_private_are_refused(tmp_path: Path) -> None:
-    from dpkfc.recipes.base import find_recipe
+    from dpkfc.recipes.catalogue import find_recipe
 
     train = find_recipe("digits").data(run_config(QUICK)).train
     save_file({"inputs": train[0][:30].clone(), "labels": train[1][:30].clone()}, tmp_path / "public.safetensors")
@@ -160,7 +160,7 @@ def test_figures_of_a_source_that_the_plan_does_not_use_are_measured_on_noise(
 
 
 def test_public_data_that_nothing_has_compared_are_in_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpkfc.recipes.base import find_recipe
+    from dpkfc.recipes.catalogue import find_recipe
 
     config = run_config({**QUICK, "method": "dp-sgd", "source": "public", "labels": "given", "out": str(tmp_path / "run")})
     train = find_recipe("digits").data(config).train

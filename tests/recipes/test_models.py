@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.gradients.layers import find_layers
-from dpkfc.recipes.base import RECIPES, find_recipe
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.recipes.catalogue import RECIPES, find_recipe
 from dpkfc.recipes.config import RunConfig
 from dpkfc.recipes.datasets import DatasetError
 from dpkfc.recipes.models import (

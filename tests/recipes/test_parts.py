@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from dpkfc.recipes.base import find_recipe, image_recipe
+from dpkfc.recipes.base import image_recipe
+from dpkfc.recipes.catalogue import find_recipe
 from dpkfc.recipes.config import RunConfig
 from dpkfc.recipes.datasets import DatasetError, Normalisation, load_pixels
 from dpkfc.recipes.datasets.sources import CIFAR100, CIFAR100_TASK

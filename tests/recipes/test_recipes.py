@@ -16,7 +16,7 @@ from torch import nn
 
 from dpkfc.curvature.inputs import examples
 from dpkfc.recipes import train as train_module
-from dpkfc.recipes.base import RECIPES, find_recipe, run_config
+from dpkfc.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.recipes.config import ConfigError, RunConfig
 from dpkfc.recipes.datasets import DatasetError
 from dpkfc.recipes.datasets.hashing import hashed_rows, hashed_texts, word_hashes, words_of

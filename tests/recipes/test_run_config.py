@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.recipes.base import RECIPES, find_recipe, run_config
+from dpkfc.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.recipes.config import (
     METHODS,
     SECTIONS,
@@ -239,7 +239,7 @@ def test_recipe_defaults_hold_no_unknown_key():
 
 
 def test_a_recipe_may_name_its_method():
-    from dpkfc.recipes.base import run_config
+    from dpkfc.recipes.catalogue import run_config
 
     plain, own = run_config({"recipe": "digits"}), run_config({"recipe": "mnist-cnn"})
     assert (plain.method, plain.sides, plain.readout) == ("dp-kfc-a", "input", "whitened")
@@ -252,7 +252,7 @@ def test_a_recipe_may_name_its_method():
 
 def test_later_refreshes_are_as_small_as_was_asked_for():
     from dpkfc.recipes.axes import kfac
-    from dpkfc.recipes.base import run_config
+    from dpkfc.recipes.catalogue import run_config
 
     more = {"factor_decay": 0.875, "later_probe_size": 32}
     made = [kfac(run_config({"recipe": "digits", **given}), (1, 8, 8)) for given in ({}, more)]

@@ -10,7 +10,7 @@ import pytest
 from dpkfc.recipes import structure as module
 from dpkfc.recipes import train as train_module
 from dpkfc.recipes.assemble import kfac, make_plan
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.config import ConfigError, flatten, read_toml, to_toml
 from dpkfc.recipes.processes import _same
 from dpkfc.recipes.structure import as_asked, structured, told

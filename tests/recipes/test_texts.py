@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.recipes.base import find_recipe, run_config
+from dpkfc.recipes.catalogue import find_recipe, run_config
 from dpkfc.recipes.config import ConfigError, RunConfig
 from dpkfc.recipes.datasets import DatasetError, load_texts
 from dpkfc.recipes.datasets.texts import SST2

@@ -18,7 +18,8 @@ from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.ledger import verify
 from dpkfc.recipes import demo as demo_module
 from dpkfc.recipes import train as train_module
-from dpkfc.recipes.base import find_recipe, run_config
+from dpkfc.recipes.beside import CardError
+from dpkfc.recipes.catalogue import find_recipe, run_config
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml
 from dpkfc.recipes.datasets import DatasetError
 from dpkfc.recipes.demo import demo
@@ -141,10 +142,10 @@ def test_what_a_ledger_spent_is_read_from_its_lines(finished, tmp_path: Path):
     (tmp_path / "ledger.jsonl").write_text("".join(lines[:-1]))
     assert spent(tmp_path / "ledger.jsonl", 1e-5)["releases"] == 3
     (tmp_path / "privacy_card.json").write_text((folder / "privacy_card.json").read_text())
-    with pytest.raises(ConfigError, match="lines were removed"):
+    with pytest.raises(CardError, match="lines were removed"):
         spent(tmp_path / "ledger.jsonl", 1e-5)
     (tmp_path / "privacy_card.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"privacy_card\.json is damaged"):
+    with pytest.raises(CardError, match=r"privacy_card\.json is damaged"):
         spent(tmp_path / "ledger.jsonl")
     (tmp_path / "ledger.jsonl").write_text(lines[0])
     (tmp_path / "privacy_card.json").unlink()

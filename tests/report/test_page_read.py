@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from dpkfc.report.figures import Figures
+from dpkfc.report.numbers import number, plain
 from dpkfc.report.page_group import grouped, looks, panels
 from dpkfc.report.page_read import read_all
-from dpkfc.report.page_text import command_of, embedded, epsilon_text, escaped, number, plain, show
+from dpkfc.report.page_text import command_of, embedded, epsilon_text, escaped, show
 from tests.report.page_cases import FIGURES, chart, plan, row, run_folder, study, tuning
 
 ROOT = Path(__file__).resolve().parents[2]

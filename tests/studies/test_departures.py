@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.config import flatten, to_toml, tomllib
 from dpkfc.report.page_group import grouped
 from dpkfc.report.page_parts import run_table

@@ -13,7 +13,7 @@ from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
 from dpkfc.curvature.linalg import eigh
 from dpkfc.curvature.sources import randomised
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.studies.figures.landscape import cells, importance, plateau
 from dpkfc.studies.figures.mean_field import ACTIVATIONS, Network, observed, predicted
 from dpkfc.studies.figures.similarity import AUTHORS, UNDAMPED, alike, realised, tracked

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.recipes.base import RECIPES, run_config
+from dpkfc.recipes.catalogue import RECIPES, run_config
 from dpkfc.report.winners import winners_tests
 from dpkfc.studies import listed, published, reproduce
 from dpkfc.studies.cell import Run

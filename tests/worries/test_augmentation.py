@@ -20,7 +20,7 @@ from dpkfc.curvature.probes import PinkNoise
 from dpkfc.data.layout import layout
 from dpkfc.gradients import micro
 from dpkfc.gradients.accumulate import Clip
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.micro import HERE, At, clipped_sum
 from dpkfc.gradients.views import augmented
 from dpkfc.recipes.models.wide_resnet import standardised_conv

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import dpkfc.session
 from dpkfc.curvature.preconditioner import KFAC
 from dpkfc.gradients.accumulate import Clip
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.exact import example_gradient
-from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.micro import clipped_sum
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session

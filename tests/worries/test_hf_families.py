@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.session import Session
 from tests.gradients.whitened import check

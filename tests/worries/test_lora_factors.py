@@ -11,7 +11,7 @@ from torch import nn
 
 from dpkfc.curvature import KFAC, TokenNoise
 from dpkfc.gradients import contributions
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.metric import Identity, Kronecker, LowRank
 
 peft = pytest.importorskip("peft")

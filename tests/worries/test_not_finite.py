@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.update import check_finite
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
@@ -95,7 +95,7 @@ def test_every_kind_of_tensor_is_looked_at() -> None:
 
 
 def test_the_command_says_so_and_leaves_the_folder(tmp_path: Path) -> None:
-    from dpkfc.recipes.base import run_config
+    from dpkfc.recipes.catalogue import run_config
     from dpkfc.recipes.train import run
 
     settings = {"recipe": "digits", "method": "dp-sgd", "optimizer": "sgd", "steps": 4, "accountant": "rdp"}

@@ -17,7 +17,7 @@ from dpkfc.data.loader import MicroBatches
 from dpkfc.federated import Client, LocalModel, PerUpload, TrustedServer
 from dpkfc.federated.config import FederatedConfig
 from dpkfc.gradients.accumulate import Clip
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.micro import clipped_sum
 
 N, D, C = 6, 4, 0.5

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from tests.gradients.whitened import clipped, metric_of

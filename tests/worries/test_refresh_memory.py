@@ -20,7 +20,7 @@ from dpkfc.curvature.gep import Basis
 from dpkfc.curvature.probing import blocks_on_probe
 from dpkfc.gradients import memory
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.memory import peak_bytes
 from dpkfc.probe_rows import at_once
 from dpkfc.session import Session

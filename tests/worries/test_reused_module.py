@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from tests.gradients.loop import assert_equals_a_loop, examples
 from tests.gradients.whitened import check

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from tests.gradients.whitened import clipped
 
 T, D = 8, 4

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients.layers import check_covered, find_layers
+from dpkfc.gradients.discovery import check_covered, find_layers
 from dpkfc.session import Session
 from tests.gradients.loop import assert_equals_a_loop
 from tests.gradients.whitened import clipped, example_rows, looped

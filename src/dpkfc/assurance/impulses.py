@@ -19,7 +19,8 @@ from torch.nn import functional
 from dpkfc.assurance.planted import NOBODY, Plant, PlantedLoss, plantable
 from dpkfc.gradients.accumulate import matrix_of
 from dpkfc.gradients.clipping import SPLIT
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
 from dpkfc.plan import Plan
 from dpkfc.privacy.mechanism import Released

@@ -38,7 +38,7 @@ from dpkfc.federated.rounds import Charged, OpenRound, RoundRecord
 from dpkfc.federated.rules import Shares
 from dpkfc.federated.secagg import decoded
 from dpkfc.federated.work import accumulated, norm_of
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess.chain import Chain
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release

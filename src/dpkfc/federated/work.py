@@ -22,7 +22,7 @@ from dpkfc.federated.messages import contract_of, shapes_of
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.gradients.accumulate import Clip
 from dpkfc.gradients.clipping import clip_factors
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.loss_state import isolated
 from dpkfc.gradients.micro import LossFn, Proof, clipped_sum
 from dpkfc.gradients.random_state import device_of, unknown_numbers

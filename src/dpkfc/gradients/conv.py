@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from dpkfc.blocks import Outer, Patched
+from dpkfc.blocks import Formed, Lookup, Outer, Patched, PerExample, Tied
 from dpkfc.gradients.lengths import lengths, within_reach
 
-__all__ = ["ConvBlock", "conv_block", "interleaved"]
+__all__ = ["AnyBlock", "ConvBlock", "conv_block", "interleaved"]
 
 _WEIGHT_GRADIENT = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
@@ -177,6 +177,9 @@ class ConvBlock:
         else:
             moved = self.b.abs().amax(1) != 0  # three times as fast as any(), and NaN is not zero
         return moved.flatten(1).sum(1).view(self.batch_size, self.views).sum(1)
+
+
+AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock | Formed
 
 
 def _is_channels_last(x: Tensor) -> bool:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from dpkfc.blocks import Formed, Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.computed import Computed
-from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.rules import AnyBlock
+from dpkfc.gradients.conv import AnyBlock, ConvBlock
 
 __all__ = ["Groups", "grouped"]
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.blocks import Formed, Lookup, Outer, PerExample, Tied
-from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.conv import AnyBlock, ConvBlock
 from dpkfc.gradients.eigen import (
     as_plain_lookup,
     formed_squares,
@@ -40,7 +40,6 @@ from dpkfc.gradients.gram import SURE, chunks, gram_norms, lookup_squares, magni
 from dpkfc.gradients.lengths import lengths, within_reach
 from dpkfc.gradients.methods import Choice, choose_method, is_formed
 from dpkfc.gradients.reread import Reread
-from dpkfc.gradients.rules import AnyBlock
 from dpkfc.gradients.tied import tied_costs, tied_norms
 from dpkfc.metric import Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker
 

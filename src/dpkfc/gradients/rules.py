@@ -13,16 +13,15 @@ from torch import Tensor, nn
 from dpkfc.blocks import Formed, Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.computed import Computed, pulls_of
-from dpkfc.gradients.conv import ConvBlock, conv_block, interleaved
+from dpkfc.gradients.conv import AnyBlock, ConvBlock, conv_block, interleaved
 from dpkfc.gradients.fallback import fallback_gradients
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.recurrent import recurrent_gradients
 from dpkfc.gradients.sharded import gathered, refuse_let_go
 from dpkfc.tracking import example_first
 
-__all__ = ["AnyBlock", "blocks_of", "joined_calls", "settled"]
+__all__ = ["blocks_of", "joined_calls", "settled"]
 
-AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock | Formed
 
 def settled(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
     """The calls, with blocks in place of those whose gradients are computed from the parameters in force now."""

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from dpkfc.blocks import Formed, Lookup, Outer, PerExample, Tied
 from dpkfc.gradients.clipping import SPLIT, clip_factors
-from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.conv import AnyBlock, ConvBlock
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.rules import AnyBlock
 from dpkfc.metric import Metric
 from dpkfc.subspace import EMBEDDING, Span, Subspace
 

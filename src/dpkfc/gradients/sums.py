@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.blocks import Formed, Lookup, Outer, PerExample, Tied
-from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.rules import AnyBlock
+from dpkfc.gradients.conv import AnyBlock, ConvBlock
 
 __all__ = ["weighted_sum"]
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _every_module
 
-from dpkfc.gradients.layers import Layer, check_covered
+from dpkfc.gradients.discovery import check_covered
+from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.sharded import local, reshard
 
 __all__ = [

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpkfc.config import PrivacyConfig
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.distributed import Ranks
-from dpkfc.gradients.layers import find_layers
 from dpkfc.integrations._options import Options
 from dpkfc.integrations._poisson_loader import Draws, PrivateLoader, check_loader
 from dpkfc.integrations._stepping import PrivateStep

@@ -22,8 +22,8 @@ from torch.utils.hooks import RemovableHandle
 from dpkfc.coordinates import Coordinates
 from dpkfc.data.public import check_probes
 from dpkfc.gradients.accumulate import ClippedSummer
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.kept import Attributes
-from dpkfc.gradients.layers import find_layers
 from dpkfc.gradients.model_state import checked_state, put_back_attributes, restored_state
 from dpkfc.gradients.random_state import kept_numbers, renew
 from dpkfc.gradients.update import check_finite

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations._accountant import Accountant
 from dpkfc.integrations._memory_manager import BatchMemoryManager
 from dpkfc.integrations._opacus_setup import Parts, attached, check_mode, configured

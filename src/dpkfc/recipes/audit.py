@@ -27,7 +27,7 @@ from dpkfc.privacy.chain import certified_before
 from dpkfc.privacy.events import event_to_dict
 from dpkfc.privacy.ledger import LedgerError, Verified
 from dpkfc.recipes.assemble import make_augment, make_optimizer
-from dpkfc.recipes.beside import history
+from dpkfc.recipes.beside import CardError, history
 from dpkfc.recipes.card_check import card_finding
 from dpkfc.recipes.config import ConfigError, RunConfig, flatten, read_toml
 from dpkfc.recipes.prepared import Prepared
@@ -203,7 +203,7 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
         found = history(path)
         wrong = _unlike(found, plan)
         measured = f"{len(found.releases):,} releases"
-    except (LedgerError, ConfigError, CheckpointError) as error:
+    except (LedgerError, CardError, CheckpointError) as error:
         measured, wrong = "cannot be trusted", str(error)
     return Finding(
         check="ledger of the run", measured=measured, bound=f"at most the plan's {plan.steps:,}, each with its event",

@@ -1,35 +1,24 @@
-"""What a recipe is: data, a model, public constants and defaults. One module per recipe holds one of these."""
+"""One recipe: data, a model, public constants and defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import import_module, resources
+from importlib import resources
 from typing import Any
 
 from torch import nn
 
 from dpkfc.curvature.probes import Probe
-from dpkfc.recipes.config import ConfigError, RunConfig, layered, nearest, tomllib
+from dpkfc.recipes.config import ConfigError, RunConfig, tomllib
 from dpkfc.recipes.datasets import ExampleSet, Normalisation, Pixels
 from dpkfc.recipes.datasets.split import with_validation
 from dpkfc.recipes.evaluate import CLASSIFICATION, Task
 from dpkfc.recipes.models import seeded
-from dpkfc.recipes.smoke import capped, sliced
+from dpkfc.recipes.smoke import sliced
 
-__all__ = ["RECIPES", "Recipe", "find_recipe", "image_recipe", "run_config"]
-
-RECIPES = (
-    *("digits", "mnist-cnn", "mnist-mlp", "mnist-vit", "fashion-mnist-cnn"),
-    *("cifar10-cnn", "cifar10-wrn", "cifar10-resnet20", "cifar10-vit", "cifar10-vit-small", "cifar10-crossvit"),
-    *("cifar100-wrn", "cifar100-vit", "cifar100-crossvit", "svhn-wrn", "utkface-resnet20"),
-    *("pneumoniamnist-cnn", "breastmnist-cnn", "pathmnist-cnn"),
-    *("linear-regression", "imdb-logistic"),
-    *("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm"),
-    *("e2e-gpt2-lora", "dart-gpt2-lora"),
-)
-
+__all__ = ["Recipe", "image_recipe"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -137,30 +126,3 @@ def image_recipe(
         num_classes=num_classes,
         constants={"normalisation": (constants, normalisation.origin)},
     )
-
-
-def find_recipe(name: str) -> Recipe:
-    """The recipe of a name.
-
-    Raises:
-        ConfigError: there is none; the nearest one is named.
-    """
-    if name not in RECIPES:
-        raise ConfigError(f"unknown recipe {name!r}; {nearest(name, RECIPES)} ({' | '.join(RECIPES)})")
-    module = import_module(f"dpkfc.recipes.{name.replace('-', '_')}")
-    recipe: Recipe = module.RECIPE
-    return recipe
-
-
-def run_config(chosen: dict[str, Any]) -> RunConfig:
-    """The settings of a run: the recipe's defaults under what the user chose.
-
-    Raises:
-        ConfigError: no recipe, an unknown one, or bad settings.
-    """
-    name = chosen.get("recipe", "")
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"which recipe? give --recipe, one of {' | '.join(RECIPES)}")
-    recipe = find_recipe(name)
-    config = layered(recipe.defaults, chosen, f"{name}.toml")
-    return capped(config, heavy=recipe.heavy) if config.smoke else config

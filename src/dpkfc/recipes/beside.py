@@ -12,12 +12,15 @@ from typing import Any
 
 from dpkfc.checkpoint import file_digest, remembered_ledger
 from dpkfc.privacy.ledger import Verified, verify
-from dpkfc.recipes.config import ConfigError
 
-__all__ = ["CARD", "Card", "agrees", "check_copy", "check_promise", "check_weights", "history", "read_card"]
+__all__ = ["CARD", "Card", "CardError", "agrees", "check_copy", "check_promise", "check_weights", "history", "read_card"]
 
 CARD = "privacy_card.json"
 _TINY = 1e-6  # what two machines may differ by in an ε; a card that was edited differs by more
+
+
+class CardError(ValueError):
+    """A ledger, or what lies beside it, disagrees with the other, is damaged, or cannot be accounted for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ def read_card(path: Path) -> Card | None:
     """The card beside a ledger, None where there is none.
 
     Raises:
-        ConfigError: it is damaged.
+        CardError: it is damaged.
     """
     card = path.parent / CARD
     if not card.is_file():
@@ -61,7 +64,7 @@ def read_card(path: Path) -> Card | None:
             raise ValueError(f"{releases} releases at δ = {delta}")
         return Card(path=card, content=content, releases=releases, head=str(kept["head"]), delta=delta)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ConfigError(
+        raise CardError(
             f"the privacy card {card} is damaged ({type(error).__name__}: {error}): what the ledger held when it was written "
             "cannot be compared; move it away to look at the ledger alone"
         ) from None
@@ -72,7 +75,7 @@ def history(path: Path) -> Verified:
 
     Raises:
         LedgerError: the chain does not hold.
-        ConfigError: the card is damaged, or it or the checkpoint remembers another head.
+        CardError: the card is damaged, or it or the checkpoint remembers another head.
         CheckpointError: the checkpoint is damaged.
     """
     found = verify(path)
@@ -86,7 +89,7 @@ def history(path: Path) -> Verified:
 def _check_kept(path: Path, found: Verified, releases: int, head: str, what: str) -> None:
     """Raise unless a ledger still begins with the history that something beside it remembers."""
     if releases >= len(found.heads) or found.heads[releases] != head:
-        raise ConfigError(
+        raise CardError(
             f"the ledger {path} has {len(found.releases)} releases, the {what} beside it was written after {releases} with "
             "another head: lines were removed or replaced"
         )
@@ -96,10 +99,10 @@ def check_copy(path: Path, found: Verified, head: str, releases: int) -> None:
     """Raise unless a ledger passed through a head that somebody else has kept.
 
     Raises:
-        ConfigError: it did not.
+        CardError: it did not.
     """
     if not 0 <= releases < len(found.heads) or found.heads[releases] != head.strip().lower():
-        raise ConfigError(
+        raise CardError(
             f"the ledger {path} does not contain the head {head[:12]}… after {releases} releases: it holds "
             f"{len(found.releases)}, and is not the one that this head was taken from"
         )
@@ -114,7 +117,7 @@ def check_promise(card: Card, found: Verified, cost: Callable[[Sequence[dict[str
         cost: releases, δ and accountant to ε.
 
     Raises:
-        ConfigError: naming the first statement that differs.
+        CardError: naming the first statement that differs.
     """
     promise, header = card.promise, found.header
     pairs = [("plan", card.content.get("plan_hash"), header["plan_hash"])]
@@ -126,11 +129,11 @@ def check_promise(card: Card, found: Verified, cost: Callable[[Sequence[dict[str
     accounting = card.content.get("accounting")
     accountant = accounting.get("accountant") if isinstance(accounting, Mapping) else "pld"  # as a federated card
     if accountant not in ("pld", "rdp"):
-        raise ConfigError(f"the privacy card {card.path} names an accountant that there is none of: it was changed")
+        raise CardError(f"the privacy card {card.path} names an accountant that there is none of: it was changed")
     pairs.append(("ε", promise.get("epsilon"), plain(cost(found.releases[: card.releases], card.delta, accountant))))
     for name, stated, held in pairs:
         if not agrees(stated, held):
-            raise ConfigError(
+            raise CardError(
                 f"the privacy card {card.path} states another {name} than its ledger ({_told(stated)} instead of {_told(held)}): "
                 "it was changed, or belongs to another run"
             )
@@ -163,7 +166,7 @@ def check_weights(card: Card) -> str:
         "those of the card", or why nothing could be compared.
 
     Raises:
-        ConfigError: the file beside the card holds other weights.
+        CardError: the file beside the card holds other weights.
     """
     named = card.content.get("weights")
     if not isinstance(named, Mapping) or not isinstance(named.get("sha256"), str):
@@ -173,5 +176,5 @@ def check_weights(card: Card) -> str:
     if not path.is_file():
         return f"not compared: {name} is not beside the card"
     if file_digest(path) != named["sha256"]:
-        raise ConfigError(f"{path} does not hold the weights that the card beside it was written for: one of them was changed")
+        raise CardError(f"{path} does not hold the weights that the card beside it was written for: one of them was changed")
     return "those of the card (SHA-256)"

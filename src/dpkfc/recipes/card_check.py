@@ -11,8 +11,7 @@ from typing import Any
 from dpkfc.assurance.verdict import Finding
 from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import LedgerError, verify
-from dpkfc.recipes.beside import Card, agrees, check_weights, read_card
-from dpkfc.recipes.config import ConfigError
+from dpkfc.recipes.beside import Card, CardError, agrees, check_weights, read_card
 from dpkfc.report.card import CardFacts, build_card
 
 __all__ = ["card_finding"]
@@ -37,7 +36,7 @@ def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
         if card is None:
             return None
         wrong = _unlike(card, plan, len(verify(ledger).releases), device) or _other_weights(card)
-    except (ConfigError, LedgerError) as error:
+    except (CardError, LedgerError) as error:
         wrong = str(error)
     return Finding(
         check="card", measured="differs" if wrong else "as plan and ledger give it", bound="what plan and ledger give",

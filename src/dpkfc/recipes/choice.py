@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.settings import RECIPE_DEFAULTS, ConfigError, RunConfig
 
 __all__ = ["how_chosen"]

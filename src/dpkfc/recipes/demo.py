@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.prepared import LABELS, Result
 from dpkfc.recipes.train import run
 from dpkfc.report import plots

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpkfc.recipes.assemble import kfac
-from dpkfc.recipes.base import find_recipe, run_config
+from dpkfc.recipes.catalogue import find_recipe, run_config
 from dpkfc.recipes.config import ConfigError
 from dpkfc.recipes.settings import RunConfig
 from dpkfc.recipes.targets import load_target

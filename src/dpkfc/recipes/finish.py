@@ -16,7 +16,7 @@ from dpkfc.checkpoint import file_digest
 from dpkfc.curvature.diagnostics import signal_to_noise
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.probe_rows import at_once
 from dpkfc.recipes.assemble import kfac
 from dpkfc.recipes.choice import how_chosen

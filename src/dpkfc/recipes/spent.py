@@ -12,8 +12,7 @@ import dp_accounting
 
 from dpkfc.privacy.events import epsilon, event_from_dict
 from dpkfc.privacy.ledger import Verified
-from dpkfc.recipes.beside import check_copy, check_promise, check_weights, history, read_card
-from dpkfc.recipes.config import ConfigError
+from dpkfc.recipes.beside import CardError, check_copy, check_promise, check_weights, history, read_card
 
 __all__ = ["spent"]
 
@@ -38,7 +37,7 @@ def spent(path: Path, delta: float | None = None, *, copy: tuple[str, int] | Non
 
     Raises:
         LedgerError: the chain does not hold.
-        ConfigError: the card beside it is damaged or states something else; it, the checkpoint or the copy remembers another
+        CardError: the card beside it is damaged or states something else; it, the checkpoint or the copy remembers another
             head; the weights beside it are not those of the card; or no accountant can treat what was released.
         CheckpointError: the checkpoint beside it is damaged.
     """
@@ -94,7 +93,7 @@ def _epsilon_of(path: Path, releases: Sequence[dict[str, Any]], delta: float, ac
     """ε of these releases together.
 
     Raises:
-        ConfigError: the accountant cannot treat them.
+        CardError: the accountant cannot treat them.
     """
     if not releases:
         return 0.0
@@ -112,4 +111,4 @@ def _epsilon_of(path: Path, releases: Sequence[dict[str, Any]], delta: float, ac
         return epsilon(event, count, delta, accountant, _relation(releases)[0])
     except (ValueError, ArithmeticError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"the chain of the ledger {path} holds, but its ε cannot be computed: {reason}") from error
+        raise CardError(f"the chain of the ledger {path} holds, but its ε cannot be computed: {reason}") from error

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from dpkfc.recipes.axes import kfac
-from dpkfc.recipes.base import find_recipe
+from dpkfc.recipes.catalogue import find_recipe
 from dpkfc.recipes.settings import ConfigError, RunConfig
 from dpkfc.report.costs import default_cache
 from dpkfc.report.structure import measured_structure

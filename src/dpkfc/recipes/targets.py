@@ -7,7 +7,7 @@ import sys
 
 from torch import Tensor, nn
 
-from dpkfc.recipes.base import RECIPES, find_recipe
+from dpkfc.recipes.catalogue import RECIPES, find_recipe
 from dpkfc.recipes.config import ConfigError, nearest
 
 __all__ = ["load_target"]

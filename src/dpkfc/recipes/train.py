@@ -13,7 +13,7 @@ import torch
 from dpkfc.gradients.distributed import Ranks
 from dpkfc.gradients.update import check_finite
 from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
-from dpkfc.recipes.base import find_recipe
+from dpkfc.recipes.catalogue import find_recipe
 from dpkfc.recipes.config import ConfigError, RunConfig, check_unchanged, flatten, of_the_run, read_toml, to_toml
 from dpkfc.recipes.datasets import ExampleSet
 from dpkfc.recipes.finish import curve_of, judged_weights, write_results

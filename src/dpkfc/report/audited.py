@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpkfc.report.numbers import rounded_up
-from dpkfc.report.page_text import number, plain
+from dpkfc.report.numbers import number, plain, rounded_up
 
 __all__ = ["audit_rows", "audited", "failed_checks"]
 

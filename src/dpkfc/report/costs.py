@@ -31,12 +31,13 @@ from dpkfc.curvature.probing import public_generator, undisturbed
 from dpkfc.data.layout import Part, layout
 from dpkfc.gradients.accumulate import Clip, full_precision
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.conv import AnyBlock, ConvBlock
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.methods import METHODS
 from dpkfc.gradients.micro import clipped_sum
 from dpkfc.gradients.norms import choice_for, per_example_norms
-from dpkfc.gradients.rules import AnyBlock, blocks_of
+from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.metric import Dense, Entry, Kronecker, LowRank, Side
 

@@ -18,10 +18,12 @@ from dpkfc.curvature.likelihood import logits_of
 from dpkfc.curvature.preconditioner import KFAC, Preconditioner
 from dpkfc.curvature.probing import public_generator, undisturbed
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import Layer, find_layers
+from dpkfc.gradients.conv import AnyBlock
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.micro import batch_tracker
 from dpkfc.gradients.norms import choice_for
-from dpkfc.gradients.rules import AnyBlock, blocks_of
+from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.metric import Kronecker
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dpkfc.report.page_text import number, plain
+from dpkfc.report.numbers import number, plain
 from dpkfc.report.plots import LayerSignal, LayerSpectra
 from dpkfc.report.run_folder import placed
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.report.figures import read_map
+from dpkfc.report.numbers import number, plain
 from dpkfc.report.page_read import Chart, Contents, Departures, Sheet, Shown, deciding, marks_of, task_of, train_command
-from dpkfc.report.page_text import number, percent, plain, show
+from dpkfc.report.page_text import percent, show
 from dpkfc.report.winners import winners_tests
 
 __all__ = ["read_file"]

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpkfc.report.numbers import number, plain
 from dpkfc.report.page_read import Shown
-from dpkfc.report.page_text import delta_text, number, plain, show
+from dpkfc.report.page_text import delta_text, show
 
 __all__ = ["Group", "Look", "Panel", "grouped", "looks", "panels"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dpkfc.report.numbers import plain
 from dpkfc.report.page_card import card_html, definition_table, not_protected
 from dpkfc.report.page_group import Group, Look
 from dpkfc.report.page_plots import Plot
 from dpkfc.report.page_read import Chart, Contents, Sheet, Shown
-from dpkfc.report.page_text import delta_text, epsilon_text, escaped, percent, plain
+from dpkfc.report.page_text import delta_text, epsilon_text, escaped, percent
 
 __all__ = [
     "chart", "commands", "counted", "figure", "method_boxes", "notice", "paragraph", "run_details", "run_table", "section",

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpkfc.report.figures import Figures, SensitivityMap
+from dpkfc.report.numbers import plain
 from dpkfc.report.page_group import Group, Look, Panel
-from dpkfc.report.page_text import drawn, epsilon_text, percent, plain
+from dpkfc.report.page_text import drawn, epsilon_text, percent
 from dpkfc.report.plots import LayerSignal, LayerSpectra
 
 __all__ = ["Plot", "accuracy", "curvature", "learning", "sensitivity", "spending"]

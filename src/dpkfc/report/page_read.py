@@ -15,7 +15,8 @@ from dpkfc.report import figures
 from dpkfc.report.audited import failed_checks
 from dpkfc.report.figures import Figures, SensitivityMap
 from dpkfc.report.metrics import Metrics
-from dpkfc.report.page_text import command_of, number, plain
+from dpkfc.report.numbers import number, plain
+from dpkfc.report.page_text import command_of
 from dpkfc.report.run_folder import RunFolder
 from dpkfc.unpack_limit import UnpackedSizeError
 

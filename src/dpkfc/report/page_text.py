@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import re
 import shlex
-import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from dpkfc.report.numbers import rounded_up
+from dpkfc.report.numbers import is_visible, number, plain, rounded_up
 
-__all__ = ["command_of", "delta_text", "drawn", "embedded", "epsilon_text", "escaped", "number", "percent", "plain", "show"]
+__all__ = ["command_of", "delta_text", "drawn", "embedded", "epsilon_text", "escaped", "percent", "show"]
 
-_MOST, _DEPTH = 600, 4
+_MOST = 600  # characters
+_DEPTH = 4  # of settings in settings
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-# What a terminal, a parser of HTML or a reader could take for something else than text: control characters and those that turn
-# the direction of writing.
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-
-
-def plain(value: Any, most: int = _MOST) -> str:
-    """Any value as one line of visible text, cut after `most` characters."""
-    text = value if isinstance(value, str) else str(value)
-    text = "".join(" " if c in "\n\t\r" else c for c in text[: 4 * most] if c in "\n\t\r" or _is_visible(c))
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _is_visible(character: str) -> bool:
-    return unicodedata.category(character) not in _HIDDEN
 
 
 def escaped(value: Any, most: int = _MOST) -> str:
@@ -47,16 +32,6 @@ def embedded(content: Any) -> str:
     """JSON that may stand in a script element: nothing in it can end the element."""
     text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def percent(value: float | None, score: str = "accuracy", digits: int = 2) -> str:
@@ -108,7 +83,7 @@ def command_of(settings: Mapping[str, Any]) -> str:
             words.append(f"--{flag}" if value else f"--no-{flag}")
             continue
         text = str(value)
-        if any(not _is_visible(c) for c in text):
+        if any(not is_visible(c) for c in text):
             return ""
         words.append(f"--{flag}={shlex.quote(text)}" if text.startswith("-") else f"--{flag} {shlex.quote(text)}")
     return " ".join(words)

@@ -20,7 +20,7 @@ from dpkfc.curvature.probing import public_generator, undisturbed
 from dpkfc.curvature.ranks import side_name
 from dpkfc.gradients.contributions import capture
 from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.metric import Dense, Kronecker, LowRank, Side
 from dpkfc.report.costs import WORTH, Timings, blocks_of_batch, costs_of, norm_seconds
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpkfc.recipes.base import find_recipe, run_config
+from dpkfc.recipes.catalogue import find_recipe, run_config
 from dpkfc.report.winners import best_trials, winners_tests
 from dpkfc.studies.arms import Arm, Range, arm_of, with_public, with_source
 from dpkfc.studies.cell import Plain, Run

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.config import ConfigError, RunConfig
 from dpkfc.studies.code import code
 from dpkfc.studies.errors import StudyError
@@ -242,7 +242,7 @@ _NOT_OF_DATA = ("method", "seed", "eval_on", "evaluate_every")  # settings of th
 
 def _read(config: RunConfig) -> Any:
     """The data of a run, from the disk where those of the run before were others. Runs only read them."""
-    from dpkfc.recipes.base import find_recipe
+    from dpkfc.recipes.catalogue import find_recipe
 
     settings = [f for f in dataclasses.fields(config) if f.metadata["section"] == "run" and f.name not in _NOT_OF_DATA]
     key = tuple(getattr(config, setting.name) for setting in settings)

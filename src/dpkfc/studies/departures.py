@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from dpkfc.recipes.base import run_config
+from dpkfc.recipes.catalogue import run_config
 from dpkfc.recipes.config import ConfigError, RunConfig
 from dpkfc.studies.cell import Run
 from dpkfc.studies.errors import StudyError

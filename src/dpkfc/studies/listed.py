@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dpkfc.recipes.base import find_recipe, run_config
+from dpkfc.recipes.catalogue import find_recipe, run_config
 from dpkfc.recipes.datasets.errors import DatasetError
 from dpkfc.studies.cell import Run
 from dpkfc.studies.pool import Task

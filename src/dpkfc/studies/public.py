@@ -83,7 +83,7 @@ def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
         from dpkfc.recipes.imdb_logistic import SIZE
 
         return load_texts(AG_NEWS, data_dir or None).tensors(lambda lines: hashed_texts(lines, SIZE)).train
-    from dpkfc.recipes.base import find_recipe, run_config
+    from dpkfc.recipes.catalogue import find_recipe, run_config
 
     given = {"data_dir": data_dir} if data_dir else {}
     return find_recipe(name).data(run_config({"recipe": name, **given})).train

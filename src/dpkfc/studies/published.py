@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from dpkfc.recipes.base import RECIPES
+from dpkfc.recipes.catalogue import RECIPES
 from dpkfc.recipes.config import ConfigError, nearest, tomllib
 from dpkfc.studies.cell import Plain, Run
 from dpkfc.studies.errors import StudyError

@@ -84,7 +84,7 @@ def validation_size(recipe: str, settings: Mapping[str, Plain]) -> int:
         DatasetError: missing or damaged data.
         ConfigError: an unknown recipe or setting.
     """
-    from dpkfc.recipes.base import find_recipe, run_config
+    from dpkfc.recipes.catalogue import find_recipe, run_config
 
     if given := settings.get("validation_size"):
         return int(given)

@@ -26,7 +26,7 @@ from dpkfc.curvature.probes import PinkNoise, Probe, PublicData, WhiteNoise
 from dpkfc.curvature.probing import public_generator
 from dpkfc.curvature.sources import randomised
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.recipes.axes import public_data
 from dpkfc.recipes.prepared import Prepared
 from dpkfc.studies.cell import Ended, Run, hardware

@@ -34,7 +34,7 @@ from dpkfc.blocks import Outer
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.curvature.probing import ProbeRun, blocks_on_probe, public_generator, undisturbed
 from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.layers import find_layers
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.studies.cell import Run, hardware
 
 __all__ = ["ACTIVATIONS", "Network", "Variances", "measured", "predicted", "random_network"]

@@ -1,10 +1,7 @@
-"""The commands of studies: tune and reproduce, and the federated demo."""
+"""The command `dpkfc reproduce`: printed tables of the papers beside ours, and their figures measured anew."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,73 +9,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpkfc.recipes.federated_command import demo_federated
-from dpkfc.report.numbers import rounded_up
+from dpkfc.recipes.options import Budget, DataDir, Quiet, Workers
 from dpkfc.studies.errors import StudyError
+from dpkfc.terminal import open_console, resumable
 
 __all__ = ["register"]
 
-INTERRUPTED = 130
-
-_Workers = Annotated[int | None, typer.Option(help="Cells at once, one core each; left out: every core.")]
-_Budget = Annotated[float | None, typer.Option(help="Minutes; what would not end in time is not started, else stopped.")]
-_Data = Annotated[str, typer.Option(help="Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets.")]
-_Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
-
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(tune)
+    """Add the command to the command line."""
     app.command()(reproduce)
-    app.command()(demo_federated)
-
-
-def tune(
-    *,
-    recipe: Annotated[str, typer.Option(help="Which recipe.")],
-    method: Annotated[list[str], typer.Option(help="A method of `dpkfc methods`; may be given several times.")],
-    trials: Annotated[int, typer.Option(help="Trials of every method; with --search random the mean of their number.")] = 20,
-    epsilon: Annotated[float | None, typer.Option(help="ε of every trial; left out: the recipe's.")] = None,
-    controls: Annotated[bool, typer.Option(help="Matched controls: normalised clip, lr·C, A only, random spectrum.")] = True,
-    search: Annotated[str, typer.Option(help="tpe, or random: then ε with tuning counted is known.")] = "tpe",
-    count: Annotated[str, typer.Option(help="Law of the number of random trials: geometric, poisson, or a shape.")] = "geometric",
-    optimizer: Annotated[str, typer.Option(help="For methods that take any; left out: as the recipe says.")] = "",
-    setting: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for all methods, as of `train`.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the study; an earlier one is taken up again.")] = None,
-    data_dir: _Data = "",
-    workers: _Workers = None,
-    budget: _Budget = None,
-    quiet: _Quiet = False,
-) -> None:
-    """Tune methods alike on a validation split of the training set, and say what that costs.
-
-    Every method has the same number of trials, matched controls included. Stopped studies go on with the same --out.
-    """
-    from dpkfc.recipes.config import chosen
-    from dpkfc.studies.pool import worker_count
-    from dpkfc.studies.tune import TuneSettings
-    from dpkfc.studies.tune import tune as run_tuning
-
-    console = _console()
-    folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    settings = chosen(None, _settings(setting or []) | ({} if epsilon is None else {"epsilon": epsilon}))
-    study = TuneSettings(
-        recipe=recipe, methods=tuple(method), trials=trials, controls=controls, search=search, count=count,
-        optimizer=optimizer, settings=settings,
-    )  # fmt: skip
-    with _interruptible(console, f"go on with the same command and --out {folder}"):
-        tuned = run_tuning(
-            study, folder, data_dir=data_dir, workers=worker_count(workers), budget_minutes=budget,
-            console=None if quiet else console,
-        )  # fmt: skip
-    console.print(_tuned_table(tuned))
-    for name, why in tuned.failures.items():
-        console.print(f"{name}: {why}", soft_wrap=True, highlight=False)
-    if not tuned.complete:
-        console.print(f"not finished: go on with the same command and --out {folder}", soft_wrap=True, highlight=False)
-    for said in filter(None, (tuned.statement.replace("**", ""), tuned.unpublished)):
-        console.print(said, soft_wrap=True, highlight=False)
-    console.print(f"report: {folder / 'tune.md'}", soft_wrap=True)
 
 
 def reproduce(
@@ -86,8 +26,8 @@ def reproduce(
     *,
     every: Annotated[bool, typer.Option("--list", help="Name the tables, and how much of each can be run here.")] = False,
     column: Annotated[list[str] | None, typer.Option(help="Of tables: this column alone; may be given several times.")] = None,
-    budget: _Budget = None,
-    workers: _Workers = None,
+    budget: Budget = None,
+    workers: Workers = None,
     seeds: Annotated[int, typer.Option(help="Of tables: runs of every cell, each with its own initial weights.")] = 3,
     tuned: Annotated[list[Path] | None, typer.Option(help="Results of a tuning study, whose settings are taken.")] = None,
     speed: Annotated[Path | None, typer.Option(help="Results of benchmarks/speed.py, for `throughput`.")] = None,
@@ -95,8 +35,8 @@ def reproduce(
     smoke: Annotated[bool, typer.Option("--smoke", help="In small, to see that it runs; of tables no number.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of results and reports; taken up again.")] = Path("runs/reproduce"),
     results: Annotated[Path | None, typer.Option(help="File of the results; left out: below --out.")] = None,
-    data_dir: _Data = "",
-    quiet: _Quiet = False,
+    data_dir: DataDir = "",
+    quiet: Quiet = False,
 ) -> None:
     """The tables of the papers beside ours: published, ours, and a verdict by a stated rule; and their figures, measured anew.
 
@@ -108,14 +48,14 @@ def reproduce(
     from dpkfc.studies.figures.catalogue import reproduce_figures
     from dpkfc.studies.pool import worker_count
 
-    console, columns, left = _console(), column or [], minutes_left(budget)
+    console, columns, left = open_console(), column or [], minutes_left(budget)
     if every:
         console.print(_published_tables())
         return
     tables, figures, with_federated = _kinds(table or [], columns, results=results)
     common: dict[str, Any] = {"data_dir": data_dir, "console": None if quiet else console, "workers": worker_count(workers)}
     kept, failed = common | {"results": results}, False
-    with _interruptible(console, f"the same command goes on (reports so far: {out})"):
+    with resumable(console, f"the same command goes on (reports so far: {out})"):
         if tables and smoke:
             failed = _show_smoke(tables, out, console, columns=columns, budget_minutes=left(), **common)
         elif tables:
@@ -131,16 +71,6 @@ def reproduce(
             console.print(f"report: {report}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _interruptible(console: Console, how: str) -> Iterator[None]:
-    """What is stopped inside says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        console.print(f"stopped; {how}", soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def _kinds(
@@ -235,52 +165,3 @@ def _reproduced_table(name: str, cells: list[Any]) -> Table:
     for one in cells:
         shown.add_row(one.cell.row, one.cell.column, one.cell.published.text, one.ours, one.verdict)
     return shown
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
-
-
-def _settings(pairs: list[str]) -> dict[str, Any]:
-    """KEY=VALUE texts as settings.
-
-    Raises:
-        StudyError: a text without "=".
-        ConfigError: an unknown key.
-    """
-    from dpkfc.recipes.config import flatten
-
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise StudyError(f"--set {pair!r}: write KEY=VALUE, for example --set epochs=3")
-        found[name.strip().replace("-", "_")] = _value(text.strip())
-    return flatten(found, "--set")
-
-
-def _value(text: str) -> Any:
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _tuned_table(tuned: Any) -> Table:
-    from dpkfc.studies.tuned import percent, settings_text
-
-    title = f"{tuned.recipe}: each trial ε = {rounded_up(tuned.epsilon)}; accuracy on {tuned.validation:,} validation examples"
-    table = Table(title=title, header_style="bold", title_justify="left")
-    table.add_column("method")
-    for name in ("validation %", "trials", "pruned"):
-        table.add_column(name, justify="right")
-    table.add_column("settings")
-    for arm in tuned.arms:
-        name = f"{arm.label} (control)" if arm.control else arm.label
-        table.add_row(name, percent(arm.accuracy), str(arm.trials), str(arm.pruned), settings_text(arm.params))
-    return table
