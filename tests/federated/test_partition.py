@@ -10,6 +10,7 @@ import torch
 
 from dpkfc.federated import plots
 from dpkfc.federated.partition import by_column, dirichlet, iid, parts, quantity_skew
+from dpkfc.report import plots as report_plots
 
 LABELS = np.random.default_rng(0).integers(0, 10, 2000)
 
@@ -83,6 +84,6 @@ def test_bad_input_is_refused(call):
 def test_the_picture_of_a_partition(clients: int, tmp_path):
     pieces = dirichlet(LABELS, clients, 0.5)
     figure = plots.partition(LABELS, pieces, caption="Dirichlet(0.5)")
-    path = plots.save(figure, tmp_path / "partition.png")
+    path = report_plots.save(figure, tmp_path / "partition.png")
     assert path.stat().st_size > 5_000 and [p.name for p in tmp_path.iterdir()] == ["partition.png"]
     assert len(figure.axes) == 2

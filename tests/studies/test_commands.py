@@ -12,10 +12,11 @@ import pytest
 
 from dpkfc.cli import app
 from dpkfc.report.winners import winners_tests
-from dpkfc.studies import commands, tune
-from dpkfc.studies.commands import _settings
+from dpkfc.studies import tune
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.store import Store
+from dpkfc.studies.tune_command import _settings
+from dpkfc.terminal import INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED, DOCUMENT = ROOT / "benchmarks" / "results" / "accuracy" / "cnn.json", ROOT / "docs" / "results.md"
@@ -95,7 +96,7 @@ def test_an_interrupted_study_says_how_to_go_on(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(tune, "tune", interrupted)
     code, out, _ = called(capsys, "tune", "--recipe", "digits", "--method", "dp-sgd", "--out", str(tmp_path))
-    assert code == commands.INTERRUPTED and "go on with the same command" in out
+    assert code == INTERRUPTED and "go on with the same command" in out
 
 
 def test_settings_are_read_as_what_they_are():

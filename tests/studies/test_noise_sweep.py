@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dpkfc.recipes.prepared import LABELS
-from dpkfc.studies import commands
+from dpkfc.studies import reproduce_command as commands
 from dpkfc.studies.errors import StudyError
 from dpkfc.studies.figures import catalogue
 from dpkfc.studies.figures.catalogue import FIGURES, find, reproduce_figures

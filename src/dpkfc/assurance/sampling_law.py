@@ -26,7 +26,8 @@ from dpkfc.privacy.rng import SamplingStream
 __all__ = ["ALPHA", "Sizes", "draw_batches", "sampler_battery", "sampler_law"]
 
 ALPHA = 1e-9  # of one test; a battery has about sixteen
-MOST_STEPS, LEAST_STEPS, NUMBERS = 4000, 400, 2e8  # steps of an audit, and how many inclusions they decide in all
+MOST_STEPS, LEAST_STEPS = 4000, 400  # of an audit
+NUMBERS = 2e8  # inclusions that an audit decides in all
 _BINS, _IN_A_BIN = 12, 25
 
 Batches = Sequence[NDArray[np.int64]]

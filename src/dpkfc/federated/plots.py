@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["counts", "partition", "save"]
+__all__ = ["counts", "partition"]
 
 INK, MUTED, GRID, PAPER, BARS = "#22303c", "#6b7886", "#e4e8ec", "#ffffff", "#2f6f8f"
 _SHADES = LinearSegmentedColormap.from_list("records", ["#f4f7f9", "#7fb0c6", "#1d4f68"])
@@ -92,12 +91,3 @@ def _bars(axes: Any, totals: NDArray[np.int64]) -> None:
     axes.grid(True, axis="x", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.set_xlim(0, 1.05 * max(1, int(totals.max())))
-
-
-def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as PNG, whole or not at all."""
-    target = Path(path)
-    part = target.with_name(target.name + ".part")
-    figure.savefig(part, facecolor=PAPER, format="png")
-    part.replace(target)
-    return target
