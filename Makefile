@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-federated test test-bench lint bench bench-scale assurance results picture clean
+.PHONY: help install demo demo-federated test test-bench lint bench bench-scale assurance results stats picture clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -56,6 +56,10 @@ results: $(TOOLS) ## refresh the tables in README.md and docs, and the README's 
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/headline.py
 
+stats: $(TOOLS) ## files, tokens, names and words of the source, and what one step enters
+	$(BIN)/python benchmarks/stats.py
+	$(BIN)/python benchmarks/step_trace.py
+
 picture: $(STAMP) ## run the demo and put its comparison into the README
 	rm -rf runs/picture
 	$(BIN)/dpkfc demo --out runs/picture
@@ -73,15 +77,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || \
 	    { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
 	$(PIP) install "$(TORCH)"
-	$(PIP) install -c constraints.txt -e ".[demo]"
+	$(PIP) install -c constraints.txt -e ".[demo]" -e papers
 	@touch $@
 
 # Flower and Ray, which only the federated demo needs.
 $(FLOWER): $(STAMP)
-	$(PIP) install -c constraints.txt -e ".[demo,federated]"
+	$(PIP) install -c constraints.txt -e ".[demo,federated]" -e papers
 	@touch $@
 
 # What only tests and benchmarks need (peers, transformers, checkers) comes on top, so that the demo need not wait for it.
 $(TOOLS): $(STAMP)
-	$(PIP) install -c constraints.txt -e ".[dev,demo]"
+	$(PIP) install -c constraints.txt -e ".[dev,demo]" -e papers
 	@touch $@

@@ -50,8 +50,8 @@ COMMON: dict[str, Any] = {
 
 def load(data_dir: str | None, dataset: str, evaluate_on: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """(private training examples, evaluation examples); the validation split is never trained on."""
-    from dpkfc.recipes.datasets import Normalisation, load_pixels, split
-    from dpkfc.recipes.datasets.sources import FASHION_MNIST, MNIST
+    from dpkfc.app.datasets.formats import Normalisation, split
+    from dpkfc.app.datasets.sources import FASHION_MNIST, MNIST, load_pixels
 
     source = {"mnist": MNIST, "fashion-mnist": FASHION_MNIST}[dataset]
     images = load_pixels(source, data_dir).tensors(Normalisation((0.1307,), (0.3081,)))
@@ -78,10 +78,10 @@ def calibrated(settings: dict[str, Any], dataset_size: int) -> float:
 def train_once(settings: dict[str, Any], noise_multiplier: float, data_dir: str | None) -> dict[str, Any]:
     """One private training run; returns its settings with accuracy, σ, ε and seconds."""
     torch.set_num_threads(1)
+    from dpkfc.app.models import mnist_cnn, seeded
     from dpkfc.config import PrivacyConfig
-    from dpkfc.curvature.preconditioner import KFAC
+    from dpkfc.curvature.kfac import KFAC
     from dpkfc.curvature.probes import PinkNoise
-    from dpkfc.recipes.models import mnist_cnn, seeded
     from dpkfc.session import Session
 
     train, evaluation = load(data_dir, settings["dataset"], settings["evaluate_on"])

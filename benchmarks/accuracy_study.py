@@ -21,7 +21,7 @@ STUDIES = {"cnn": ("mnist-cnn", "fashion-mnist-cnn"), "imdb": ("imdb-logistic",)
 
 
 def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
-    from dpkfc.studies.accuracy import MLP, TEXT, AccuracyStudy
+    from dpkfc_papers.accuracy import MLP, TEXT, AccuracyStudy
 
     if smoke:
         return AccuracyStudy(
@@ -36,8 +36,8 @@ def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
 
 
 def table(path: Path) -> str:
-    from dpkfc.studies import accuracy
-    from dpkfc.studies.store import Store
+    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers import accuracy
 
     rows = list(Store(path))
     done = dict.fromkeys(row["run"]["recipe"] for row in rows)
@@ -47,10 +47,9 @@ def table(path: Path) -> str:
 def main() -> int:
     from rich.console import Console
 
-    from dpkfc.studies.pool import Place, drive, worker_count
-    from dpkfc.studies.progress import StudyProgress
-    from dpkfc.studies.store import Store
-    from dpkfc.studies.tune import expected_seconds
+    from dpkfc.app.tuning.pool import Place, StudyProgress, drive, worker_count
+    from dpkfc.app.tuning.runs import Store
+    from dpkfc.app.tuning.tune import expected_seconds
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", choices=list(STUDIES), default="cnn")

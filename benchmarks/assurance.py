@@ -24,18 +24,18 @@ OUTPUT = RESULTS / "assurance.json"
 ROOT = Path(__file__).resolve().parents[1]
 # section: the tests that leave its evidence
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "leaks": ("tests/leaks",),
-    "audit": ("tests/assurance/test_audit_step.py", "tests/assurance/test_replay.py", "tests/assurance/test_noise_law.py",
-              "tests/assurance/test_two_worlds.py"),
-    "one-run": ("tests/assurance/test_bounds.py", "tests/assurance/test_one_run.py"),
-    "membership": ("tests/assurance/test_membership.py",),
-    "accounting": ("tests/assurance/test_accounting_grid.py", "tests/assurance/test_accounting_integration.py"),
-    "samplers": ("tests/assurance/test_samplers.py",),
-    "noise": ("tests/assurance/test_noise_streams.py", "tests/assurance/test_rounded_noise.py"),
-    "floating point": ("tests/assurance/test_floating_point.py", "tests/gradients/test_neighbouring_sums.py"),
-    "crash": ("tests/assurance/test_crash.py",),
-    "fuzz": ("tests/assurance",),
-    "side doors": ("tests/assurance/test_side_doors.py",),
+    "leaks": ("tests/injected_bugs",),
+    "audit": ("tests/audit/test_audit_step.py", "tests/audit/test_replay.py", "tests/audit/test_noise_law.py",
+              "tests/audit/test_two_worlds.py"),
+    "one-run": ("tests/audit/test_bounds.py", "tests/audit/test_one_run.py"),
+    "membership": ("tests/audit/test_membership.py",),
+    "accounting": ("tests/audit/test_accounting_grid.py", "tests/audit/test_accounting_integration.py"),
+    "samplers": ("tests/audit/test_samplers.py",),
+    "noise": ("tests/audit/test_noise_streams.py", "tests/audit/test_rounded_noise.py"),
+    "floating point": ("tests/audit/test_floating_point.py", "tests/gradients/test_neighbouring_sums.py"),
+    "crash": ("tests/audit/test_crash.py",),
+    "fuzz": ("tests/audit",),
+    "side doors": ("tests/audit/test_side_doors.py",),
 }  # fmt: skip
 
 
@@ -45,7 +45,7 @@ _LONG = 24  # rows of a table that is folded
 def tests_of(section: str) -> list[str]:
     """Files of a section that exist; fuzzing has one a kind of file."""
     if section == "fuzz":
-        return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/assurance").glob("test_fuzz*.py"))
+        return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/audit").glob("test_fuzz*.py"))
     return [name for name in SECTIONS[section] if (ROOT / name).exists()]
 
 

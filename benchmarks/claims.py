@@ -93,8 +93,8 @@ CLAIMS = (
 def measured(folder: Path) -> Accuracies:
     """Everything that two arms were compared in, where each has two seeds or more."""
     import grids
-    from dpkfc.report.winners import winners_tests
-    from dpkfc.studies.store import Store
+    from dpkfc.app.html.read import winners_tests
+    from dpkfc.app.tuning.runs import Store
 
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in read_json(folder / "accuracy.json").get("runs", {}).values():

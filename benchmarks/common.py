@@ -280,9 +280,8 @@ def run_cells(stages: Sequence[Callable[[Any], Any]], results: Path, out: Path, 
         out: ledgers.
         given: of `cells_parser`.
     """
-    from dpkfc.studies.listed import Listed
-    from dpkfc.studies.pool import Place, Task, drive, worker_count
-    from dpkfc.studies.store import Store
+    from dpkfc.app.tuning.pool import Listed, Place, Task, drive, worker_count
+    from dpkfc.app.tuning.runs import Store
 
     try:
         with Store(results) as store:

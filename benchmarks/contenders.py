@@ -84,8 +84,8 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
     """A session of this project with a preconditioner, ledger on disk."""
     from dpkfc.config import PrivacyConfig
     from dpkfc.curvature import KFAC
-    from dpkfc.gradients.contributions import capture
-    from dpkfc.probe_rows import at_once
+    from dpkfc.gradients.clipped_sum import capture
+    from dpkfc.preconditioning import at_once
     from dpkfc.session import Session
 
     model, optimizer = setting.fresh()
@@ -205,7 +205,7 @@ def _opacus_step(
 
 def materialised(setting: Setting) -> Contender:
     """DP-KFC as it is usually written: Opacus' per-example gradients, each multiplied by both roots before the clip."""
-    from dpkfc.gradients.contributions import capture
+    from dpkfc.gradients.clipped_sum import capture
     from dpkfc.gradients.discovery import find_layers
 
     layers = find_layers(setting.model)

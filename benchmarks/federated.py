@@ -130,7 +130,7 @@ def runs(clients: int, rounds: int) -> list[dict[str, Any]]:
 
     from dpkfc import KFAC, FeatureNoise
     from dpkfc.federated import FederatedConfig, FedGD, FedSOFIM, PerUpload, SecureAggregation, TrustedServer, federate
-    from dpkfc.federated.partition import iid, parts
+    from dpkfc.federated.simulation import iid, parts
 
     torch.manual_seed(0)
     records = 50 * clients
@@ -165,8 +165,8 @@ def flower(clients: int, rounds: int) -> dict[str, Any]:
     """The demo's app on Flower's simulation, each client in a process of Ray's with a ledger of its own on the disk."""
     from tempfile import TemporaryDirectory
 
+    from dpkfc.app.federated_demo import APP
     from dpkfc.federated.flower import simulate
-    from dpkfc.recipes.federated_demo import APP
 
     settings = {"clients": clients, "rounds": rounds, "method": "dp-fedsofim"}
     with TemporaryDirectory() as folder:

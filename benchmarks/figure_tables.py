@@ -59,16 +59,17 @@ def spectra() -> str:
 
 def noise() -> str:
     """Mean squared errors of a regression under noise: no filter, DOPPLER and DiSK at every rate."""
-    from dpkfc.studies.figures.noise_sweep import METHODS, best, points
+    from dpkfc_papers.measurements import SWEEP_METHODS, best, points
 
     rows = read_json(RESULTS / "figures" / "disk-fig6a.json")["rows"]
     found = points({"run": row["run"], **row["values"]} for row in rows)
     at = {(one.method, one.lr, one.noise): one for one in found}
     rates, noises = (sorted({getattr(one, name) for one in found}) for name in ("lr", "noise"))
-    cells = [[_three([at[method, lr, sigma] for method in METHODS]) for sigma in noises] for lr in rates]
+    cells = [[_three([at[method, lr, sigma] for method in SWEEP_METHODS]) for sigma in noises] for lr in rates]
     lines = [[f"{lr:g}", *of] for lr, of in zip(rates, cells, strict=True)]
     lowest = {(one.method, one.noise): one for one in best(found)}
-    lines.append(["best rate of each", *(" / ".join(f"{lowest[method, sigma].lr:g}" for method in METHODS) for sigma in noises)])
+    best_rates = [" / ".join(f"{lowest[method, sigma].lr:g}" for method in SWEEP_METHODS) for sigma in noises]
+    lines.append(["best rate of each", *best_rates])
     head = ["learning rate", *(f"σ = {sigma:g}" for sigma in noises)]
     said = f"Mean squared error of {found[0].runs} runs, no filter / DOPPLER / DiSK; DiSK is ↓ below or ↑ above no filter by"
     return f"{said} more than two standard errors of the difference\n\n{markdown(head, lines)}"

@@ -36,7 +36,7 @@ class Grid:
     tuned_with: tuple[int, ...] = (100,)  # seeds of the points; those of tests are others
 
     def run(self, arm: str, point: Settings, seed: int, test: bool) -> Any:
-        from dpkfc.studies.cell import Run
+        from dpkfc.app.tuning.runs import Run
 
         settings = {**self.common, **point, **({} if test else {"validation_size": 5000})}
         return Run.of(self.recipe, self.arms[arm][0], settings, seed=seed, evaluate_on="test" if test else "validation")
@@ -325,7 +325,7 @@ def _told(point: Settings) -> str:
 
 def main() -> int:
     from common import cells_parser, run_cells
-    from dpkfc.studies.store import Store
+    from dpkfc.app.tuning.runs import Store
 
     parser = cells_parser(__doc__)
     parser.add_argument("--grid", choices=list(GRIDS), required=True)

@@ -38,7 +38,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 def data(evaluate_on: str):
     """(public, private, evaluation) examples of the digits."""
-    from dpkfc.recipes.catalogue import find_recipe, run_config
+    from dpkfc.app.recipes.catalogue import find_recipe, run_config
 
     whole = find_recipe("digits").data(run_config(COMMON))
     order = torch.randperm(len(whole.train[1]), generator=torch.Generator().manual_seed(SPLIT_SEED))
@@ -53,11 +53,11 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
     """One private run; returns its settings with accuracy, ε, σ and seconds."""
     from safetensors.torch import save_file
 
-    from dpkfc.recipes.assemble import learning_rate, make_augment, make_optimizer, make_plan
-    from dpkfc.recipes.catalogue import find_recipe, run_config
-    from dpkfc.recipes.evaluate import cross_entropy, evaluate
-    from dpkfc.recipes.finish import judged_weights
-    from dpkfc.recipes.pretrain import pretrain
+    from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan
+    from dpkfc.app.recipes.catalogue import find_recipe, run_config
+    from dpkfc.app.recipes.recipe import cross_entropy, evaluate
+    from dpkfc.app.results import judged_weights
+    from dpkfc.app.train import pretrain
     from dpkfc.session import Session
 
     torch.set_num_threads(1)
@@ -97,7 +97,7 @@ def chosen_for(method: str, rate: float, sgd_rate: float) -> dict[str, Any]:
 
 
 def rates_of(method: str) -> tuple[float, ...]:
-    from dpkfc.recipes.methods import METHODS
+    from dpkfc.app.methods import METHODS
 
     optimizer = METHODS[method].settings.get("optimizer", "sgd")
     rates = RATES["adam" if optimizer in ("adam", "adam-bc") else "sgd"]
@@ -105,7 +105,7 @@ def rates_of(method: str) -> tuple[float, ...]:
 
 
 def settings_of(chosen: dict[str, Any], seed: int, evaluate_on: str) -> dict[str, Any]:
-    from dpkfc.recipes.methods import METHODS
+    from dpkfc.app.methods import METHODS
 
     preset = dict(METHODS[chosen["method"]].settings)
     if chosen["method"] == "dp-kfc" or chosen["method"].startswith("dp-kfc-"):
@@ -120,7 +120,7 @@ def key(settings: dict[str, Any]) -> str:
 def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
     """Markdown: accuracy on the test set, mean ± standard deviation over seeds, and the rate that validation chose."""
     from common import markdown
-    from dpkfc.recipes.methods import METHODS
+    from dpkfc.app.methods import METHODS
 
     rows = []
     base = results["chosen"].get("dp-sgd", {}).get("seconds")
@@ -143,7 +143,7 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
 
 def main() -> None:
     from common import hardware, now, read_json
-    from dpkfc.recipes.methods import METHODS
+    from dpkfc.app.methods import METHODS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(METHODS), help="methods to run")

@@ -17,7 +17,7 @@ import torch
 
 from common import hardware, markdown
 from dpkfc.entropy import draw_key
-from dpkfc.privacy.chacha20 import draw_normal
+from dpkfc.privacy.mechanism import draw_normal
 from dpkfc.privacy.rng import NoiseStream
 
 SIZES = (1000, 1 << 17, 1_000_000, 1 << 24)

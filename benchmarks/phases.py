@@ -75,14 +75,14 @@ def listening(clock: Clock) -> Iterator[None]:
     import torch
 
     from dpkfc import session
-    from dpkfc.gradients import accumulate, tape
+    from dpkfc.gradients import clipping, tape
     from dpkfc.privacy import mechanism
     from dpkfc.privacy.ledger import Ledger
     from models import Case
 
     places: list[tuple[Any, str, str]] = [
         (Case, "losses", "forward"), (tape.Tape, "backward", "backward"), (torch.Tensor, "backward", "backward"),
-        (accumulate, "per_example_norms", "norms"), (accumulate, "weighted_sum", "sums"),
+        (clipping, "per_example_norms", "norms"), (clipping, "weighted_sum", "sums"),
         (mechanism, "gaussian_release", "noise"), (Ledger, "charge", "ledger"),
         (session.Session, "_apply", "optimizer"), (torch.optim.SGD, "step", "optimizer"),
     ]  # fmt: skip

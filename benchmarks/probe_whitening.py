@@ -53,7 +53,7 @@ def effective_rank(probe: Tensor, true: Tensor) -> float:
 
 def probes(data_dir: str, private: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     from dpkfc import DeadLeaves, PinkNoise, WhiteNoise
-    from dpkfc.recipes.catalogue import find_recipe, run_config
+    from dpkfc.app.recipes.catalogue import find_recipe, run_config
 
     shape = (1, 28, 28)
     noise = {
@@ -78,7 +78,7 @@ def refined(model: nn.Sequential, x: Tensor, generator: torch.Generator) -> Tens
 
 
 def measure(data_dir: str) -> dict[str, Any]:
-    from dpkfc.recipes.catalogue import find_recipe, run_config
+    from dpkfc.app.recipes.catalogue import find_recipe, run_config
 
     recipe = find_recipe("mnist-cnn")
     x, y = recipe.data(run_config({"recipe": recipe.name, "data_dir": data_dir})).train
@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--weights", type=Path, help="of a private run, whose refined images are drawn too")
     arguments = parser.parse_args()
     if arguments.picture:
-        from dpkfc.recipes.catalogue import find_recipe, run_config
+        from dpkfc.app.recipes.catalogue import find_recipe, run_config
 
         private = find_recipe("mnist-cnn").data(run_config({"recipe": "mnist-cnn", "data_dir": arguments.data_dir})).train[0]
         seen = probes(arguments.data_dir, private, torch.Generator().manual_seed(0))

@@ -38,7 +38,7 @@ SMOKE = {"epsilon": 3.0, "steps": 6, "expected_batch_size": 64, "validation_size
 
 
 def runs(smoke: bool, seeds: int) -> list[tuple[str, Any]]:
-    from dpkfc.studies.cell import Run
+    from dpkfc.app.tuning.runs import Run
 
     recipe, common = ("digits", SMOKE) if smoke else ("mnist-cnn", COMMON)
     found = []
@@ -65,7 +65,7 @@ def table(rows: list[tuple[str, Any]], store: Any) -> str:
 
 def main() -> int:
     from common import cells_parser, run_cells
-    from dpkfc.studies.store import Store
+    from dpkfc.app.tuning.runs import Store
 
     parser = cells_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3)

@@ -84,14 +84,14 @@ def accuracy() -> str:
 
 def studies():
     """Results of the accuracy studies, by the name of their file."""
-    from dpkfc.studies.store import Store
+    from dpkfc.app.tuning.runs import Store
 
     return {path.stem: Store(path) for path in sorted((RESULTS / "accuracy").glob("*.json"))}
 
 
 def accuracy_study(recipe: str) -> str:
     """The arms of the accuracy study on one recipe."""
-    from dpkfc.studies.accuracy import table
+    from dpkfc_papers.accuracy import table
 
     rows = [row for store in studies().values() for row in store if row["run"]["recipe"] == recipe and "tag" in row]
     if not rows:
@@ -101,7 +101,7 @@ def accuracy_study(recipe: str) -> str:
 
 def _begun(recipe: str) -> str:
     """Trials that lie apart because no arm has had all of its own; nothing where there are none."""
-    from dpkfc.studies.store import Store
+    from dpkfc.app.tuning.runs import Store
 
     for path in sorted((RESULTS / "trials").glob("*.json")):
         begun = [row["tag"]["arm"] for row in Store(path) if row["run"]["recipe"] == recipe]
@@ -113,7 +113,7 @@ def _begun(recipe: str) -> str:
 def grid(name: str) -> str:
     """The best point of each arm of a grid, judged on the test set; `NAME-points`: all of them, on the validation split."""
     import grids
-    from dpkfc.studies.store import Store
+    from dpkfc.app.tuning.runs import Store
 
     of = name.removesuffix("-points")
     store = Store(grids.RESULTS / f"{of}.json")
@@ -134,7 +134,7 @@ def claims() -> str:
 def rank_accuracy() -> str:
     """What low-rank sides and smaller probes cost in accuracy."""
     import rank_accuracy as study
-    from dpkfc.studies.store import Store
+    from dpkfc.app.tuning.runs import Store
 
     store = Store(study.RESULTS)
     rows = list(store)
@@ -163,15 +163,14 @@ def probe_whitening() -> str:
 
 @cache
 def _tuning():
-    from dpkfc.studies.reproduce import Tuning
+    from dpkfc_papers.tables import Tuning
 
     return Tuning(studies().values())
 
 
 def _published(name: str):
-    from dpkfc.studies.published import load
-    from dpkfc.studies.reproduce import outcomes
-    from dpkfc.studies.store import Store
+    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.tables import load, outcomes
 
     nothing, times = Store(RESULTS / "accuracy" / "none.json"), read_json(RESULTS / "speed.json")
     return load(name), outcomes(load(name), nothing, _tuning(), range(3), times=times)
@@ -179,8 +178,8 @@ def _published(name: str):
 
 def published(name: str = "") -> str:
     """The cells of a published table beside ours, or how many of each table came out how."""
-    from dpkfc.studies.published import names
-    from dpkfc.studies.reproduce import markdown as cells
+    from dpkfc_papers.tables import markdown as cells
+    from dpkfc_papers.tables import names
 
     if name:
         return cells(*_published(name))
@@ -196,7 +195,7 @@ def published(name: str = "") -> str:
 def methods(page: str = "") -> str:
     """The methods on the digits, all or those of one page of docs/methods."""
     import methods as study
-    from dpkfc.recipes.methods import METHODS
+    from dpkfc.app.methods import METHODS
 
     results = read_json(RESULTS / "methods.json")
     if not results:
@@ -257,22 +256,22 @@ def scale() -> str:
 
 def federated_accuracy(part: str) -> str:
     """The federated study: `arms-TASK`, accuracies, `gains-TASK`, differences between arms, or `noise`, ε seen from two sides."""
-    from dpkfc.studies.federated import report
-    from dpkfc.studies.federated.run import STUDY
-    from dpkfc.studies.store import Store
+    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers import federated_study
+    from dpkfc_papers.federated_study import STUDY
 
     if part == "noise":
-        return report.noise(STUDY)
+        return federated_study.noise(STUDY)
     store = Store(RESULTS / "federated_accuracy.json")
     rows = list(store)
     if not rows:
         return missing("dpkfc reproduce dp-fedsofim --results benchmarks/results/federated_accuracy.json")
     kind, _, task = part.partition("-")
     if kind == "gains":
-        return report.second_order(STUDY, store, task)
+        return federated_study.second_order(STUDY, store, task)
     where = {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
     origin = next((row["features"] for row in rows if row["run"]["task"] == task), "")
-    return f"{report.accuracies(STUDY, store, task)} Features: {origin}.\n\n{machine(where)}"
+    return f"{federated_study.accuracies(STUDY, store, task)} Features: {origin}.\n\n{machine(where)}"
 
 
 def federated(part: str) -> str:

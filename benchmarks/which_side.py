@@ -107,7 +107,7 @@ def norms(part: Gradients) -> Tensor:
 def metrics(session: Any, private: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
     from dpkfc import KFAC, DeadLeaves, PinkNoise
     from dpkfc.curvature import PrivateOracle
-    from dpkfc.gradients.contributions import capture
+    from dpkfc.gradients.clipped_sum import capture
 
     yield "none", None
     rules, shape = {layer.name: layer.rule for layer in session.layers}, (1, 28, 28)
@@ -124,7 +124,7 @@ def metrics(session: Any, private: tuple[Tensor, Tensor]) -> Iterator[tuple[str,
 
 def measure(data_dir: str) -> dict[str, Any]:
     from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
-    from dpkfc.recipes.catalogue import find_recipe, run_config
+    from dpkfc.app.recipes.catalogue import find_recipe, run_config
 
     recipe = find_recipe("mnist-cnn")
     x, y = recipe.data(run_config({"recipe": recipe.name, "data_dir": data_dir})).train

@@ -21,7 +21,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch.overrides import _get_current_function_mode
 
-from dpkfc.integrations._modes import _take_off
+from dpkfc.integrations._opacus_batch import _take_off
 
 settings.register_profile(
     "repeatable",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from dpkfc.privacy import events
+from dpkfc.privacy import accounting
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.preloaded"])
@@ -30,14 +30,14 @@ class Done:
 
 def started(work: Callable[..., Any], *args: Any) -> Any:
     """A process that does this work, a function of a module; values of ε that are known here are known there."""
-    process = CONTEXT.Process(target=_work, args=(dict(events._values), work, args))
+    process = CONTEXT.Process(target=_work, args=(dict(accounting._values), work, args))
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path)):
         process.start()  # the first one starts the process that forks them all
     return process
 
 
 def _work(values: Mapping[Any, float], work: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    events._values.update(values)
+    accounting._values.update(values)
     work(*args)
 
 

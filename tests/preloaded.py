@@ -15,8 +15,8 @@ NEEDED = (
     "torch.distributed.fsdp",
     "torch.distributed.launcher.api",
     "dpkfc.cli",
-    "dpkfc.recipes.finish",
-    "dpkfc.recipes.train",
+    "dpkfc.app.results",
+    "dpkfc.app.train",
     "dpkfc.session",
 )
 OPTIONAL = ("opacus", "sklearn.datasets")

@@ -14,11 +14,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
+from dpkfc.app import preparation, train
+from dpkfc.app.plots import Curve
+from dpkfc.app.settings import RunConfig
 from dpkfc.cli import app
-from dpkfc.recipes import prepared, train
-from dpkfc.recipes.config import RunConfig
-from dpkfc.report.plots import Curve
-from tests.recipes.accounting import remembered
+from tests.app.accounting import remembered
 
 QUICK = ["--steps", "4", "--expected-batch-size", "24", "--accountant", "rdp", "--epsilon", "0.5", "--probe-size", "8"]
 
@@ -133,7 +133,7 @@ def test_a_config_file_with_an_unknown_key(tmp_path: Path):
     assert "unknown key 'epsilom'; did you mean 'epsilon'" in _refused("train", "--config", str(tmp_path / "my.toml"))
 
 
-def _result(folder: Path, **changed) -> prepared.Result:
+def _result(folder: Path, **changed) -> preparation.Result:
     values = {
         "folder": folder,
         "accuracy": 0.5,
@@ -144,7 +144,7 @@ def _result(folder: Path, **changed) -> prepared.Result:
         "interrupted": False,
         "curve": Curve(label="DP-KFC on digits", steps=[0], accuracy=[0.5]),
     }
-    return prepared.Result(**{**values, **changed})
+    return preparation.Result(**{**values, **changed})
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -252,7 +252,7 @@ def test_settings_are_printed_as_a_file_that_train_takes(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_tables_fit_a_terminal_without_cut_words(width: int):
-    from dpkfc.recipes.tables import methods_table
+    from dpkfc.app.commands import methods_table
 
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(methods_table(console.width))

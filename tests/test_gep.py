@@ -12,17 +12,16 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.gep import GEP
-from dpkfc.curvature.preconditioner import KFAC
+from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
-from dpkfc.gradients.accumulate import split_sum
+from dpkfc.gradients.clipping import split_sum, spread
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.subspace import spread
-from dpkfc.postprocess.adam_bc import AdamBC
-from dpkfc.postprocess.readout import read_out
+from dpkfc.linalg.metric import EMBEDDING, Subspace
+from dpkfc.postprocess.optimizers import AdamBC
+from dpkfc.postprocess.pipeline import read_out
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.session import Session
-from dpkfc.subspace import EMBEDDING, Subspace
 from tests.test_session import N, data, loss_fn, net, plan, train, weights
 
 S1, S2 = 0.6, 0.4

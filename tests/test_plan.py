@@ -11,10 +11,9 @@ import pickle
 import numpy as np
 import pytest
 
-from dpkfc.config import PrivacyConfig
+from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.data.sampling import FixedSize, Poisson, Shuffle
-from dpkfc.plan import Plan
-from dpkfc.privacy.events import epsilon, event_from_dict
+from dpkfc.privacy.accounting import epsilon, event_from_dict
 
 DELTA = 1e-5
 

@@ -11,14 +11,11 @@ import pytest
 import torch
 
 from dpkfc import checkpoint
-from dpkfc.report.metrics import Metrics, Row
-from dpkfc.report.run_folder import RunFolder, placed
-from dpkfc.studies import tune
-from dpkfc.studies.arms import arm_of
-from dpkfc.studies.cell import Run
-from dpkfc.studies.store import Store
-from dpkfc.studies.tuned import Tuned
-from dpkfc.studies.tuning_cost import trial_law
+from dpkfc.app.run_folder import Metrics, Row, RunFolder, placed
+from dpkfc.app.tuning import tune
+from dpkfc.app.tuning.runs import Run, Store
+from dpkfc.app.tuning.search import arm_of
+from dpkfc.app.tuning.tune import Tuned, trial_law
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows keeps rights in another form")
 

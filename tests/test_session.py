@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.checkpoint import CheckpointError
-from dpkfc.config import PrivacyConfig
-from dpkfc.curvature.preconditioner import KFAC
+from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
-from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
 from dpkfc.session import Session
-from tests.heard import Heard
+from tests.recording import Heard
 
 N = 40
 
@@ -204,7 +203,7 @@ def test_identity_metric_is_dp_sgd() -> None:
     plain, same = net(), net()
     with session(plan(1.0), plain) as s:
         train(s)
-    from dpkfc.metric import Identity, Kronecker
+    from dpkfc.linalg.metric import Identity, Kronecker
 
     with session(plan(1.0), same) as s:
         s._coordinates.current = type("Fixed", (), {"metric": {"0": Kronecker(Identity(), Identity())}, "step": 0})()

@@ -11,15 +11,14 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from dpkfc.config import PrivacyConfig
-from dpkfc.curvature.preconditioner import KFAC
-from dpkfc.gradients.contributions import capture
+from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.curvature.kfac import KFAC
+from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.plan import Plan
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
-from tests.heard import Heard
-from tests.teeth_cases import WIDTH, B, Handed, N, data, flat, kfac, loss_fn, net, plan, session, weights
+from tests.mutation_cases import WIDTH, B, Handed, N, data, flat, kfac, loss_fn, net, plan, session, weights
+from tests.recording import Heard
 
 # -- the law of the noise, through the whole session -------------------------------------------------------------------
 

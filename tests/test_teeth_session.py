@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpkfc.gradients.update import check_optimizer
-from tests.heard import Heard
-from tests.teeth_cases import WIDTH, Handed, N, data, flat, kfac, loss_fn, net, plan, session, weights
+from dpkfc.gradients.state import check_optimizer
+from tests.mutation_cases import WIDTH, Handed, N, data, flat, kfac, loss_fn, net, plan, session, weights
+from tests.recording import Heard
 
 # -- the metric at every refresh ---------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dpkfc.app.federated_demo import APP
 from dpkfc.federated.flower import client_app, server_app
-from dpkfc.recipes.federated_demo import APP
 
 server = server_app(APP)
 client = client_app(APP)

@@ -6,18 +6,14 @@ Three tiers: the command line `dpkfc`, a `Session` over a `Plan`, and an Opacus-
 
 from __future__ import annotations
 
-from dpkfc.allocator import keep_freed_memory
-from dpkfc.config import PrivacyConfig
-from dpkfc.curvature.generated import generated_text
-from dpkfc.curvature.leaves import DeadLeaves
-from dpkfc.curvature.preconditioner import KFAC
-from dpkfc.curvature.probes import FeatureNoise, PinkNoise, PublicData, WhiteNoise
-from dpkfc.curvature.refined import Refined
-from dpkfc.curvature.tokens import TokenNoise
-from dpkfc.plan import Plan
+from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.probes import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
+from dpkfc.curvature.text_probes import TokenNoise, generated_text
+from dpkfc.memory import keep_freed_memory
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
-from dpkfc.tracking import register_batch_rule
+from dpkfc.tracking.batch_rules import register_batch_rule
 
 __version__ = "0.1.0"
 

@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
-from dpkfc.allocator import keep_freed_memory
-from dpkfc.launched import check_single
+from dpkfc.distributed import check_single
+from dpkfc.memory import keep_freed_memory
 from dpkfc.report.numbers import rounded_up
 from dpkfc.terminal import INTERRUPTED, open_console, print_error, quiet_libraries
 
@@ -133,7 +133,7 @@ def ledger_verify(
     releases: Annotated[int | None, typer.Option(help="Number of releases after which that head was taken.")] = None,
 ) -> None:
     """Check the chain of a ledger, the card and weights beside it, and say what its releases cost. The chain has no key."""
-    from dpkfc.recipes.spent import spent
+    from dpkfc.report.verify import spent
 
     if bool(head) != (releases is not None):
         raise ValueError("--head and --releases belong together: the head that you kept, and after how many releases")

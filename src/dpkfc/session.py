@@ -7,44 +7,264 @@ the loss and a torch optimizer. The model is never wrapped.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from dpkfc import checkpoint
-from dpkfc.coordinates import Coordinates
-from dpkfc.curvature.preconditioner import Preconditioner
-from dpkfc.data.layout import layout
-from dpkfc.data.loader import MicroBatches
-from dpkfc.data.public import check_probes
+from dpkfc import checkpoint, fsdp
+from dpkfc.config import Plan
+from dpkfc.curvature.kfac import Preconditioner
+from dpkfc.data.checks import check_probes
+from dpkfc.data.loading import MicroBatches, layout
 from dpkfc.data.units import units_of
-from dpkfc.gradients import sharded
-from dpkfc.gradients.agreement import check_alike, check_in_step
+from dpkfc.distributed import RankLost, Ranks, check_alike, check_in_step
+from dpkfc.gradients.clipped_sum import At, LossFn, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.distributed import RankLost, Ranks
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.memory import MicroBatchSize
-from dpkfc.gradients.micro import At, LossFn, Proof, clipped_sum
-from dpkfc.gradients.update import WeightGuard, check_moved, check_optimizer, check_unchanged, traces
-from dpkfc.plan import Plan
-from dpkfc.postprocess.chain import Chain, check_with_optimizer
-from dpkfc.postprocess.ema import WeightAverage
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger
+from dpkfc.gradients.state import WeightGuard, check_moved, check_optimizer, check_unchanged, traces
+from dpkfc.memory import MicroBatchSize
+from dpkfc.postprocess.optimizers import WeightAverage
+from dpkfc.postprocess.pipeline import Chain, check_with_optimizer
+from dpkfc.preconditioning import Coordinates
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
-from dpkfc.shared_ledger import count_along, open_shared
-from dpkfc.steps import Batch, GradientTally, StepRecord, check_dataset, step_record, warn_of_others
-from dpkfc.verification import PublicRows, check_on_public_rows, checked_verify, program_of, public_rows
+from dpkfc.verification import public_rows
+from dpkfc.verification.examples import check_on_public_rows, checked_verify, program_of
+from dpkfc.verification.public_rows import PublicRows
 
-__all__ = ["Batch", "Session", "StepRecord"]
+# --------------------------------------------------------------------------------------------------
+# What a step takes and what it reports.
+
+_LOG = logging.getLogger(__name__)
+_ONLY_NOISE = (
+    "private: do not share. Every record of every step had a non-finite gradient; the releases hold noise only. "
+    "Look for missing values (NaN)."
+)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one step did.
+
+    Attributes:
+        step: index of the step, from 0.
+        release: number of releases so far, this one included.
+        seconds: wall time of the step.
+        batch_size: realised logical batch, in examples or units. PRIVATE, for the operator's eyes only.
+        clipped_fraction: share of examples (units) that were clipped. PRIVATE.
+        nonfinite_fraction: fraction of examples (units) whose gradient is not finite; they contribute zero. PRIVATE.
+        median_norm: median upper bound of the norm of an example (unit) in the coordinates of the noise. PRIVATE.
+        notes: what post-processing noted, public: `adam_bc/floor_fraction`, say.
+    """
+
+    step: int
+    release: int
+    seconds: float
+    batch_size: int
+    clipped_fraction: float
+    nonfinite_fraction: float
+    median_norm: float
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A sampled logical batch, to be handed to `Session.step` once.
+
+    Attributes:
+        step: number of the step.
+        indices: sampled examples, or units where the plan protects more than a record `[n]`.
+        records: of units, the records that count in this step `[n, k]`, -1 where a unit has fewer; None for examples.
+
+    Arrays in `indices` and `records` become read-only.
+    """
+
+    step: int
+    indices: Any
+    records: Any = None
+
+    def __post_init__(self) -> None:
+        for drawn in (self.indices, self.records):
+            if isinstance(drawn, np.ndarray):
+                drawn.flags.writeable = False  # what is loaded is what the sampler drew
+
+    @property
+    def drawn(self) -> Any:
+        """What is loaded: records, in rows of one unit where units are more than a record."""
+        return self.indices if self.records is None else self.records
+
+    def __iter__(self) -> NoReturn:
+        """Refused by a TypeError: what is sampled is loaded by the session."""
+        raise TypeError(
+            "a batch of session.batches() holds indices, no data: `for batch in session.batches(): session.step(batch, loss_fn)` "
+            "loads it, and loss_fn(model, data) gets its tensors"
+        )
+
+
+def step_record(batch: Batch, update: Released, norms: Tensor, max_grad_norm: float, started: float) -> StepRecord:
+    """The report of a step.
+
+    Args:
+        batch: the logical batch.
+        update: what the optimizer was handed.
+        norms: private norms of this process's examples.
+        max_grad_norm: C.
+        started: `time.perf_counter()` when the step began.
+    """
+    fractions = [0.0, 0.0, math.nan]
+    if norms.numel():
+        clipped, nonfinite = (norms > max_grad_norm).double().mean(), (~torch.isfinite(norms)).double().mean()
+        fractions = torch.stack([clipped, nonfinite, norms.median().double()]).tolist()
+    return StepRecord(
+        step=batch.step,
+        release=update.release,
+        seconds=time.perf_counter() - started,
+        batch_size=len(batch.indices),
+        clipped_fraction=fractions[0],
+        nonfinite_fraction=fractions[1],
+        median_norm=fractions[2],
+        notes=dict(update.notes),
+    )
+
+
+class GradientTally:
+    """Remember whether any record of a run had a finite gradient. PRIVATE: only a warning for the operator uses the answer.
+
+    The tally decides neither what is released nor whether a run continues, and no file holds it.
+    """
+
+    def __init__(self) -> None:
+        self._finite: Tensor | None = None  # stays on the device until the warning, so that no step waits for it
+
+    def add(self, norms: Tensor) -> None:
+        """Count records by their norms `[N]`, before noise."""
+        if norms.numel():
+            finite = torch.isfinite(norms).any()
+            self._finite = finite if self._finite is None else self._finite | finite.to(self._finite.device)
+
+    def warn(self) -> None:
+        """Warn once if there were records and none of them had a finite gradient; never raise, whatever the filters say."""
+        only_noise = self._finite is not None and not bool(self._finite)
+        self._finite = None
+        if not only_noise:
+            return
+        try:
+            warnings.warn(_ONLY_NOISE, UserWarning, stacklevel=3)
+        except UserWarning:  # a filter makes errors of warnings, but private data must not stop a run
+            _LOG.warning(_ONLY_NOISE)
+
+
+def warn_of_others(releases: int, left: int | None) -> None:
+    """Say that a session begins at new weights on a ledger that was in use: a script that crashed and was started again.
+
+    Args:
+        releases: in the ledger from before, neither made nor restored by the session; 0 says nothing.
+        left: releases that the plan still allows.
+    """
+    if releases:
+        warnings.warn(
+            f"the ledger holds {releases} releases from before; this session begins at new weights and has {left} "
+            "left. Go on from a checkpoint with session.restore(), or take a new ledger: then both ε add up",
+            stacklevel=3,
+        )
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse what holds data, but has no record i under the index i.
+
+    Args:
+        dataset: what a session was given.
+
+    Raises:
+        ValueError: a loader, a data frame or a mapping of columns; naming what to pass.
+    """
+    if isinstance(dataset, DataLoader):
+        raise ValueError(
+            "a Session samples its batches itself; pass loader.dataset in the place of the DataLoader (and its collate_fn= and "
+            "num_workers=)"
+        )
+    if hasattr(dataset, "iloc"):
+        raise ValueError(
+            f"a {type(dataset).__name__} is indexed by its columns, not by its records; pass tensors: "
+            "(torch.as_tensor(frame[features].to_numpy(), dtype=torch.float32), torch.as_tensor(frame[label].to_numpy()))"
+        )
+    if isinstance(dataset, Mapping) and not all(isinstance(key, int) for key in dataset):
+        raise ValueError(
+            f"a {type(dataset).__name__} of columns is indexed by their names, not by records; pass a tuple of tensors, tuple("
+            "columns.values()), or for batches that are dicts a list of them: [{k: x[i] for k, x in columns.items()} for i in "
+            "range(n)]"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# One ledger for all processes of a run: the first writes it, and none may know of releases that it
+# does not hold.
+
+
+def open_shared(plan: Plan, path: str | os.PathLike[str] | None, ranks: Ranks) -> Ledger:
+    """The ledger on the first process, one in memory on the others.
+
+    After a restart another host may be the first, and find nothing under a path where its predecessor had written: the budget
+    would be spent once more. So what any process finds there must be a part of the ledger in force.
+
+    Raises:
+        LedgerError: another process finds releases under this path that the first does not; before anything is spent.
+        ValueError: as `Plan.open_ledger`.
+    """
+    ledger = ranks.together(lambda: plan.open_ledger(path if ranks.first else None))
+    if ranks.world_size == 1 or ranks.everyone(path) == [None] * ranks.world_size:
+        return ledger
+
+    def found() -> tuple[int, str]:
+        if path is None or ranks.first or not Path(path).is_file() or not Path(path).stat().st_size:
+            return 0, ""
+        own = verify(path)
+        return len(own.releases), own.heads[len(own.releases)]
+
+    def check() -> None:
+        for rank, (count, head) in enumerate(known):
+            if count and not ledger.contains(count, head):
+                raise LedgerError(
+                    f"process {rank} finds {count} releases in {path} that the ledger of process 0 does not hold: another host "
+                    "was the first before. Put the ledger on a disk that all hosts share, or copy it to the host of process 0"
+                )
+
+    try:
+        known = ranks.everyone(ranks.together(found))
+        ranks.from_first(check, "ledger")
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def count_along(ledger: Ledger, plan: Plan, step: int, releases: int) -> None:
+    """Bring the count of a process that writes no ledger to that of the first.
+
+    Args:
+        ledger: in memory.
+        plan: of the run.
+        step: in which the first process made its last release.
+        releases: that the ledger of the first process holds.
+    """
+    for _ in range(releases - ledger.count):
+        ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 _log = logging.getLogger(__name__)
@@ -101,9 +321,9 @@ class Session:
         passes = {n: getattr(plan.config, n) for n in ("max_physical_batch_size", "pad_to_multiple")} | {"verify": verify}
         read = self._loader.example
         check_alike(self._ranks, plan.hash, model, optimizer, records=len(self._loader), record=read, passes=passes)
-        self._divided = sharded.prepare(model, self._ranks.world_size, automatic=plan.config.micro_batch[1])
+        self._divided = fsdp.prepare(model, self._ranks.world_size, automatic=plan.config.micro_batch[1])
         self.layers: list[Layer] = find_layers(model)
-        sharded.refuse_layers(self.layers)
+        fsdp.refuse_layers(self.layers)
         self._parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
         self._dataset, self._collate_fn, self._augment = dataset, collate_fn, augment
@@ -306,7 +526,7 @@ class Session:
         self._chain.before_update(self._parameters)
         self.optimizer.zero_grad(set_to_none=True)  # a gradient left on a frozen parameter is nobody's release
         for name, parameter in self._parameters.items():
-            parameter.grad = sharded.divided_as(released.gradients[name].to(parameter.dtype), parameter)
+            parameter.grad = fsdp.divided_as(released.gradients[name].to(parameter.dtype), parameter)
         try:
             self._weights.step(self.optimizer)
         finally:
@@ -321,7 +541,7 @@ class Session:
         Raises:
             RuntimeError: the plan keeps none (`PrivacyConfig.weight_average`), or it is in the model already.
         """
-        return sharded.resharded(self.model, self._weights.around(self._average.in_model()))
+        return fsdp.resharded(self.model, self._weights.around(self._average.in_model()))
 
     def accept_weights(self) -> None:
         """Go on from weights that you have written between two releases, such as an average of released ones.
@@ -383,11 +603,11 @@ class Session:
         meta |= {"plain": plain} if (plain := checkpoint.plain_entries(self.model.state_dict())) else {}
         if self.plan.test_mode:  # bit for bit, dropout included; elsewhere a run goes on with whatever torch draws
             meta["torch_rng"] = torch.cat(self._ranks.everyone(torch.get_rng_state()))
-        held, told = sharded.whole((tensors, meta), keep=self._ranks.first)
+        held, told = fsdp.whole((tensors, meta), keep=self._ranks.first)
         self._ranks.from_first(lambda: checkpoint.write(folder, held, told))
 
     def _model_state(self) -> dict[str, Tensor]:
-        return sharded.model_state(self.model) if self._divided else checkpoint.unique_tensors(self.model.state_dict())
+        return fsdp.model_state(self.model) if self._divided else checkpoint.unique_tensors(self.model.state_dict())
 
     def restore(self, folder: str | os.PathLike[str], *, any_world_size: bool = False) -> Any:
         """Continue from a checkpoint of the same plan and ledger, with a fresh noise stream.
@@ -424,11 +644,11 @@ class Session:
         """Take up what a checkpoint of this plan and ledger holds."""
         checkpoint.check_same_tensors(self._model_state(), tensors["model"])
         preconditioner = self._coordinates.loaded(tensors["preconditioner"]) if "preconditioner" in tensors else None
-        checkpoint.load_optimizer(self.optimizer, sharded.divided_optimizer_state(self.optimizer, meta["optimizer"]))
+        checkpoint.load_optimizer(self.optimizer, fsdp.divided_optimizer_state(self.optimizer, meta["optimizer"]))
         self._chain.load_state_dict(self._here(tensors.get("filters", {})))
         self._coordinates.past = self._here(tensors.get("past", {}))
         self._average.load_state_dict(self._here(tensors.get("average", {})))
-        self.model.load_state_dict(sharded.divided_state(tensors["model"], self.model) | meta.get("plain", {}), strict=False)
+        self.model.load_state_dict(fsdp.divided_state(tensors["model"], self.model) | meta.get("plain", {}), strict=False)
         if "torch_rng" in meta:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
@@ -441,7 +661,7 @@ class Session:
         return next(iter(self._parameters.values())).device
 
     def _here(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return sharded.divided_state({name: x.to(self._device) for name, x in state.items()}, self.model)
+        return fsdp.divided_state({name: x.to(self._device) for name, x in state.items()}, self.model)
 
     def close(self) -> None:
         """Close the ledger and the loader; the session cannot step afterwards."""

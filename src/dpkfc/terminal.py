@@ -57,4 +57,4 @@ def quiet_libraries() -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
     if os.environ.get("DPKFC_DEBUG") != "1":
-        logging.getLogger("dpkfc.privacy.events").setLevel(logging.ERROR)
+        logging.getLogger("dpkfc.privacy.accounting").setLevel(logging.ERROR)

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.curvature import AdaDPS, FeatureNoise, PinkNoise, PublicData
-from dpkfc.curvature.norms import probe_norms
-from dpkfc.curvature.preconditioner import Preconditioner
-from dpkfc.curvature.probing import blocks_on_probe, public_generator, undisturbed
-from dpkfc.metric import Eigenbasis, Elementwise
+from dpkfc.curvature.kfac import Preconditioner
+from dpkfc.curvature.layer_factors import probe_norms
+from dpkfc.curvature.probe_pass import blocks_on_probe, public_generator, undisturbed
+from dpkfc.linalg.metric import Eigenbasis, Elementwise
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
 
 F64 = torch.float64

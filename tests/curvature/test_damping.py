@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature.damping import Damping, condition_numbers, elementwise_scale, side_of
-from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
-from dpkfc.curvature.linalg import Eigen, eigen_of_rows
-from dpkfc.metric import Dense, Diagonal, Identity, Kronecker, LowRank
+from dpkfc.curvature.factors import DiagonalFactor, Eigen, IsotropicFactor, eigen_of_rows
+from dpkfc.linalg.metric import Dense, Diagonal, Identity, Kronecker, LowRank
 
 F64 = torch.float64
 

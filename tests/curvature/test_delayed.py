@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature import DP2
-from dpkfc.gradients.diagonal import diagonal_metric
+from dpkfc.gradients.clipping import diagonal_metric
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.metric import Metric
+from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import Released
 
 F64 = torch.float64

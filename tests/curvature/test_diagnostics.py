@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, WhiteNoise
 from dpkfc.curvature.diagnostics import (
     compare_factors,
@@ -14,11 +13,11 @@ from dpkfc.curvature.diagnostics import (
     inner_product,
     signal_to_noise,
 )
-from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
-from dpkfc.curvature.linalg import Eigen, eigen_of_rows
-from dpkfc.curvature.norms import layer_squares, probe_norms
-from dpkfc.curvature.probing import blocks_on_probe
-from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
+from dpkfc.curvature.factors import DiagonalFactor, Eigen, IsotropicFactor, eigen_of_rows
+from dpkfc.curvature.layer_factors import layer_squares, probe_norms
+from dpkfc.curvature.probe_pass import blocks_on_probe
+from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
+from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
 from tests.curvature.toys import CNN_SHAPE, capture, cnn, mlp
 
 F64 = torch.float64

@@ -5,10 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.blocks import Lookup, Outer, PerExample
-from dpkfc.curvature.factors import DiagonalFactor, FactorAccumulator, IsotropicFactor, is_empty, kronecker_factors
-from dpkfc.curvature.layers import LayerAccumulator, Structure
-from dpkfc.curvature.linalg import Eigen
+from dpkfc.curvature.factors import (
+    DiagonalFactor,
+    Eigen,
+    FactorAccumulator,
+    IsotropicFactor,
+    is_empty,
+    kronecker_factors,
+)
+from dpkfc.curvature.layer_factors import LayerAccumulator, Structure
+from dpkfc.linalg.blocks import Lookup, Outer, PerExample
 
 
 def _outer(n: int = 5, t: int = 3, d_in: int = 4, d_out: int = 6, groups: int = 1) -> Outer:

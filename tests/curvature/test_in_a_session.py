@@ -12,12 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.config import PrivacyConfig
+from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature import DP2, KFAC, NGD, AdaDPS, PinkNoise, PrivateOracle, PublicData
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
-from dpkfc.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
-from dpkfc.plan import Plan
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
 from dpkfc.privacy.mechanism import gaussian_release
 from dpkfc.session import Session
 from tests.gradients.whitened import clipped, example_rows, explicit, looped, matrix

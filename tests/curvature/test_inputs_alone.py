@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Block
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
-from dpkfc.curvature.factors import DiagonalFactor
-from dpkfc.curvature.linalg import Eigen
-from dpkfc.gradients.contributions import capture
+from dpkfc.curvature.factors import DiagonalFactor, Eigen
+from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.linalg.blocks import Block
 from tests.curvature.toys import CNN_SHAPE, cnn
 
 SIZE, LAST = 100, 64
@@ -162,7 +161,7 @@ def test_a_layer_that_no_differentiated_example_reaches_takes_the_scale_of_the_o
 
 def _place(kfac: KFAC, step: int) -> int:
     """Where in the probe of a step the one example lies that reaches every layer."""
-    from dpkfc.curvature.probing import public_generator
+    from dpkfc.curvature.probe_pass import public_generator
 
     return int((kfac.probe.sample(SIZE, public_generator(kfac.seed, step))[0][:, 0] > 0).nonzero()[0])
 

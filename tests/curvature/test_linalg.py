@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.curvature import linalg
-from dpkfc.curvature.linalg import Eigen, eigen_of_covariance, eigen_of_rows, eigh, gram, leading
+from dpkfc.curvature import factors
+from dpkfc.curvature.factors import Eigen, eigen_of_covariance, eigen_of_rows, eigh, gram, leading
 
 
 def _psd(d: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_float64_takes_over_where_float32_fails(monkeypatch):
             return values * float("nan"), vectors
         return real(matrix)
 
-    monkeypatch.setattr(linalg.torch.linalg, "eigh", flaky)
+    monkeypatch.setattr(factors.torch.linalg, "eigh", flaky)
     matrix = _psd(4, 6)
     eigen = eigh(matrix)
     assert seen == [torch.float32, torch.float64, torch.float64]
@@ -91,7 +91,7 @@ def test_a_decomposition_that_never_succeeds_is_an_error(monkeypatch):
     def never(matrix):
         raise torch.linalg.LinAlgError("no")
 
-    monkeypatch.setattr(linalg.torch.linalg, "eigh", never)
+    monkeypatch.setattr(factors.torch.linalg, "eigh", never)
     with pytest.raises(RuntimeError, match="no eigendecomposition"):
         eigh(torch.eye(2))
 
@@ -125,7 +125,7 @@ def test_nearly_parallel_rows_stay_orthonormal():
 def test_few_long_rows_never_make_a_square_matrix(monkeypatch):
     sizes = []
     real = torch.linalg.eigh
-    monkeypatch.setattr(linalg.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1])
+    monkeypatch.setattr(factors.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1])
     eigen = eigen_of_rows(torch.randn(5, 200_000), 5)
     assert sizes == [5] and eigen.vectors.shape == (200_000, 5)
 
@@ -189,7 +189,7 @@ def test_the_leading_pairs_act_as_those_of_the_whole_decomposition(dtype, spectr
 def test_wide_covariances_and_many_rows_keep_the_first_pairs_alone(monkeypatch):
     sizes = []
     real = torch.linalg.eigh
-    monkeypatch.setattr(linalg.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1])
+    monkeypatch.setattr(factors.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1])
     rows = torch.randn(700, 900) * torch.arange(1, 901).pow(-0.5)
     few = eigen_of_rows(rows, 700, keep=20)
     tall = eigen_of_rows(rows.T.contiguous(), 900, keep=20)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Lookup, Outer, PerExample, Tied
-from dpkfc.curvature.moments import squared_gradients
+from dpkfc.curvature.ngd import squared_gradients
+from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

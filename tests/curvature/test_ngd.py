@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Outer
 from dpkfc.curvature import NGD, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.factors import kronecker_factors
+from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.curvature.ngd import AfterClip
-from dpkfc.curvature.preconditioner import Preconditioner
-from dpkfc.curvature.probing import ProbeRun, blocks_on_probe, undisturbed
-from dpkfc.metric import Eigenbasis, Elementwise, Metric
+from dpkfc.curvature.probe_pass import ProbeRun, blocks_on_probe, undisturbed
+from dpkfc.linalg.blocks import Outer
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Metric
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
 
 F64 = torch.float64

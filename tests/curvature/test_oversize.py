@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Block, Lookup, Outer, Tied
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Preconditioner
-from dpkfc.curvature.factors import FactorAccumulator
-from dpkfc.curvature.layers import LayerAccumulator, Structure
-from dpkfc.curvature.linalg import Eigen
-from dpkfc.curvature.positions import Positions
-from dpkfc.metric import Diagonal, LowRank
+from dpkfc.curvature.factors import Eigen, FactorAccumulator
+from dpkfc.curvature.layer_factors import LayerAccumulator, Positions, Structure
+from dpkfc.linalg.blocks import Block, Lookup, Outer, Tied
+from dpkfc.linalg.metric import Diagonal, LowRank
 from tests.curvature.toys import CNN_SHAPE, capture, cnn, mlp, rules_of
 
 F64 = torch.float64

@@ -6,15 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Outer, Patched, formed
-from dpkfc.curvature import KFAC, PinkNoise, norms, positions
-from dpkfc.curvature.layers import LayerAccumulator, Structure
-from dpkfc.curvature.norms import layer_squares, probe_norms
-from dpkfc.curvature.positions import Positions
-from dpkfc.gradients.contributions import capture
+from dpkfc.curvature import KFAC, PinkNoise, layer_factors
+from dpkfc.curvature.layer_factors import LayerAccumulator, Positions, Structure, layer_squares, probe_norms
+from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.memory import peak_bytes
-from dpkfc.metric import Dense, Eigenbasis, Kronecker
+from dpkfc.linalg.blocks import Outer, Patched, formed
+from dpkfc.linalg.metric import Dense, Eigenbasis, Kronecker
+from dpkfc.memory import peak_bytes
 
 N = 6
 
@@ -41,8 +39,8 @@ CONVS = {
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positions, "LEAST_ROWS", 1)
-    monkeypatch.setattr(norms, "_CHUNK_ELEMENTS", 300)  # two examples' patches, so that there are several chunks
+    monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
+    monkeypatch.setattr(layer_factors, "_CHUNK_ELEMENTS", 300)  # two examples' patches, so that there are several chunks
 
 
 def block_of(name: str) -> Patched:

@@ -7,18 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.blocks import Lookup, Outer, Tied
-from dpkfc.curvature import positions
+from dpkfc.curvature import layer_factors
 from dpkfc.curvature.factors import kronecker_factors
-from dpkfc.curvature.layers import LayerAccumulator, Structure
-from dpkfc.curvature.positions import Positions
+from dpkfc.curvature.layer_factors import LayerAccumulator, Positions, Structure
+from dpkfc.linalg.blocks import Lookup, Outer, Tied
 
 F64 = torch.float64
 
 
 @pytest.fixture(autouse=True)
 def _few_rows(monkeypatch):
-    monkeypatch.setattr(positions, "LEAST_ROWS", 1)
+    monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
 
 
 def _positions(size: int, rows_per_dim: float | None, seed: int = 0) -> Positions:
@@ -127,7 +126,7 @@ def test_about_as_many_rows_are_read_as_were_asked_for(monkeypatch):
     assert held.chosen(x, 1, 10).index.numel() == 40  # 4 · 10 rows, two of every example
     assert held.chosen(x, 1, 1000).index is None
     assert _positions(20, 4.0).chosen(x[:0], 1, 10).index.numel() == 0
-    monkeypatch.setattr(positions, "LEAST_ROWS", 200)
+    monkeypatch.setattr(layer_factors, "LEAST_ROWS", 200)
     held.start(slice(0, 20), None)
     assert held.chosen(x, 1, 10).index.numel() == 200
 

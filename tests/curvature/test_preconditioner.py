@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.blocks import Outer
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Preconditioner, PublicData, WhiteNoise
-from dpkfc.curvature.norms import probe_norms
-from dpkfc.curvature.probing import blocks_on_probe, public_generator, undisturbed
-from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank
+from dpkfc.curvature.layer_factors import probe_norms
+from dpkfc.curvature.probe_pass import blocks_on_probe, public_generator, undisturbed
+from dpkfc.linalg.blocks import Outer
+from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
 
 

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpkfc import KFAC, DeadLeaves, FeatureNoise, PinkNoise, PrivacyConfig, PublicData, Refined, Session, TokenNoise
-from dpkfc.curvature.likelihood import Draws
-from dpkfc.curvature.oracle import PrivateOracle
-from dpkfc.curvature.preconditioner import Preconditioner
+from dpkfc.curvature.diagnostics import PrivateOracle
+from dpkfc.curvature.kfac import Preconditioner
+from dpkfc.curvature.probe_loss import Draws
+from dpkfc.curvature.probe_pass import ProbeRun, blocks_on_probe, public_generator, undisturbed
 from dpkfc.curvature.probes import Probe
-from dpkfc.curvature.probing import ProbeRun, blocks_on_probe, public_generator, undisturbed
-from dpkfc.gradients.contributions import capture
+from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 
 SHAPE = (2, 6, 5)

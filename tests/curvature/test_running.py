@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from dpkfc.curvature import KFAC, FeatureNoise, Preconditioner, PublicData
-from dpkfc.curvature.factors import FactorAccumulator
-from dpkfc.curvature.linalg import Eigen, eigen_of_covariance, leading
-from dpkfc.curvature.norms import probe_norms
-from dpkfc.curvature.probing import blocks_on_probe
-from dpkfc.curvature.running import drift_of, running_from, running_state
+from dpkfc.curvature.factors import Eigen, FactorAccumulator, eigen_of_covariance, leading
+from dpkfc.curvature.layer_factors import probe_norms
+from dpkfc.curvature.probe_pass import blocks_on_probe
+from dpkfc.curvature.refresh import drift_of, running_from, running_state
 from tests.curvature.toys import Text, capture, mlp, rules_of
 from tests.test_session import kfac, loss_fn, net, plan, session, weights
 

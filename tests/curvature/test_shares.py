@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.blocks import Lookup, Outer, PerExample
-from dpkfc.curvature.factors import FactorAccumulator
-from dpkfc.curvature.layers import LayerAccumulator, Structure
-from dpkfc.curvature.linalg import Eigen
-from dpkfc.curvature.shares import agreed, moved_to, own_rows, owners_of
+from dpkfc.curvature.factors import Eigen, FactorAccumulator
+from dpkfc.curvature.layer_factors import LayerAccumulator, Structure
+from dpkfc.curvature.probe_pass import agreed, moved_to, own_rows, owners_of
+from dpkfc.linalg.blocks import Lookup, Outer, PerExample
 
 
 class Member:

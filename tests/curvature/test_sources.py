@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, FeatureNoise, PrivateOracle, PublicData
 from dpkfc.curvature.diagnostics import compare_factors
-from dpkfc.curvature.preconditioner import Preconditioner
-from dpkfc.metric import Dense, Kronecker, LowRank
+from dpkfc.curvature.kfac import Preconditioner
+from dpkfc.linalg.metric import Dense, Kronecker, LowRank
 from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
 

@@ -11,12 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpkfc import metric
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Preconditioner, PublicData
-from dpkfc.curvature.preconditioner import RULES
-from dpkfc.curvature.probing import public_generator
-from dpkfc.curvature.state import mismatch
-from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Identity, Kronecker, LowRank
+from dpkfc.curvature.kfac import RULES
+from dpkfc.curvature.probe_pass import public_generator
+from dpkfc.linalg import metric
+from dpkfc.linalg.metric import Dense, Diagonal, Eigenbasis, Elementwise, Identity, Kronecker, LowRank, mismatch
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
 
 

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpkfc.blocks import Lookup, Outer, Tied
 from dpkfc.curvature import KFAC, PublicData, TokenNoise
-from dpkfc.curvature.layers import LayerAccumulator, Structure
-from dpkfc.curvature.probing import blocks_on_probe, public_generator, undisturbed
-from dpkfc.gradients import contributions
+from dpkfc.curvature.layer_factors import LayerAccumulator, Structure
+from dpkfc.curvature.probe_pass import blocks_on_probe, public_generator, undisturbed
+from dpkfc.gradients import clipped_sum
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.metric import Diagonal, Identity, Kronecker
+from dpkfc.linalg.blocks import Lookup, Outer, Tied
+from dpkfc.linalg.metric import Diagonal, Identity, Kronecker
 
 F64 = torch.float64
 PROBE = TokenNoise(11, 6, cls_id=1, sep_id=2, pad_id=0)
@@ -42,7 +42,7 @@ class Tagger(nn.Module):
 
 
 def _captured(layers, model, loss):
-    return contributions.capture(model, layers, loss)
+    return clipped_sum.capture(model, layers, loss)
 
 
 def _build(model: nn.Module, kfac: KFAC, factors: bool = False):
@@ -93,9 +93,9 @@ def test_factors_on_padded_texts_are_those_of_a_loop_over_unpadded_ones(pooled):
 
 @pytest.mark.parametrize("rows_per_dim", [None, 1.0])
 def test_the_chunk_changes_nothing(rows_per_dim, monkeypatch):
-    from dpkfc.curvature import positions
+    from dpkfc.curvature import layer_factors
 
-    monkeypatch.setattr(positions, "LEAST_ROWS", 1)
+    monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
     model = Tagger().double()
     one, many = (_build(model, _kfac(chunk=chunk, rows_per_dim=rows_per_dim), factors=True) for chunk in (24, 7))
     for name in one:
@@ -262,7 +262,7 @@ def test_a_block_of_an_unknown_kind_keeps_the_identity_and_is_reported(caplog):
     layers = find_layers(model)
 
     def capture(m, loss):
-        return {**contributions.capture(m, layers, loss), "value": Odd()}
+        return {**clipped_sum.capture(m, layers, loss), "value": Odd()}
 
     built = _kfac().build(model, capture, 0, {layer.name: layer.rule for layer in layers})
     assert "value" not in built.metric and "value" in caplog.text

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData, TokenNoise
-from dpkfc.curvature.probing import public_generator
-from dpkfc.gradients.contributions import capture
+from dpkfc.curvature.probe_pass import public_generator
+from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.metric import Diagonal, Identity, Kronecker
+from dpkfc.linalg.metric import Diagonal, Identity, Kronecker
 from dpkfc.session import Session
 from tests.gradients.whitened import example_rows, looped, whiten
 

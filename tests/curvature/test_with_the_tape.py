@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
-from dpkfc.gradients import contributions
+from dpkfc.gradients import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp
 
@@ -21,7 +21,7 @@ def test_both_captures_agree(kind):
     layers = find_layers(model)
     rules = {layer.name: layer.rule for layer in layers}
     own = kfac.build(model, capture, 0, rules)
-    taped = kfac.build(model, lambda m, loss: contributions.capture(m, layers, loss), 0, rules)
+    taped = kfac.build(model, lambda m, loss: clipped_sum.capture(m, layers, loss), 0, rules)
     assert taped.scale == pytest.approx(own.scale, rel=1e-9) and set(taped.spectra) == set(own.spectra)
     for name, sides in own.spectra.items():
         for side, values in sides.items():
@@ -54,7 +54,7 @@ def test_every_module_of_a_mixed_model_gets_a_block():
     layers = find_layers(model)
     probe = PublicData(torch.randint(9, (40, 6)), provenance="random ids")
     kfac = KFAC(sides="both", probe=probe, probe_size=32, chunk=16)
-    built = kfac.build(model, lambda m, loss: contributions.capture(m, layers, loss), 0, {x.name: x.rule for x in layers})
+    built = kfac.build(model, lambda m, loss: clipped_sum.capture(m, layers, loss), 0, {x.name: x.rule for x in layers})
     assert set(built.metric) == {layer.name for layer in layers}
     assert {r["kind"] for r in built.report} <= {"dense", "lowrank", "diagonal", "identity"}
     dead = [(r["layer"], r["side"]) for r in built.report if "no signal" in r["note"]]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.data.layout import layout
+from dpkfc.data.loading import layout
 
 
 def counted(parts):

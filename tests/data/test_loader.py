@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset
 
-from dpkfc.data.loader import MicroBatches, collate, split
+from dpkfc.data.loading import MicroBatches, collate, split
 
 X, Y = torch.arange(60.0).view(20, 3), torch.arange(20)
 

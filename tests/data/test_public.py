@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpkfc.curvature import KFAC, FeatureNoise, PublicData
-from dpkfc.data.public import check_disjoint, check_probes, shared_rows
+from dpkfc.data.checks import check_disjoint, check_probes, shared_rows
 
 X = torch.randn(20, 2, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % 3

@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.config import PrivacyConfig
+from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.adadps import AdaDPS
-from dpkfc.curvature.delayed import DP2
+from dpkfc.curvature.dp2 import DP2
 from dpkfc.curvature.gep import GEP
+from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.preconditioner import KFAC
-from dpkfc.curvature.probes import FeatureNoise, PublicData
-from dpkfc.curvature.refined import Refined
-from dpkfc.plan import Plan
+from dpkfc.curvature.probes import FeatureNoise, PublicData, Refined
 from dpkfc.postprocess import DiSK
 from dpkfc.session import Session
 from tests.test_session import N, data, kfac, loss_fn, net, weights

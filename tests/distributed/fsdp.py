@@ -12,10 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dpkfc.config import PrivacyConfig
-from dpkfc.curvature.probes import FeatureNoise
-from dpkfc.curvature.refined import Refined
-from dpkfc.plan import Plan
+from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.curvature.probes import FeatureNoise, Refined
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.session import Session
 from tests.distributed.cases import public_words

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from dpkfc.app import launch, train
 from dpkfc.cli import app
 from dpkfc.privacy.ledger import LedgerError, verify
-from dpkfc.recipes import processes, train
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
 from tests.ports import free_port
@@ -124,7 +124,7 @@ def test_other_commands_run_on_one_process(monkeypatch: pytest.MonkeyPatch) -> N
 
 def _elsewhere(rank: int, folder: Path, port: int, arguments: list[str], swapped: bool) -> dict[str, Any]:
     """Two hosts without a common disk; once started again, the other one may be the first."""
-    processes._PATIENCE = 0.0
+    launch._PATIENCE = 0.0
     place = folder / f"host-{rank}"
     place.mkdir(exist_ok=True)
     return _command(1 - rank if swapped else rank, place, port, 2, arguments, -1)

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from dpkfc.checkpoint import CheckpointError
-from dpkfc.gradients.distributed import RankLost
+from dpkfc.distributed import RankLost
 from dpkfc.privacy.ledger import verify
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
 from tests.distributed.train import CASE, die, main, train
+from tests.end_to_end.test_auto_micro_batch import limited
 from tests.test_session import N, loss_fn, net, session, weights
-from tests.worries.test_auto_micro_batch import limited
 
 NOWHERE = "-1:0:nowhere"
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpkfc.curvature import AdaDPS
-from dpkfc.gradients.distributed import RankLost
-from dpkfc.gradients.micro import LossFn
-from dpkfc.gradients.sharded import local
+from dpkfc.distributed import RankLost
+from dpkfc.fsdp import local
+from dpkfc.gradients.clipped_sum import LossFn
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.privacy.ledger import verify
 from tests.distributed.fsdp import RUNS, Run, Scale, adam, ids, shard, transformer, weights

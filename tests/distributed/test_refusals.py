@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpkfc.curvature.probes import FeatureNoise
-from dpkfc.gradients.distributed import Ranks
+from dpkfc.distributed import Ranks
 from dpkfc.session import Session
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start

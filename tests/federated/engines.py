@@ -17,8 +17,7 @@ from dpkfc.federated import (
     SecureAggregation,
     TrustedServer,
 )
-from dpkfc.federated.app import App
-from dpkfc.federated.node import Node
+from dpkfc.federated.flower import App, Node
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of
 
 STEPS = ScaffoldSteps(2, 0.1)

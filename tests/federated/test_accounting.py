@@ -22,9 +22,9 @@ from dpkfc.federated import (
     SecureAggregation,
     TrustedServer,
 )
-from dpkfc.federated.config import default_survivors
+from dpkfc.federated.plan import default_survivors
 from dpkfc.postprocess import AdamBC
-from dpkfc.privacy.events import EpsilonCurve
+from dpkfc.privacy.accounting import EpsilonCurve
 
 N, T, DELTA = 20, 70, 1e-5
 # ε → (total μ, noise over C of each client's upload, and under secure aggregation), replace-one: the setting of DP-FedSOFIM.

@@ -9,10 +9,10 @@ import torch
 
 from dpkfc import KFAC, FeatureNoise
 from dpkfc.federated import ClientLevel, SecureAggregation, TrustedServer
-from dpkfc.federated.app import App
-from dpkfc.federated.card import build_card
-from dpkfc.federated.runner import Killed, Run, federate
+from dpkfc.federated.flower import App
+from dpkfc.federated.simulation import Killed, Run, federate
 from dpkfc.privacy.ledger import BudgetExhausted, verify
+from dpkfc.report.card import build_federated_card
 from tests.federated.worlds import datasets, head, loss_fn, plan_of, vector, world
 
 
@@ -82,7 +82,7 @@ def test_a_run_that_goes_on_remembers_its_rounds_and_figures(tmp_path: Path):
     run = federate(plan, head(), loss_fn, datasets(), resume=True, **common, **evaluate)
     assert [(r.round, r.dropped) for r in run.records] == [(0, True), (1, True), (2, False), (4, False), (5, False)]
     assert [point[0] for point in run.history] == [2, 5, 6] and isinstance(run.history[0], tuple)
-    card = build_card(run.server, run.records, title="x", chosen_by="nobody")
+    card = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")
     assert (card["rounds"]["sent"], card["rounds"]["dropped"]) == (6, 2)
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpkfc.federated import ClientLevel, FederatedConfig, PerUpload, SecureAggregation, TrustedServer, federate
-from dpkfc.federated.card import build_card, to_markdown
-from dpkfc.recipes.beside import CardError
-from dpkfc.recipes.spent import spent
+from dpkfc.report.card import build_federated_card, federated_markdown
+from dpkfc.report.verify import CardError, spent
 from tests.documents import blocks
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of
 
@@ -30,8 +29,8 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
     config = FederatedConfig(clients=CLIENTS, rounds=2, expected_records=RECORDS, privacy=privacy)
     plan = config.calibrate(2.0, 1e-3)
     run = federate(plan, head(), loss_fn, datasets())
-    card = json.loads(json.dumps(build_card(run.server, run.records, title="x", chosen_by="nobody"), allow_nan=False))
-    text = to_markdown(card)
+    card = json.loads(json.dumps(build_federated_card(run.server, run.records, title="x", chosen_by="nobody"), allow_nan=False))
+    text = federated_markdown(card)
     assert privacy.name in text and config.against in text and f"one {privacy.unit} added or removed" in text
     assert 1.99 < card["guarantee"]["epsilon"] <= 2.0 and card["ledger"]["count"] == 2
     others = card["guarantee"]["epsilon_for_others"]
@@ -45,14 +44,14 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
 
 def test_a_card_of_a_test_mode_run_is_stamped():
     run = federate(plan_of(privacy=TrustedServer()), head(), loss_fn, datasets())
-    card = build_card(run.server, run.records, title="x", chosen_by="nobody")
-    assert "**NOT PRIVATE**" in to_markdown(card) and not card["guarantee"]["certified"]
+    card = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")
+    assert "**NOT PRIVATE**" in federated_markdown(card) and not card["guarantee"]["certified"]
 
 
 def test_dropped_rounds_are_on_the_card_and_charged():
     plan = plan_of(privacy=TrustedServer("clients"), rounds=3)
     run = federate(plan, head(), loss_fn, datasets(), fault=lambda s, n, c: s == "client" and n == 1)
-    card = build_card(run.server, run.records, title="x", chosen_by="nobody")
+    card = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")
     assert card["rounds"] == {"sent": 3, "dropped": 1, "rejected_messages": {}} and math.isfinite(
         card["guarantee"]["epsilon"]
     )
@@ -60,7 +59,7 @@ def test_dropped_rounds_are_on_the_card_and_charged():
 
 def test_the_demo_leaves_a_folder_a_method(tmp_path):
     pytest.importorskip("sklearn")
-    from dpkfc.recipes.federated_demo import METHODS, federated_demo
+    from dpkfc.app.federated_demo import METHODS, federated_demo
 
     chosen = tuple(METHODS)[1:]
     demo = federated_demo(str(tmp_path / "demo"), rounds=2, methods=chosen)

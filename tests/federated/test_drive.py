@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from dpkfc.federated import federate
-from dpkfc.federated.drive import TooFewClients, serve
-from dpkfc.federated.node import Node, failure
-from dpkfc.federated.node import _local as local_models
+from dpkfc.federated.flower import Node, TooFewClients, failure, serve
+from dpkfc.federated.flower import _local as local_models
 from dpkfc.federated.server import Server
 from dpkfc.privacy.ledger import BudgetExhausted, verify
 from tests.federated.engines import APP, CASES, Wires

@@ -23,10 +23,9 @@ from dpkfc.federated import (
     TrustedServer,
     federate,
 )
-from dpkfc.federated.partition import dirichlet, parts
-from dpkfc.federated.party import Mechanism, stream_seed
-from dpkfc.federated.runner import one_round
-from dpkfc.federated.work import LocalModel, Records
+from dpkfc.federated.local_training import LocalModel, Records
+from dpkfc.federated.plan import Mechanism, stream_seed
+from dpkfc.federated.simulation import dirichlet, one_round, parts
 from dpkfc.postprocess import EMA, AdamBC, LowPass
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release

@@ -28,7 +28,7 @@ from dpkfc.federated import (
 )
 from dpkfc.federated.client import Client
 from dpkfc.federated.messages import REASONS, contract_of
-from dpkfc.federated.runner import STAGES, Killed, make_clients, one_round
+from dpkfc.federated.simulation import STAGES, Killed, make_clients, one_round
 from dpkfc.privacy.ledger import BudgetExhausted, verify
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of, records, vector, world
 

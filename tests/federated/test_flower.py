@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpkfc.federated.drive import TooFewClients
 from dpkfc.federated.flower import (
     SWITCHES,
+    TooFewClients,
     Unreachable,
     client_app,
     from_record,

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dpkfc.audit import federated_runs
+from dpkfc.audit.federated_runs import Finding, kept_messages, noise_law, record_bound, round_message
 from dpkfc.checkpoint import read
 from dpkfc.federated import (
     Client,
@@ -19,14 +21,11 @@ from dpkfc.federated import (
     SecureAggregation,
     Server,
     TrustedServer,
-    audit,
 )
-from dpkfc.federated.audit import Finding, kept_messages, noise_law, record_bound, round_message
+from dpkfc.federated.local_training import clipped_whole
 from dpkfc.federated.messages import flat, group
-from dpkfc.federated.partition import dirichlet, iid, parts
-from dpkfc.federated.party import stream_seed
-from dpkfc.federated.runner import one_round
-from dpkfc.federated.work import clipped_whole
+from dpkfc.federated.plan import stream_seed
+from dpkfc.federated.simulation import dirichlet, iid, one_round, parts
 from dpkfc.privacy.rng import NoiseStream
 from tests.federated.worlds import CLIENTS, head, loss_fn, open_round, plan_of, records, vector, world
 
@@ -36,7 +35,7 @@ PAIRS = 20
 @pytest.fixture(autouse=True)
 def _rare_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise is secret and another in every run: a sound client is to be suspected in one of a billion runs of a check."""
-    monkeypatch.setattr(audit, "_ALARM", 1e-9)
+    monkeypatch.setattr(federated_runs, "_ALARM", 1e-9)
 
 
 def wide_head() -> torch.nn.Module:

@@ -21,9 +21,9 @@ from dpkfc.federated import (
     federate,
     make_clients,
 )
-from dpkfc.federated.runner import one_round
-from dpkfc.federated.secagg import encoded
-from dpkfc.federated.work import LocalModel, Records
+from dpkfc.federated.local_training import LocalModel, Records
+from dpkfc.federated.secure_aggregation import encoded
+from dpkfc.federated.simulation import one_round
 from tests.federated.test_equality import plain_clipped_sum
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
 

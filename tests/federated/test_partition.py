@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpkfc.federated import plots
-from dpkfc.federated.partition import by_column, dirichlet, iid, parts, quantity_skew
-from dpkfc.report import plots as report_plots
+from dpkfc.app import plots
+from dpkfc.app import plots as report_plots
+from dpkfc.federated.simulation import by_column, dirichlet, iid, parts, quantity_skew
 
 LABELS = np.random.default_rng(0).integers(0, 10, 2000)
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from dpkfc.federated import SecureAggregation, TooFewKeys, TrustedServer, federate
-from dpkfc.federated.agreement import PrivateKey, new_key, seal, uniform_integers, unseal
-from dpkfc.federated.card import build_card, to_markdown
 from dpkfc.federated.messages import group, split_rows, stack_rows, to_bytes, to_tensor
-from dpkfc.federated.runner import one_round
-from dpkfc.federated.secagg import (
+from dpkfc.federated.secure_aggregation import (
+    PrivateKey,
     RoundKeys,
     _pair_key,
     _pair_mask,
@@ -21,17 +19,23 @@ from dpkfc.federated.secagg import (
     channel_pair_keys,
     decoded,
     encoded,
+    join,
     mask,
     mask_pairs,
+    new_key,
     open_shares,
     pair_keys,
     reveal,
     round_scope,
+    seal,
     seal_shares,
     total,
+    uniform_integers,
     unmask,
+    unseal,
 )
-from dpkfc.federated.shamir import join
+from dpkfc.federated.simulation import one_round
+from dpkfc.report.card import build_federated_card, federated_markdown
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, open_round, plan_of, vector, world
 
 FEW_STEPS = 2.0**55  # a sum of a few small numbers in steps of the grid stays far below, a mask far above
@@ -485,10 +489,10 @@ def test_epsilon_is_that_of_the_collusion_that_the_plan_names():
     assert spent == sorted(spent) and spent[2] == pytest.approx(plan.epsilon(), rel=1e-6)
     assert plan.views()["a server that sees every message"] == pytest.approx(spent[5], rel=1e-6)
     server, _ = world(plan)
-    card = build_card(server, [], title="x", chosen_by="nobody")
+    card = build_federated_card(server, [], title="x", chosen_by="nobody")
     text = card["mechanism"]["secure_aggregation"]
     assert "threshold 6" in text and "up to 5 colluding clients" in text and "computed for 2 colluding" in text
-    assert text in to_markdown(card) and "any 2 other clients together" in card["guarantee"]["against"]
+    assert text in federated_markdown(card) and "any 2 other clients together" in card["guarantee"]["against"]
 
 
 def test_state_of_a_client_outlives_a_process():

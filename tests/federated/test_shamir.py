@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpkfc.federated.shamir import PRIME, SECRET_BYTES, SHARE_BYTES, _weights, join, split
+from dpkfc.federated.secure_aggregation import PRIME, SECRET_BYTES, SHARE_BYTES, _weights, join, split
 
 
 def rows(shares):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpkfc.audit.federated_runs import record_bound, round_message
 from dpkfc.federated import (
     Client,
     ClientLevel,
@@ -23,12 +24,10 @@ from dpkfc.federated import (
     TrustedServer,
     federate,
 )
-from dpkfc.federated.app import App
-from dpkfc.federated.audit import record_bound, round_message
-from dpkfc.federated.card import build_card
+from dpkfc.federated.flower import App, Node
 from dpkfc.federated.messages import group
-from dpkfc.federated.node import Node
-from dpkfc.federated.runner import one_round
+from dpkfc.federated.simulation import one_round
+from dpkfc.report.card import build_federated_card
 from dpkfc.tracking import UnknownOperation
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of, records, vector, world
 
@@ -186,7 +185,7 @@ def test_one_record_decides_nothing_that_is_public():
         data = datasets()
         data[2] = (torch.cat([data[2][0], data[2][0][:1]]), torch.cat([data[2][1], torch.tensor([label])]))
         run = federate(plan, head(), loss_fn, data)
-        card = build_card(run.server, run.records, title="x", chosen_by="nobody")
+        card = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")
         cards.append((card["rounds"], [(r.cohort, r.survivors, r.dropped, r.rejected) for r in run.records]))
         assert not run.server.rejected
     assert cards[0] == cards[1]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.federated import FederatedConfig, FederatedPlan, Server, make_clients
-from dpkfc.federated.partition import iid, parts
+from dpkfc.federated.simulation import iid, parts
 
 CLIENTS, FEATURES, CLASSES, RECORDS = 4, 5, 3, 24
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpkfc.data.layout import Part
-from dpkfc.gradients.accumulate import Clip, split_sum
+from dpkfc.data.loading import Part
+from dpkfc.gradients.clipped_sum import clipped_sum
+from dpkfc.gradients.clipping import Clip, split_sum
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.micro import clipped_sum
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape
+from dpkfc.linalg.blocks import weighted_sum
 
 Loss = Callable[[nn.Module, Any], Tensor]
 

@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Lookup, Outer, PerExample
-from dpkfc.gradients.accumulate import Clip, ClippedSummer
-from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.norms import per_example_norms
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
-from dpkfc.metric import Elementwise, Kronecker, Metric, Side
+from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, PerExample
+from dpkfc.linalg.metric import Elementwise, Kronecker, Metric, Side
+from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.cases import CASES, Case, build, looped, loss_fn
 from tests.gradients.whitened import side
 

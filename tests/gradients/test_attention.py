@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import PrivacyConfig, Session
-from dpkfc.blocks import Outer
 from dpkfc.curvature import KFAC, WhiteNoise
 from dpkfc.gradients import rules
-from dpkfc.gradients.contributions import capture
+from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
-from dpkfc.metric import Kronecker
+from dpkfc.linalg.blocks import Outer
+from dpkfc.linalg.metric import Kronecker
 from tests.gradients.loop import assert_equals_a_loop, examples
 
 N, T, D = 4, 5, 6

@@ -7,11 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.blocks import Lookup, Outer
-from dpkfc.gradients.conv import ConvBlock
-from dpkfc.gradients.norms import per_example_norms
-from dpkfc.gradients.sums import weighted_sum
-from dpkfc.metric import Dense, Identity, Kronecker
+from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, weighted_sum
+from dpkfc.linalg.metric import Dense, Identity, Kronecker
+from dpkfc.linalg.norms import per_example_norms
 
 
 def root(d: int, condition: float, seed: int) -> Dense:
@@ -127,7 +125,7 @@ def test_norms_are_float64_whatever_the_rows_are() -> None:
 
 
 def test_autocast_around_a_step_does_not_reach_norms_and_sums() -> None:
-    from dpkfc.gradients.accumulate import full_precision
+    from dpkfc.gradients.clipping import full_precision
 
     a = torch.randn(64, 64)
     with torch.autocast("cpu", torch.bfloat16):

@@ -8,16 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dpkfc.data.layout import layout
-from dpkfc.gradients import computed
-from dpkfc.gradients.accumulate import Clip
-from dpkfc.gradients.computed import Computed
-from dpkfc.gradients.contributions import capture
+from dpkfc.app.models import WeightStandardisation, standardised_conv
+from dpkfc.data.loading import layout
+from dpkfc.gradients import parametrized
+from dpkfc.gradients.clipped_sum import At, capture, clipped_sum
+from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.micro import At, clipped_sum
+from dpkfc.gradients.parametrized import Computed
 from dpkfc.gradients.rules import blocks_of, joined_calls
 from dpkfc.gradients.tape import Tape
-from dpkfc.recipes.models.wide_resnet import WeightStandardisation, standardised_conv
 from tests.gradients.cases import loss_fn
 from tests.gradients.loop import assert_equals_a_loop, examples
 
@@ -98,9 +97,9 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(case: str, monkey
     layers = find_layers(model)
     elsewhere = {n: p.detach() + 0.1 for n, p in model.named_parameters()}
     pulled: list[int] = []
-    original = computed.vectorised
-    monkeypatch.setattr(computed, "vectorised", lambda one, g: pulled.append(len(g)) or original(one, g))
-    monkeypatch.setattr(computed, "_CHUNK_ELEMENTS", 1)
+    original = parametrized.vectorised
+    monkeypatch.setattr(parametrized, "vectorised", lambda one, g: pulled.append(len(g)) or original(one, g))
+    monkeypatch.setattr(parametrized, "_CHUNK_ELEMENTS", 1)
     rows = torch.arange(6).view(3, 2).numpy()
     (part,) = layout(rows, None, None, "sum")
     values = {n: p.detach().clone() for n, p in model.named_parameters()}

@@ -8,15 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Outer, Patched, formed
 from dpkfc.gradients.calls import Call
-from dpkfc.gradients.conv import ConvBlock, conv_block, interleaved
-from dpkfc.gradients.groups import Groups, grouped
+from dpkfc.gradients.clipping import Groups, grouped
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.norms import per_example_norms
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.sums import weighted_sum
-from dpkfc.metric import Dense, Kronecker
+from dpkfc.linalg.blocks import ConvBlock, Outer, Patched, conv_block, formed, interleaved, weighted_sum
+from dpkfc.linalg.metric import Dense, Kronecker
+from dpkfc.linalg.norms import per_example_norms
 from dpkfc.tracking import BatchAxis
 
 CONVS = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dpkfc.gradients import distributed
-from dpkfc.gradients.distributed import Ranks, _device
+from dpkfc import distributed
+from dpkfc.distributed import Ranks, _device
 from tests.test_session import net, plan, session
 
 

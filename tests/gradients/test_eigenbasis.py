@@ -8,14 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpkfc.blocks import Lookup, Outer, Tied
-from dpkfc.gradients.conv import ConvBlock
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.eigen import rank_one_norms
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.norms import per_example_norms
-from dpkfc.gradients.sums import weighted_sum
-from dpkfc.metric import Dense, Eigenbasis, Elementwise, Kronecker, Metric
+from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied, weighted_sum
+from dpkfc.linalg.metric import Dense, Eigenbasis, Elementwise, Kronecker, Metric
+from dpkfc.linalg.norms import per_example_norms, rank_one_norms
 from tests.gradients.whitened import clipped, looped, matrix
 
 F64 = torch.float64

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpkfc.gradients.accumulate import full_precision
+from dpkfc.gradients.clipping import full_precision
 
 backends: Any = torch.backends
 pytestmark = pytest.mark.skipif(not hasattr(backends.cuda.matmul, "fp32_precision"), reason="torch has one set of switches")

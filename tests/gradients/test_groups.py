@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.data.layout import layout
-from dpkfc.gradients.accumulate import Clip
+from dpkfc.data.loading import layout
+from dpkfc.gradients.clipped_sum import clipped_sum
+from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.micro import clipped_sum
 from tests.gradients.cases import CASES, Case, build, loss_fn
 
 SIZES = (3, 1, 2, 3)

@@ -13,16 +13,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from dpkfc.blocks import Lookup, Outer, Tied
-from dpkfc.gradients import accumulate, gram, tied
-from dpkfc.gradients.accumulate import Clip, ClippedSummer
-from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients import clipping
+from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.memory import peak_bytes
-from dpkfc.gradients.norms import Formed, per_example_norms
-from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape
-from dpkfc.metric import Dense, Eigenbasis, Identity, Kronecker
+from dpkfc.linalg import norms
+from dpkfc.linalg.blocks import ConvBlock, Formed, Lookup, Outer, Tied, weighted_sum
+from dpkfc.linalg.metric import Dense, Eigenbasis, Identity, Kronecker
+from dpkfc.linalg.norms import per_example_norms
+from dpkfc.memory import peak_bytes
 from tests.gradients.whitened import metric_of
 
 N, T, WIDE, DEPTH = 4, 3, 40, 4
@@ -59,13 +58,13 @@ class Held:
 
 def noted(monkeypatch: pytest.MonkeyPatch, what: str, held: Held) -> list[list[str]]:
     """What was in memory whenever a function of `accumulate` was called, and behind its last call."""
-    seen, own = list[list[str]](), getattr(accumulate, what)
+    seen, own = list[list[str]](), getattr(clipping, what)
 
     def wrapped(*args: Any, **more: Any) -> Any:
         seen.append(held())
         return own(*args, **more)
 
-    monkeypatch.setattr(accumulate, what, wrapped)
+    monkeypatch.setattr(clipping, what, wrapped)
     return seen
 
 
@@ -115,7 +114,7 @@ def test_an_error_lets_go_of_everything(monkeypatch: pytest.MonkeyPatch) -> None
     def fails(*_: Any) -> Any:
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(accumulate, "weighted_sum", fails)
+    monkeypatch.setattr(clipping, "weighted_sum", fails)
     summer = ClippedSummer(find_layers(model), {}, Clip(0.5))
     with pytest.raises(RuntimeError, match="in the middle"):
         summer.add(calls, N)
@@ -187,10 +186,10 @@ def test_gradients_are_formed_a_few_examples_at_a_time(name: str, monkeypatch: p
     torch.manual_seed(0)
     make, metric, method = CHUNKED[name]
     block = make()
-    monkeypatch.setattr("dpkfc.gradients.norms._KEPT", 0)  # gradients of this size would be kept for the sum
+    monkeypatch.setattr("dpkfc.linalg.norms._KEPT", 0)  # gradients of this size would be kept for the sum
     wide = per_example_norms(block, metric, method).norms
     bound = 4 * IN * OUT
-    for module in (gram, tied):
+    for module in (norms, norms):
         monkeypatch.setattr(module, "_CHUNK_ELEMENTS", bound)
     with Largest() as seen:
         found = per_example_norms(block, metric, method)
@@ -205,8 +204,8 @@ def test_gradients_are_formed_a_few_examples_at_a_time(name: str, monkeypatch: p
 
 def test_the_peak_does_not_grow_with_the_gradients_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the examples take as many bytes more as their rows have, not as their gradients would."""
-    monkeypatch.setattr(gram, "_CHUNK_ELEMENTS", 2 * IN * OUT)
-    monkeypatch.setattr("dpkfc.gradients.norms._KEPT", 0)
+    monkeypatch.setattr(norms, "_CHUNK_ELEMENTS", 2 * IN * OUT)
+    monkeypatch.setattr("dpkfc.linalg.norms._KEPT", 0)
     peaks = []
     for n in (40, 80):
         block = Outer(torch.randn(n, 2, IN), torch.randn(n, 2, OUT))

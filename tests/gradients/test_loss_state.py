@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients import loss_state
-from dpkfc.gradients.loss_state import isolated
+from dpkfc.gradients import state as loss_state
+from dpkfc.gradients.state import isolated
 from dpkfc.session import Session
 
 N = 24
@@ -25,7 +25,7 @@ MEAN = 0.0
 
 @pytest.fixture(autouse=True)
 def told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_state, "_told", set())
+    monkeypatch.setattr(loss_state, "_reported_losses", set())
 
 
 def alone(model: nn.Module, batch: Any) -> Tensor:

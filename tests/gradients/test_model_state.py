@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients.kept import Attributes
-from dpkfc.gradients.model_state import checked_state, kept_attributes, restored_state
+from dpkfc.gradients.state import Attributes, checked_state, kept_attributes, restored_state
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
 

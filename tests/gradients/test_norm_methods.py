@@ -7,14 +7,12 @@ import torch
 from torch import nn
 
 from dpkfc import PrivacyConfig
-from dpkfc.blocks import Outer
-from dpkfc.gradients.accumulate import Clip, ClippedSummer
-from dpkfc.gradients.conv import ConvBlock
+from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.norms import Formed, per_example_norms
-from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape
-from dpkfc.metric import Kronecker, LowRank
+from dpkfc.linalg.blocks import ConvBlock, Formed, Outer, weighted_sum
+from dpkfc.linalg.metric import Kronecker, LowRank
+from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.whitened import metric_of, side
 
 

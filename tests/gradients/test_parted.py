@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.blocks import Outer
-from dpkfc.curvature.eigenpairs import clamped, parted
-from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.curvature.ngd import clamped, parted
+from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.norms import per_example_norms
 from dpkfc.gradients.tape import Tape
-from dpkfc.metric import Eigenbasis, Kronecker
+from dpkfc.linalg.blocks import Outer
+from dpkfc.linalg.metric import Eigenbasis, Kronecker
+from dpkfc.linalg.norms import per_example_norms
 
 
 def basis(d: int) -> torch.Tensor:
@@ -75,7 +75,7 @@ def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
 @pytest.mark.parametrize("gram", [False, True])
 def test_norms_and_clipped_sums_are_those_of_the_whole_basis(case: str, gram: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if gram:
-        monkeypatch.setattr("dpkfc.gradients.norms.is_formed", lambda *_: False)
+        monkeypatch.setattr("dpkfc.linalg.norms.is_formed", lambda *_: False)
     layer, x = models()[case]
     model, x = nn.Sequential(layer, nn.Tanh()).double(), x.double()
     (found,) = find_layers(model)

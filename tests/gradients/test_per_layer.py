@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.tape import Tape

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpkfc.blocks import Lookup, Outer, Tied
-from dpkfc.gradients import put_off
-from dpkfc.gradients.conv import AnyBlock
-from dpkfc.gradients.norms import per_example_norms
-from dpkfc.metric import Diagonal, Kronecker
+from dpkfc.linalg import blocks as put_off
+from dpkfc.linalg.blocks import AnyBlock, Lookup, Outer, Tied
+from dpkfc.linalg.metric import Diagonal, Kronecker
+from dpkfc.linalg.norms import per_example_norms
 
 N, T, D, V = 3, 6, 160, 200
 

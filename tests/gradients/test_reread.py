@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dpkfc.gradients import gram
-from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.norms import per_example_norms
-from dpkfc.gradients.reread import Reread
 from dpkfc.gradients.rules import joined_calls
 from dpkfc.gradients.tape import Tape
-from dpkfc.metric import Diagonal, Eigenbasis, Identity, Kronecker, LowRank
+from dpkfc.linalg import norms
+from dpkfc.linalg.metric import Diagonal, Eigenbasis, Identity, Kronecker, LowRank
+from dpkfc.linalg.norms import Reread, per_example_norms
 
 N, T, D = 3, 5, 40
 
@@ -72,8 +71,8 @@ def test_sums_and_norms_are_those_of_layers_on_their_own(name: str, monkeypatch:
         alone[layer.name] = per_example_norms(block, metric.get(layer.name), "gram").norms
         torch.testing.assert_close(alone[layer.name], g.flatten(1).norm(dim=1), rtol=1e-9, atol=0)
     made = list[int]()
-    products = gram._products
-    monkeypatch.setattr(gram, "_products", lambda x: made.append(1) or products(x))
+    products = norms._products
+    monkeypatch.setattr(norms, "_products", lambda x: made.append(1) or products(x))
     applied = list[int]()
     whiten = LowRank.apply_homogeneous
     monkeypatch.setattr(LowRank, "apply_homogeneous", lambda self, x: applied.append(1) or whiten(self, x))

@@ -9,21 +9,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import PerExample
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.probes import PublicData
-from dpkfc.gradients.accumulate import Clip, ClippedSummer, split_sum
-from dpkfc.gradients.clipping import SPLIT, clip_factors, contribution_bound
-from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.conv import AnyBlock
+from dpkfc.gradients.clipped_sum import capture
+from dpkfc.gradients.clipping import (
+    SPLIT,
+    Clip,
+    ClippedSummer,
+    Groups,
+    _error,
+    clip_factors,
+    contribution_bound,
+    inner_products,
+    split_sum,
+    spread,
+)
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.groups import Groups
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.norms import per_example_norms
 from dpkfc.gradients.rules import joined_calls
-from dpkfc.gradients.subspace import _error, inner_products, spread
 from dpkfc.gradients.tape import Tape
-from dpkfc.subspace import EMBEDDING, Span, Subspace
+from dpkfc.linalg.blocks import AnyBlock, PerExample
+from dpkfc.linalg.metric import EMBEDDING, Span, Subspace
+from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.cases import CASES, Case, build, looped, loss_fn
 from tests.gradients.test_tied import batch as text
 from tests.gradients.test_tied import language

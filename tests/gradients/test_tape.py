@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.gradients.accumulate import Clip, ClippedSummer
-from dpkfc.gradients.contributions import capture
+from dpkfc.gradients.clipped_sum import capture
+from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.model_state import restored_state
+from dpkfc.gradients.state import restored_state
 from dpkfc.gradients.tape import Tape
 from tests.gradients.cases import CASES, build, looped, loss_fn
 

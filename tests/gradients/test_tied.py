@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpkfc.blocks import Lookup, Outer, Tied
-from dpkfc.curvature.state import mismatch
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.norms import choice_for, per_example_norms
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape
-from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
+from dpkfc.linalg.blocks import Lookup, Outer, Tied, weighted_sum
+from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, mismatch
+from dpkfc.linalg.norms import choice_for, per_example_norms
 from tests.gradients.whitened import check, metric_of, side
 
 V, D, T = 11, 5, 6

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.gradients.accumulate import Clip, ClippedSummer
+from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.tape import Tape
-from dpkfc.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Metric, Side
+from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Metric, Side
 
 Loss = Callable[[nn.Module, Any], Tensor]
 

@@ -18,9 +18,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from dpkfc.config import PrivacyConfig
+from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.integrations.huggingface import PrivateTrainer
-from dpkfc.plan import Plan
 
 N, B, VOCABULARY = 48, 16, 30
 TASKS = ("sequence", "token", "causal", "masked")

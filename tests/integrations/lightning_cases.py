@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpkfc.config import PrivacyConfig
 from dpkfc.integrations.lightning import PrivateModule, PrivateTraining
 from dpkfc.privacy.ledger import verify
-from tests.heard import Heard
+from tests.recording import Heard
 
 N, B = 40, 8
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpkfc.curvature.preconditioner import KFAC
+from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.integrations.opacus import PrivacyEngine
 

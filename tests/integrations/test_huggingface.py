@@ -12,12 +12,9 @@ import torch.nn.functional as F
 pytest.importorskip("transformers")
 from transformers import BertForSequenceClassification, EarlyStoppingCallback, TrainerCallback
 
-from dpkfc.integrations._hf_data import AsDict
-from dpkfc.integrations._hf_opening import _settle_loss
-from dpkfc.integrations.huggingface import PrivateTrainer, per_example_cross_entropy
+from dpkfc.integrations.huggingface import AsDict, PrivateTrainer, _settle_loss, per_example_cross_entropy
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
-from tests.heard import Heard
 from tests.integrations.hf_cases import (
     TASKS,
     VOCABULARY,
@@ -29,6 +26,7 @@ from tests.integrations.hf_cases import (
     trainer_of,
     weights,
 )
+from tests.recording import Heard
 
 
 class Calls(TrainerCallback):
@@ -294,8 +292,8 @@ def test_a_hook_that_would_be_shown_private_gradients_is_refused(tmp_path) -> No
 
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
-    from dpkfc.curvature.preconditioner import KFAC
-    from dpkfc.curvature.tokens import TokenNoise
+    from dpkfc.curvature.kfac import KFAC
+    from dpkfc.curvature.text_probes import TokenNoise
 
     kfac = KFAC(sides="both", probe=TokenNoise(VOCABULARY, 6, pad_id=0), probe_size=8, every=2) if preconditioned else None
     plan = plan_of(0.5, test_mode_seed=1, steps=5, preconditioner=kfac)

@@ -12,12 +12,12 @@ pytest.importorskip("lightning.pytorch")
 import lightning.pytorch as L
 from torch.utils.data import DataLoader
 
-from dpkfc.curvature.preconditioner import KFAC
+from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.integrations.lightning import PrivateTraining
 from dpkfc.session import Session
-from tests.heard import Heard
 from tests.integrations.lightning_cases import Net, data, fit, plan_of, quiet, releases, trainer_of, weights
+from tests.recording import Heard
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from torch.utils.data import (
 )
 
 from dpkfc.integrations.opacus import PrivacyEngine
-from dpkfc.privacy.events import epsilon
+from dpkfc.privacy.accounting import epsilon
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
 from tests.integrations.opacus_cases import (
     B,

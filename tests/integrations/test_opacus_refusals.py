@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from dpkfc.gradients.distributed import Ranks
+from dpkfc.distributed import Ranks
 from dpkfc.integrations.opacus import PrivacyEngine
 from tests.integrations.opacus_cases import (
     B,

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
-from dpkfc.metric import Metric
-from dpkfc.postprocess.base import PostProcess
-from dpkfc.postprocess.chain import Chain
+from dpkfc.linalg.metric import Metric
+from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy.mechanism import Released
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.metric import Diagonal, Elementwise, Kronecker
+from dpkfc.linalg.metric import Diagonal, Elementwise, Kronecker
 from dpkfc.postprocess import EMA, AdamBC, DiSK, LowPass
-from dpkfc.postprocess.chain import Chain
+from dpkfc.postprocess.pipeline import Chain
 from dpkfc.privacy.mechanism import Released
 from tests.postprocess.cases import released, run, several_layers
 

@@ -12,11 +12,11 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, TokenNoise
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass, WeightEMA
-from dpkfc.postprocess.base import PostProcess
-from dpkfc.postprocess.chain import check_with_optimizer
+from dpkfc.postprocess.pipeline import check_with_optimizer
+from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.session import Session
 from tests.gradients.whitened import whiten
-from tests.teeth_cases import B, Handed, data, kfac, loss_fn, net, plan, session, weights
+from tests.mutation_cases import B, Handed, data, kfac, loss_fn, net, plan, session, weights
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 COMBINATIONS: dict[str, tuple[tuple[PostProcess, ...], type, dict]] = {

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.data.layout import layout
-from dpkfc.gradients.accumulate import Clip
+from dpkfc.data.loading import layout
+from dpkfc.gradients.clipped_sum import HERE, At, clipped_sum
+from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.micro import HERE, At, clipped_sum
 from dpkfc.postprocess import EMA, DiSK
-from dpkfc.postprocess.base import AT_PARAMETERS
-from dpkfc.postprocess.disk import kalman_gain
-from tests.heard import Heard
+from dpkfc.postprocess.filters import kalman_gain
+from dpkfc.postprocess.protocol import AT_PARAMETERS
+from tests.mutation_cases import N, loss_fn, net, plan, session, weights
 from tests.postprocess.cases import run
-from tests.teeth_cases import N, loss_fn, net, plan, session, weights
+from tests.recording import Heard
 
 MODES = ["two_point", "look_ahead", "storm"]
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from dpkfc.data.layout import Part, layout
-from dpkfc.gradients.accumulate import Clip
+from dpkfc.data.loading import Part, layout
+from dpkfc.gradients.clipped_sum import At, clipped_sum
+from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.micro import At, clipped_sum
-from dpkfc.metric import Metric
+from dpkfc.linalg.metric import Metric
 from dpkfc.postprocess import DiSK
 from tests.gradients.cases import CASES, Case, build, looped, loss_fn
 from tests.gradients.whitened import metric_of, whiten

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.postprocess import DiSK, WeightEMA
-from dpkfc.postprocess.ema import WeightAverage
-from tests.teeth_cases import Handed, loss_fn, net, plan, session, weights
+from dpkfc.postprocess.optimizers import WeightAverage
+from tests.mutation_cases import Handed, loss_fn, net, plan, session, weights
 
 
 def test_table_of_the_warm_up() -> None:

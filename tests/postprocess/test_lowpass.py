@@ -8,7 +8,7 @@ import torch
 from scipy.signal import butter, cheby1, lfilter
 
 from dpkfc.postprocess import EMA, LowPass
-from dpkfc.postprocess.linear import Recursion, impulse_response
+from dpkfc.postprocess.filters import Recursion, impulse_response
 from tests.postprocess.cases import run
 
 OTHER = LowPass((0.15, -0.05), (1.0, -0.9))

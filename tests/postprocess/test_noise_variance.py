@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.metric import Dense, Diagonal, Eigenbasis, Elementwise, Identity, Kronecker, LowRank, Metric
+from dpkfc.linalg.metric import Dense, Diagonal, Eigenbasis, Elementwise, Identity, Kronecker, LowRank, Metric
 from dpkfc.postprocess import EMA, DiSK, LowPass
-from dpkfc.postprocess.base import PostProcess
-from dpkfc.postprocess.chain import Chain
+from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from tests.postprocess.cases import chained, released, several_layers

@@ -9,8 +9,8 @@ import pytest
 from dp_accounting import pld
 
 from dpkfc.data.sampling import FixedSize, Poisson
+from dpkfc.privacy.accounting import epsilon
 from dpkfc.privacy.calibration import CalibrationError, calibrate_noise_multiplier, check_target
-from dpkfc.privacy.events import epsilon
 
 DELTA = 1e-5
 FIXED = FixedSize(20, 1000)

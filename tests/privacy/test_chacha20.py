@@ -12,8 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpkfc.privacy import chacha20, mechanism, rng
-from dpkfc.privacy.chacha20 import compute_keystream, draw_normal
+from dpkfc.privacy import mechanism, rng
+from dpkfc.privacy import mechanism as chacha20
+from dpkfc.privacy.mechanism import compute_keystream, draw_normal
 from dpkfc.privacy.rng import NoiseStream
 
 CPU = torch.device("cpu")
@@ -81,7 +82,7 @@ def test_the_normal_numbers_are_those_of_the_cpu_stream(size: int, dtype: str, r
         for module in (chacha20, rng):
             monkeypatch.setattr(module, "_RARE", 2**32 // rare)
             monkeypatch.setattr(module, "_RARE_FINE", 2**53 // rare)
-    monkeypatch.setattr(chacha20, "CHUNK", 4096)
+    monkeypatch.setattr(chacha20, "NONCE_CHUNK", 4096)
     numbers = draw_normal(KEY, size, getattr(torch, dtype), CPU)
     expected = np.empty(size, dtype)
     for chunk in range(-(-size // 4096)):
@@ -116,7 +117,7 @@ def test_the_numbers_are_standard_normal_into_the_tails(dtype: torch.dtype) -> N
 
 
 def test_chunks_and_keys_share_no_numbers(monkeypatch) -> None:
-    monkeypatch.setattr(chacha20, "CHUNK", 100)
+    monkeypatch.setattr(chacha20, "NONCE_CHUNK", 100)
     rows = [draw_normal(os.urandom(32), 300, torch.float64, CPU).view(3, 100) for _ in range(3)]
     assert len(torch.cat(rows).unique()) == 900
 

@@ -15,10 +15,17 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from dpkfc.data.sampling import FixedSize
-from dpkfc.privacy import events
-from dpkfc.privacy.events import EpsilonCurve, cross_check, delta_of_epsilon, epsilon, event_from_dict, event_to_dict
+from dpkfc.privacy import accounting
+from dpkfc.privacy.accounting import (
+    EpsilonCurve,
+    cross_check,
+    delta_of_epsilon,
+    epsilon,
+    event_from_dict,
+    event_to_dict,
+    pld_of_one,
+)
 from dpkfc.privacy.integration import integrated_epsilon
-from dpkfc.privacy.losses import pld_of_one
 
 DELTA = 1e-5
 ADD, REPLACE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -178,7 +185,7 @@ def test_cross_check_of_fixed_size_batches_has_rdp_alone():
 
 
 def test_cross_check_refuses_a_contradiction(monkeypatch):
-    monkeypatch.setattr(events, "epsilon", lambda e, n, d, accountant, r: 2.0 if accountant == "pld" else 1.0)
+    monkeypatch.setattr(accounting, "epsilon", lambda e, n, d, accountant, r: 2.0 if accountant == "pld" else 1.0)
     with pytest.raises(ValueError, match=r"the accountants disagree .* PLD gives epsilon 2.0, above the 1.0 of RDP"):
         cross_check(poisson(0.1, 1.0), 1, DELTA)
 
@@ -244,16 +251,16 @@ def test_the_upper_bound_is_exact_at_the_counts_that_are_computed_anyway_and_nev
 
 
 def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypatch):
-    monkeypatch.setattr(events, "_forwarded", set())
-    monkeypatch.setattr(events, "_values", {})
-    for name in ("dpkfc", "dpkfc.privacy.events"):  # a command line that ran before in this process has quietened them
+    monkeypatch.setattr(accounting, "_forwarded", set())
+    monkeypatch.setattr(accounting, "_values", {})
+    for name in ("dpkfc", "dpkfc.privacy.accounting"):  # a command line that ran before in this process has quietened them
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
         monkeypatch.setattr(logging.getLogger(name), "handlers", [])
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             epsilon(poisson(0.1, 0.6), 1, DELTA, "rdp")
-    assert [(record.name, record.levelno) for record in caplog.records] == [("dpkfc.privacy.events", logging.INFO)]
+    assert [(record.name, record.levelno) for record in caplog.records] == [("dpkfc.privacy.accounting", logging.INFO)]
     assert "failed to converge" in caplog.text
     assert "said once" in caplog.text
     assert not logging.getLogger("absl").filters

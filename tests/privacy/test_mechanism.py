@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.data.loader import MicroBatches
+from dpkfc.data.loading import MicroBatches
 from dpkfc.privacy import mechanism
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, gaussian_release, release

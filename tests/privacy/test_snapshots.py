@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpkfc import entropy
+from dpkfc import entropy, rng_state
 from dpkfc.entropy import draw_key
-from dpkfc.gradients import random_state
 from dpkfc.privacy.ledger import Ledger, LedgerError
 from dpkfc.privacy.rng import CHUNK, NoiseStream, SamplingStream
 
@@ -168,10 +167,10 @@ def test_the_numbers_of_test_mode_never_change() -> None:
 
 def test_the_global_generators_are_renewed_from_fresh_keys() -> None:
     """Dropout and augmentation: a private pass begins with numbers that no earlier memory holds."""
-    states = random_state.all_states()
+    states = rng_state.all_states()
     seen = []
     for _ in range(2):
-        random_state.put_back(states)
-        with random_state.unknown_numbers():
-            seen.append((random_state.torch.rand(()).item(), np.random.rand(), random_state.random.random()))
+        rng_state.put_back(states)
+        with rng_state.unknown_numbers():
+            seen.append((rng_state.torch.rand(()).item(), np.random.rand(), rng_state.random.random()))
     assert all(a != b for a, b in zip(*seen, strict=True))

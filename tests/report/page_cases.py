@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpkfc.config import PrivacyConfig
-from dpkfc.plan import Plan
+from dpkfc.app.plots import Figures, LayerSignal, LayerSpectra, SensitivityMap
+from dpkfc.app.run_folder import Metrics, Row
+from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.report.card import CardFacts, build_card
-from dpkfc.report.figures import Figures, SensitivityMap
-from dpkfc.report.metrics import Metrics, Row
-from dpkfc.report.plots import LayerSignal, LayerSpectra
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"&lt;"
 HOSTILE += "<a href='javascript:window.hacked=1'>"

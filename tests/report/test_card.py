@@ -10,7 +10,7 @@ import pytest
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, PinkNoise
-from dpkfc.privacy.events import epsilon
+from dpkfc.privacy.accounting import epsilon
 from dpkfc.report.card import CardFacts, build_card, software, stamp, to_markdown
 
 FACTS = CardFacts(

@@ -12,10 +12,10 @@ from rich.console import Console
 from torch import nn
 
 from dpkfc import KFAC
+from dpkfc.app.doctor import _advice, layers_table, steps_table
 from dpkfc.curvature import PublicData
-from dpkfc.gradients.conv import ConvBlock
-from dpkfc.metric import Dense, Identity, Kronecker
-from dpkfc.recipes.doctor_command import _advice, layers_table, steps_table
+from dpkfc.linalg.blocks import ConvBlock
+from dpkfc.linalg.metric import Dense, Identity, Kronecker
 from dpkfc.report import costs
 from dpkfc.report.costs import Costs, LayerCost, Timings, costs_of, default_cache, norm_seconds
 

@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from dpkfc.app.models import digits_cnn
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
-from dpkfc.recipes.models import digits_cnn
 from dpkfc.report.doctor import examine, layer_table
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.report.page import build, write_page
-from dpkfc.report.page_read import read_all
-from dpkfc.report.run_folder import RunFolderError
+from dpkfc.app.html.read import read_all
+from dpkfc.app.html.render import build, write_page
+from dpkfc.app.run_folder import RunFolderError
 from tests.report.page_cases import FIGURES, HOSTILE, chart, row, run_folder, study, tuning
 
 EMPTY = {"meta", "link", "img", "br", "input", "hr"}

@@ -47,7 +47,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page of ordinary runs and one of a hostile folder."""
-    from dpkfc.report.page import write_page
+    from dpkfc.app.html.render import write_page
 
     folder = tmp_path_factory.mktemp("pages")
     run_folder(folder / "a", figures=FIGURES)

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.report.figures import Figures
+from dpkfc.app.html.read import grouped, looks, panels, read_all
+from dpkfc.app.html.text import command_of, embedded, epsilon_text, escaped, show
+from dpkfc.app.plots import Figures
 from dpkfc.report.numbers import number, plain
-from dpkfc.report.page_group import grouped, looks, panels
-from dpkfc.report.page_read import read_all
-from dpkfc.report.page_text import command_of, embedded, epsilon_text, escaped, show
 from tests.report.page_cases import FIGURES, chart, plan, row, run_folder, study, tuning
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,7 +224,7 @@ def test_each_method_has_a_look_of_its_own_and_the_common_ones_a_fixed_one(tmp_p
 
 
 def test_figures_come_back_as_they_were_written_and_long_spectra_keep_their_ranks(tmp_path: Path):
-    from dpkfc.report.plots import LayerSpectra
+    from dpkfc.app.plots import LayerSpectra
 
     layer = LayerSpectra(name="long", values={"A": [float(i + 1) for i in range(1000)]}, sizes={"A": 1000})
     path = Figures(spectra=[layer], sensitivity_maps=FIGURES.sensitivity_maps).write(tmp_path / "figures.json")
@@ -237,7 +236,7 @@ def test_figures_come_back_as_they_were_written_and_long_spectra_keep_their_rank
 
 
 def test_what_is_not_finite_is_left_out_of_figures(tmp_path: Path):
-    from dpkfc.report.plots import LayerSignal, LayerSpectra
+    from dpkfc.app.plots import LayerSignal, LayerSpectra
 
     nan, inf = float("nan"), float("inf")
     layer = LayerSpectra(name="a", values={"A": [1.0, nan, inf], "G": [nan]}, damping={"A": nan})

@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dpkfc.report.plots import (
-    Curve,
-    LayerSignal,
-    LayerSpectra,
-    comparison,
-    history,
-    save,
-    signal_to_noise,
-    spectra,
-)
+from dpkfc.app.plots import Curve, LayerSignal, LayerSpectra, comparison, history, save, signal_to_noise, spectra
 
 
 def _curve(label: str = "DP-KFC on digits", count: int = 6, **changed) -> Curve:

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from dpkfc.report.progress import TrainingProgress
+from dpkfc.app.progress import TrainingProgress
 
 
 def _drawn(done: int = 0) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.report.run_folder import RunFolder, RunFolderError
+from dpkfc.app.run_folder import RunFolder, RunFolderError
 
 
 def test_create_makes_parents_and_takes_an_empty_folder(tmp_path: Path):

@@ -16,11 +16,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
+from dpkfc.app.html.render import card_html
 from dpkfc.integrations.opacus import PrivacyEngine
-from dpkfc.recipes.spent import spent
-from dpkfc.report.card import CardFacts, build_card, dataset_size, to_markdown
-from dpkfc.report.of_session import session_card
-from dpkfc.report.page_card import card_html
+from dpkfc.report.card import CardFacts, build_card, dataset_size, session_card, to_markdown
+from dpkfc.report.verify import spent
 
 N, X, Y = 40, torch.randn(40, 1, 8, 8), torch.randint(2, (40,))
 SAID: dict[str, Any] = {"title": "mine", "chosen_by": "beforehand", "not_private": {"loss": "of private data"}}

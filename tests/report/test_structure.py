@@ -9,9 +9,9 @@ import torch
 
 from dpkfc import KFAC
 from dpkfc.curvature import PublicData
-from dpkfc.metric import Dense, LowRank
-from dpkfc.report import structure
-from dpkfc.report.structure import measured_structure, side_choices
+from dpkfc.linalg.metric import Dense, LowRank
+from dpkfc.report import costs
+from dpkfc.report.costs import measured_structure, side_choices
 from tests.report.test_costs import Sequences
 
 
@@ -29,7 +29,7 @@ def cost(monkeypatch: pytest.MonkeyPatch, seconds) -> list[tuple[str, str]]:
         seen.append(kinds)
         return {"gram": seconds(block.d_in, metric), "materialised": 9.0}
 
-    monkeypatch.setattr(structure, "norm_seconds", made_up)
+    monkeypatch.setattr(costs, "norm_seconds", made_up)
     return seen
 
 
@@ -79,15 +79,15 @@ def test_what_is_measured_fits_the_model_and_leaves_it_as_it_is(tmp_path: Path) 
 
 
 def test_refreshes_take_a_twentieth_of_the_time_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = structure.costs_of(Sequences(), kfac(), rows=4)
-    monkeypatch.setattr(structure, "side_choices", lambda *_, **__: ())
+    small = costs.costs_of(Sequences(), kfac(), rows=4)
+    monkeypatch.setattr(costs, "side_choices", lambda *_, **__: ())
     asked: list[int] = []
 
     def measured(model, of, *, rows: int, cache):
         asked.append(rows)
-        return structure.replace(small, refresh=0.95, chosen=0.1)
+        return costs.replace(small, refresh=0.95, chosen=0.1)
 
-    monkeypatch.setattr(structure, "costs_of", measured)
+    monkeypatch.setattr(costs, "costs_of", measured)
     every = [
         measured_structure(Sequences(), kfac(), expected_batch_size=size, rows=4).every for size in (2, 4, 8, 4000)
     ]
@@ -96,6 +96,6 @@ def test_refreshes_take_a_twentieth_of_the_time_of_the_run(monkeypatch: pytest.M
 
 
 def test_the_sides_that_are_timed_are_those_of_a_metric() -> None:
-    low, dense = structure._low_rank(5, 2, torch.zeros(1)), structure._dense(5, torch.zeros(1))
+    low, dense = costs._low_rank(5, 2, torch.zeros(1)), costs._dense(5, torch.zeros(1))
     assert isinstance(low, LowRank) and isinstance(dense, Dense)
     assert low.apply(torch.ones(3, 5)).shape == dense.apply(torch.ones(3, 5)).shape == (3, 5)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown
-from dpkfc.tracking.operation import tensors_in
-from dpkfc.tracking.rules import rule_name
+from dpkfc.tracking.axes import tensors_in
+from dpkfc.tracking.batch_rules import rule_name
 
 Draw = Callable[[Sequence[int]], Tensor]
 

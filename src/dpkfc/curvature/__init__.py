@@ -6,16 +6,13 @@ No function here takes private data: entry points take a probe, a model and a `c
 from __future__ import annotations
 
 from dpkfc.curvature.adadps import AdaDPS
-from dpkfc.curvature.delayed import DP2
-from dpkfc.curvature.generated import generated_text
+from dpkfc.curvature.diagnostics import PrivateOracle
+from dpkfc.curvature.dp2 import DP2
 from dpkfc.curvature.gep import GEP
-from dpkfc.curvature.leaves import DeadLeaves
+from dpkfc.curvature.kfac import KFAC, Preconditioner
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.oracle import PrivateOracle
-from dpkfc.curvature.preconditioner import KFAC, Preconditioner
-from dpkfc.curvature.probes import FeatureNoise, PinkNoise, PublicData, WhiteNoise
-from dpkfc.curvature.refined import Refined
-from dpkfc.curvature.tokens import TokenNoise
+from dpkfc.curvature.probes import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
+from dpkfc.curvature.text_probes import TokenNoise, generated_text
 
 __all__ = [
     "DP2",

@@ -21,20 +21,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import formed
-from dpkfc.curvature.eigenpairs import condition, eigenvalues
-from dpkfc.curvature.layers import is_known
-from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
-from dpkfc.curvature.moments import PER, Moments, Sums, squared_gradients, summed_gradients
-from dpkfc.curvature.preconditioner import Preconditioner
+from dpkfc.curvature.base import check_choices, check_positive, check_probe, described, probe_examples
+from dpkfc.curvature.damping import identity_row
+from dpkfc.curvature.kfac import Preconditioner
+from dpkfc.curvature.layer_factors import is_known
+from dpkfc.curvature.ngd import PER, Moments, Sums, condition, eigenvalues, squared_gradients, summed_gradients
+from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
+from dpkfc.curvature.probe_pass import Capture, Piece, ProbeRun, blocks_on_probe, undisturbed
 from dpkfc.curvature.probes import Probe
-from dpkfc.curvature.probing import Capture, Piece, ProbeRun, blocks_on_probe, undisturbed
 from dpkfc.curvature.refresh import kept_for_scale, probe_scale
-from dpkfc.curvature.report import identity_row
-from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, probe_examples
-from dpkfc.metric import Entry, Metric, scale_metric
-
-__all__ = ["AdaDPS"]
+from dpkfc.linalg.blocks import formed
+from dpkfc.linalg.metric import Entry, Metric, scale_metric
 
 # (added inside the root, added to the root, refreshed) of the code that others have released
 _RELEASED = {"adadps": (1e-10, 0.0, True), "dp2": (0.0, 1e-7, True), "dp-kfc": (1e-10, 0.0, False)}

@@ -20,17 +20,18 @@ Source: Martens and Grosse (2015), section 6.3; DP-KFC, Algorithm 1.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor, is_empty
-from dpkfc.curvature.linalg import Eigen
-from dpkfc.metric import Dense, Diagonal, Identity, LowRank, Side
-
-__all__ = ["Damping", "condition_numbers", "elementwise_scale", "side_of"]
+from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor, is_empty
+from dpkfc.curvature.layer_factors import LayerFactors
+from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Entry, Identity, Kronecker, LowRank, Metric, Side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,3 +170,179 @@ def condition_numbers(factor: Factor, damping: Damping) -> tuple[float, float]:
     shift = damping.shift(factor)
     before = largest / smallest if smallest > 0 else math.inf
     return before, (largest + shift) / (smallest + shift) if shift > 0 else 1.0
+
+
+# --------------------------------------------------------------------------------------------------
+# Eigenpairs that single sides keep, whatever the rule by widths says: `{"conv1.A": 32, "head.G":
+# 0}`, 0 for all.
+#
+# They change which map the metric is, as `max_rank` does, and never what is guaranteed under it.
+
+SHORT = {"input": "A", "output": "G"}
+
+
+def side_name(layer: str, side: str) -> str:
+    """`conv1.A` for the input factor of conv1."""
+    return f"{layer}.{SHORT.get(side, side)}"
+
+
+def rank_of(ranks: Mapping[str, int], layer: str, side: str) -> int | None:
+    """Eigenpairs that this side keeps, 0 for all; None where nothing is said of it."""
+    return ranks.get(side_name(layer, side))
+
+
+def check_ranks(ranks: Mapping[str, int]) -> dict[str, int]:
+    """A copy.
+
+    Raises:
+        ValueError: naming what is no side, or a number that is not whole or is negative.
+    """
+    for side, rank in dict(ranks).items():
+        if not (isinstance(side, str) and side.endswith((".A", ".G")) and type(rank) is int and rank >= 0):
+            raise ValueError(f"ranks maps sides, such as 'conv1.A', to the pairs they keep, 0 for all; got {side!r}: {rank!r}")
+    return dict(ranks)
+
+
+def check_sides(ranks: Mapping[str, int], layers: Mapping[str, Iterable[str]]) -> None:
+    """Raise where eigenpairs are asked of a side that there is not.
+
+    Args:
+        ranks: by side.
+        layers: layer name to the sides of its factors.
+
+    Raises:
+        ValueError: naming it.
+    """
+    known = {side_name(layer, side) for layer, sides in layers.items() for side in sides if side in SHORT}
+    unknown = sorted(set(ranks) - known)
+    if unknown:
+        raise ValueError(f"ranks names sides that the model has not: {', '.join(unknown)}; `dpkfc doctor` lists its layers")
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows for people: what became of each side of each layer.
+
+UNREACHED = "not reached by the probe"
+
+
+def layer_rows(
+    name: str, factors: LayerFactors, used: LayerFactors, entry: Entry, damping: Damping
+) -> list[dict[str, Any]]:
+    """One row a side: what it is, how large, and its condition number before and after damping.
+
+    Args:
+        name: the layer.
+        factors: its factors as measured.
+        used: its factors as they were damped.
+        entry: its map.
+        damping: what was added.
+    """
+    rows = []
+    for side, factor in factors.sides.items():
+        before, after = condition_numbers(used.sides[side], damping)
+        notes = [factors.notes.get(side, ""), "no signal on the probe" if is_empty(factor) else ""]
+        if isinstance(factor, Eigen) and factor.rest > 0:
+            notes.append(f"first {factor.values.numel()} eigenpairs, the others by their mean")
+        rows.append(
+            {
+                "layer": name,
+                "side": side,
+                "dim": factor.dim,
+                "kind": "diagonal" if isinstance(entry, Elementwise) else _kind(getattr(entry, side)),
+                "rank": factor.rank,
+                "trace": factor.trace,
+                "condition_before": before,
+                "condition_after": after,
+                "note": "; ".join(note for note in notes if note),
+            }
+        )
+    return rows
+
+
+def identity_row(name: str, why: str = UNREACHED) -> dict[str, Any]:
+    """The row of a layer without factors: it keeps the identity."""
+    return {
+        "layer": name,
+        "side": "",
+        "dim": 0,
+        "kind": "identity",
+        "rank": 0,
+        "trace": 0.0,
+        "condition_before": 1.0,
+        "condition_after": 1.0,
+        "note": why,
+    }
+
+
+def _kind(side: Side) -> str:
+    match side:
+        case Identity():
+            return "identity"
+        case Diagonal():
+            return "diagonal"
+        case Dense():
+            return "dense"
+        case LowRank():
+            return "lowrank"
+
+
+# --------------------------------------------------------------------------------------------------
+# The metric of a refresh from its factors, and what is said beside it.
+
+_log = logging.getLogger(__name__)
+
+
+def metric_of(
+    layers: Mapping[str, LayerFactors], damping: Damping, widest: int, rank: Callable[[str, str], int | None]
+) -> Metric:
+    """The damped roots of all layers; layers that share the eigenpairs of a side share the side.
+
+    Args:
+        layers: factors.
+        damping: what is added, and the root.
+        widest: no matrix is formed for a wider side.
+        rank: maps layer and side to the eigenpairs kept of it, 0 for all; None where the damping's rule holds.
+    """
+    known: dict[tuple[int, float, int | None], Side] = {}
+
+    def side(name: str, which: str, factors: LayerFactors) -> Side:
+        factor, own = factors.sides[which], rank(name, which)
+        if not isinstance(factor, Eigen):
+            return side_of(factor, damping, factors.dtype, widest_dense=widest)
+        key = (id(factor.vectors), factor.trace, own)
+        if key not in known:
+            known[key] = side_of(factor, damping, factors.dtype, widest_dense=widest, rank=own)
+        return known[key]
+
+    metric: dict[str, Kronecker | Elementwise] = {}
+    for name, factors in layers.items():
+        if factors.kind == "elementwise":
+            scales = {
+                role: elementwise_scale(factor, damping, factors.shapes[role], factors.dtype).to(factors.device)
+                for role, factor in factors.sides.items()
+            }
+            metric[name] = Elementwise(scales)
+        else:
+            metric[name] = Kronecker(*(side(name, which, factors) for which in ("input", "output")))
+    return metric
+
+
+def left_alone(metric: Metric, unknown: Mapping[str, str], rules: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rows of the layers that keep the identity."""
+    unreached = [name for name in rules if name not in metric and name not in unknown]
+    if unreached:
+        _log.warning("the probe does not reach these layers, which keep the identity: %s", ", ".join(unreached))
+    if unknown:
+        _log.warning("no factors are known for these layers, which keep the identity: %s", ", ".join(unknown))
+    rows = [identity_row(name, f"no factors are known for a {kind}") for name, kind in unknown.items()]
+    return rows + [identity_row(name) for name in unreached]
+
+
+def shapes_of(model: nn.Module, name: str, factors: LayerFactors) -> dict[str, Any]:
+    """What `Preconditioner.check` compares: kind, sizes of the sides, and the weight's own shape where it has one."""
+    shapes: dict[str, Any] = {"kind": factors.kind, **{side: list(x) for side, x in factors.shapes.items()}}
+    try:
+        weight = getattr(model.get_submodule(name), "weight", None)
+    except AttributeError:
+        weight = None
+    return shapes | {"stored": list(weight.shape)} if isinstance(weight, Tensor) else shapes

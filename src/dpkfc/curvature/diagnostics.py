@@ -8,28 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Block, Lookup, Outer, Patched, PerExample, Tied
-from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor
-from dpkfc.curvature.layers import LayerFactors, is_known
-from dpkfc.curvature.linalg import Eigen
-from dpkfc.curvature.norms import layer_squares
-from dpkfc.curvature.preconditioner import KFAC, Preconditioner
-from dpkfc.curvature.probing import Capture, blocks_on_probe, undisturbed
-from dpkfc.metric import Metric
-
-__all__ = [
-    "SignalToNoise",
-    "Similarity",
-    "compare_factors",
-    "condition_numbers",
-    "fisher_spectrum",
-    "inner_product",
-    "signal_to_noise",
-]
+from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
+from dpkfc.curvature.kfac import KFAC, Preconditioner
+from dpkfc.curvature.layer_factors import LayerFactors, is_known, layer_squares
+from dpkfc.curvature.probe_pass import Capture, blocks_on_probe, undisturbed
+from dpkfc.curvature.probes import Sample
+from dpkfc.linalg.blocks import Block, Lookup, Outer, Patched, PerExample, Tied
+from dpkfc.linalg.metric import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,3 +203,59 @@ def _isotropic_part(first: Eigen, second: Eigen) -> float:
     """tr(F S) − tr(F' S') for F = F' + f I and S = S' + s I, where f and s are what eigenpairs left out average to."""
     f, s, dim = first.floor, second.floor, first.dim
     return f * (second.trace - s * dim) + s * (first.trace - f * dim) + f * s * dim
+
+
+# --------------------------------------------------------------------------------------------------
+# The private data themselves as a probe: an upper reference for experiments, which voids every
+# guarantee.
+#
+# This is the one value under `curvature` that holds private tensors. Whatever uses it says so: the
+# plan has a caveat, ε is no guarantee and the card is stamped NOT PRIVATE.
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateOracle:
+    """Curvature of the private data, with their labels where `labels="given"`. NOT PRIVATE.
+
+    Attributes:
+        dataset: the private dataset: a tuple (inputs, labels) of tensors, or a map-style dataset of such pairs.
+    """
+
+    dataset: Any
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dataset, Tensor) or not hasattr(self.dataset, "__len__"):
+            raise ValueError("PrivateOracle needs a tuple (inputs, labels) of tensors or a map-style dataset of such pairs")
+        if self._size < 1 or len(self._row(0)) != 2:
+            raise ValueError("PrivateOracle needs at least one example, each a pair of an input and a label")
+
+    @property
+    def _whole(self) -> tuple[Tensor, ...] | None:
+        held = self.dataset
+        return held if isinstance(held, tuple) and all(isinstance(x, Tensor) for x in held) else None
+
+    @property
+    def _size(self) -> int:
+        return len(self.dataset if self._whole is None else self._whole[0])
+
+    def _row(self, index: int) -> tuple[Any, ...]:
+        return tuple(self.dataset[index] if self._whole is None else (x[index] for x in self._whole))
+
+    def sample(self, n: int, generator: torch.Generator) -> Sample:
+        """n private examples: distinct ones while there are enough, with replacement beyond that."""
+        draws = torch.randint(self._size, (n,), generator=generator)
+        chosen = torch.randperm(self._size, generator=generator)[:n] if n <= self._size else draws
+        rows = [self._row(int(i)) for i in chosen]
+        inputs, labels = (torch.stack([torch.as_tensor(row[k]).detach().cpu() for row in rows]) for k in (0, 1))
+        return inputs.float() if inputs.is_floating_point() else inputs, labels
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description; no hash of the contents, which are private."""
+        return {
+            "kind": type(self).__name__,
+            "source": "private",
+            "provenance": "the private dataset itself",
+            "examples": self._size,
+            "labelled": True,
+            "uses_private_data": True,
+        }

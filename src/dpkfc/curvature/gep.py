@@ -20,17 +20,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dpkfc.blocks import Block, PerExample, formed
-from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
-from dpkfc.curvature.norms import KNOWN
-from dpkfc.curvature.preconditioner import Preconditioner
+from dpkfc.curvature.base import check_choices, check_positive, check_probe, described, probe_examples, run_of
+from dpkfc.curvature.damping import UNREACHED, identity_row
+from dpkfc.curvature.kfac import Preconditioner
+from dpkfc.curvature.layer_factors import KNOWN
+from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
+from dpkfc.curvature.probe_pass import Capture, ProbeRun, blocks_on_probe, public_generator, undisturbed
 from dpkfc.curvature.probes import Probe
-from dpkfc.curvature.probing import Capture, ProbeRun, blocks_on_probe, public_generator, undisturbed
-from dpkfc.curvature.report import UNREACHED, identity_row
-from dpkfc.curvature.settings import check_choices, check_positive, check_probe, described, probe_examples, run_of
-from dpkfc.curvature.state import pack, unpack
-from dpkfc.metric import Elementwise
-from dpkfc.subspace import Span, Subspace, clipping_of
+from dpkfc.linalg.blocks import Block, PerExample, formed
+from dpkfc.linalg.metric import Elementwise, Span, Subspace, clipping_of, pack, unpack
 
 __all__ = ["GEP", "Basis"]
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from dpkfc.data.repeats import check_once
+from dpkfc.data.checks import check_once
 
 __all__ = ["Units", "unit_ids", "units_of"]
 

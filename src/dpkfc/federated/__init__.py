@@ -6,16 +6,22 @@ Nothing here knows a network. An engine (Flower, say) carries the messages of `m
 from __future__ import annotations
 
 from dpkfc.federated.client import Client
-from dpkfc.federated.config import FederatedConfig
-from dpkfc.federated.exchange import TooFewKeys
-from dpkfc.federated.local import FedNewStep, LocalGradient, LocalSteps, ScaffoldSteps
-from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.rounds import RoundRecord
-from dpkfc.federated.rules import FedAvg, FedAvgM, FedGD, FedNew, FedSOFIM, Scaffold
-from dpkfc.federated.runner import Run, federate, make_clients
-from dpkfc.federated.server import Server
-from dpkfc.federated.trust import ClientLevel, PerUpload, SecureAggregation, TrustedServer
-from dpkfc.federated.work import LocalModel
+from dpkfc.federated.local_training import LocalModel
+from dpkfc.federated.messages import TooFewKeys
+from dpkfc.federated.options import (
+    ClientLevel,
+    FedNewStep,
+    LocalGradient,
+    LocalSteps,
+    PerUpload,
+    ScaffoldSteps,
+    SecureAggregation,
+    TrustedServer,
+)
+from dpkfc.federated.plan import FederatedConfig, FederatedPlan
+from dpkfc.federated.server import RoundRecord, Server
+from dpkfc.federated.server_rules import FedAvg, FedAvgM, FedGD, FedNew, FedSOFIM, Scaffold
+from dpkfc.federated.simulation import Run, federate, make_clients
 
 __all__ = [
     "Client",

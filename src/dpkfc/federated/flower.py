@@ -14,34 +14,511 @@ import importlib
 import importlib.util
 import logging
 import os
+import time
+import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpkfc.federated.app import App, Settings
-from dpkfc.federated.drive import OnRound, serve
-from dpkfc.federated.messages import Message
-from dpkfc.federated.node import Node, failure
-from dpkfc.federated.runner import Run
+from dpkfc import checkpoint
+from dpkfc.federated.client import Client
+from dpkfc.federated.local_training import LocalModel
+from dpkfc.federated.messages import CLIENT_FAILED, FLOATS, Message, TooFewKeys, group
+from dpkfc.federated.plan import FederatedPlan
+from dpkfc.federated.secure_aggregation import KEY_BYTES, new_key
+from dpkfc.federated.server import RoundRecord, Server
+from dpkfc.federated.simulation import Run, check_unused, federate
+from dpkfc.gradients.clipped_sum import LossFn
+from dpkfc.privacy.ledger import BudgetExhausted
 
-__all__ = [
-    "SWITCHES",
-    "Unreachable",
-    "check_installed",
-    "client_app",
-    "from_record",
-    "quiet_environment",
-    "server_app",
-    "simulate",
-    "to_record",
-]
+# --------------------------------------------------------------------------------------------------
+# A federated app: what server and clients of a run have to agree on, as functions of a few public
+# settings.
+#
+# Every process makes its own plan and model from the settings, and the contract
+# (`messages.contract_of`) is compared before the first round. One and the same value runs inside
+# one process (`App.here`), on an engine's simulation and on hosts far apart.
+
+Settings = Mapping[str, Any]
+# Of the server alone: its folder, seconds that a message may take, seconds to wait for clients.
+SERVER: dict[str, Any] = {"folder": "", "timeout": 120.0, "wait": 120.0}
+
+
+@dataclass(frozen=True)
+class App:
+    """What is trained, on what, under which promise. The functions are called in every process and give the same every time.
+
+    Attributes:
+        plan: settings to the plan. On hosts with unlike libraries give the noise by `with_noise`: a calibration may differ in its
+            last digit, and then the clients are refused.
+        model: settings to the model; weights that are not trained are part of the contract.
+        loss_fn: maps (model, batch) to one loss an example.
+        records: (number of a client, settings) to its own records; called where they lie, and nowhere else.
+        defaults: settings that a run may change, with their values: numbers, texts and truth values.
+        evaluate: (model, settings) to a plain figure for `Run.history`, on data that are no client's; None for nothing.
+        finish: (run, settings, folder) writes what a finished run leaves; None for nothing.
+        collate_fn: list of examples to a batch.
+    """
+
+    plan: Callable[[Settings], FederatedPlan]
+    model: Callable[[Settings], nn.Module]
+    loss_fn: LossFn
+    records: Callable[[int, Settings], Any]
+    defaults: Settings = field(default_factory=dict, hash=False)
+    evaluate: Callable[[nn.Module, Settings], Any] | None = None
+    finish: Callable[[Run, Settings, Path], None] | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+
+    def settings(self, *given: Settings | None) -> dict[str, Any]:
+        """The defaults, replaced by what was given, the last one first.
+
+        Raises:
+            ValueError: an unknown name, or a value of another kind than the default.
+        """
+        known = {**SERVER, **self.defaults}
+        for values in given:
+            for name, value in (values or {}).items():
+                if name not in known:
+                    raise ValueError(f"unknown setting {name!r} of the federated app; it has {', '.join(sorted(known))}")
+                known[name] = _as(name, value, {**SERVER, **self.defaults}[name])
+        return known
+
+    def evaluated(self, settings: Settings) -> Callable[[nn.Module], Any] | None:
+        """`evaluate` with its settings."""
+        found = self.evaluate
+        return None if found is None else lambda model: found(model, settings)
+
+    def here(
+        self,
+        settings: Settings | None = None,
+        *,
+        folder: str | Path,
+        on_round: Callable[[RoundRecord, Run], None] | None = None,
+    ) -> Run:
+        """Run it inside this process; with the folder of a run that was interrupted it goes on after its last round.
+
+        Args:
+            settings: instead of the defaults.
+            folder: of the server's ledger, its checkpoint and what `finish` writes.
+            on_round: called after every round.
+
+        Raises:
+            BudgetExhausted: all rounds are spent by the ledger in the folder.
+            ValueError: as `runner.federate`.
+        """
+        chosen, place = self.settings(settings), Path(folder)
+        plan = self.plan(chosen)
+        place.mkdir(parents=True, exist_ok=True)
+        run = federate(
+            plan,
+            self.model(chosen),
+            self.loss_fn,
+            [self.records(number, chosen) for number in range(plan.config.clients)],
+            ledger_path=place / "ledger.jsonl",
+            checkpoint=place / "checkpoint",
+            resume=checkpoint.is_there(place / "checkpoint"),
+            evaluate=self.evaluated(chosen),
+            on_round=on_round,
+            collate_fn=self.collate_fn,
+        )
+        if self.finish is not None:
+            self.finish(run, chosen, place)
+        return run
+
+
+def _as(name: str, value: Any, default: Any) -> Any:
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if type(value) is not type(default):
+        raise ValueError(f"the setting {name!r} is of type {type(default).__name__}, got {value!r}")
+    return value
+
+
+# --------------------------------------------------------------------------------------------------
+# A client on a machine of its own: whatever has to outlive a process lies in its folder, and
+# nothing of it is ever sent.
+#
+#     ledger.jsonl    its own releases; the file is locked while a message is answered
+#     metric/         the preconditioner that the server sent, with its hash
+#     channel.key     the private key that the other clients seal their shares for, under secure aggregation
+#     state/          control variates of local methods; keys of a round, the shares it holds, the survivor set it answered for
+#     last_error.txt  what went wrong last, for the operator of this client; the server is told a constant
+#
+# Engines start a process for every message, or several for one client in turn, so a client is built
+# from its folder each time.
+
+HELLO: Message = {"kind": "hello"}
+_Chosen = tuple[tuple[str, Any], ...]
+
+
+@lru_cache(maxsize=8)
+def _local(app: App, chosen: _Chosen) -> LocalModel:
+    """One model a process; every message loads its parameters anew."""
+    settings = dict(chosen)
+    return LocalModel(app.plan(settings), app.model(settings), app.loss_fn)
+
+
+@lru_cache(maxsize=256)
+def _records(app: App, chosen: _Chosen, number: int) -> Any:
+    return app.records(number, dict(chosen))
+
+
+def _channel_key(path: Path) -> bytes:
+    """Read the client's private channel key, or make a file with a new one that its owner alone can read.
+
+    Raises:
+        ValueError: a file of another length.
+    """
+    if not path.exists():
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(new_key())
+        fresh.replace(path)
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{path.name} has {len(key)} bytes and a channel key has {KEY_BYTES}; delete the file and start anew")
+    return key
+
+
+def failure(number: int, message: Mapping[str, Any], contract: str = "") -> Message:
+    """The answer of a client that cannot answer: the constant reason and what the message itself said."""
+    found = message.get("round")
+    place: Message = {"round": found if type(found) is int else -1, "contract": contract, "client": number}
+    return {"kind": "error", **place, "reason": CLIENT_FAILED}
+
+
+class Node:
+    """A client of an app and its folder.
+
+    Args:
+        app: of the run.
+        settings: all of them, from `App.settings`.
+        number: of the client.
+        folder: of this client; each plan has a folder of its own in it, so budgets of several plans add up.
+    """
+
+    def __init__(self, app: App, settings: Settings, number: int, folder: str | os.PathLike[str]) -> None:
+        self.app, self.number = app, number
+        self._chosen: _Chosen = tuple(sorted(settings.items()))
+        self._folder = Path(folder).expanduser() / f"client-{number}"
+
+    def answer(self, message: Mapping[str, Any]) -> Message:
+        """The answer to a server's message; never raises."""
+        contract = ""
+        try:
+            local = _local(self.app, self._chosen)
+            contract = local.contract
+            place = self._own_folder() / local.plan.hash[:16]
+            place.mkdir(exist_ok=True, mode=0o700)
+            client = self._client(local, place)
+            try:
+                return self._answered(client, message, place)
+            finally:
+                client.close()
+        except Exception as error:
+            self._note(error)
+            return failure(self.number, message, contract)
+
+    def _client(self, local: LocalModel, place: Path) -> Client:
+        client = Client(
+            self.number,
+            local.plan,
+            local,
+            _records(self.app, self._chosen, self.number),
+            collate_fn=self.app.collate_fn,
+            ledger_path=place / "ledger.jsonl",
+            channel=_channel_key(place / "channel.key") if local.plan.config.privacy.masked else None,
+        )
+        if (place / "state").exists() or (place / "state.old").exists():
+            client.load_state_dict(checkpoint.read(place / "state")[1]["state"])
+        return client
+
+    def _answered(self, client: Client, message: Mapping[str, Any], place: Path) -> Message:
+        if message.get("kind") == HELLO["kind"]:
+            return client.hello()
+        self._bring_metric(client.local, message, place / "metric")
+        answer = client.answer(message)
+        if client.last_error is not None:
+            self._note(client.last_error)
+        state = client.state_dict()
+        if any(state[name] for name in ("control", "last", "keys", "shares")):  # on the disk before the answer leaves
+            checkpoint.write(place / "state", {}, {"state": state}, private=True)
+        if answer["kind"] == "sum":
+            self._keep_metric(client.local, message, place / "metric")
+        return answer
+
+    def _bring_metric(self, local: LocalModel, message: Mapping[str, Any], place: Path) -> None:
+        """The metric of an earlier message, where this process has another and the server sent none."""
+        wanted = message.get("metric_digest", "")
+        if wanted in ("", local.digest) or group(message, "metric") or not place.exists():
+            return
+        held: dict[str, Tensor]
+        tensors, meta = checkpoint.read(place)
+        held = dict(tensors.get("metric", {}))
+        if meta.get("digest") == wanted:
+            local.take_metric(held)
+
+    def _keep_metric(self, local: LocalModel, message: Mapping[str, Any], place: Path) -> None:
+        wanted, current = message.get("metric_digest", ""), local.coordinates.current
+        if wanted == "" or current is None:
+            return
+        if not place.exists() or checkpoint.read(place)[1].get("digest") != wanted:
+            checkpoint.write(place, {"metric": current.state_dict()}, {"digest": wanted})
+
+    def _own_folder(self) -> Path:
+        """The client's folder, for its operator alone: a mode given to `mkdir` does not reach the folders above."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self._folder
+
+    def _note(self, error: BaseException) -> None:
+        """For this client's operator; where even that cannot be written, nothing is said."""
+        try:
+            path = self._own_folder() / "last_error.txt"
+            path.touch(0o600)
+            path.write_text("".join(traceback.format_exception(error)), "utf-8")
+        except OSError:
+            return
+
+
+# --------------------------------------------------------------------------------------------------
+# The rounds of a server whose clients are far away: who is there, who answers in time, what is
+# written after every round.
+#
+# An engine is a `Carrier`: it knows which nodes are connected and carries messages to them. Which
+# node is which client, who takes part and who survives is decided here and by `Server`, never by
+# the engine.
+
+OnRound = Callable[[RoundRecord, Run], None]
+_PAUSE = 0.5  # seconds between two looks at who is there
+_REFUSED = {
+    "other-contract": "with another plan, model or frozen weights",
+    "duplicate": "whose number another node has",
+    CLIENT_FAILED: "that failed to start (their own last_error.txt says why)",
+}
+_MAY_CHANGE = ("duplicate", CLIENT_FAILED)  # a number becomes free, a disk is mounted
+
+
+class TooFewClients(RuntimeError):
+    """Fewer clients than a round needs; nothing was charged for it."""
+
+
+class Carrier(Protocol):
+    """An engine: nodes are its numbers for connected machines."""
+
+    def nodes(self) -> Iterable[int]:
+        """Who is connected now."""
+        ...
+
+    def ask(self, requests: Mapping[int, Message], timeout: float) -> Iterable[tuple[int, Message | None]]:
+        """Send a message to each node and give the answers that come in time, in any order; None for one that cannot be read."""
+        ...
+
+
+class Roster:
+    """Which node is which client of the plan. A number belongs to one connected node; a second one that claims it is refused.
+
+    Args:
+        server: enrols the clients.
+        carrier: of the messages.
+        timeout: seconds that an answer may take.
+    """
+
+    def __init__(self, server: Server, carrier: Carrier, timeout: float) -> None:
+        self._server, self._carrier, self._timeout = server, carrier, timeout
+        self._clients: dict[int, int] = {}  # node to client
+        self._asked: set[int] = set()
+        self._refused: dict[int, str] = {}
+
+    def present(self) -> dict[int, int]:
+        """Client to node, of those who are connected."""
+        here = set(self._carrier.nodes())
+        return {client: node for node, client in self._clients.items() if node in here}
+
+    def greet(self, again: bool = False) -> None:
+        """Say hello to nodes that came since; with `again` also to those that did not answer."""
+        here = set(self._carrier.nodes())
+        unknown = here - set(self._clients) - {n for n, why in self._refused.items() if why not in _MAY_CHANGE}
+        new = sorted(unknown if again else unknown - self._asked)
+        if not new:
+            return
+        self._asked |= set(new)
+        for node, message in self._carrier.ask(dict.fromkeys(new, HELLO), self._timeout):
+            if node in new and node not in self._clients:
+                self._welcome(node, message or {}, here)
+
+    def _welcome(self, node: int, message: Mapping[str, Any], here: set[int]) -> None:
+        number, server = message.get("client"), self._server
+        holder = next((n for n, client in self._clients.items() if client == number), None)
+        right = message.get("kind") == HELLO["kind"] and message.get("contract") == server.contract
+        if holder is not None and holder not in here and right:  # the same client, connected anew
+            del self._clients[holder]
+            server.enrolled.discard(self._number(number))
+        before = Counter(server.rejected)
+        if server.enroll(message):
+            self._clients[node] = self._number(number)
+            self._refused.pop(node, None)
+            return
+        found = next(iter(server.rejected - before), "unknown-client")
+        self._refused[node] = CLIENT_FAILED if message.get("kind") == "error" else found
+        if found == "duplicate":
+            self._asked.discard(node)  # its number may become free
+
+    @staticmethod
+    def _number(found: Any) -> int:
+        return int(found)
+
+    def gather(self, wanted: int, least: int, wait: float) -> None:
+        """Wait until `wanted` clients are there, or as many as a round needs when the time is over.
+
+        Raises:
+            TooFewClients: fewer.
+        """
+        end = time.monotonic() + wait
+        while len(self.present()) < wanted:
+            self.greet(again=True)
+            found = len(self.present())
+            if found >= wanted or (found >= least and time.monotonic() >= end):
+                return
+            if time.monotonic() >= end:
+                raise TooFewClients(self._too_few(found, least, wait))
+            time.sleep(min(_PAUSE, wait))
+
+    def _too_few(self, found: int, least: int, wait: float) -> str:
+        counts = Counter(_REFUSED.get(why, "without a valid hello") for why in self._refused.values())
+        refused = "".join(f"; refused: {n} {why}" for why, n in counts.items())
+        clients = self._server.plan.config.clients
+        return (
+            f"{found} of {clients} clients are there after {wait:g} s and a round needs {least}{refused}. Start more clients, or "
+            "make a plan with a smaller min_survivors; nothing was charged for this round"
+        )
+
+    def exchange(self, requests: Mapping[int, Message]) -> None:
+        """Carry messages to clients and their answers to the server; whoever answers for another client is not heard."""
+        nodes = self.present()
+        sent = {nodes[client]: message for client, message in requests.items() if client in nodes}
+        if not sent:
+            return
+        for node, message in self._carrier.ask(sent, self._timeout):
+            if node not in sent:
+                self._server.rejected["unknown-client"] += 1
+            elif message is None:
+                self._server.receive({})  # counted, and absent
+            elif message.get("client") != self._clients[node]:
+                self._server.rejected["other-client"] += 1
+            else:
+                self._server.receive(message)
+
+
+def _round(server: Server, roster: Roster, wait: float) -> RoundRecord:
+    roster.exchange(_open_round(server, roster, wait))
+    roster.exchange(server.fix_survivors())
+    return server.close_round()
+
+
+def _open_round(server: Server, roster: Roster, wait: float) -> dict[int, Message]:
+    """Open a round with enough clients, and under secure aggregation with keys of enough clients.
+
+    Raises:
+        TooFewClients: fewer after `wait` seconds; nothing was charged.
+    """
+    least = max(1, server.plan.config.survivors)
+    end = time.monotonic() + wait
+    while True:
+        roster.greet()
+        roster.gather(least, least, wait)
+        roster.exchange(server.request_keys())
+        try:
+            return server.open_round()
+        except TooFewKeys as error:
+            if time.monotonic() >= end:
+                raise TooFewClients(str(error)) from None
+        time.sleep(min(_PAUSE, wait))
+
+
+def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound | None = None) -> Run:
+    """Run the rounds that the ledger of a folder has left: all of them, or those after a crash.
+
+    Args:
+        app: of the run.
+        settings: all of them, from `App.settings`; "folder" holds ledger, checkpoint and what the run leaves.
+        carrier: of the messages.
+        on_round: called after every round.
+
+    Raises:
+        ValueError: no absolute path of a folder; trained parameters of a type that is not sent; a ledger that is in use and has
+            lost its checkpoint.
+        TooFewClients: fewer clients than a round needs; checkpoint and ledger are there to go on from.
+        BudgetExhausted: every round of the plan is spent in this folder; nothing was sent.
+        LedgerError, CheckpointError: those of another run lie in the folder.
+    """
+    folder = Path(settings["folder"]).expanduser()
+    if not folder.is_absolute():
+        raise ValueError(f"the server needs folder=, an absolute path for its ledger and checkpoint; got {str(folder)!r}")
+    folder.mkdir(parents=True, exist_ok=True)
+    model = app.model(settings)
+    _check_types(model)
+    server = Server(app.plan(settings), model, ledger_path=folder / "ledger.jsonl")
+    run, started = Run(server), time.perf_counter()
+    try:
+        _resume(run, folder / "checkpoint")
+        if not server.rounds_left:
+            raise BudgetExhausted(f"all rounds of this plan are spent by the ledger in {folder}; nothing was sent")
+        _rounds(app, settings, carrier, run, place=folder / "checkpoint", on_round=on_round)
+    finally:
+        run.seconds = time.perf_counter() - started
+        server.close()
+    if app.finish is not None:
+        app.finish(run, settings, folder)
+    return run
+
+
+def _check_types(model: nn.Module) -> None:
+    """Refuse what an engine cannot carry before a ledger is there: the first round would be charged and then not be sent."""
+    for name, p in model.named_parameters():
+        if p.requires_grad and p.dtype not in FLOATS:
+            raise ValueError(
+                f"the parameter '{name}' is {p.dtype}; engines carry trained parameters of float32 and float64: give a model in "
+                "one of them, or run it inside one process. Nothing was charged"
+            )
+
+
+def _resume(run: Run, place: Path) -> None:
+    """Continue from a checkpoint; a new run, whose ledger is empty, writes its first one before its first round."""
+    if checkpoint.is_there(place):
+        run.restore(place)
+    else:
+        check_unused(run.server)
+        run.save(place)
+
+
+def _rounds(
+    app: App, settings: Settings, carrier: Carrier, run: Run, *, place: Path, on_round: OnRound | None
+) -> None:
+    server, evaluate = run.server, app.evaluated(settings)
+    roster = Roster(server, carrier, settings["timeout"])
+    roster.gather(server.plan.config.clients, max(1, server.plan.config.survivors), settings["wait"])
+    while server.rounds_left:
+        record = _round(server, roster, settings["wait"])
+        run.records.append(record)
+        if evaluate is not None:
+            run.history.append((record.round + 1, server.epsilon, evaluate(server.model)))
+        run.save(place)
+        if on_round is not None:
+            on_round(record, run)
+
+
+# --------------------------------------------------------------------------------------------------
 
 SWITCHES = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 PLAIN, TENSORS = "plain", "tensors"
@@ -50,7 +527,6 @@ _DTYPES = {"float32", "float64", "int64", "int32", "uint8", "bool"}
 _LONGEST = 256  # characters of a text in a message
 _OBJECTS = 200 * 2**20  # bytes of Ray's object store
 _PATIENT = {"timeout": 900.0, "wait": 900.0}  # nobody drops out of a simulation, and a busy machine starts Ray slowly
-
 logger = logging.getLogger(__name__)
 
 

@@ -1,15 +1,4 @@
-"""The plan of a federated run: who is protected from whom, what a client sends, how noise is shared, what it costs.
-
-One release is a Gaussian mechanism on a sum over clients. Over T rounds of full participation its ε is the exact hockey-stick
-divergence of μ = √T · sensitivity / stddev (Balle and Wang 2018; Gaussian DP composes exactly); where examples or clients are
-Poisson-sampled it is dp-accounting's PLD, for those samplings whose amplification is proved:
-
-    examples at rate q, secretly, by each client        example-level models
-    clients at rate q, secretly, by a trusted server    client-level with central noise
-
-Sampling clients gives an example nothing that is proved: the other examples of its client come and go with it and show whether
-it was there, so the product of both rates is no bound (tests/federated/test_accounting.py has the counter-example).
-"""
+"""The settings of a federated run, checked when they are made, and the one place where they become a plan."""
 
 from __future__ import annotations
 
@@ -17,24 +6,50 @@ import hashlib
 import json
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import dp_accounting
+import numpy as np
 
-from dpkfc.data.sampling import ADD_OR_REMOVE_ONE
-from dpkfc.federated.local import FedNewStep, LocalSteps, ScaffoldSteps
-from dpkfc.privacy import events
-from dpkfc.privacy.calibration import check_target, vacuous
-from dpkfc.privacy.event_values import NEGLIGIBLE_NOISE
-from dpkfc.privacy.events import EpsilonCurve
-from dpkfc.privacy.grid import grid_of
+from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
+from dpkfc.federated.options import (
+    FedNewStep,
+    LocalGradient,
+    LocalSteps,
+    LocalWork,
+    PrivacyModel,
+    ScaffoldSteps,
+    SecureAggregation,
+)
+from dpkfc.federated.server_rules import FedGD, ServerRule
+from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.privacy import accounting
+from dpkfc.privacy.accounting import NEGLIGIBLE_NOISE, EpsilonCurve
+from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target, vacuous
+from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, grid_of, widened
 
 if TYPE_CHECKING:
-    from dpkfc.federated.config import FederatedConfig
+    pass
 
-__all__ = ["FederatedPlan"]
+
+# --------------------------------------------------------------------------------------------------
+# The plan of a federated run: who is protected from whom, what a client sends, how noise is shared,
+# what it costs.
+#
+# One release is a Gaussian mechanism on a sum over clients. Over T rounds of full participation its
+# ε is the exact hockey-stick divergence of μ = √T · sensitivity / stddev (Balle and Wang 2018;
+# Gaussian DP composes exactly); where examples or clients are Poisson-sampled it is dp-accounting's
+# PLD, for those samplings whose amplification is proved:
+#
+#     examples at rate q, secretly, by each client        example-level models
+#     clients at rate q, secretly, by a trusted server    client-level with central noise
+#
+# Sampling clients gives an example nothing that is proved: the other examples of its client come
+# and go with it and show whether it was there, so the product of both rates is no bound
+# (tests/federated/test_accounting.py has the counter-example).
 
 FORMAT = 1
 _FARTHEST = 12.2  # standard deviations that no draw of `privacy.rng` exceeds
@@ -192,7 +207,7 @@ class FederatedPlan:
             ValueError: they contradict each other.
         """
         if self.certified:
-            events.check_before_a_run(self.event, self.releases, self.delta, ADD_OR_REMOVE_ONE)
+            accounting.check_before_a_run(self.event, self.releases, self.delta, ADD_OR_REMOVE_ONE)
 
     @property
     def ledger_header(self) -> dict[str, Any]:
@@ -243,6 +258,347 @@ class FederatedPlan:
             "stddev": self.stddev,
             "share_of_a_client": self.share,
             "releases": self.releases,
-            "event": events.event_to_dict(self.event),
+            "event": accounting.event_to_dict(self.event),
             "epsilon_for_others": {who: e if math.isfinite(e) else "inf" for who, e in self.views().items()},
         }
+
+
+# --------------------------------------------------------------------------------------------------
+
+FACTORS, SEED = METRICS = ("factors", "seed")
+_SHARE_OF_SURVIVORS = 0.8
+_EXAMPLES = {"privacy": "SecureAggregation()", "local": "LocalGradient()", "rule": "FedSOFIM()"}
+
+
+def default_survivors(clients: float) -> int:
+    """Four fifths of the expected participants, rounded up."""
+    return max(1, math.ceil(_SHARE_OF_SURVIVORS * clients - 1e-9))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedConfig:
+    """Settings of a federated private run; everything in it is public.
+
+    Attributes:
+        clients: n, registered clients.
+        rounds: T.
+        expected_records: records of all clients together, as a public constant. With the rate it makes the divisor, and no
+            client may hold more. Never measured from what was sent.
+        privacy: a privacy model of `trust`.
+        local: what a client does in a round.
+        rule: what the server does with the release.
+        max_grad_norm: C, in the coordinates of the preconditioner: of one example, or of all that a client sends.
+        min_survivors: t, fewest messages in a sum; a round with fewer is dropped and stays charged. None: ⌈0.8 n⌉.
+        colluding: m, clients that may use their own noise, or tell the server; that of t − m others has to do. None: 1 where
+            clients share the noise, so that ε holds against any single other client, which knows its share; 0 elsewhere.
+        adjacency: "add_or_remove_one" (an example is there or not) or "replace_one" (twice the sensitivity).
+        example_rate: q at which every client draws its examples, secretly and anew in every release.
+        client_rate: q at which the server draws clients in every round.
+        noise: "gaussian", or "rounded" to a grid, which secure aggregation always uses.
+        preconditioner: for example `KFAC(probe=...)`; built by the server from synthetic probes and released weights.
+        metric: "factors" sends the preconditioner with its hash; "seed" lets clients rebuild it and compares the hash.
+        readout, postprocess: as in `PrivacyConfig`: filters stand before the rule.
+        max_physical_batch_size: most rows of a micro-batch on a client.
+        test_mode_seed: repeatable noise and sampling; such a run is NOT PRIVATE.
+
+    Raises:
+        ValueError: a value outside its range, or settings that do not go together.
+    """
+
+    clients: int
+    rounds: int
+    expected_records: int
+    privacy: PrivacyModel = field(default_factory=SecureAggregation)
+    local: LocalWork = field(default_factory=LocalGradient)
+    rule: ServerRule = field(default_factory=FedGD)
+    max_grad_norm: float = 1.0
+    min_survivors: int | None = None
+    colluding: int | None = None
+    adjacency: str = ADD_OR_REMOVE_ONE
+    example_rate: float = 1.0
+    client_rate: float = 1.0
+    noise: str = GAUSSIAN
+    preconditioner: Any = None
+    metric: str = FACTORS
+    readout: str = "whitened"
+    postprocess: tuple[PostProcess, ...] = ()
+    max_physical_batch_size: int | None = None
+    test_mode_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "postprocess", tuple(self.postprocess))
+        for name, kind in (("privacy", PrivacyModel), ("local", LocalWork), ("rule", ServerRule)):
+            if not isinstance(getattr(self, name), kind) or isinstance(getattr(self, name), type):
+                raise ValueError(
+                    f"{name} must be a value of dpkfc.federated such as {_EXAMPLES[name]}, got {getattr(self, name)!r}"
+                )
+        for name, least in (("clients", 1), ("rounds", 1), ("expected_records", 1)):
+            _check_integer(name, getattr(self, name), least)
+        for name in ("colluding", "test_mode_seed"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 0)
+        if not (self.max_grad_norm > 0 and math.isfinite(self.max_grad_norm)):
+            raise ValueError(f"max_grad_norm must be positive and finite, got {self.max_grad_norm}")
+        for name, found, known in (
+            ("adjacency", self.adjacency, (ADD_OR_REMOVE_ONE, REPLACE_ONE)),
+            ("noise", self.noise, NOISES),
+            ("metric", self.metric, METRICS),
+        ):
+            if found not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {found!r}")
+        if self.privacy.masked:
+            object.__setattr__(self, "noise", ROUNDED)
+        self.local.check(self.privacy)
+        self.rule.check(self.local)
+        self._check_rates()
+        self._check_survivors()
+        self._check_steps()
+
+    def _check_rates(self) -> None:
+        for name in ("example_rate", "client_rate"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
+        sampled = self.example_rate < 1 or self.client_rate < 1
+        if sampled and self.adjacency == REPLACE_ONE:
+            raise ValueError("sampling is accounted for under adjacency='add_or_remove_one'; use that, or rates of 1")
+        if self.privacy.unit == "client" and self.example_rate < 1:
+            raise ValueError(
+                "example_rate has no meaning where all that a client sends is clipped as one; leave it at 1"
+            )
+        if self.example_rate < 1 and self.local.bound(1.0, self.privacy) != 1.0:
+            name = type(self.local).__name__
+            raise ValueError(
+                f"example_rate does not go with local={name}, whose contribution is clipped as one; leave it at 1"
+            )
+        if self.privacy.unit == "client" and self.client_rate < 1 and self.privacy.noise_by != "server":
+            raise ValueError(
+                f"client_rate={self.client_rate} under '{self.privacy.name}': the server knows which clients it drew, so "
+                "sampling hides none from it. Use ClientLevel(TrustedServer()), or client_rate=1"
+            )
+
+    def _check_survivors(self) -> None:
+        fewest = self.survivors
+        if self.min_survivors is not None:
+            _check_integer("min_survivors", self.min_survivors, 0)
+        if fewest > self.clients:
+            raise ValueError(f"min_survivors is {fewest}, more than the {self.clients} clients; make it smaller")
+        if self._secret_cohort and fewest > 0:
+            raise ValueError(
+                "with secretly drawn clients a round that is dropped would tell how many were drawn; leave min_survivors at "
+                "None (0: an empty round is a release of noise alone)"
+            )
+        if self.shares_noise and fewest <= self.known_shares:
+            raise ValueError(
+                f"min_survivors={fewest} must exceed colluding={self.known_shares}: a record is hidden by the noise of the other "
+                "survivors. Raise min_survivors, or give colluding=0, and ε does not hold against other clients"
+            )
+
+    def _check_steps(self) -> None:
+        made = self.preconditioner
+        if made is not None and not hasattr(made, "describe"):
+            raise ValueError(f"preconditioner must have a describe() method, got {type(made).__name__}; use KFAC(...)")
+        if made is not None and (hasattr(made, "observe") or hasattr(made, "clipping")):
+            raise ValueError(f"{type(made).__name__} does not run federated; use KFAC(...), or preconditioner=None")
+        if made is not None and self.metric == SEED and getattr(made, "continues", False):
+            raise ValueError("clients that rebuild the metric from its seed know no earlier refresh; use metric='factors'")
+        if made is not None and made.describe().get("uses_private_data"):
+            raise ValueError("curvature of private data would be a release of its own; use a synthetic or public probe")
+        by_clients = self.local.counts == "clients" and self.privacy.unit == "client"
+        if made is not None and (by_clients or isinstance(self.local, FedNewStep)):
+            raise ValueError(
+                f"local={type(self.local).__name__} under '{self.privacy.name}' is clipped in the coordinates of the parameters, "
+                "where a preconditioner would do nothing; use local=LocalGradient()"
+            )
+        if made is not None and self.local.counts == "clients" and self.readout != "whitened":
+            raise ValueError("local steps are taken in the coordinates of the preconditioner; use readout='whitened'")
+        steps = (*self.postprocess, *self.rule.postprocess)
+        chain = Chain(steps, self.readout)
+        needing = [type(step).__name__ for step in steps if step.needs_variance]
+        if needing and self.walks_privately:
+            raise ValueError(
+                f"{needing[0]} needs the variance of the noise, which is not known of the change by private local steps; use "
+                "local=LocalGradient(), or another filter"
+            )
+        if chain.needs_points:
+            raise ValueError("DiSK at two points needs a second sum; use EMA, or DiSK with gamma=(1 - kappa) / kappa")
+
+    @property
+    def _secret_cohort(self) -> bool:
+        return self.privacy.unit == "client" and self.client_rate < 1
+
+    @property
+    def survivors(self) -> int:
+        """t in force."""
+        if self.min_survivors is not None:
+            return self.min_survivors
+        return 0 if self._secret_cohort else default_survivors(self.clients * self.client_rate)
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether a unit is hidden by noise of several clients, each of which knows its own share."""
+        return self.privacy.noise_by == "clients" and not self.privacy.alone
+
+    @property
+    def walks_privately(self) -> bool:
+        """Whether a client sends the change by steps that are noisy each, and not a noisy sum."""
+        return self.privacy.unit == "example" and isinstance(self.local, LocalSteps)
+
+    @property
+    def known_shares(self) -> int:
+        """m in force."""
+        if self.colluding is not None:
+            return self.colluding
+        return int(self.shares_noise and self.clients > 1)
+
+    @property
+    def against(self) -> str:
+        """From whom the unit is protected, for the card."""
+        return self.privacy.against(self.known_shares)
+
+    @property
+    def divisor(self) -> int:
+        """The public constant that every sum is divided by: expected examples, or clients, in a sum."""
+        if self.local.counts == "clients" or self.privacy.unit == "client":
+            return max(1, round(self.clients * self.client_rate))
+        return max(1, round(self.expected_records * self.example_rate * self.client_rate))
+
+    @property
+    def local_divisor(self) -> int:
+        """The public constant that a client divides the sum of a local step by: expected records of one client in it."""
+        return max(1, round(self.expected_records * self.example_rate / self.clients))
+
+    @property
+    def sensitivity(self) -> float:
+        """How far neighbouring data move the clipped sum; that of the rounded sum where it is rounded."""
+        found = self.local.bound(self.max_grad_norm, self.privacy)
+        if (
+            self.adjacency == REPLACE_ONE and found <= self.max_grad_norm
+        ):  # a contribution clipped as one has 2 C already
+            found *= 2
+        return widened(found) if self.noise == ROUNDED else found
+
+    @property
+    def rate(self) -> float:
+        """The sampling rate whose amplification is proved for the unit."""
+        return self.client_rate if self.privacy.unit == "client" else self.example_rate
+
+    @property
+    def releases(self) -> int:
+        """Releases of the whole run: T times those of a round."""
+        return self.rounds * self.local.releases(self.privacy)
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The event of one release."""
+        return Poisson(self.rate, max(self.expected_records, self.clients)).event(noise_multiplier)
+
+    def calibrate(self, epsilon: float, delta: float) -> FederatedPlan:
+        """The plan with the least noise whose ε is at most the target: the upper, safe end of the bracket.
+
+        Raises:
+            ValueError: an impossible or unreachable target.
+        """
+        check_target(epsilon, delta, self.units)
+        noise_multiplier = calibrate_noise_multiplier(epsilon, delta, self.event, self.releases)
+        return FederatedPlan(config=self, noise_multiplier=noise_multiplier, delta=delta, target_epsilon=epsilon)
+
+    def with_noise(self, noise_multiplier: float, delta: float) -> FederatedPlan:
+        """The plan with a given noise multiplier, stddev over sensitivity; 0 is no noise and no privacy.
+
+        Raises:
+            ValueError: a value outside its range.
+        """
+        check_target(None, delta, self.units)
+        return FederatedPlan(config=self, noise_multiplier=float(noise_multiplier), delta=delta)
+
+    @property
+    def units(self) -> int:
+        """Number of units, of which one is protected: clients, or the records expected of all of them."""
+        return self.clients if self.privacy.unit == "client" else self.expected_records
+
+    def describe(self) -> dict[str, Any]:
+        """All that decides what is released, as plain values; what changes only memory is left out."""
+        server = getattr(self.privacy, "server", self.privacy)
+        return {
+            "clients": self.clients,
+            "rounds": self.rounds,
+            "expected_records": self.expected_records,
+            "privacy": {"name": self.privacy.name, "unit": self.privacy.unit, "noise_by": server.noise_by},
+            "local": self.local.describe(),
+            "rule": self.rule.describe(),
+            "max_grad_norm": self.max_grad_norm,
+            "min_survivors": self.survivors,
+            "colluding": self.known_shares,
+            "adjacency": self.adjacency,
+            "example_rate": self.example_rate,
+            "client_rate": self.client_rate,
+            "divisor": self.divisor,
+            "noise": self.noise,
+            "preconditioner": None if self.preconditioner is None else dict(self.preconditioner.describe()),
+            "metric": None if self.preconditioner is None else self.metric,
+            "readout": self.readout,
+            "postprocess": [step.describe() for step in self.postprocess],
+            "test_mode_seed": self.test_mode_seed,
+        }
+
+
+def _check_integer(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+
+
+# --------------------------------------------------------------------------------------------------
+# What clients and server have in common as parties that add noise: a plan as a release reads it,
+# and streams of their own.
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A plan as `privacy.mechanism.release` reads it, with the noise of one party and its divisor."""
+
+    plan: FederatedPlan
+    stddev: float
+    expected_batch_size: int = 1
+    clipping = "flat"
+
+    @property
+    def max_grad_norm(self) -> float:
+        """C."""
+        return self.plan.config.max_grad_norm
+
+    @property
+    def noise(self) -> str:
+        """Kind of the noise; a sum without noise of its own is rounded by whoever adds the noise."""
+        return self.plan.config.noise if self.stddev > 0 or self.plan.config.privacy.masked else GAUSSIAN
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of the guarantee."""
+        return self.plan.noise_multiplier
+
+    @property
+    def sensitivity(self) -> float:
+        """Of the sum."""
+        return self.plan.config.sensitivity
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """Of one release."""
+        return self.plan.event
+
+    @property
+    def test_mode(self) -> bool:
+        """Whether noise is repeatable."""
+        return self.plan.test_mode
+
+    @property
+    def hash(self) -> str:
+        """Of the plan."""
+        return self.plan.hash
+
+
+def stream_seed(plan: FederatedPlan, party: int) -> int | None:
+    """The test-mode seed of one party's streams, different for every client; None outside test mode."""
+    seed = plan.config.test_mode_seed
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence(entropy=seed, spawn_key=(party,)).generate_state(1, np.uint64)[0])

@@ -17,38 +17,213 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import dp_accounting
 import torch
 from torch import Tensor, nn
 
 from dpkfc import checkpoint
-from dpkfc.coordinates import Coordinates
-from dpkfc.curvature.preconditioner import Preconditioner
-from dpkfc.curvature.shares import moved_to
-from dpkfc.federated.config import FACTORS
-from dpkfc.federated.delivery import MetricDelivery
-from dpkfc.federated.exchange import KeyExchange
-from dpkfc.federated.messages import Message, contract_of, flat, problem, shapes_of, to_bytes
-from dpkfc.federated.party import Mechanism, stream_seed
-from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.rounds import Charged, OpenRound, RoundRecord
-from dpkfc.federated.rules import Shares
-from dpkfc.federated.secagg import decoded
-from dpkfc.federated.work import accumulated, norm_of
+from dpkfc.curvature.kfac import Preconditioner
+from dpkfc.curvature.probe_pass import moved_to
+from dpkfc.federated.local_training import accumulated, norm_of
+from dpkfc.federated.messages import (
+    METRIC_DIFFERS,
+    METRIC_MISSING,
+    KeyExchange,
+    Message,
+    contract_of,
+    flat,
+    group,
+    problem,
+    shapes_of,
+    split_rows,
+    to_bytes,
+)
+from dpkfc.federated.plan import FACTORS, FederatedPlan, Mechanism, stream_seed
+from dpkfc.federated.secure_aggregation import decoded, round_scope, total, unmask
+from dpkfc.federated.server_rules import Shares
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.postprocess.chain import Chain
+from dpkfc.postprocess.pipeline import Chain
+from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
-__all__ = ["RoundRecord", "Server"]
-
-logger = logging.getLogger(__name__)
+# --------------------------------------------------------------------------------------------------
+# What a server holds of a round while it is open, and what it says of it afterwards.
 
 Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """What a round did; public, and of constant size.
+
+    Attributes:
+        round: its number, by the ledger.
+        cohort: clients that were asked; None where they were drawn secretly.
+        survivors: messages in the sum; None likewise.
+        dropped: whether it ended without a release. Its charge stays.
+        rejected: reason to number of messages that were not valid.
+        seconds: wall time since it was opened; 0 where clients were drawn secretly.
+        notes: public numbers of filters and rule.
+    """
+
+    round: int
+    cohort: int | None
+    survivors: int | None
+    dropped: bool
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+
+class Charged:
+    """A charge that was made when its round was sent out, to be used by one release."""
+
+    def __init__(self, plan_hash: str, number: int) -> None:
+        self.plan_hash, self._number = plan_hash, number
+        self._used = False
+
+    @classmethod
+    def write(cls, ledger: Ledger, plan: FederatedPlan, number: int) -> Charged:
+        """Charge a round's releases to a ledger, and return the ticket for its release."""
+        first = ledger.count + 1
+        for step in range(number * plan.per_round, (number + 1) * plan.per_round):
+            ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.config.sensitivity)
+        return cls(plan.hash, first)
+
+    def charge(self, step: int, event: dp_accounting.DpEvent, *more: float) -> int:
+        """The number of the release that the ledger holds already."""
+        if self._used:
+            raise BudgetExhausted("a round is one release, and this one has been made")
+        self._used = True
+        return self._number
+
+
+@dataclass
+class OpenRound:
+    """The round in progress. PRIVATE: what clients sent lies here and nowhere else."""
+
+    number: int
+    cohort: tuple[int, ...]
+    ticket: Charged
+    started: float
+    control: float
+    recovers: bool = False
+    sums: dict[int, Tensors] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    keys: dict[int, bytes] = field(default_factory=dict)
+    shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    survivors: tuple[int, ...] | None = None
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    def problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
+        """Why a valid message does not count in this round; None where it does."""
+        client, kind = message["client"], message["kind"]
+        if kind == "shares":
+            late = not self.recovers or self.survivors is None or client not in self.survivors
+            again = client in self.shares
+        else:
+            late = self.survivors is not None or kind == "keys"
+            again = client in self.sums or client in self.failed
+        reasons = (
+            (kind == "hello" or client not in self.cohort or client not in enrolled, "unknown-client"),
+            (message.get("round") != self.number, "stale"),
+            (late, "late"),
+            (again, "duplicate"),
+        )
+        return next((reason for applies, reason in reasons if applies), None)
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Store a valid sum or valid shares of a client."""
+        client = message["client"]
+        if message["kind"] == "shares":
+            self.shares[client] = split_rows(message["shares"], self.cohort)
+        else:
+            self.sums[client] = group(message, "sum")
+
+    def sum_survivors(self, parameters: Mapping[str, Tensor]) -> Tensors:
+        """Sum the survivors' messages in the order of their numbers, so that equal messages give an equal sum; new tensors."""
+        summed: Tensors = {}
+        for name, p in parameters.items():
+            summed[name] = torch.zeros(p.shape, dtype=accumulated(p), device=p.device)
+            for client in self.survivors or ():
+                summed[name].add_(self.sums[client][name].to(summed[name]))
+        return summed
+
+    def unmask_survivors(self, threshold: int, contract: str) -> Tensors | None:
+        """Compute the survivors' sum of integers from the shares that they revealed.
+
+        Returns:
+            The sum; None where a client is missing in a round without recovery.
+
+        Raises:
+            ValueError: shares of fewer clients than the threshold, or wrong ones.
+        """
+        sums = {client: self.sums[client] for client in self.survivors or ()}
+        if not self.recovers:
+            return total(sums.values()) if self.survivors == self.cohort else None
+        return unmask(sums, self.keys, self.shares, threshold, round_scope(contract, self.number))
+
+
+# --------------------------------------------------------------------------------------------------
+# Which client has which preconditioner: it is sent once to each client that needs it, and its
+# digest in every round.
+
+
+class MetricDelivery:
+    """The server's record of the metrics that its clients have.
+
+    Args:
+        to_all: whether every client is sent the metric, or only those that could not build it from its seed.
+    """
+
+    def __init__(self, to_all: bool) -> None:
+        self._to_all = to_all
+        self._digests: dict[int, str] = {}  # client to the digest of the metric that it has
+        self._asked: set[int] = set()  # clients that could not build the metric from its seed
+        self._last: tuple[Preconditioner | None, str] = (None, "")
+
+    def round_fields(self, client: int, current: Preconditioner | None) -> Message:
+        """Return what a round tells a client of the metric in force, without what the server keeps for its next refresh."""
+        if current is None:
+            return {}
+        digest = self._digest(current)
+        message: Message = {"metric_digest": digest, "metric_step": current.step}
+        wanted = self._to_all or client in self._asked
+        if wanted and self._digests.get(client) != digest:
+            message |= flat("metric", replace(current, running=()).state_dict())
+        return message
+
+    def note_answer(self, client: int, current: Preconditioner | None) -> None:
+        """Note that a client answered under the metric in force."""
+        self._digests[client] = self._digest(current)
+
+    def note_failure(self, client: int, reason: Any) -> None:
+        """Note that a client refused a round: it may have lost the metric, or have none."""
+        self._digests.pop(client, None)
+        if reason in (METRIC_DIFFERS, METRIC_MISSING):
+            self._asked.add(client)
+
+    def forget(self) -> None:
+        """Forget what clients have, after a resume."""
+        self._digests.clear()
+
+    def _digest(self, current: Preconditioner | None) -> str:
+        """Hash a metric once."""
+        if current is not self._last[0]:
+            self._last = (current, "" if current is None else replace(current, running=()).digest)
+        return self._last[1]
+
+
+# --------------------------------------------------------------------------------------------------
+
+logger = logging.getLogger(__name__)
 
 
 class Server:

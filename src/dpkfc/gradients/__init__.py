@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dpkfc.gradients.accumulate import Clip, ClippedSummer
-from dpkfc.gradients.clipping import clip_factors
-from dpkfc.gradients.contributions import capture
+from dpkfc.gradients.clipped_sum import capture
+from dpkfc.gradients.clipping import Clip, ClippedSummer, clip_factors
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.methods import choose_method
-from dpkfc.gradients.norms import per_example_norms
-from dpkfc.gradients.sums import weighted_sum
 from dpkfc.gradients.tape import Tape
+from dpkfc.linalg.blocks import weighted_sum
+from dpkfc.linalg.norms import choose_method, per_example_norms
 
 __all__ = [
     "Clip",

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from dpkfc.gradients.random_state import put_back_on, random_states
-from dpkfc.tracking import BatchAxis
+from dpkfc.rng_state import put_back_on, random_states
+from dpkfc.tracking.axes import BatchAxis
 
 if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer

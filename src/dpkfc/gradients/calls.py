@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpkfc.gradients.attention import Attended
-from dpkfc.tracking import BatchAxis
+from dpkfc.tracking.axes import BatchAxis
 
 __all__ = ["Call", "Calls"]
 

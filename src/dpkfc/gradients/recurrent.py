@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.calls import Call
 from dpkfc.gradients.layers import Layer
-from dpkfc.tracking import BatchAxis
+from dpkfc.tracking.axes import BatchAxis
 
 __all__ = ["has_batch_in_place", "recurrent_gradients"]
 

@@ -10,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.blocks import Formed, Lookup, Outer, PerExample, Tied
+from dpkfc.fsdp import gathered, refuse_let_go
 from dpkfc.gradients.calls import Call, Calls
-from dpkfc.gradients.computed import Computed, pulls_of
-from dpkfc.gradients.conv import AnyBlock, ConvBlock, conv_block, interleaved
 from dpkfc.gradients.fallback import fallback_gradients
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.parametrized import Computed, pulls_of
 from dpkfc.gradients.recurrent import recurrent_gradients
-from dpkfc.gradients.sharded import gathered, refuse_let_go
-from dpkfc.tracking import example_first
+from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Formed, Lookup, Outer, PerExample, Tied, conv_block, interleaved
+from dpkfc.tracking.axes import example_first
 
 __all__ = ["blocks_of", "joined_calls", "settled"]
 

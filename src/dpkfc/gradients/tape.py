@@ -8,7 +8,7 @@ stays on the model once the tape is closed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -18,18 +18,62 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
+from dpkfc.fsdp import in_graph
 from dpkfc.gradients.attention import ARGUMENTS, Attended, expected_axis
 from dpkfc.gradients.calls import Call, Calls
-from dpkfc.gradients.checkpointing import in_backward
-from dpkfc.gradients.eager import run_eagerly
+from dpkfc.gradients.fallback import block_of_gradients, blocks_of_one, gradient_of
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.materialised import block_of_gradients, blocks_of_one, gradient_of
-from dpkfc.gradients.random_state import random_states
-from dpkfc.gradients.sharded import in_graph
-from dpkfc.gradients.shared import Meeting, SharedUses, WeightUse, pulled_back
-from dpkfc.tracking import PARAMETRIC, BatchAxis, Tracker, Unknown
+from dpkfc.gradients.shared_parameters import Meeting, SharedUses, WeightUse, pulled_back
+from dpkfc.rng_state import random_states
+from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, Unknown
+from dpkfc.tracking.tracker import Tracker
 
-__all__ = ["Tape", "check_losses", "custom_function", "leading_size", "nodes_of"]
+# --------------------------------------------------------------------------------------------------
+# Activation checkpointing, seen from the tape: parts of the model run a second time during the
+# backward pass.
+
+
+def in_backward() -> bool:
+    """Return whether a backward pass is running in this thread, so that a forward call is a repeated one."""
+    return torch._C._current_graph_task_id() != -1
+
+
+# --------------------------------------------------------------------------------------------------
+# Passes that are followed run uncompiled: a compiled graph shows no call of a layer.
+
+
+class _Stance:
+    """The setting of torch while any pass is followed. Scripts may leave passes open and end them in any order."""
+
+    def __init__(self) -> None:
+        self._passes = 0
+        self._eager: Any = None
+
+    def begin(self) -> None:
+        if self._passes == 0:
+            self._eager = torch.compiler.set_stance("force_eager")
+        self._passes += 1
+
+    def end(self) -> None:
+        self._passes -= 1
+        if self._passes == 0:
+            self._eager.__exit__(None, None, None)
+
+
+_STANCE = _Stance()
+
+
+@contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Run the functions that `torch.compile` has compiled as they were written, inside the body."""
+    _STANCE.begin()
+    try:
+        yield
+    finally:
+        _STANCE.end()
+
+
+# --------------------------------------------------------------------------------------------------
 
 _BUILTIN_NODES = ("AccumulateGrad", "CopySlices", "torch::autograd::AccumulateGrad", "torch::autograd::CopySlices")
 _SINGLE_OUTPUT = ("linear", "conv", "embedding", "tied", "norm")

@@ -12,29 +12,585 @@ noise and is left out unless `log_private_loss=True`.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import TrainingArguments
-from transformers.trainer_utils import TrainOutput
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import IterableDataset
+from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
-from dpkfc.gradients.loss_state import isolated
-from dpkfc.integrations._guard import refuse_gradient_hooks, refuse_unreleased_steps
-from dpkfc.integrations._hf_arguments import check_arguments, check_overrides, check_settings, steps_per_epoch
-from dpkfc.integrations._hf_closed import PRIVATE_LOSS, ClosedTrainer
-from dpkfc.integrations._hf_losses import LossFn, ModelLoss, per_example_cross_entropy
-from dpkfc.integrations._hf_opening import frozen_statistics, open_session, to_training
-from dpkfc.plan import Plan
+from dpkfc.config import Plan
+from dpkfc.data.checks import check_held_out
+from dpkfc.gradients.state import isolated, refuse_gradient_hooks
+from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
+from dpkfc.memory import is_out_of_memory
 from dpkfc.session import Session
+from dpkfc.verification import public_rows
 
-__all__ = ["PrivateTrainer", "per_example_cross_entropy"]
+if TYPE_CHECKING:
+    pass
+
+
+# --------------------------------------------------------------------------------------------------
+# Which of `transformers.TrainingArguments` a private run can keep, and which contradict its plan.
+
+_DEFAULT_BATCH, _DEFAULT_EPOCHS, _DEFAULT_CLIP = 8, 3.0, 1.0
+
+
+def steps_per_epoch(plan: Plan) -> int:
+    """Releases in one pass over the dataset, in expectation; a public number."""
+    return max(1, round(plan.dataset_size / plan.expected_batch_size))
+
+
+def check_arguments(args: Any, plan: Plan) -> None:
+    """Raise where an argument would be ignored silently, or would let private data out.
+
+    Args:
+        args: `transformers.TrainingArguments`.
+        plan: of the run; batch size, steps and clip are its own.
+
+    Raises:
+        ValueError: naming the argument and the fix.
+    """
+    for refused, message in (*_of_the_plan(args, plan), *_of_the_loop(args), *_of_the_machine(args)):
+        if refused:
+            raise ValueError(message)
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise on a keyword of `transformers.Trainer` that private training has no use for.
+
+    Raises:
+        ValueError: naming what to pass instead.
+    """
+    for name, instead in (("model_init", "model="), ("compute_loss_func", "per_example_loss=")):
+        if settings.get(name) is not None:
+            raise ValueError(f"{name}= is not supported by private training; pass {instead}")
+    train, held_out = settings.get("train_dataset"), settings.get("eval_dataset")
+    if isinstance(train, IterableDataset) or (train is not None and not hasattr(train, "__getitem__")):
+        raise ValueError(
+            f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a dataset with a length and "
+            "an index"
+        )
+    for name, dataset in held_out.items() if isinstance(held_out, dict) else (("eval_dataset", held_out),):
+        if dataset is not None:
+            check_held_out(dataset, train, name if name == "eval_dataset" else f"eval_dataset['{name}']")
+
+
+def check_overrides(kind: type, base: type, has_loss: bool) -> None:
+    """Raise on a method of a subclass that the private loop would pass over in silence.
+
+    Args:
+        kind: the class of the trainer.
+        base: the trainer that closes the Trainer's own loop.
+        has_loss: whether per_example_loss= was given.
+
+    Raises:
+        ValueError: naming the method and what to do instead.
+    """
+    session = "the session draws the batches; pass data_collator= and leave sampling to the plan"
+    for name, instead in {
+        "training_step": "the session makes the steps; pass per_example_loss=",
+        "_inner_training_loop": "the session makes the steps; use callbacks",
+        "get_train_dataloader": session,
+        "_get_train_sampler": session,
+        "get_batch_samples": session,
+    }.items():
+        if getattr(kind, name) is not getattr(base, name):
+            raise ValueError(f"{kind.__name__}.{name}() would never be called: {instead}")
+    if kind.compute_loss is not base.compute_loss and not has_loss:  # type: ignore[attr-defined]
+        raise ValueError("compute_loss() gives one loss for a batch, which cannot be clipped; pass per_example_loss=")
+
+
+def check_schedule(optimizer: Any, schedule: Any) -> None:
+    """Raise on a learning rate schedule that is not stepped on releases alone, and on an optimizer that has modes.
+
+    Raises:
+        ValueError: the schedule reads a metric; the optimizer keeps other weights for training than for evaluation.
+    """
+    if callable(getattr(optimizer, "train", None)):
+        raise ValueError(
+            f"{type(optimizer).__name__} exchanges the weights between training and evaluation, which is not supported; choose "
+            "another optimizer"
+        )
+    if isinstance(schedule, ReduceLROnPlateau) or type(schedule).__name__ == "GreedyLR":
+        raise ValueError(
+            f"{type(schedule).__name__} reads a metric; a private run steps its learning rate schedule on releases. Choose "
+            "another one"
+        )
+
+
+def _of_the_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
+    logical, physical = plan.expected_batch_size, plan.config.max_physical_batch_size
+    size = args.per_device_train_batch_size
+    yield (
+        size not in (_DEFAULT_BATCH, logical, physical),
+        f"TrainingArguments.per_device_train_batch_size is {size}, but the plan draws {logical} examples a step in expectation "
+        f"and computes them {physical or 'all'} at a time; set PrivacyConfig.expected_batch_size and max_physical_batch_size "
+        "and leave this one out",
+    )
+    yield (
+        args.gradient_accumulation_steps != 1,
+        f"TrainingArguments.gradient_accumulation_steps is {args.gradient_accumulation_steps}; a logical batch is drawn and "
+        "clipped as one. Set PrivacyConfig.expected_batch_size to the whole batch and max_physical_batch_size to what fits "
+        "in memory",
+    )
+    yield (
+        args.max_steps > 0 and args.max_steps != plan.steps,
+        f"TrainingArguments.max_steps is {args.max_steps} but the noise was calibrated for {plan.steps} releases; leave it "
+        "out, and set PrivacyConfig.steps",
+    )
+    epochs = args.num_train_epochs
+    yield (
+        args.max_steps <= 0 and epochs != _DEFAULT_EPOCHS and round(epochs * steps_per_epoch(plan)) != plan.steps,
+        f"TrainingArguments.num_train_epochs is {epochs} but the noise was calibrated for {plan.steps} releases of "
+        f"{steps_per_epoch(plan)} a pass; leave it out, and set PrivacyConfig.epochs",
+    )
+    yield (
+        (args.max_grad_norm or 0) not in (0, _DEFAULT_CLIP),
+        f"TrainingArguments.max_grad_norm is {args.max_grad_norm}: it would clip the sum over a batch, which bounds no "
+        "example. Examples are clipped by PrivacyConfig.max_grad_norm; leave this one out",
+    )
+
+
+def _of_the_loop(args: Any) -> Iterator[tuple[bool, str]]:
+    yield (
+        args.train_sampling_strategy != "random",
+        f"TrainingArguments.train_sampling_strategy='{args.train_sampling_strategy}' groups or orders the examples; the plan's "
+        "sampler draws them at random, which is what ε is computed for. Leave it out",
+    )
+    yield (
+        args.include_num_input_tokens_seen not in ("no", False),
+        "TrainingArguments.include_num_input_tokens_seen logs the size of private batches; leave it out",
+    )
+    yield args.auto_find_batch_size, "auto_find_batch_size repeats steps; set PrivacyConfig.max_physical_batch_size"
+    yield (
+        args.neftune_noise_alpha is not None,
+        "neftune_noise_alpha is not supported; leave it out (the noise of private training is already added)",
+    )
+
+
+def _of_the_machine(args: Any) -> Iterator[tuple[bool, str]]:
+    yield (
+        args.fp16,
+        "TrainingArguments.fp16 multiplies the loss by a factor that follows overflows of private gradients, before they are "
+        "clipped; use bf16=True, which needs no scaling",
+    )
+    yield (
+        (args.activation_checkpointing_kwargs or {"use_reentrant": False}) != {"use_reentrant": False},
+        "activation checkpointing is taken as torch does it by default (use_reentrant=False): only then do layers show their "
+        "inputs when they first run. Leave activation_checkpointing_kwargs out",
+    )
+    yield (
+        args.torch_compile,
+        "torch_compile is not supported: a compiled module shows no calls of its layers; leave it out",
+    )
+    yield args.use_liger_kernel, "use_liger_kernel replaces layers by fused ones that cannot be recorded; leave it out"
+    yield (
+        bool(args.deepspeed or args.fsdp or args.parallelism_config) or args.world_size > 1,
+        "this trainer runs in one process: leave out deepspeed, fsdp, parallelism_config and a launcher of several "
+        "processes (a Session shares a batch over the ranks of a process group)",
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# A `transformers.Trainer` without the parts that would train on gradients without noise, and what
+# it leaves in a folder.
+
+PRIVATE_LOSS = "loss (NOT private)"
+
+
+class ClosedTrainer(Trainer):
+    """A Trainer that evaluates, logs and saves, and whose own training step is an error.
+
+    Attributes:
+        plan: of the run.
+        session: of the run, None before it.
+        ledger_path: file of its ledger.
+    """
+
+    model: Any  # set by the Trainer, which leaves them open
+    optimizer: Any
+    lr_scheduler: Any
+    train_dataset: Any
+    plan: Plan
+    session: Session | None = None
+    ledger_path: Path
+    _held_out: Sequence[Any] = ()  # data sets that were compared with the private one
+
+    # -- closed --------------------------------------------------------------------------------------------------------
+
+    def training_step(self, *_: Any, **__: Any) -> NoReturn:
+        """Closed.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "the Trainer's own training step would hand the gradient of a batch to the optimizer without noise; call train()"
+        )
+
+    _inner_training_loop = training_step
+
+    def hyperparameter_search(self, *_: Any, **__: Any) -> NoReturn:
+        """Closed: every trial is a run on the private data.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("every trial of a search spends a budget of its own; plan and train each run by itself")
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """As of `transformers.Trainer`, for other data than was trained on.
+
+        Raises:
+            ValueError: the train_dataset or a part of it, whose metrics would be logged without noise.
+        """
+        used: Any = self.eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else eval_dataset
+        used = used[eval_dataset] if isinstance(eval_dataset, str) else used
+        if used is not None and not any(used is x for x in self._held_out):
+            check_held_out(used, self.train_dataset, "eval_dataset")
+            self._held_out = [*self._held_out, used]
+        return super().get_eval_dataloader(eval_dataset)
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
+        """Autocast of the forward pass where `bf16=True`."""
+        if not self.args.bf16:
+            return nullcontext()
+        return torch.autocast(self.args.device.type, torch.bfloat16, cache_enabled=cache_enabled)
+
+    def _build_accelerator_args(self, **others: Any) -> dict[str, Any]:
+        """Accelerate would replace `model.forward` by one under autocast and scale losses; neither is left to it."""
+        return {**super()._build_accelerator_args(**others), "mixed_precision": "no"}
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """No random state is kept: a stream that is restored and meets other batches gives something away."""
+
+    def _save_scaler(self, output_dir: str) -> None:
+        """There is none."""
+
+    # -- what it leaves ------------------------------------------------------------------------------------------------
+
+    def spent(self) -> dict[str, float]:
+        """ε and the number of releases so far."""
+        session = self.session
+        return {} if session is None else {"epsilon": session.epsilon, "releases": session.steps_done}
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the released weights for `from_pretrained`, and `privacy.json` beside them: what they cost."""
+        self.write_summary(output_dir or self.args.output_dir)
+        super().save_model(output_dir, _internal_call)
+
+    def write_summary(self, folder: str | None) -> None:
+        """Write `privacy.json`: what was spent, by which plan, recorded in which ledger."""
+        if self.session is not None and folder is not None:
+            write_summary(folder, self.session, self.ledger_path, self._not_private())
+
+    def _not_private(self) -> list[str]:
+        """What the logs hold, those of resumed runs included, that ε does not cover."""
+        names = {name for row in self.state.log_history for name in row}
+        found = [f"{PRIVATE_LOSS}, in logs and trainer_state.json"] if PRIVATE_LOSS in names else []
+        if any(name.startswith("eval_") for name in names):
+            found.append("eval_*, in logs and trainer_state.json: of eval_dataset, which the plan does not cover")
+        return found
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        assert self.session is not None
+        extra = {"scheduler": self.lr_scheduler.state_dict(), "releases": self.session.steps_done}
+        self.session.save(os.path.join(output_dir, "session"), extra)
+
+
+# --------------------------------------------------------------------------------------------------
+# The collate function of a Trainer, as a session needs it.
+
+
+@dataclass(frozen=True)
+class AsDict:
+    """A collate function whose batches are plain dicts, which can be moved to a device part by part."""
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, examples: list[Any]) -> dict[str, Any]:
+        """The batch of these examples.
+
+        Raises:
+            ValueError: the collate function makes no mapping.
+        """
+        # copied: some collate functions change the examples they are given
+        batch = self.collate([dict(x) if isinstance(x, Mapping) else x for x in examples])
+        if not isinstance(batch, Mapping):
+            raise ValueError(f"data_collator returned a {type(batch).__name__}; it must return a dict of tensors")
+        return dict(batch)
+
+
+# --------------------------------------------------------------------------------------------------
+# One loss per example from the logits and labels of a transformers model.
+
+LossFn = Callable[[nn.Module, Mapping[str, Any]], Tensor]
+IGNORED = -100
+
+
+def per_example_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy of each example, averaged over the example's OWN labelled positions.
+
+    Args:
+        logits: `[N, classes]` or `[N, positions, classes]`.
+        labels: `[N]` or `[N, positions]`; positions labelled -100 count for nothing.
+        label_smoothing: as in `torch.nn.functional.cross_entropy`.
+
+    Returns:
+        `[N]` in float32 or wider; 0 for an example without a labelled position. No other example enters it, unlike a mean
+        over all positions of a batch.
+    """
+    n, classes = logits.shape[0], logits.shape[-1]
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    losses = F.cross_entropy(
+        wide.reshape(-1, classes),
+        labels.reshape(-1),
+        ignore_index=IGNORED,
+        reduction="none",
+        label_smoothing=label_smoothing,
+    )
+    counted = (labels != IGNORED).reshape(n, -1).sum(1).clamp(min=1)
+    return losses.reshape(n, -1).sum(1) / counted
+
+
+class ModelLoss:
+    """The default per-example loss of a model with a head for classification or language modelling.
+
+    Args:
+        model: a transformers model, with adapters of peft or without.
+        label_smoothing: of `TrainingArguments`.
+    """
+
+    def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
+        base: Any = model
+        base = base.get_base_model() if hasattr(base, "get_base_model") else base
+        self._name = type(base).__name__
+        self._encoder_decoder = bool(getattr(getattr(base, "config", None), "is_encoder_decoder", False))
+        self._shifted = False  # the logits of a causal model at a position are for the label after it
+        self._label_smoothing = label_smoothing
+
+    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        """Losses `[N]` of a batch.
+
+        Raises:
+            ValueError: no labels or logits, or of shapes that belong to no known task.
+        """
+        labels = inputs.get("labels")
+        # An encoder-decoder model makes its decoder's inputs of the labels.
+        given = {name: x for name, x in inputs.items() if name != "labels" or self._encoder_decoder}
+        logits = None if labels is None else _part(model(**given), "logits")
+        if labels is None or logits is None:
+            raise ValueError(f"{self._name} takes no labels or returns no logits; pass per_example_loss=")
+        return self._of_logits(logits, labels, self._shifted, self._label_smoothing)
+
+    def _of_logits(self, logits: Tensor, labels: Tensor, shifted: bool, label_smoothing: float) -> Tensor:
+        if not labels.is_floating_point() and labels.shape == logits.shape[:-1] and logits.shape[-1] > 1:
+            if shifted:
+                logits, labels = logits[:, :-1], labels[:, 1:]
+            return per_example_cross_entropy(logits, labels, label_smoothing)
+        if label_smoothing:
+            raise ValueError(
+                f"label_smoothing_factor is for labels that are classes, not those of {self._name}; leave it out or pass "
+                "per_example_loss="
+            )
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        if labels.is_floating_point() and labels.numel() == logits.numel() and logits.dim() == 2:
+            targets = labels.reshape(logits.shape).to(wide)
+            if logits.shape[1] == 1:  # regression, otherwise several yes-or-no labels
+                return (wide - targets).square().mean(1)
+            return F.binary_cross_entropy_with_logits(wide, targets, reduction="none").mean(1)
+        raise ValueError(
+            f"labels {tuple(labels.shape)} and logits {tuple(logits.shape)} of {self._name} are of no known task; pass "
+            "per_example_loss=, a function of (model, inputs) that returns one loss per example"
+        )
+
+    @torch.no_grad()
+    def settle(self, model: nn.Module, singles: Iterable[Mapping[str, Any]]) -> None:
+        """Compare with the loss that the model itself computes for one example, where a mean has nothing to mix.
+
+        Args:
+            model: in eval mode.
+            singles: public batches of one example; the first with a finite loss of the model decides.
+
+        Raises:
+            ValueError: the model computes another loss, so the default is not what it is trained with elsewhere; a model of
+                sequences computes none; or none of the batches fits the model.
+        """
+        logits: Tensor | None = None
+        failed: Exception | None = None
+        for single in singles:
+            if getattr(single.get("input_ids"), "ndim", 2) > 2:
+                raise ValueError(
+                    f"an example of {self._name} holds several sequences (choices); pass per_example_loss=, a function of "
+                    "(model, inputs)"
+                )
+            try:
+                outputs = model(**single)
+            except Exception as error:  # drawn numbers may be no tokens or labels of this model
+                if is_out_of_memory(error):
+                    raise
+                failed = error
+                continue
+            own, logits = _part(outputs, "loss"), _part(outputs, "logits")
+            if own is None or logits is None or not bool(torch.isfinite(own)):
+                continue
+            choices = (False, True) if logits.dim() == 3 and logits.shape[1] > 1 else (False,)
+            mine = {shifted: self._of_logits(logits, single["labels"], shifted, 0.0).sum() for shifted in choices}
+            same = [k for k, loss in mine.items() if float((loss - own).abs()) <= 1e-3 * float(own.abs()) + 1e-5]
+            if not same:
+                raise ValueError(
+                    f"{self._name} computes another loss than the cross-entropy of its logits and labels (several heads, an "
+                    "auxiliary loss, class weights?); pass per_example_loss=, a function of (model, inputs) that returns "
+                    "one loss per example"
+                )
+            self._shifted = same[0]
+            return
+        if logits is None and failed is not None:
+            text = str(failed).splitlines()[0][:60] if str(failed) else type(failed).__name__
+            message = f"{self._name} takes no example that is drawn at random ({text}); pass per_example_loss="
+            raise ValueError(message) from failed
+        if logits is not None and logits.dim() > 2:
+            raise ValueError(
+                f"{self._name} computes no loss from which to tell whether logits are for the label at or after their "
+                "position; pass per_example_loss="
+            )
+
+
+def _part(outputs: Any, name: str) -> Tensor | None:
+    part = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
+    return part if isinstance(part, Tensor) else None
+
+
+# --------------------------------------------------------------------------------------------------
+# How a run of a `PrivateTrainer` begins: the loss is checked, the session opened, a checkpoint
+# restored.
+
+_log = logging.getLogger(__name__)
+
+
+def frozen_statistics(model: nn.Module) -> list[nn.Module]:
+    """Modules in eval mode whose training mode would make or move statistics: batch and instance norms, spectral norms."""
+
+    def moves(module: nn.Module) -> bool:
+        hooks = module._forward_pre_hooks.values()
+        spectral = type(module).__name__ == "_SpectralNorm" or any(type(x).__name__ == "SpectralNorm" for x in hooks)
+        return isinstance(module, _NormBase) or spectral
+
+    return [x for x in model.modules() if not x.training and moves(x)]
+
+
+def to_training(trainer: PrivateTrainer) -> None:
+    """Put the model into training mode, but for what had frozen statistics when the trainer was made."""
+    trainer.model.train()
+    for module in trainer.frozen:
+        module.eval()
+
+
+def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
+    """The session of a run; optimizer, schedule and state of the trainer are set, from the beginning or a checkpoint.
+
+    Args:
+        trainer: before its run.
+        resume: folder of a checkpoint, True for the last one.
+
+    Raises:
+        ValueError: a ledger that holds an earlier run, no checkpoint to resume, a loss that mixes examples.
+        CheckpointError: a checkpoint of another run.
+    """
+    folder = get_last_checkpoint(trainer.args.output_dir) if resume is True else resume or None
+    if resume is True and folder is None:
+        raise ValueError(
+            f"no checkpoint in {trainer.args.output_dir}; leave resume_from_checkpoint out, and where releases were made "
+            "before the first checkpoint begin anew in another output_dir"
+        )
+    loader: Any = trainer.get_train_dataloader()  # for its dataset without unused columns, and its collate function
+    collate = AsDict(loader.collate_fn)
+    if trainer.args.activation_checkpointing:  # spares memory where most layers are frozen, as with adapters
+        trainer.model.activation_checkpointing_enable()
+    _settle_loss(trainer, loader.dataset, collate)
+    trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
+    check_schedule(trainer.optimizer, trainer.lr_scheduler)
+    trainer.ledger_path.parent.mkdir(parents=True, exist_ok=True)
+    session = trainer.session = Session(
+        trainer.plan,
+        trainer.model,
+        trainer.optimizer,
+        loader.dataset,
+        units=trainer.units,
+        ledger_path=trainer.ledger_path,
+        collate_fn=collate,
+        num_workers=trainer.args.dataloader_num_workers,
+    )
+    try:
+        _begin(trainer, session, folder)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _settle_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict) -> None:
+    """Check on public rows that the default loss is the model's own."""
+    if trainer.default_loss is not None:
+        trainer.model.eval()
+        singles = _public_singles(dataset[0], collate)
+        trainer.default_loss.settle(trainer.model, (trainer._prepare_inputs(single) for single in singles))
+    to_training(trainer)
+
+
+def _public_singles(record: Any, collate: AsDict) -> Iterator[dict[str, Any]]:
+    """Yield batches of one example, drawn to the types and shapes of a record."""
+    for integers in ("tokens", "bits", "ones"):
+        rows = public_rows(record, 8, collate, integers)
+        for i in range(len(rows)):
+            yield rows.batch([i])
+
+
+def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> None:
+    if folder is None and session.steps_done:
+        raise ValueError(
+            f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier run; continue it with "
+            "resume_from_checkpoint=True, or choose another output_dir for a run with a budget of its own (what was spent "
+            "here stays spent)"
+        )
+    handler, plan = trainer.callback_handler, trainer.plan
+    exported = [x for x in [*handler.callbacks, trainer.control] if isinstance(x, ExportableState)]
+    trainer.state = TrainerState(stateful_callbacks=exported)  # type: ignore[arg-type]
+    if folder is not None:
+        extra = session.restore(os.path.join(folder, "session"))
+        trainer.state = TrainerState.load_from_json(os.path.join(folder, "trainer_state.json"))
+        trainer._load_callback_state()
+        trainer.lr_scheduler.load_state_dict(extra["scheduler"])
+        for _ in range(session.steps_done - extra["releases"]):  # lost with the crash, but spent
+            trainer.lr_scheduler.step()
+    passes, asked = math.ceil(plan.steps / steps_per_epoch(plan)), trainer.args.num_train_epochs
+    if trainer.args.max_steps <= 0 and round(asked * steps_per_epoch(plan)) != plan.steps:  # the default, or given as such
+        _log.warning(
+            "the plan makes %d releases, about %.3g passes over the data; num_train_epochs=%g plays no part",
+            plan.steps, plan.steps / steps_per_epoch(plan), asked,
+        )  # fmt: skip
+    trainer.state.compute_steps(trainer.args, plan.steps)
+    trainer.state.init_training_references(trainer, plan.steps, passes, None)
+    trainer.state.global_step = session.steps_done
+    handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class PrivateTrainer(ClosedTrainer):

@@ -19,6 +19,13 @@ Differences that show:
 
 from __future__ import annotations
 
+import difflib
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -26,16 +33,369 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.distributed import Ranks
+from dpkfc.gradients.clipping import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.integrations._accountant import Accountant
-from dpkfc.integrations._memory_manager import BatchMemoryManager
-from dpkfc.integrations._opacus_setup import Parts, attached, check_mode, configured
-from dpkfc.integrations._options import Options
-from dpkfc.integrations._stepping import PrivateStep
-from dpkfc.plan import Plan
+from dpkfc.integrations._opacus_loader import Draws, PrivateLoader, check_loader
+from dpkfc.integrations._opacus_step import PrivateStep
+from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.ledger import Ledger
 
-__all__ = ["Accountant", "BatchMemoryManager", "Options", "PrivacyEngine"]
+# --------------------------------------------------------------------------------------------------
+# ε of an engine's releases, under the name and the methods of an Opacus accountant.
+
+_ACCOUNTANTS = {"pld": "pld", "prv": "pld", "rdp": "rdp"}
+
+
+class Accountant:
+    """What was spent; the `accountant` attribute of an engine."""
+
+    def __init__(self, name: str) -> None:
+        if name not in _ACCOUNTANTS:
+            raise ValueError(
+                f"accountant={name!r} is not supported; choose one of {', '.join(_ACCOUNTANTS)} (a central-limit accountant "
+                "as 'gdp' is no upper bound)"
+            )
+        self.name = _ACCOUNTANTS[name]
+        self._run: tuple[Plan, Ledger] | None = None
+        self._curves: dict[float, EpsilonCurve] = {}
+        self._warned = False
+
+    def attach(self, plan: Plan, ledger: Ledger) -> None:
+        """Report the releases of this ledger from now on."""
+        self._run, self._curves, self._warned = (plan, ledger), {}, False
+
+    def get_epsilon(self, delta: float) -> float:
+        """ε of all releases so far, those that the ledger file held before included.
+
+        A plan without a certified guarantee (test mode, shuffled batches) warns once that this number is none.
+
+        Args:
+            delta: any δ in (0, 1), not only the one a plan was made for.
+
+        Raises:
+            ValueError: δ outside (0, 1).
+        """
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must be in (0, 1), got {delta}")
+        if self._run is None:
+            return 0.0
+        plan, ledger = self._run
+        self._warn_once(plan)
+        if delta not in self._curves:
+            self._curves[delta] = EpsilonCurve(plan.event, delta, plan.neighbouring_relation, plan.accountant)
+        return self._curves[delta].at(ledger.count)
+
+    def _warn_once(self, plan: Plan) -> None:
+        """Without noise ε is infinite, which needs no warning."""
+        if plan.caveats and plan.noise_multiplier > 0 and not self._warned:
+            self._warned = True
+            text = f"epsilon is no guarantee of this run. {'. '.join(plan.caveats)}"
+            warnings.warn(text, stacklevel=4)  # the caller of the engine's get_epsilon
+
+    def mechanism(self) -> str:
+        """Name of the accountant: "pld" or "rdp"."""
+        return self.name
+
+    def __len__(self) -> int:
+        return 0 if self._run is None else self._run[1].count
+
+
+# --------------------------------------------------------------------------------------------------
+# Physical batches of an Opacus-shaped script.
+
+
+class BatchMemoryManager:
+    """Splits logical batches into physical ones, as `opacus.utils.batch_memory_manager.BatchMemoryManager` does.
+
+    `optimizer.step()` after a physical batch that does not end its logical batch changes no parameter and no state.
+
+    Args:
+        data_loader: from `make_private`.
+        max_physical_batch_size: largest physical batch.
+        optimizer: from the same `make_private`.
+
+    Raises:
+        ValueError: a loader that is not private, another optimizer, a size below 1.
+    """
+
+    def __init__(
+        self, *, data_loader: DataLoader[Any], max_physical_batch_size: int, optimizer: torch.optim.Optimizer
+    ) -> None:
+        if not isinstance(data_loader, PrivateLoader) or not isinstance(data_loader.listener, PrivateStep):
+            raise ValueError("data_loader is not private; pass the one that make_private returned")
+        if data_loader.listener.optimizer is not optimizer:
+            raise ValueError(
+                "the optimizer belongs to another engine than data_loader; pass what make_private returned"
+            )
+        if isinstance(max_physical_batch_size, bool) or not isinstance(max_physical_batch_size, int):
+            raise ValueError(f"max_physical_batch_size must be an integer, got {max_physical_batch_size!r}")
+        if max_physical_batch_size < 1:
+            raise ValueError(f"max_physical_batch_size must be >= 1, got {max_physical_batch_size}")
+        self._step, self._loader = data_loader.listener, data_loader.cut(max_physical_batch_size)
+
+    def __enter__(self) -> PrivateLoader:
+        """The loader of physical batches."""
+        return self._loader
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Drop an unfinished logical batch."""
+        self._step.forget()
+
+
+# --------------------------------------------------------------------------------------------------
+# The keywords of `make_private`: what is taken, and what is refused with its fix.
+
+_ADAPTIVE = (
+    "adaptive clipping would spend a budget of its own on norms; leave it out: max_grad_norm is fixed, and clipping='normalised' "
+    "or 'automatic' scales every gradient, so that no bound has to be found"
+)
+_UNITS = "an engine protects single examples; patients need a Session: PrivacyConfig(unit=..., max_records_per_unit=...)"
+_PLANNED = "noise, clip and batch size have no schedules, a plan is fixed for its whole run; leave it out"
+_ELSEWHERE = {
+    **dict.fromkeys(("target_unclipped_quantile", "clipbound_learning_rate", "unclipped_num_std"), _ADAPTIVE),
+    **dict.fromkeys(("min_clipbound", "max_clipbound"), _ADAPTIVE),
+    **dict.fromkeys(("unit", "units", "max_records_per_unit"), _UNITS),
+    **dict.fromkeys(("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"), _PLANNED),
+    "max_physical_batch_size": "give it to BatchMemoryManager(data_loader=..., max_physical_batch_size=..., optimizer=...)",
+    "noise": "an engine adds Gaussian noise; noise='rounded' needs a Session: PrivacyConfig(noise='rounded')",
+    **dict.fromkeys(("accountant", "secure_mode"), "give it to PrivacyEngine(...)"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The further keywords of `make_private` and `make_private_with_epsilon`, those of Opacus first.
+
+    Attributes:
+        criterion: the script's loss, returned as it is where `grad_sample_mode="ghost"`.
+        batch_first: only True.
+        loss_reduction: of the script's loss, "mean" or "sum"; with "sum" the gradient is not divided by the batch size.
+        poisson_sampling: False shuffles, which needs `uncertified=True`.
+        clipping: "flat", "per_layer" with one max_grad_norm C (each of L layers is clipped to C / √L), or this library's
+            "normalised" or "automatic".
+        noise_generator: only None.
+        grad_sample_mode: "hooks", or "ghost" for the four return values of such a script; both compute the same.
+        wrap_model: only True; the module itself is returned, no wrapper.
+        rand_on_empty: only False; an empty batch has a leading axis of size 0.
+        preconditioner: for example `curvature.KFAC(probe=PinkNoise((1, 28, 28)))`; None is plain DP-SGD.
+        readout: from the preconditioner's coordinates to the step, as in `PrivacyConfig`.
+        ledger_path: file of the privacy ledger, continued where it exists; None keeps it in memory.
+        uncertified: accept shuffled batches, whose ε is no guarantee.
+        test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
+        verify: check on public rows, at the first call of the model, that examples do not mix. "strict" refuses operations whose
+            batch axis cannot be followed. Every batch is proved either way.
+
+    Raises:
+        ValueError: a value that this library does not take, naming the fix.
+    """
+
+    criterion: nn.Module | None = None
+    batch_first: bool = True
+    loss_reduction: str = "mean"
+    poisson_sampling: bool = True
+    clipping: str = "flat"
+    noise_generator: torch.Generator | None = None
+    grad_sample_mode: str = "hooks"
+    wrap_model: bool = True
+    rand_on_empty: bool = False
+    preconditioner: Any = None
+    readout: str = "whitened"
+    ledger_path: str | os.PathLike[str] | None = None
+    uncertified: bool = False
+    test_mode_seed: int | None = None
+    verify: bool | str = True
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> Options:
+        """The options of a call.
+
+        Raises:
+            ValueError: an unknown keyword, naming the nearest known one or what there is in its place; a value that is not taken.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                if name in _ELSEWHERE:
+                    raise ValueError(f"keyword {name!r} is not supported: {_ELSEWHERE[name]}")
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known ones are {', '.join(known)}"
+                raise ValueError(f"unknown keyword {name!r}; {hint}")
+        return cls(**keywords)
+
+    def __post_init__(self) -> None:
+        for refused, message in (*_refused_values(self), *_refused_pairs(self)):
+            if refused:
+                raise ValueError(message)
+
+
+def _refused_values(options: Options) -> Iterator[tuple[bool, str]]:
+    yield not options.batch_first, "batch_first=False is not supported; put the batch on the leading axis"
+    yield (
+        options.loss_reduction not in ("mean", "sum"),
+        f"loss_reduction must be 'mean' or 'sum', got {options.loss_reduction!r}",
+    )
+    yield (
+        options.clipping not in CLIPPINGS,
+        f"clipping={options.clipping!r} is not supported; choose one of {', '.join(CLIPPINGS)}",
+    )
+    yield (
+        options.noise_generator is not None,
+        "noise_generator is not supported: the noise is keyed by the operating system; leave it out, or use "
+        "test_mode_seed= for a repeatable run that is not private",
+    )
+    yield (
+        options.grad_sample_mode not in ("hooks", "ghost"),
+        f"grad_sample_mode={options.grad_sample_mode!r} is not supported; leave it out: norms are taken without per-sample "
+        "gradients, and modules without a rule are covered by torch.func, in every mode",
+    )
+    yield (
+        not options.wrap_model,
+        "wrap_model=False is not supported; leave it out: the module itself is returned, close() takes its hooks off",
+    )
+    yield (
+        options.rand_on_empty,
+        "rand_on_empty=True is not supported; leave it out: an empty batch has a leading axis of size 0. Where the model cannot "
+        "take that (packed sequences), call only optimizer.step() when the batch is empty: if len(y) == 0: optimizer.step(); "
+        "continue",
+    )
+
+
+def _refused_pairs(options: Options) -> Iterator[tuple[bool, str]]:
+    yield (
+        not options.poisson_sampling and not options.uncertified,
+        "poisson_sampling=False has no certified guarantee: leave it out, or set uncertified=True to run shuffled "
+        "batches with that stamped on the ledger",
+    )
+    yield (
+        options.poisson_sampling and options.uncertified,
+        "uncertified=True goes with poisson_sampling=False; leave it out for Poisson sampling",
+    )
+    yield (
+        options.criterion is not None and not isinstance(options.criterion, nn.Module),
+        f"criterion must be a torch module, whose calls can be seen, got {type(options.criterion).__name__}; wrap the function "
+        "in one, or leave criterion out",
+    )
+    reduction = getattr(options.criterion, "reduction", options.loss_reduction)
+    yield (
+        reduction != options.loss_reduction,
+        f"criterion has reduction={reduction!r} but loss_reduction={options.loss_reduction!r}; make them equal",
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# What an Opacus-shaped script asks for, as a plan; and a plan put on its model, optimizer and
+# loader, all or nothing.
+
+Parts = tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]
+"""Model, optimizer and loader of a script."""
+
+
+def check_mode(secure_mode: bool) -> None:
+    """Refuse what Opacus calls secure mode.
+
+    Raises:
+        ValueError: it was asked for.
+    """
+    if secure_mode:
+        raise ValueError(
+            "secure_mode=True is not supported; leave it out: noise comes from a cipher keyed by the operating system in "
+            "every mode (on an accelerator from its own generator, seeded anew for each release), but here the rounding of "
+            "floating-point numbers is not guarded against; a Session does that, with PrivacyConfig(noise='rounded')"
+        )
+
+
+def configured(
+    options: Options, accountant: str, parts: Parts, max_grad_norm: Any, epochs: float
+) -> tuple[PrivacyConfig, int]:
+    """The configuration behind a call, for passes over the loader, and the number of examples.
+
+    Raises:
+        ValueError: parts of a kind that cannot be made private, a bound a layer, a senseless number of passes.
+    """
+    size = _dataset_size(*parts)
+    source = parts[2]
+    if not (epochs > 0 and math.isfinite(epochs)):
+        raise ValueError(f"epochs must be positive and finite, got {epochs}")
+    if not isinstance(max_grad_norm, (int, float)):
+        raise ValueError(f"max_grad_norm must be one number, for all layers together, got {type(max_grad_norm).__name__}")
+    assert source.batch_size is not None
+    config = PrivacyConfig(
+        expected_batch_size=source.batch_size,
+        steps=math.ceil(epochs * _length(options, source, size)),
+        max_grad_norm=float(max_grad_norm),
+        clipping=options.clipping,
+        sampler="poisson" if options.poisson_sampling else "shuffle",
+        uncertified=options.uncertified,
+        accountant=accountant,
+        preconditioner=options.preconditioner,
+        readout=options.readout,
+        test_mode_seed=options.test_mode_seed,
+    )
+    return config, size
+
+
+def attached(plan: Plan, parts: Parts, options: Options, limit: int | None) -> tuple[PrivateStep, PrivateLoader]:
+    """Open the ledger and put the hooks on.
+
+    Raises:
+        ValueError: what cannot be made private.
+        LedgerError: the ledger cannot be written or belongs to another run.
+    """
+    plan.check_accounting()
+    module, optimizer, source = parts
+    header = {**plan.ledger_header, **({} if limit is None else {"steps": limit})}
+    with ExitStack() as undo:
+        if options.ledger_path is None:
+            ledger = Ledger.in_memory(plan.hash, header, limit)
+        else:
+            ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
+        undo.callback(ledger.close)
+        step = PrivateStep(
+            plan, module, optimizer, ledger, loss_reduction=options.loss_reduction, verify=options.verify, source=source,
+        )  # fmt: skip
+        undo.callback(step.close)
+        loader = PrivateLoader(source, Draws(plan, _length(options, source, plan.dataset_size)), step)
+        undo.pop_all()
+    return step, loader
+
+
+def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
+    """Number of examples, once the three objects are of a kind that can be made private, in one process."""
+    if (processes := Ranks.current().world_size) > 1:
+        raise ValueError(
+            f"this script runs in {processes} processes, each of which would train alone on all data, and together they would "
+            f"spend {processes} times the budget; run it in one, or use dpkfc.Session, which shares each batch over them"
+        )
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module must be a torch module, got {type(module).__name__}")
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    if isinstance(module, parallel) or hasattr(module, "_orig_mod") or type(module).__name__.startswith("FSDP"):
+        raise ValueError(
+            f"module is wrapped in {type(module).__name__}; pass the plain module on one device, uncompiled"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            f"optimizer must be a torch optimizer that steps without a closure, got {type(optimizer).__name__}"
+        )
+    if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        raise ValueError(
+            f"optimizer is wrapped in {type(optimizer).__name__}, whose steps cannot be seen; pass the plain torch optimizer, "
+            "and leave optimizer and loader out of accelerator.prepare"
+        )
+    check_loader(data_loader)
+    find_layers(module)
+    return len(data_loader.dataset)
+
+
+def _length(options: Options, data_loader: DataLoader[Any], size: int) -> int:
+    """Logical batches in one pass: as many as the script's own loader has, drop_last included; shuffled, the whole ones."""
+    assert data_loader.batch_size is not None
+    return max(1, len(data_loader) if options.poisson_sampling else size // data_loader.batch_size)
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class PrivacyEngine:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dpkfc.postprocess.adam_bc import AdamBC
-from dpkfc.postprocess.disk import DiSK
-from dpkfc.postprocess.ema import WeightEMA
-from dpkfc.postprocess.lowpass import LowPass
-from dpkfc.postprocess.moving_average import EMA
-from dpkfc.postprocess.sofim import SOFIM
+from dpkfc.postprocess.filters import EMA, DiSK, LowPass
+from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
 
 __all__ = ["EMA", "SOFIM", "AdamBC", "DiSK", "LowPass", "WeightEMA"]

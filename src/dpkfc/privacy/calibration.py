@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import dp_accounting
 
-from dpkfc.privacy.events import EpsilonCurve
+from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.integration import integrated_epsilon
 
 __all__ = ["CalibrationError", "calibrate_noise_multiplier", "check_target", "vacuous"]

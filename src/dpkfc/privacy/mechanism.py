@@ -9,24 +9,239 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
 from typing import Any, Protocol
 
 import dp_accounting
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dpkfc.entropy import draw_key
-from dpkfc.privacy.chacha20 import draw_normal
-from dpkfc.privacy.grid import MOST_STEPS, ROUNDED, grid_of
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import CHUNK, NoiseStream
 
-__all__ = ["ClippedSum", "MechanismPlan", "Released", "gaussian_release", "release", "rounded_release"]
+# --------------------------------------------------------------------------------------------------
+# The grid of rounded noise: multiples of a power of two, fine enough that rounding to it costs
+# almost nothing.
+#
+# Gaussian noise in floating point is not Gaussian: which numbers `x + noise` can come out as
+# depends on x, and an observer who looks at the low bits can tell two sums apart (Mironov 2012).
+# Rounded noise closes that. With d released numbers, C the sensitivity of the clipped sum and s the
+# grid,
+#
+#     x̂ = x rounded to multiples of s,   y = x̂ + (noise rounded to multiples of s) = (x̂ + noise) rounded to multiples of s
+#
+# so that y is a rounding, hence a post-processing, of the ideal Gaussian mechanism on x̂, whose
+# sensitivity is at most C + s √d. Every y lies on the same grid whatever the data are.
+
+GAUSSIAN, ROUNDED = NOISES = ("gaussian", "rounded")
+MOST_STEPS = 2.0**51  # of sum and noise each: their sum is then an integer that float64 holds exactly
+_SHARE = 20  # rounding the sum may widen its sensitivity by a share of 2⁻²⁰
+_FARTHEST = 16.0  # standard deviations that no draw exceeds (`rng`: below 12.2)
+
+
+def widened(sensitivity: float) -> float:
+    """At least (1 + 2⁻²⁰) times a sensitivity: what it is at most after rounding to the grid."""
+    return math.nextafter(sensitivity * (1 + 2.0**-_SHARE), math.inf)
+
+
+def grid_of(sensitivity: float, numbers: int, stddev: float = 0.0) -> float:
+    """The largest power of two s for which rounding `numbers` numbers keeps to the widened sensitivity.
+
+    Args:
+        sensitivity: `widened`, of the rounded sum.
+        numbers: d, released numbers, >= 1.
+        stddev: of the noise.
+
+    Returns:
+        s with C + s √d <= sensitivity for every C whose widened value it is.
+
+    Raises:
+        ValueError: there is no such power of two, or so much noise that float64 cannot hold it in multiples of s.
+    """
+    if not (sensitivity > 0 and math.isfinite(sensitivity)) or numbers < 1:
+        raise ValueError(f"need a positive finite sensitivity and at least one number, got {sensitivity} and {numbers}")
+    most = Fraction(sensitivity) / (2**_SHARE + 1)  # s √d <= most, compared exactly below
+    exponent = math.floor(math.log2(sensitivity) - _SHARE - math.log2(numbers) / 2) + 1
+    while Fraction(2) ** (2 * exponent) * numbers > most**2:
+        exponent -= 1
+    if exponent < -1000:
+        raise ValueError(f"a sensitivity of {sensitivity} is too small for noise='rounded'; raise max_grad_norm")
+    grid = math.ldexp(1.0, exponent)
+    if not stddev * _FARTHEST / grid <= MOST_STEPS:
+        raise ValueError(
+            f"noise of standard deviation {stddev:.3g} on a sum of sensitivity {sensitivity:.3g} is too large for "
+            f"noise='rounded' with {numbers:,} numbers; lower noise_multiplier, or use noise='gaussian'"
+        )
+    return grid
+
+
+# --------------------------------------------------------------------------------------------------
+# Standard normal numbers on an accelerator: ChaCha20 (RFC 8439) in integer operations of torch.
+#
+# The numbers are made from the keystream as `rng` makes them, with equal precision and equal tails.
+# Every draw has a key of its own, and every chunk of a draw a nonce of its own.
+#
+# Why not copy the CPU's numbers: the CPU stream takes about 15 ns of one core for a float32 number
+# (260 MB/s), far more than the copy. The cipher starts about 560 kernels a chunk. At 5 µs a kernel,
+# an estimate that no GPU has confirmed, that is 3 ms for up to 4 million numbers. So the cipher
+# wins from about 2·10⁵ numbers on one core, and the mechanism copies draws up to 1.3·10⁵.
+# `benchmarks/noise.py --device cuda` measures both.
+
+NONCE_CHUNK = 1 << 22  # numbers a nonce; 16 MiB of words
+_WORDS = 16  # words of 32 bits in a block
+_ROUNDS = 10  # double rounds
+_LOW_32 = (1 << 32) - 1
+_LOW_53 = (1 << 53) - 1
+# The radius gets 53 more bits where its own bits fall below these bounds, as in `rng`.
+_RARE = 1 << 10
+_RARE_FINE = 1 << 45
+
+
+def compute_keystream(key: bytes, nonce: bytes, counter: int, blocks: int, device: torch.device) -> Tensor:
+    """Compute consecutive blocks of the ChaCha20 keystream.
+
+    Args:
+        key: 32 bytes.
+        nonce: 12 bytes.
+        counter: number of the first block.
+        blocks: number of blocks; the last number is below 2³².
+        device: where to compute.
+
+    Returns:
+        The keystream as int32 words `[16 * blocks]`, each word in little-endian order.
+
+    Raises:
+        ValueError: a key, a nonce or a counter of another size.
+
+    Source:
+        RFC 8439, section 2.3.
+    """
+    if len(key) != 32 or len(nonce) != 12 or not 0 <= counter <= counter + blocks <= 1 << 32:
+        raise ValueError(
+            f"ChaCha20 needs a key of 32 bytes, a nonce of 12 and counters below 2³²; got {len(key)}, {len(nonce)} and "
+            f"{counter} + {blocks}"
+        )
+    first = b"expand 32-byte k" + key + counter.to_bytes(4, "little") + nonce
+    words = torch.from_numpy(np.frombuffer(first, "<i4").astype(np.int32)).to(device)
+    start = words.view(_WORDS, 1).repeat(1, blocks)
+    start[12] += torch.arange(blocks, dtype=torch.int32, device=device)
+
+    rows = [row.clone() for row in start.view(4, 4, blocks)]
+    for _ in range(_ROUNDS):
+        _mix(rows)
+        rows = [_rolled(row, -i) for i, row in enumerate(rows)]
+        _mix(rows)
+        rows = [_rolled(row, i) for i, row in enumerate(rows)]
+    return torch.cat(rows).add_(start).t().reshape(-1)
+
+
+def _rolled(row: Tensor, places: int) -> Tensor:
+    """Roll the four words of a row; this turns diagonals into columns and back."""
+    return torch.roll(row, places, 0) if places else row
+
+
+def _mix(rows: list[Tensor]) -> None:
+    """Apply the quarter round to all four columns of all blocks, in place."""
+    a, b, c, d = rows
+    spare = torch.empty_like(a)
+    for total, term, word, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+        total.add_(term)
+        word.bitwise_xor_(total)
+        # Rotate to the left. A right shift of int32 repeats the sign, so the mask clears the upper bits.
+        torch.bitwise_right_shift(word, 32 - bits, out=spare)
+        spare.bitwise_and_((1 << bits) - 1)
+        word.bitwise_left_shift_(bits).bitwise_or_(spare)
+
+
+def draw_normal(key: bytes, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Draw independent N(0, 1) numbers on a device.
+
+    Args:
+        key: 32 fresh bytes, used for this draw alone.
+        size: number of numbers, >= 0.
+        dtype: float32 or float64.
+        device: with float64 and integer arithmetic.
+
+    Returns:
+        The numbers `[size]`.
+
+    Guarantee:
+        Who cannot break ChaCha20 cannot predict one number from the others.
+
+    Raises:
+        RuntimeError: the device computes a wrong keystream.
+    """
+    _check_device(device)
+    out = torch.empty(size, dtype=dtype, device=device)
+    for chunk, part in enumerate(out.split(NONCE_CHUNK)):
+        _fill_normal(part, _Keystream(key, chunk, device))
+    return out
+
+
+@cache
+def _check_device(device: torch.device) -> None:
+    """Compare the keystream of a device with that of the `cryptography` package, once a process."""
+    key, nonce, blocks = bytes(range(32)), bytes(range(12)), 33
+    computed = compute_keystream(key, nonce, 1, blocks, device).cpu().numpy().astype("<i4").tobytes()
+    cipher = Cipher(algorithms.ChaCha20(key, (1).to_bytes(4, "little") + nonce), mode=None)
+    if computed != cipher.encryptor().update(bytes(64 * blocks)):
+        raise RuntimeError(f"{device} computes a wrong ChaCha20 keystream; train on the CPU or update torch")
+
+
+class _Keystream:
+    """Hands out the words of one nonce in order; every request begins with a new block."""
+
+    def __init__(self, key: bytes, chunk: int, device: torch.device) -> None:
+        self._key = key
+        self._nonce = chunk.to_bytes(12, "little")
+        self._device = device
+        self._counter = 0
+
+    def take(self, words: int) -> Tensor:
+        """Return the next int32 words `[words]`."""
+        if not words:
+            return torch.empty(0, dtype=torch.int32, device=self._device)
+        blocks = -(-words // _WORDS)
+        stream = compute_keystream(self._key, self._nonce, self._counter, blocks, self._device)
+        self._counter += blocks
+        return stream[:words]
+
+    def take_53(self, count: int) -> Tensor:
+        """Return the next uniform integers of 53 bits, int64 `[count]`."""
+        return (self.take(2 * count).view(torch.int64) >> 11) & _LOW_53
+
+
+def _fill_normal(out: Tensor, stream: _Keystream) -> None:
+    """Fill `out` by the transform of Box and Muller, as `rng._fill_normal` does."""
+    half = -(-out.numel() // 2)
+    if out.dtype == torch.float32:
+        bits = stream.take(2 * half).to(torch.int64) & _LOW_32
+        unit, bound = 2.0**-32, _RARE
+    else:
+        bits = stream.take_53(2 * half)
+        unit, bound = 2.0**-53, _RARE_FINE
+    radius = bits[:half].double()
+    rare = (bits[:half] < bound).nonzero().squeeze(1)
+    fraction = stream.take_53(rare.numel()).double() * 2.0**-53 + 2.0**-54
+    refined = radius[rare] + fraction
+    radius += 0.5
+    radius[rare] = refined
+    radius.mul_(unit).log_().mul_(-2.0).sqrt_()
+    scale = radius.to(out.dtype)
+    angle = bits[half:].to(out.dtype).mul_(2 * math.pi * unit)
+    rest = out.numel() - half
+    out[:half] = angle.cos() * scale
+    out[half:] = angle[:rest].sin() * scale[:rest]
+
+
+# --------------------------------------------------------------------------------------------------
 
 LARGE = 1 << 24  # numbers beyond which a draw is used up in pieces
-
 Normal = Callable[[int, torch.dtype], Tensor]
 
 

@@ -24,8 +24,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
-from dpkfc.entropy import draw_key
-from dpkfc.forks import count_forks
+from dpkfc.entropy import count_forks, draw_key
 
 __all__ = ["NoiseStream", "SamplingStream"]
 

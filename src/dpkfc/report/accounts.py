@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from dpkfc.config import PrivacyConfig
+from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.data.sampling import Poisson
-from dpkfc.plan import Plan
-from dpkfc.privacy import events
+from dpkfc.privacy import accounting
 from dpkfc.report.numbers import rounded_up
 
 __all__ = ["plan_table", "rate_table"]
@@ -43,7 +42,7 @@ def rate_table(sigma: float, rate: float, *, epochs: float | None, steps: int | 
     PrivacyConfig(expected_batch_size=1, epochs=epochs, steps=steps)  # refuses both, neither, and what is not positive
     sampler = Poisson(rate, max(1, round(1 / rate)) if rate > 0 else 1)
     count = steps if steps is not None else max(1, round((epochs or 0.0) / rate))
-    checked = events.cross_check(sampler.event(sigma), count, delta, sampler.neighbouring_relation)
+    checked = accounting.cross_check(sampler.event(sigma), count, delta, sampler.neighbouring_relation)
     rows = {"sampling rate q": f"{rate:g}", "steps": f"{count:,}", "σ": f"{sigma:g}", "δ": f"{delta:g}"}
     return _table(rows, checked, sampler.neighbouring_relation)
 

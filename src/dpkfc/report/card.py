@@ -3,18 +3,82 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from dpkfc.plan import Plan
-from dpkfc.privacy import events
-from dpkfc.report.audited import audit_rows, audited, failed_checks
-from dpkfc.report.numbers import rounded_up
+from dpkfc.checkpoint import file_digest
+from dpkfc.config import Plan
+from dpkfc.federated.plan import FederatedPlan
+from dpkfc.federated.server import RoundRecord, Server
+from dpkfc.privacy import accounting
+from dpkfc.privacy import accounting as events
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.report.numbers import number, plain, rounded_up
 
-__all__ = ["CardFacts", "build_card", "dataset_size", "software", "stamp", "to_markdown"]
+# --------------------------------------------------------------------------------------------------
+# What `dpkfc audit` left in a card: one row a check, what failed, and what the checks were about.
+
+_ABOUT = (
+    "The rows of ledger, card and membership are about this run. All others are about its settings with the code of that day, "
+    "not about the training that made these weights: one step at fresh initial weights, and for canaries in one run a "
+    "training of their own. Two worlds bounds one release, without sampling."
+)
+_PARTS = ("ledger", "card", "step", "one_run", "membership")
+
+
+def audit_rows(audit: Any) -> list[tuple[str, str, str, str, str]]:
+    """Check, measured, allowed, verdict and how, of every check in the section of a card; nothing in it is trusted."""
+    rows = []
+    for part in ("ledger", "card"):
+        if part in _mapping(audit):
+            rows.append(_row(_mapping(audit[part])))
+    findings = _mapping(_mapping(audit).get("step")).get("findings")
+    rows += [_row(_mapping(finding)) for finding in (findings if isinstance(findings, list) else [])]
+    for name in ("one_run", "membership"):
+        found = _mapping(_mapping(audit).get(name))
+        if found:
+            lower, claimed = number(found.get("epsilon_lower")), number(found.get("claimed_epsilon"))
+            least = _text(found.get("epsilon_lower")) if lower is None else f"{lower:.3g}"
+            most = _text(found.get("claimed_epsilon")) if claimed is None else rounded_up(claimed, 4)
+            rows.append((name.replace("_", " "), f"ε ≥ {least}", f"ε ≤ {most}", _held(found), _text(found.get("detail"))))
+    return rows
+
+
+def failed_checks(audit: Any) -> list[str]:
+    """The checks that failed."""
+    return [row[0] for row in audit_rows(audit) if row[3] != "held"]
+
+
+def audited(audit: Any) -> str:
+    """When it was, and what it was about."""
+    parts = [_mapping(_mapping(audit).get(name)) for name in _PARTS]
+    dates = sorted({part["date"] for part in parts if isinstance(part.get("date"), str)})
+    return f"Audited {', '.join(dates) or 'at an unknown time'}. {_ABOUT}"
+
+
+def _row(finding: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    check, measured, bound, detail = (_text(finding.get(key)) for key in ("check", "measured", "bound", "detail"))
+    return check, measured, bound, _held(finding), detail
+
+
+def _held(found: Mapping[str, Any]) -> str:
+    return "held" if found.get("passed") is True else "FAILED"
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, Mapping) else {}
+
+
+def _text(value: Any) -> str:
+    return "–" if value is None or value == "" else plain(value)
+
+
+# --------------------------------------------------------------------------------------------------
 
 FORMAT = 1
 _RELATIONS = {"add_or_remove_one": "one {} added or removed", "replace_one": "one {} replaced by another"}
@@ -342,4 +406,241 @@ def _show(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, (list, tuple)):
         return ", ".join(_show(item) for item in value)
+    return str(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# The privacy card of a run of one's own: what a `Session` or a `PrivacyEngine` knows is taken from
+# it, not written by hand.
+
+
+def session_card(
+    session: Any,
+    *,
+    title: str,
+    chosen_by: str,
+    not_private: Mapping[str, str],
+    results: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    weights: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """The card of a training, as plain values; `report.card.to_markdown` shows it to people.
+
+    Releases, the head of the ledger, the device of the noise, the refreshes of the preconditioner and the number of units are
+    those of the session; it may be closed.
+
+    Args:
+        session: a `Session`, or a `PrivacyEngine` that has made a model private.
+        title: of the model.
+        chosen_by: how hyper-parameters were chosen; ε does not cover it.
+        not_private: figure to the reason why ε does not protect it: whatever you publish beside the weights.
+        results: figures of the model, with what they were computed on.
+        settings: hyper-parameters that the plan does not hold, such as the learning rate.
+        weights: the file that is delivered; its digest goes into the card, and `dpkfc ledger verify` compares it.
+
+    Raises:
+        RuntimeError: an engine that has made nothing private.
+        OSError: the weights cannot be read.
+    """
+    trained = getattr(session, "_private", session)  # an engine keeps what it trains there
+    plan, ledger = trained.plan, trained.ledger
+    file = None if weights is None else Path(weights)
+    facts = CardFacts(
+        title=title,
+        releases=ledger.count,
+        ledger={"file": _name_of(ledger), "releases": ledger.count, "head": ledger.head},
+        assumed_public=dataset_size(plan),
+        chosen_by=chosen_by,
+        not_private=not_private,
+        device=str(next(p.device for p in trained.model.parameters() if p.requires_grad)),
+        results=results or {},
+        refreshes=_refreshes(trained),
+        settings={"gradients": trained.gradients, **(settings or {})},
+        limited=ledger.max_releases is not None,
+        weights={} if file is None else {"file": file.name, "sha256": file_digest(file)},
+    )
+    return build_card(plan, facts)
+
+
+def _name_of(ledger: Ledger) -> str:
+    return "in memory, gone with the process" if ledger.path is None else ledger.path.name
+
+
+def _refreshes(trained: Any) -> list[dict[str, Any]]:
+    """Steps before which the preconditioner was rebuilt, with the digest of the one in force."""
+    current, steps = trained.preconditioner, list(trained._coordinates.refreshed)
+    if current is None:
+        return []
+    if current.step not in steps:  # it came with a checkpoint
+        steps.insert(0, current.step)
+    rows: list[dict[str, Any]] = [{"step": step} for step in steps]
+    rows[steps.index(current.step)] |= {"digest": current.digest, "scale": current.scale}
+    if steps[0] > 0:
+        rows[0]["note"] = f"refreshes before step {steps[0]} came before the checkpoint that was restored and are not listed"
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------
+# The privacy card of a federated run: what is promised against whom, by which mechanism, and what
+# is not.
+
+_NEIGHBOURS = {"add_or_remove_one": "one {} added or removed", "replace_one": "one {} replaced by another"}
+
+
+def build_federated_card(
+    server: Server,
+    records: Sequence[RoundRecord],
+    *,
+    title: str,
+    chosen_by: str,
+    results: Mapping[str, Any] | None = None,
+    not_private: Mapping[str, str] | None = None,
+    weights: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The card as plain values that JSON can hold.
+
+    Args:
+        server: of the run.
+        records: of its rounds.
+        title: of the model.
+        chosen_by: how hyper-parameters were chosen.
+        results: figures of the model, with what they were computed on.
+        not_private: figure to the reason why ε does not protect it.
+        weights: "file" and "sha256" of the final weights, where they lie in a file beside the card.
+    """
+    plan, config = server.plan, server.plan.config
+    releases = server.ledger.count
+    beside = accounting.cross_check(plan.event, releases, plan.delta) if releases else {"pld": 0.0, "rdp": 0.0}
+    return {
+        "format": FORMAT,
+        "title": title,
+        "caveats": list(plan.caveats),
+        "guarantee": {
+            "certified": plan.certified,
+            "epsilon": _number(server.epsilon),
+            "delta": plan.delta,
+            "target_epsilon": plan.target_epsilon,
+            "privacy_model": config.privacy.name,
+            "against": config.against,
+            "unit": f"one {config.privacy.unit}",
+            "neighbours_differ_in": _NEIGHBOURS[config.adjacency].format(config.privacy.unit),
+            "epsilon_for_others": {who: _number(e) for who, e in plan.views().items()},
+            "releases": releases,
+            "planned_releases": plan.releases,
+            "epsilon_by": {name: None if e is None else _number(e) for name, e in beside.items()},
+        },
+        "mechanism": plan.describe() | {"secure_aggregation": _secure_aggregation(plan)},
+        "rounds": {
+            "sent": releases // plan.per_round,
+            "dropped": sum(record.dropped for record in records),
+            "rejected_messages": dict(server.rejected),
+        },
+        "assumed_public": _PUBLIC,
+        "chosen_by": chosen_by,
+        "results": dict(results or {}),
+        "not_private": dict(not_private or {}),
+        "ledger": {"count": releases, "head": server.ledger.head},
+        **({"weights": dict(weights)} if weights else {}),
+        "plan_hash": plan.hash,
+    }
+
+
+_PUBLIC = {
+    "clients": "how many are registered",
+    "expected_records": "of all clients together; a constant of the plan, no client's size is in a message",
+    "who took part": "which clients answered in which round is known to the server and taken to depend on nobody's records",
+    "max_grad_norm, rounds, delta": "settings",
+}
+
+
+def _secure_aggregation(plan: FederatedPlan) -> str | None:
+    """State what the masks hide, from how many parties, and what they do not; None where messages are in clear."""
+    if not plan.config.privacy.masked:
+        return None
+    needed, colluding = plan.config.survivors, plan.config.known_shares
+    return (
+        f"pair masks by X25519, secrets shared with threshold {needed}. A server that follows the protocol learns only the sum "
+        f"of the other clients' messages, also with up to {needed - 1} colluding clients. epsilon is computed for {colluding} "
+        "colluding. Public keys are not authenticated: a server that replaces them can open single messages, at the epsilon "
+        "for a server that sees every message"
+    )
+
+
+def federated_markdown(card: Mapping[str, Any]) -> str:
+    """The card for people."""
+    promise, mechanism = card["guarantee"], card["mechanism"]
+    parts = [f"# Privacy card: {card['title']}", _federated_statement(card)]
+    others = [(f"ε for {who}", _federated_epsilon(e)) for who, e in promise["epsilon_for_others"].items()]
+    by = ", ".join(f"{name.upper()}: {_federated_epsilon(value)}" for name, value in promise["epsilon_by"].items())
+    parts.append(
+        _federated_table("Guarantee", [
+            ("ε spent", _federated_epsilon(promise["epsilon"])),
+            ("ε of the budget", _show_federated(promise["target_epsilon"])),
+            ("δ", f"{promise['delta']:g}"),
+            ("privacy model", promise["privacy_model"]),
+            ("protects from", promise["against"]),
+            ("privacy unit", promise["unit"]),
+            ("neighbours differ in", promise["neighbours_differ_in"]),
+            *others,
+            ("releases", f"{promise['releases']:,} of {promise['planned_releases']:,} planned"),
+            ("ε by each accountant", by),
+            ("certified", "yes" if promise["certified"] else "NO"),
+        ])
+    )  # fmt: skip
+    parts.append(_federated_table("Mechanism", _mechanism(mechanism)))
+    rounds = card["rounds"]
+    parts.append(_federated_table("Rounds", [(name.replace("_", " "), _show_federated(value)) for name, value in rounds.items()]))
+    parts.append(_federated_table("Taken as public", list(card["assumed_public"].items())))
+    parts.append(_federated_table("Hyper-parameters", [("chosen by", card["chosen_by"])]))
+    parts.append(_federated_table("Results", [(name, _show_federated(value)) for name, value in card["results"].items()]))
+    parts.append(_federated_table("Figures that ε does NOT protect", list(card["not_private"].items())))
+    head = [("plan", f"`{card['plan_hash']}`"), ("ledger, count", str(card["ledger"]["count"]))]
+    head.append(("ledger, head", f"`{card['ledger']['head']}`"))
+    head += [(f"weights, {name}", f"`{value}`") for name, value in card.get("weights", {}).items()]
+    parts.append(_federated_table("Provenance", head))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _federated_statement(card: Mapping[str, Any]) -> str:
+    promise = card["guarantee"]
+    if card["caveats"]:
+        reasons = "\n".join(f"> - {caveat}" for caveat in card["caveats"])
+        return f"> **NOT PRIVATE**\n>\n> There is no certified guarantee for this model:\n>\n{reasons}"
+    spent = f"(ε = {_federated_epsilon(promise['epsilon'])}, δ = {promise['delta']:g})"
+    return (
+        f"The released weights are **{spent}-differentially private** for {promise['unit']}: neighbouring data differ in "
+        f"{promise['neighbours_differ_in']}. Protected from {promise['against']}."
+    )
+
+
+def _mechanism(held: Mapping[str, Any]) -> list[tuple[str, str]]:
+    shown = (
+        "clients", "rounds", "local", "rule", "max_grad_norm", "sensitivity", "noise_multiplier", "stddev", "share_of_a_client",
+        "noise", "min_survivors", "colluding", "example_rate", "client_rate", "secure_aggregation", "divisor",
+        "preconditioner", "metric", "readout", "postprocess",
+    )  # fmt: skip
+    return [(name.replace("_", " "), _show_federated(held[name])) for name in shown if held.get(name) not in (None, [], {})]
+
+
+def _federated_table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    lines = [f"## {title}", "", "|  |  |", "| --- | --- |"]
+    return "\n".join(lines + [f"| {name} | {str(text).replace('|', chr(92) + '|')} |" for name, text in rows])
+
+
+def _federated_epsilon(value: float | str | None) -> str:
+    """Four decimals, rounded up: a printed ε is never below the true one."""
+    return f"{math.ceil(value * 1e4) / 1e4:.4f}" if isinstance(value, (int, float)) else _show_federated(value)
+
+
+def _show_federated(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_show_federated(item)}" for name, item in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return "; ".join(_show_federated(item) for item in value)
     return str(value)

@@ -12,20 +12,18 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from dpkfc.blocks import Formed, Lookup, PerExample
-from dpkfc.curvature.inputs import call, placed
-from dpkfc.curvature.likelihood import logits_of
-from dpkfc.curvature.preconditioner import KFAC, Preconditioner
-from dpkfc.curvature.probing import public_generator, undisturbed
-from dpkfc.gradients.contributions import capture
-from dpkfc.gradients.conv import AnyBlock
+from dpkfc.curvature.kfac import KFAC, Preconditioner
+from dpkfc.curvature.probe_loss import logits_of
+from dpkfc.curvature.probe_pass import public_generator, undisturbed
+from dpkfc.curvature.probes import call, placed
+from dpkfc.gradients.clipped_sum import batch_tracker, capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.micro import batch_tracker
-from dpkfc.gradients.norms import choice_for
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
-from dpkfc.metric import Kronecker
+from dpkfc.linalg.blocks import AnyBlock, Formed, Lookup, PerExample
+from dpkfc.linalg.metric import Kronecker
+from dpkfc.linalg.norms import choice_for
 
 __all__ = ["Diagnosis", "LayerFacts", "SideFacts", "examine", "layer_table"]
 

@@ -21,9 +21,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpkfc.tracking.axes import PARAMETRIC, PUBLIC, BatchAxis, Parametric, Public, State, Total, Unknown
-from dpkfc.tracking.operation import Operation, tensors_in
-from dpkfc.tracking.rules import RULES, TOTAL_RULES, Rule, pointwise, rule_name
+from dpkfc.tracking.axes import (
+    PARAMETRIC,
+    PUBLIC,
+    BatchAxis,
+    Operation,
+    Parametric,
+    Public,
+    State,
+    Total,
+    Unknown,
+    tensors_in,
+)
+from dpkfc.tracking.batch_rules import RULES, TOTAL_RULES, Rule, pointwise, rule_name
 
 __all__ = ["Tracker", "UnknownOperation"]
 

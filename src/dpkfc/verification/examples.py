@@ -17,30 +17,67 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpkfc.gradients.accumulate import full_precision, split_sum
+from dpkfc.fsdp import in_graph
 from dpkfc.gradients.calls import Call
-from dpkfc.gradients.eager import run_eagerly
+from dpkfc.gradients.clipped_sum import batch_tracker, losses_of
+from dpkfc.gradients.clipping import full_precision, split_sum
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.memory import is_out_of_memory
-from dpkfc.gradients.micro import batch_tracker, losses_of
-from dpkfc.gradients.model_state import check_memory, checked_state
-from dpkfc.gradients.random_state import begin_at, device_of, kept_numbers, restarter
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.sharded import in_graph
-from dpkfc.gradients.sums import weighted_sum
-from dpkfc.gradients.tape import Tape, check_losses
-from dpkfc.gradients.update import check_finite
-from dpkfc.gradients.views import augmented
-from dpkfc.tracking import Unknown, UnknownOperation
-from dpkfc.verification.constant_numbers import ConstantNumbers
+from dpkfc.gradients.state import augmented, check_finite, check_memory, checked_state
+from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
+from dpkfc.linalg.blocks import weighted_sum
+from dpkfc.memory import is_out_of_memory
+from dpkfc.rng_state import begin_at, device_of, kept_numbers, restarter
+from dpkfc.tracking.axes import Unknown
+from dpkfc.tracking.tracker import UnknownOperation
 from dpkfc.verification.public_rows import PublicRows
 
-__all__ = ["Verdict", "check_on_public_rows", "checked_verify", "program_of"]
+# --------------------------------------------------------------------------------------------------
+# Constants in the place of random numbers, so that two passes of one model can be compared.
+#
+# Dropout and augmentation draw other numbers for a batch of another size. With constants, whatever
+# still differs was changed by other examples, or by how many there are.
+
+
+class ConstantNumbers(TorchDispatchMode):
+    """Replace the random numbers of torch by constants inside the body."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation, with constants for what it draws."""
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return output
+        name = str(func.overloadpacket.__name__)
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(output[1])
+        if isinstance(output, Tensor):
+            _fill(name, output, args)
+        return output
+
+
+def _fill(name: str, x: Tensor, args: Any) -> None:
+    """Overwrite what an operation has drawn."""
+    if name.startswith("randperm"):
+        x.copy_(torch.arange(len(x), device=x.device).flip(0))
+    elif "bernoulli" in name:
+        x.fill_(1)
+    elif not x.is_floating_point():
+        x.fill_(0)
+    elif "normal" in name or "randn" in name:
+        x.fill_(0.25)
+    elif name in ("uniform_", "uniform") and len(args) > 2:
+        x.fill_((float(args[1]) + float(args[2])) / 2)
+    else:
+        x.fill_(0.5)
+
+
+# --------------------------------------------------------------------------------------------------
 
 LossFn = Callable[[nn.Module, Any], Tensor]
-
 _MOST = 256  # rows of a batch that is compared
 _ALONE = 8  # rows that are compared with batches of one
 _SCALES = (1.0, 30.0, -30.0, 0.0)  # of rows beside those that are compared

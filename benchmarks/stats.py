@@ -1,0 +1,125 @@
+"""Print what `make stats` shows: files, tokens, packed lines, long messages and names, for each part of the source.
+
+    python benchmarks/stats.py
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = {"core": ROOT / "src" / "dpkfc", "app": ROOT / "src" / "dpkfc" / "app", "papers": ROOT / "papers" / "dpkfc_papers"}
+NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+NOT_CODE |= {tokenize.ENDMARKER}
+# Words that name no action: participles, prepositions and adverbs.
+ODD_NAME = re.compile(
+    r"^_*(told|held|found|drawn|begun|owed|tried|apart|beside|alike|kept|made|said|given|taken|shown|left|spent|asked"
+    r"|of|in|at|as|on|by|from|with|without|to|for|under|over|along|after|before|around|beyond)(_|$)"
+)
+BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.With, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
+
+
+@dataclass
+class Counts:
+    """Figures of some files."""
+
+    files: int = 0
+    lines: int = 0
+    tokens: int = 0
+    functions: int = 0
+    branches: int = 0
+    odd_names: list[str] = field(default_factory=list)
+    messages: int = 0
+    long_messages: list[str] = field(default_factory=list)
+
+    def add(self, path: Path) -> None:
+        """Count one file."""
+        text = path.read_text("utf-8")
+        tree = ast.parse(text)
+        documents = docstring_lines(tree)
+        self.files += 1
+        rows = set()
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type not in NOT_CODE and not (token.type == tokenize.STRING and token.start[0] in documents):
+                self.tokens += 1
+                rows.add(token.start[0])
+        self.lines += len(rows)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self.functions += 1
+                self.branches += 1 + sum(isinstance(inner, BRANCHES) for inner in ast.walk(node))
+                if ODD_NAME.match(node.name):
+                    self.odd_names.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+            elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                length = sum(map(message_length, node.exc.args))
+                self.messages += length > 0
+                if length > 160:
+                    self.long_messages.append(f"{path.relative_to(ROOT)}:{node.lineno} {length}")
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    """Return the first lines of all docstrings."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    owners = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    return {node.body[0].lineno for node in owners if ast.get_docstring(node, clean=False) is not None}
+
+
+def message_length(node: ast.expr) -> int:
+    """Return the characters of a message, with twelve for each value in it."""
+    if isinstance(node, ast.Constant):
+        return len(node.value) if isinstance(node.value, str) else 0
+    if isinstance(node, ast.JoinedStr):
+        return sum(12 if isinstance(value, ast.FormattedValue) else message_length(value) for value in node.values)
+    if isinstance(node, ast.BinOp):
+        return message_length(node.left) + message_length(node.right)
+    return 0
+
+
+def files_of(part: str) -> Iterator[Path]:
+    """Yield the files of a part; the application is no part of the core."""
+    for path in sorted(PARTS[part].rglob("*.py")):
+        if part != "core" or PARTS["app"] not in path.parents:
+            yield path
+
+
+def words_of(paths: list[Path]) -> int:
+    """Return the number of words without tables and code blocks."""
+    total = 0
+    for path in paths:
+        text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+        total += sum(len(line.split()) for line in text.splitlines() if not line.lstrip().startswith("|"))
+    return total
+
+
+def count_parts() -> dict[str, Counts]:
+    """Return the figures of each part."""
+    counts = {}
+    for part in PARTS:
+        counts[part] = Counts()
+        for path in files_of(part):
+            counts[part].add(path)
+    return counts
+
+
+def main() -> None:
+    counts = count_parts()
+    print(f"{'':8} {'files':>6} {'tokens':>8} {'a line':>7} {'functions':>10} {'branches':>9} {'odd names':>10} {'> 160':>6}")
+    for part, found in counts.items():
+        a_line, branches = found.tokens / found.lines, found.branches / found.functions
+        odd = len(found.odd_names) / found.functions
+        print(
+            f"{part:8} {found.files:6} {found.tokens:8,} {a_line:7.2f} {found.functions:10,}"
+            f" {branches:9.2f} {odd:10.1%} {len(found.long_messages):6}"
+        )
+    docs = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    print(f"words of README and docs without tables: {words_of(docs):,}; README: {words_of([ROOT / 'README.md']):,}")
+
+
+if __name__ == "__main__":
+    main()

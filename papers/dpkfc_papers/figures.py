@@ -1,0 +1,239 @@
+"""The figures by name: which cells each is made of, and how it is drawn and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpkfc.app.plots import SensitivityMap, save
+from dpkfc.app.run_folder import placed
+from dpkfc.app.settings import nearest
+from dpkfc.app.tuning.pool import Console, Listed, Place, StudyProgress, Task, drive
+from dpkfc.app.tuning.runs import Plain, Run, Store, StudyError
+from dpkfc.app.tuning.tune import expected_seconds, reported
+from dpkfc_papers import measurements
+
+COURSE = "dpkfc_papers.measurements:measure_course"
+MEAN_FIELD = "dpkfc_papers.measurements:measure_mean_field"
+MODELS: Mapping[str, Mapping[str, Plain]] = {  # the training that is looked at; a checkpoint at every evaluation
+    "mnist-mlp": {"max_rank": 64, "steps": 200, "evaluate_every": 100, "expected_batch_size": 256},
+    "mnist-cnn": {"max_rank": 64, "steps": 100, "evaluate_every": 50, "expected_batch_size": 256},
+    "mnist-vit": {"max_rank": 64, "steps": 200, "evaluate_every": 100, "expected_batch_size": 256},
+}
+_SMOKE: Mapping[str, Plain] = {"smoke": True, "steps": 3, "evaluate_every": 3, "accountant": "rdp"}
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A figure of a paper.
+
+    Attributes:
+        name: as of `dpkfc reproduce NAME`.
+        also: other names it has: the paper shows some things several times.
+        title: paper, number and subject.
+        runs: its cells; given whether they are to be small.
+        privacy: what is said of it; empty where oracles are in it.
+        drawn: the function of `dpkfc_papers.draw` from finished rows to a picture.
+        together: whether one picture is made of all rows, or one of each.
+        kept: of a row, what the JSON file holds.
+        maps: from finished rows to what `dpkfc report` draws of them; None where the picture is all there is.
+    """
+
+    name: str
+    also: tuple[str, ...] = ()
+    title: str
+    runs: Callable[[bool], list[Run]]
+    privacy: str = ""
+    drawn: str
+    together: bool = False
+    kept: Callable[[Row], Any]
+    maps: Callable[[Sequence[Row]], list[SensitivityMap]] | None = None
+
+    def draw(self, what: Any) -> Any:
+        """The picture; matplotlib is loaded here and not before."""
+        from dpkfc_papers import draw
+
+        return getattr(draw, self.drawn)(what)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a figure: the files that were written, and what is missing."""
+
+    files: tuple[Path, ...]
+    missing: tuple[str, ...]
+
+
+def _courses(small: bool) -> list[Run]:
+    if small:
+        return [Run.of("digits", "dp-kfc", _SMOKE, measure=COURSE)]
+    return [Run.of(recipe, "dp-kfc", training, measure=COURSE) for recipe, training in MODELS.items()]
+
+
+def _grid(small: bool) -> list[Run]:
+    if small:
+        return measurements.landscape_cells("digits", _SMOKE, small=True)
+    digits = measurements.landscape_cells("digits", {"epsilon": 2.0, "accountant": "rdp"})
+    return [*digits, *measurements.landscape_cells("mnist-cnn", {"epsilon": 2.0})]
+
+
+def _theory(small: bool) -> list[Run]:
+    return [Run.of("digits", "dp-sgd", {"smoke": True} if small else {}, measure=MEAN_FIELD)]
+
+
+def _of_layers(*names: str) -> Callable[[Row], Any]:
+    def kept(row: Row) -> Any:
+        return [
+            {
+                **{k: v for k, v in checkpoint.items() if k not in ("layers", "signal", "density")},
+                "layers": {
+                    name: {k: layer[k] for k in ("module", "sizes", *names)} for name, layer in checkpoint["layers"].items()
+                },
+            }
+            for checkpoint in row["checkpoints"]
+        ]
+
+    return kept
+
+
+def _of_checkpoints(name: str) -> Callable[[Row], Any]:
+    wanted = ("step", "accuracy", "epsilon", name)
+    return lambda row: [{k: v for k, v in checkpoint.items() if k in wanted} for checkpoint in row["checkpoints"]]
+
+
+FIGURES: dict[str, Figure] = {
+    one.name: one
+    for one in (
+        Figure(
+            name="kfc-fig1", title="DP-KFC, Fig. 1: signal-to-noise ratio of each layer", runs=_courses, drawn="signal",
+            kept=_of_checkpoints("signal"),
+        ),
+        Figure(
+            name="kfc-fig2", also=("kfc-fig6",), title="DP-KFC, Figs 2 and 6: spectra of A and G, undamped", runs=_courses,
+            drawn="spectra", kept=_of_layers("spectra"),
+        ),
+        Figure(
+            name="kfc-fig3", also=("kfc-fig8", "kfc-fig9"), runs=_courses, drawn="tracking", kept=_of_layers("tracking"),
+            title="DP-KFC, Figs 3, 8 and 9: similarity of A, G and A ⊗ G to the oracle, undamped and as in the authors' code",
+        ),
+        Figure(
+            name="kfc-fig7", title="DP-KFC, Fig. 7: Lanczos spectrum of the whole Fisher matrix", runs=_courses,
+            drawn="densities", kept=_of_checkpoints("density"),
+        ),
+        Figure(
+            name="kfc-fig10", also=("kfc-fig11",), title="DP-KFC, Figs 10 and 11: accuracy over settings, and their importance",
+            runs=_grid, privacy=measurements.LANDSCAPE_NOT_PRIVATE, drawn="landscape", together=True, maps=measurements.maps,
+            kept=lambda row: {name: row[name] for name in ("accuracy", "measured_on", "epsilon", "delta", "steps")},
+        ),
+        Figure(
+            name="kfc-mean-field", title="DP-KFC, section 3.3 and appendix F: mean-field theory beside random networks",
+            runs=_theory, privacy="nothing here is of private examples", drawn="mean_field",
+            kept=lambda row: {name: row[name] for name in ("networks", "contraction", "seeds", "examples")},
+        ),
+        Figure(
+            name="kfc-theorem-5.4", title="DP-KFC, theorem 5.4: the realised map of every layer", runs=_courses,
+            drawn="realised_map", kept=_of_layers("realised"),
+        ),
+        Figure(
+            name="disk-fig6a", also=("disk-fig6",), title="DiSK, Fig. 6a: linear regression under more and more noise",
+            runs=measurements.sweep_cells, privacy="nothing here is of private examples beyond what ε covers",
+            drawn="noise_sweep", together=True,
+            kept=lambda row: {name: row.get(name) for name in ("accuracy", "loss", "measured_on", "epsilon", "delta", "steps")},
+        ),
+    )
+}  # fmt: skip
+
+
+def find(name: str) -> Figure | None:
+    """The figure of a name; None where no figure is meant.
+
+    Raises:
+        StudyError: a name of a figure's form that none has; the nearest one is named.
+    """
+    for figure in FIGURES.values():
+        if name == figure.name or name in figure.also:
+            return figure
+    if name.startswith("kfc-"):
+        raise StudyError(f"unknown figure {name!r}; {nearest(name, list(FIGURES))} (dpkfc reproduce --list shows all)")
+    return None
+
+
+def reproduce_figures(
+    names: Sequence[str],
+    folder: Path,
+    *,
+    results: Path | None = None,
+    data_dir: str = "",
+    small: bool = False,
+    workers: int = 1,
+    budget_minutes: float | None = None,
+    console: Console | None = None,
+) -> dict[str, Made]:
+    """Measure what figures are made of, and write `NAME.json` and `NAME-RECIPE.png` for each into a folder.
+
+    Args:
+        names: of figures.
+        folder: for results, ledgers and pictures; an earlier one is taken up again.
+        results: file of the rows; None for `results.json` in the folder.
+        data_dir: folder of the data sets; empty as for `dpkfc train`.
+        small: seconds instead of minutes, on the digits: to see that everything goes together.
+        workers: cells at once.
+        budget_minutes: no cell is started that would not end in time, and those that run when it is up are stopped.
+        console: where progress is drawn.
+
+    Raises:
+        StudyError: an unknown figure, a folder that cannot be used, or a full disk.
+        KeyboardInterrupt: interrupted; figures of what has finished are written before.
+    """
+    figures = list({figure.name: figure for name in names if (figure := find(name)) is not None}.values())
+    runs = [run for figure in figures for run in figure.runs(small)]
+    with Store(results or folder / "results.json") as store:
+        source = Listed(map(Task, runs), store)
+        made: dict[str, Made] = {}
+
+        def report() -> None:
+            for figure in figures:
+                made[figure.name] = _made(figure, folder, store, source.failures, small)
+
+        with reported(report), StudyProgress(source.total, done=source.done_before, console=console) as progress:
+            drive(
+                source, Place(folder, data_dir), workers=workers, budget_minutes=budget_minutes,
+                expected=expected_seconds(store), watcher=progress,
+            )  # fmt: skip
+    return made
+
+
+def _made(figure: Figure, folder: Path, store: Store, failures: Mapping[str, str], small: bool) -> Made:
+    runs = figure.runs(small)
+    rows = [row for run in runs if (row := store.get(run)) is not None]
+    gone = [run for run in runs if store.get(run) is None]
+    missing = list(dict.fromkeys(f"{run.recipe}: {failures.get(run.hash, 'not yet run')}" for run in gone))
+    if not rows:
+        return Made((), tuple(missing))
+    files = [_json(figure, folder, rows, missing)]
+    recipes = list(dict.fromkeys(row["run"]["recipe"] for row in rows))
+    for recipe in recipes:
+        held = [row for row in rows if row["run"]["recipe"] == recipe]
+        name = figure.name if figure.drawn.endswith("mean_field") else f"{figure.name}-{recipe}"
+        files.append(save(figure.draw(held if figure.together else held[-1]), folder / f"{name}.png"))
+    return Made(tuple(files), tuple(missing))
+
+
+def _json(figure: Figure, folder: Path, rows: Sequence[Row], missing: Sequence[str]) -> Path:
+    from dpkfc_papers.measurements import NOT_PRIVATE
+
+    content = {
+        "kind": "dpkfc figure", "version": 1, "name": figure.name, "title": figure.title,
+        "private": figure.privacy or NOT_PRIVATE,
+        "missing": list(missing),
+        "rows": [
+            {"run": row["run"], "hash": row["hash"], "sizes": row.get("sizes"), "values": figure.kept(row)} for row in rows
+        ],
+        **({} if figure.maps is None else {"sensitivity_maps": [one.as_dict() for one in figure.maps(rows)]}),
+    }  # fmt: skip
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+    return placed(folder / f"{figure.name}.json", lambda part: part.write_text(text, "utf-8"))

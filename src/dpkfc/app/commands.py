@@ -1,0 +1,427 @@
+"""Commands of the application: train, demo, settings, doctor, methods, audit and more."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
+from dpkfc.app.methods import METHODS, Method
+from dpkfc.app.settings import ConfigError, RunConfig, chosen, nearest
+from dpkfc.app.tuning.runs import StudyError
+from dpkfc.distributed import is_first, is_launched
+from dpkfc.report.numbers import plain, rounded_up
+from dpkfc.terminal import INTERRUPTED, open_console, print_error, resumable
+
+if TYPE_CHECKING:
+    from dpkfc.app.preparation import Result
+
+
+# --------------------------------------------------------------------------------------------------
+# The command `dpkfc demo-federated`.
+
+
+def demo_federated(
+    *,
+    out: Annotated[str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")] = "",
+    epsilon: Annotated[float, typer.Option(help="ε of every method.")] = 3.0,
+    rounds: Annotated[int, typer.Option(help="Rounds of every method.")] = 40,
+    engine: Annotated[str, typer.Option(help="here (one process), flower (its simulation), or both.")] = "both",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Train DP-FedGD, DP-FedSOFIM and federated DP-KFC over ten clients, in this process and on Flower's simulation.
+
+    No telemetry leaves the machine: Flower's and Ray's are switched off unless the environment switches them on.
+    """
+    from dpkfc.app.federated_demo import ENGINES, federated_demo
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=140)
+    engines = ENGINES if engine == "both" else (engine,)
+    done = federated_demo(out, None if quiet else console, epsilon=epsilon, rounds=rounds, engines=engines)
+    console.print(done.table)
+    console.print("One run each, with noise of its own: differences of a point or two are that noise.")
+    console.print(f"pictures, ledgers and privacy cards: {done.folder}", soft_wrap=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# The tables of `dpkfc methods`.
+
+
+_SHOWN = {
+    "acts on": "acts", "side data": "side_data", "extra privacy cost": "privacy", "state": "state", "cost of a step": "cost",
+    "source": "source",
+}  # fmt: skip
+_NARROW = 110  # columns of a terminal below which words of the whole table would be cut
+
+
+def methods_table(width: int = 140) -> Table:
+    """Every method, one a row; what each keeps and costs only where there is room.
+
+    Args:
+        width: of the console, in characters.
+    """
+    table = Table(header_style="bold", show_lines=True)
+    names = ["acts on", "side data", "source"] if width < _NARROW else list(_SHOWN)
+    for column in ("method", *names):
+        table.add_column(column, overflow="fold", min_width=max(map(len, METHODS)) if column == "method" else None)
+    for row in METHODS.values():
+        table.add_row(f"[bold]{row.name}[/bold]", *(getattr(row, _SHOWN[name]) for name in names))
+    return table
+
+
+def method_sheet(method: Method) -> Table:
+    """One method in full."""
+    table = Table(show_header=False)
+    settings = ", ".join(f"{name} = {value!r}" for name, value in method.settings.items()) or "the defaults"
+    for what, text in (
+        ("method", f"{method.name} ({method.label})"),
+        ("equation", method.equation),
+        ("acts on", method.acts),
+        ("side data", method.side_data),
+        ("extra privacy cost", method.privacy),
+        ("state", method.state),
+        ("cost of a step", method.cost),
+        ("source", method.source),
+        ("settings", settings),
+        ("page", f"docs/methods/{method.page}"),
+    ):
+        table.add_row(what, Text(text))
+    return table
+
+
+# --------------------------------------------------------------------------------------------------
+# The command `dpkfc report`.
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, folders of them, results files (*.json) of studies.")],
+    *,
+    out: Annotated[Path, typer.Option(help="The page; an earlier report is replaced.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Report of private training runs",
+) -> None:
+    """One HTML page of run folders and results files (RUNS): accuracy against ε, curves, curvature, privacy cards, commands.
+
+    The page fetches nothing. What cannot be read is named, on the page too; the others are shown.
+    """
+    from dpkfc.app.html.render import counted, write_page
+    from dpkfc.app.tuning.runs import departures
+
+    contents = write_page(runs, out, title=title, departures=departures)
+    console = Console(stderr=True)
+    for path, why in contents.broken:
+        console.print(f"dpkfc: not shown: {plain(path)}: {why}", markup=False, highlight=False, soft_wrap=True)
+    shown = f"{counted(len(contents.runs), 'run')}, {counted(len(contents.sheets), 'table')}"
+    shown += f", {counted(len(contents.charts), 'figure')}" if contents.charts else ""
+    Console().print(f"report: {out} ({shown})", markup=False, highlight=False, soft_wrap=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# The command `dpkfc tune`.
+
+
+def tune(
+    *,
+    recipe: Annotated[str, typer.Option(help="Which recipe.")],
+    method: Annotated[list[str], typer.Option(help="A method of `dpkfc methods`; may be given several times.")],
+    trials: Annotated[int, typer.Option(help="Trials of every method; with --search random the mean of their number.")] = 20,
+    epsilon: Annotated[float | None, typer.Option(help="ε of every trial; left out: the recipe's.")] = None,
+    controls: Annotated[bool, typer.Option(help="Matched controls: normalised clip, lr·C, A only, random spectrum.")] = True,
+    search: Annotated[str, typer.Option(help="tpe, or random: then ε with tuning counted is known.")] = "tpe",
+    count: Annotated[str, typer.Option(help="Law of the number of random trials: geometric, poisson, or a shape.")] = "geometric",
+    optimizer: Annotated[str, typer.Option(help="For methods that take any; left out: as the recipe says.")] = "",
+    setting: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for all methods, as of `train`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; an earlier one is taken up again.")] = None,
+    data_dir: DataDir = "",
+    workers: Workers = None,
+    budget: Budget = None,
+    quiet: Quiet = False,
+) -> None:
+    """Tune methods alike on a validation split of the training set, and say what that costs.
+
+    Every method has the same number of trials, matched controls included. Stopped studies go on with the same --out.
+    """
+    from dpkfc.app.settings import chosen
+    from dpkfc.app.tuning.pool import worker_count
+    from dpkfc.app.tuning.tune import TuneSettings
+    from dpkfc.app.tuning.tune import tune as run_tuning
+
+    console = open_console()
+    folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+    settings = chosen(None, _settings(setting or []) | ({} if epsilon is None else {"epsilon": epsilon}))
+    study = TuneSettings(
+        recipe=recipe, methods=tuple(method), trials=trials, controls=controls, search=search, count=count,
+        optimizer=optimizer, settings=settings,
+    )  # fmt: skip
+    with resumable(console, f"go on with the same command and --out {folder}"):
+        tuned = run_tuning(
+            study, folder, data_dir=data_dir, workers=worker_count(workers), budget_minutes=budget,
+            console=None if quiet else console,
+        )  # fmt: skip
+    console.print(_tuned_table(tuned))
+    for name, why in tuned.failures.items():
+        console.print(f"{name}: {why}", soft_wrap=True, highlight=False)
+    if not tuned.complete:
+        console.print(f"not finished: go on with the same command and --out {folder}", soft_wrap=True, highlight=False)
+    for said in filter(None, (tuned.statement.replace("**", ""), tuned.unpublished)):
+        console.print(said, soft_wrap=True, highlight=False)
+    console.print(f"report: {folder / 'tune.md'}", soft_wrap=True)
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    """KEY=VALUE texts as settings.
+
+    Raises:
+        StudyError: a text without "=".
+        ConfigError: an unknown key.
+    """
+    from dpkfc.app.settings import flatten
+
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise StudyError(f"--set {pair!r}: write KEY=VALUE, for example --set epochs=3")
+        found[name.strip().replace("-", "_")] = _setting_value(text.strip())
+    return flatten(found, "--set")
+
+
+def _setting_value(text: str) -> Any:
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _tuned_table(tuned: Any) -> Table:
+    from dpkfc.app.tuning.tune import percent, settings_text
+
+    title = f"{tuned.recipe}: each trial ε = {rounded_up(tuned.epsilon)}; accuracy on {tuned.validation:,} validation examples"
+    table = Table(title=title, header_style="bold", title_justify="left")
+    table.add_column("method")
+    for name in ("validation %", "trials", "pruned"):
+        table.add_column(name, justify="right")
+    table.add_column("settings")
+    for arm in tuned.arms:
+        name = f"{arm.label} (control)" if arm.control else arm.label
+        table.add_row(name, percent(arm.accuracy), str(arm.trials), str(arm.pruned), settings_text(arm.params))
+    return table
+
+
+# --------------------------------------------------------------------------------------------------
+
+_METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
+
+
+def _with_settings(leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one flag per field of `RunConfig`; it receives those that were given as `settings`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+        fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
+
+        def called(**given: Any) -> None:
+            settings = {f: given.pop(f.name) for f in fields}
+            command(**given, settings={f.name: _value(f, v) for f, v in settings.items() if v is not None})
+
+        parameters = [*own, *(_flag(f) for f in fields)]
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in parameters}
+        called.__doc__, called.__name__ = command.__doc__, command.__name__
+        return called
+
+    return decorate
+
+
+def _value(setting: dataclasses.Field[Any], text: str | bool) -> Any:
+    """The value of a flag; a text that is no number is left for `RunConfig` to name."""
+    for convert in {"int": (int, float), "float": (float,)}.get(str(setting.type), ()):
+        with contextlib.suppress(ValueError):
+            return convert(text)
+    return text
+
+
+def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
+    kind, flag = str(setting.type), "--" + setting.name.replace("_", "-")
+    declared = f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag
+    choices = [choice for choice in setting.metadata["choices"] if choice]
+    text = setting.metadata["help"] + (f" ({' | '.join(choices)})" if choices else "")
+    panel = setting.metadata["section"]
+    option = typer.Option(declared, help=text, rich_help_panel=panel, show_default=False, metavar=_METAVARS.get(kind))
+    annotation = Annotated[bool | None, option] if kind == "bool" else Annotated[str | None, option]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+@_with_settings()
+def train(
+    *,
+    settings: dict[str, Any],
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Run folder to continue, with a fresh noise stream.")] = None,
+    any_world_size: Annotated[bool, typer.Option("--any-world-size", help="Resume on another number of processes.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Train a recipe under a privacy budget and leave a run folder; on several processes: torchrun … -m dpkfc train ….
+
+    Every setting is a flag or a key of a TOML file; what is not given comes from the recipe. The seed never seeds noise.
+    """
+    if resume is not None and (settings or config is not None):
+        raise ConfigError("--resume continues a run with its own settings; leave out every other setting")
+    from dpkfc.app.recipes.catalogue import run_config
+    from dpkfc.app.train import resume as continue_run
+    from dpkfc.app.train import run
+
+    console = None if quiet else open_console()
+    if resume is not None:
+        result = continue_run(resume, console, any_world_size=any_world_size)
+    else:
+        result = run(run_config(chosen(config, settings)), console, any_world_size=any_world_size)
+    _announce(result)
+
+
+def _announce(result: Result) -> None:
+    """What came of a run, and how to go on."""
+    if result.interrupted:
+        again = "the same command" if is_launched() else f"dpkfc train --resume {result.folder}"
+        print_error(f"stopped after step {result.steps}; continue with: {again}")
+        raise typer.Exit(INTERRUPTED)
+    if not is_first():
+        return
+    console = open_console()
+    console.print(_results_table({result.curve.label: result}))
+    if result.stamp:
+        console.print(f"[bold red]{result.stamp}[/bold red]")
+    console.print(f"run folder: {result.folder}", soft_wrap=True)
+    if result.head:
+        console.print(f"ledger: {result.steps} releases, head {result.head} (give both to whoever will check it)", soft_wrap=True)
+
+
+def _results_table(results: dict[str, Result]) -> Table:
+    table = Table(header_style="bold", title_justify="left")
+    table.add_column("method")
+    for name in ("accuracy", "ε spent", "steps", "seconds"):
+        table.add_column(name, justify="right")
+    for label, result in results.items():
+        accuracy = f"{100 * result.accuracy:.1f} % ({result.measured_on})"
+        table.add_row(label, accuracy, rounded_up(result.epsilon), f"{result.steps:,}", f"{result.seconds:.1f}")
+    return table
+
+
+@_with_settings(leave_out=("recipe", "method", "out", "optimizer"))
+def demo(
+    *,
+    settings: dict[str, Any],
+    out: Annotated[str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Train DP-SGD and DP-KFC side by side on real digits under the same budget."""
+    from dpkfc.app.demo import demo as run_demo
+    from dpkfc.app.preparation import LABELS
+
+    console = open_console()
+    done = run_demo(chosen(None, settings), out, None if quiet else console)
+    if done.interrupted:
+        stopped = next(result for result in done.results.values() if result.interrupted)
+        _announce(stopped)
+    console.print(_results_table({LABELS[method]: result for method, result in done.results.items()}))
+    console.print(f"pictures and privacy cards: {done.folder}", soft_wrap=True)
+
+
+@_with_settings(leave_out=("out",))
+def every_setting(
+    *,
+    settings: dict[str, Any],
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+) -> None:
+    """Every setting that `train` would take, as TOML: from the recipe, its part for the method, a file, and flags.
+
+    Nothing is trained. Save it to a file, change what you like, and give it to train --config.
+    """
+    from dpkfc.app.recipes.catalogue import run_config
+    from dpkfc.app.settings import to_toml
+
+    sys.stdout.write(to_toml(run_config(chosen(config, settings))))
+
+
+@_with_settings(leave_out=("recipe", "out", "method"))
+def doctor(
+    target: Annotated[str, typer.Argument(help="A recipe, or module:factory that returns a model.")],
+    *,
+    settings: dict[str, Any],
+    input_shape: Annotated[str, typer.Option(help="Shape of one input of a factory's model, e.g. 3,32,32.")] = "",
+    cost: Annotated[bool, typer.Option("--cost", help="Measure what a step, its norms and a refresh cost here.")] = False,
+    rows: Annotated[int, typer.Option(help="Examples of the step that --cost measures.")] = 32,
+    again: Annotated[bool, typer.Option("--again", help="Measure what --cost has kept of this machine anew.")] = False,
+) -> None:
+    """What would be done with each layer of a model: rule, norms, factors, damping, tied, frozen, not covered."""
+    from dpkfc.app.doctor import doctor_report
+
+    if rows < 1:
+        raise ConfigError(f"--rows must be at least 1, got {rows}")
+    doctor_report(target, settings, input_shape, rows if cost else 0, open_console(), again=again)
+
+
+def methods(
+    name: Annotated[str, typer.Argument(help="One method, with its equation and settings; left out: all of them.")] = "",
+) -> None:
+    """The methods that --method takes: where each acts in a step, what it needs, costs and keeps, and its source."""
+    from dpkfc.app.methods import METHODS
+
+    if name:
+        if name not in METHODS:
+            raise ConfigError(f"unknown method {name!r}; {nearest(name, METHODS)}")
+        open_console().print(method_sheet(METHODS[name]))
+        return
+    console = open_console()
+    console.print(methods_table(console.width))
+    console.print("d: the number of parameters. One in full: dpkfc methods NAME. --filter, --readout and --source compose.")
+
+
+@_with_settings(leave_out=("out",))
+def audit(
+    run: Annotated[Path | None, typer.Argument(help="A run folder; left out: the settings, as of `train`.")] = None,
+    *,
+    settings: dict[str, Any],
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="step, one-run, membership; may be given several times.")] = None,
+    canaries: Annotated[int, typer.Option(help="Canaries of the one-run audit.")] = 1000,
+    runs: Annotated[int, typer.Option(help="Releases of each of the two worlds.")] = 1500,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+) -> None:
+    """Try to disprove the guarantee of a run: neighbours under frozen noise, the law of the noise, two worlds, one run."""
+    from dpkfc.app import audit_run as audits
+    from dpkfc.app.recipes.catalogue import run_config
+
+    console, kinds = open_console(), kind or ["step"]
+    if run is not None and (settings or config is not None):
+        raise ConfigError("a run folder is audited with its own settings; leave out every other setting")
+    bars = None if quiet else console
+    if run is not None:
+        verdict = audits.audit_folder(run, kinds, canaries=canaries, runs=runs, console=bars)
+    else:
+        verdict = audits.audit(run_config(chosen(config, settings)), kinds, canaries=canaries, runs=runs, console=bars)
+    console.print(audits.verdict_table(verdict))
+    if not verdict.passed:
+        raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold, or not for what lies in the folder")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (train, demo, doctor, methods, audit, report, tune, demo_federated):
+        app.command()(command)
+    app.command("settings")(every_setting)

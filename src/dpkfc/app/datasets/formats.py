@@ -1,0 +1,391 @@
+"""The tensors that a run trains and is judged on, whatever they were made from."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import math
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpkfc.app.unpack_limit import BoundedStream, UnpackedSizeError, check_unpacked_size
+
+Examples = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """What a run trains and is judged on.
+
+    Attributes:
+        train: inputs `[N, ...]` and labels `[N]`, the private examples.
+        test: the same for the test split.
+        validation: examples cut from the training set by a public seed, or the set's own validation split, or None.
+        source: where they were read from.
+        part: how much of the data set they are, where files hold a part of it: no published number is of that.
+    """
+
+    train: Examples
+    test: Examples
+    validation: Examples | None = None
+    source: str = ""
+    part: str = ""
+
+
+# --------------------------------------------------------------------------------------------------
+# The one error of the readers: it names the file and the fix.
+
+
+class DatasetError(ValueError):
+    """A data set that is missing, damaged or not what its name says."""
+
+
+def damaged(path: Path, what: str) -> DatasetError:
+    """The error for a file that exists and cannot be used.
+
+    Args:
+        path: the file.
+        what: what is wrong with it, as the end of a sentence that begins with the file.
+    """
+    return DatasetError(f"{path}: {what}; the file is damaged or not the right one: fetch it again or replace it")
+
+
+def unreadable(path: Path, error: OSError) -> DatasetError:
+    """The error for a file that the system does not hand over."""
+    return DatasetError(f"{path}: cannot be read ({error.strerror or error}); check the name and its permissions")
+
+
+# --------------------------------------------------------------------------------------------------
+# A validation split cut from the training set by a public seed.
+
+
+def split(train: Examples, size: int | float, seed: int = 0) -> tuple[Examples, Examples]:
+    """Cut a validation set from training examples.
+
+    The cut depends on the number of examples and the seed alone, so it is the same for every run, method and machine.
+
+    Args:
+        train: inputs `[N, ...]` and labels `[N]`.
+        size: number of validation examples, or a fraction of N when it is a float in (0, 1).
+        seed: public seed of the permutation.
+
+    Returns:
+        The remaining training examples and the validation examples.
+
+    Raises:
+        DatasetError: the cut would leave one of the two sets empty.
+    """
+    inputs, labels = train
+    total = len(labels)
+    count = round(size * total) if isinstance(size, float) else size
+    if not 0 < count < total:
+        raise DatasetError(f"validation_size = {size} leaves nothing to train or validate on: choose 1 to {total - 1}")
+    order = torch.from_numpy(np.random.Generator(np.random.PCG64(seed)).permutation(total))
+    held_out, kept = order[:count].sort().values, order[count:].sort().values
+    return (inputs[kept], labels[kept]), (inputs[held_out], labels[held_out])
+
+
+def with_validation(data: ExampleSet, size: int, seed: int = 0) -> ExampleSet:
+    """The data with `size` examples moved from training to validation; unchanged for size 0."""
+    if size == 0:
+        return data
+    train, validation = split(data.train, size, seed)
+    return replace(data, train=train, validation=validation)
+
+
+# --------------------------------------------------------------------------------------------------
+# Arrays of plain numbers from `.npz` files, which are zip archives of `.npy` files.
+#
+# An array is looked at before it is read: its header must describe numbers and promise just the
+# bytes that the archive holds. Whatever else numpy can store, Python objects first of all, is
+# refused by its header.
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_HEADER = re.compile(
+    r"\{'descr': '([|<>=]?(?:b1|[iu][1248]|f[248]))', 'fortran_order': (False|True), "
+    r"'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\), \}\s*"
+)
+# What zipfile raises for archives that are damaged, encrypted, or packed in a way that it does not know.
+_BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, struct.error, OverflowError)
+
+
+def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """The arrays of these names that a file holds.
+
+    Raises:
+        DatasetError: the file cannot be read, is no whole zip archive, or one of these arrays is not made of numbers.
+        UnpackedSizeError: these arrays are larger than the limit of `unpack_limit`.
+    """
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+            present = [name for name in names if f"{name}.npy" in sizes]
+            check_unpacked_size(path, sum(sizes[f"{name}.npy"] for name in present))
+            return {name: _array(archive, f"{name}.npy") for name in present}
+    except UnpackedSizeError:
+        raise
+    except _BROKEN as error:
+        raise damaged(path, f"is not a whole npz file ({' '.join(str(error).split()) or type(error).__name__})") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _array(archive: zipfile.ZipFile, member: str) -> np.ndarray:
+    """One array; a ValueError says what is wrong with it."""
+    with archive.open(member) as file:
+        descr, fortran, shape = _header(file, member)
+        dtype = np.dtype(descr)
+        size = math.prod(shape) * dtype.itemsize
+        if archive.getinfo(member).file_size - file.tell() != size:
+            raise ValueError(f"{member} is shorter or longer than its header says")
+        content = file.read()
+    if len(content) != size:
+        raise ValueError(f"{member} is cut short")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _header(file: IO[bytes], member: str) -> tuple[str, bool, tuple[int, ...]]:
+    if file.read(len(_MAGIC)) != _MAGIC:
+        raise ValueError(f"{member} is no npy file of version 1")
+    (length,) = struct.unpack("<H", file.read(2))
+    found = _HEADER.fullmatch(file.read(length).decode("latin-1"))
+    if found is None:
+        raise ValueError(f"{member} does not hold plain numbers")
+    descr, fortran, shape = found.groups()
+    return descr, fortran == "True", tuple(int(size) for size in shape.replace(",", " ").split())
+
+
+# --------------------------------------------------------------------------------------------------
+# IDX files, the container of MNIST and Fashion-MNIST.
+#
+# An IDX file is a big-endian header (two zero bytes, a type code, the number of axes, one 32-bit
+# size per axis) and then the elements in row-major order. Only unsigned bytes (type code 8) occur
+# here.
+
+_UNSIGNED_BYTE = 8
+
+
+def read_idx(path: Path, axes: int) -> np.ndarray:
+    """Read an IDX file of unsigned bytes, gzipped when its name ends in `.gz`.
+
+    Args:
+        path: the file.
+        axes: number of axes it must have: 3 for images, 1 for labels.
+
+    Returns:
+        A uint8 array of the sizes in the header.
+
+    Raises:
+        DatasetError: the file cannot be read, is no gzip file, ends too early, has another magic number, another number
+            of axes, or a length that contradicts its header.
+        UnpackedSizeError: the file unpacks to more than the limit of `unpack_limit`.
+    """
+    content = _content(path)
+    if len(content) < 4:
+        raise damaged(path, f"holds {len(content)} bytes, too few for an IDX header")
+    zero, code, found = struct.unpack(">HBB", content[:4])
+    if zero != 0 or code != _UNSIGNED_BYTE:
+        raise damaged(path, f"begins with 0x{content[:4].hex()}, not with the magic number of an IDX file of bytes")
+    if found != axes:
+        raise damaged(path, f"has {found} axes where {axes} were expected")
+    start = 4 + 4 * axes
+    if len(content) < start:
+        raise damaged(path, f"holds {len(content)} bytes, too few for an IDX header")
+    shape = struct.unpack(f">{axes}I", content[4:start])
+    expected = start + math.prod(shape)
+    if len(content) != expected:
+        raise damaged(path, f"holds {len(content)} bytes where its header {shape} promises {expected}")
+    if 0 in shape:
+        raise damaged(path, f"holds nothing: its header says {shape}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with path.open("rb") as file:
+            stream = cast("IO[bytes]", gzip.GzipFile(fileobj=file))
+            return io.BufferedReader(BoundedStream(stream, path)).read()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise damaged(path, f"is not a whole gzip file ({error})") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+# --------------------------------------------------------------------------------------------------
+# CIFAR-10 from a compact `.npz`: planes of colour differences, differenced once along rows and once
+# along columns.
+#
+# `delta` is uint8 `[3, N, 32, 32]` with wrap-around; summed up along both image axes it gives the
+# planes G, R − G, B − G. `y` holds the labels. A plain `x` `[N, 32, 32, 3]` of uint8 in place of
+# `delta` is taken as it is.
+
+
+def decode_delta(delta: np.ndarray) -> np.ndarray:
+    """RGB images uint8 `[N, H, W, 3]` of an encoded array uint8 `[3, N, H, W]`, without loss."""
+    planes = np.cumsum(delta, axis=2, dtype=np.uint8)
+    np.cumsum(planes, axis=3, dtype=np.uint8, out=planes)
+    green, red, blue = planes
+    return np.stack([red + green, green, blue + green], axis=-1)
+
+
+def encode_delta(images: np.ndarray) -> np.ndarray:
+    """The inverse of `decode_delta`: uint8 `[3, N, H, W]` of RGB images uint8 `[N, H, W, 3]`."""
+    red, green, blue = np.moveaxis(images, -1, 0)
+    planes = np.stack([green, red - green, blue - green])
+    for axis in (2, 3):
+        planes = np.diff(planes, axis=axis, prepend=np.zeros_like(planes[:, :, :1] if axis == 2 else planes[..., :1]))
+    return planes
+
+
+def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read one split of CIFAR-10.
+
+    Args:
+        path: an `.npz` with `delta` (or `x`) and `y`.
+
+    Returns:
+        Images uint8 `[N, 32, 32, 3]` and labels `[N]`, whole numbers.
+
+    Raises:
+        DatasetError: the file cannot be read, is no zip file, lacks an array, or an array has another shape or type.
+    """
+    arrays = read_npz(path, ("delta", "x", "y"))
+    if "y" not in arrays or not {"delta", "x"} & set(arrays):
+        raise damaged(path, f"holds the arrays {sorted(arrays)} where `delta` and `y` were expected")
+    labels = arrays["y"]
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise damaged(path, f"`y` is {labels.dtype} {labels.shape} where whole numbers, one for each image, were expected")
+    if "delta" in arrays:
+        _check(path, "delta", arrays["delta"], (3, len(labels), 32, 32))
+        images = decode_delta(arrays["delta"])
+    else:
+        images = arrays["x"]
+    _check(path, "x", images, (len(labels), 32, 32, 3))
+    return images, labels
+
+
+def _check(path: Path, name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    if array.dtype != np.uint8 or array.shape != shape:
+        raise damaged(path, f"`{name}` is {array.dtype} {array.shape} where uint8 {shape} was expected")
+
+
+# --------------------------------------------------------------------------------------------------
+# Image sets: raw pixels with labels, and the tensors that a run trains on.
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Public constants: `(pixel / scale − mean) / std` per channel.
+
+    Attributes:
+        mean: one number per channel.
+        std: one number per channel.
+        scale: the largest pixel value of the format.
+        origin: where the constants come from; the privacy card states it.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    scale: float = 255.0
+    origin: str = "published constants"
+
+    def apply(self, pixels: np.ndarray) -> Tensor:
+        """Tensor float32 `[N, C, H, W]` of pixels `[N, H, W, C]`."""
+        mean = torch.tensor(self.mean).view(-1, 1, 1)
+        std = torch.tensor(self.std).view(-1, 1, 1)
+        images = torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, -1, 1), np.float32))
+        return images.div_(self.scale).sub_(mean).div_(std)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Raw images and labels of a training and a test split, and of a validation split where the set has one of its own.
+
+    Attributes:
+        train: pixels uint8 `[N, H, W, C]` and labels `[N]`.
+        test: the same for the test split.
+        source: where they were read from, for the privacy card.
+        validation: the same for the set's own validation split, or None.
+        part: how much of the set the files hold, where that is not all of it.
+    """
+
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+    source: str
+    validation: tuple[np.ndarray, np.ndarray] | None = None
+    part: str = ""
+
+    def check(self, name: str, shape: tuple[int, ...], num_classes: int) -> Pixels:
+        """These pixels, if they are what a recipe expects.
+
+        Args:
+            name: of the data set, for the error.
+            shape: `(H, W, C)` of an image.
+            num_classes: labels must lie in `0 … num_classes − 1`.
+
+        Raises:
+            DatasetError: another shape, another number of labels than images, no images, or a label out of range.
+        """
+        parts = {"training": self.train, "test": self.test} | ({"validation": self.validation} if self.validation else {})
+        for part, (images, labels) in parts.items():
+            where = f"{name}, {part} split from {self.source}"
+            if images.shape[1:] != shape:
+                raise DatasetError(f"{where}: images are {images.shape[1:]}, expected {shape}; replace the files")
+            if labels.shape != (len(images),):
+                found = f"{len(images)} images and labels of shape {labels.shape}"
+                raise DatasetError(f"{where}: {found}; the two files do not belong together: replace them")
+            if len(images) == 0:
+                raise DatasetError(f"{where}: no examples; replace the files")
+            if int(labels.min()) < 0 or int(labels.max()) >= num_classes:
+                found = f"labels run from {int(labels.min())} to {int(labels.max())}"
+                raise DatasetError(f"{where}: {found}, expected 0 to {num_classes - 1}; replace the label file")
+        return self
+
+    def tensors(self, normalisation: Normalisation) -> ExampleSet:
+        """Normalised float32 images `[N, C, H, W]` and int64 labels `[N]`."""
+
+        def made(part: tuple[np.ndarray, np.ndarray]) -> tuple[Tensor, Tensor]:
+            return normalisation.apply(part[0]), torch.from_numpy(np.asarray(part[1], np.int64))
+
+        own = None if self.validation is None else made(self.validation)
+        return ExampleSet(train=made(self.train), test=made(self.test), validation=own, source=self.source, part=self.part)
+
+
+# --------------------------------------------------------------------------------------------------
+# The 8×8 digits that scikit-learn carries: real data without a download.
+
+TEST_SIZE = 360
+_SPLIT_SEED = 0
+
+
+def read_digits() -> Pixels:
+    """Training and test images of the digits, split by a fixed public permutation.
+
+    Returns:
+        1,437 training and 360 test images, uint8 0–16, `[N, 8, 8, 1]`.
+
+    Raises:
+        DatasetError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DatasetError("the digits come with scikit-learn: pip install scikit-learn") from None
+    stored = load_digits()
+    images, labels = stored.images.astype(np.uint8)[..., None], stored.target.astype(np.int64)
+    order = np.random.Generator(np.random.PCG64(_SPLIT_SEED)).permutation(len(labels))
+    test, train = order[:TEST_SIZE], order[TEST_SIZE:]
+    return Pixels((images[train], labels[train]), (images[test], labels[test]), source="scikit-learn load_digits()")

@@ -1,0 +1,343 @@
+"""Text sets: labelled sentences, and the token ids that a run trains on."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import hashlib
+import io
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpkfc.app.datasets.formats import DatasetError, ExampleSet, damaged, unreadable
+from dpkfc.app.datasets.sources import Source, from_hub, local_files
+from dpkfc.app.unpack_limit import BoundedStream, UnpackedSizeError, check_unpacked_size
+
+Labelled = tuple[list[str], list[int]]
+Tokenise = Callable[[Sequence[str]], Tensor]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Sentences and labels of a training and a test split.
+
+    Attributes:
+        train: sentences and labels.
+        test: the same for the test split.
+        source: where they were read from, for the privacy card.
+    """
+
+    train: Labelled
+    test: Labelled
+    source: str
+
+    def check(self, name: str, num_classes: int) -> Texts:
+        """These texts, if their labels lie in `0 … num_classes − 1`.
+
+        Raises:
+            DatasetError: a label outside; names the split.
+        """
+        for part, (_, labels) in (("training", self.train), ("test", self.test)):
+            if outside := [label for label in labels if not 0 <= label < num_classes]:
+                where = f"{name}, {part} split from {self.source}"
+                raise DatasetError(f"{where}: a label is {outside[0]!s:.40}, expected 0 to {num_classes - 1}; replace the file")
+        return self
+
+    def tensors(self, tokenise: Tokenise) -> ExampleSet:
+        """Token ids `[N, T]` and int64 labels `[N]`.
+
+        Args:
+            tokenise: maps sentences to ids; its vocabulary must be public, never fitted on the private text.
+        """
+        train, test = ((tokenise(texts), torch.tensor(labels)) for texts, labels in (self.train, self.test))
+        return ExampleSet(train=train, test=test, source=self.source)
+
+
+def _read_tsv(path: Path) -> Labelled:
+    """Rows `sentence<TAB>label` under a header, gzipped or not.
+
+    Raises:
+        DatasetError: damaged, or a label that is not a number.
+    """
+    with opened(path) as file:
+        rows = [line.rstrip("\n").split("\t") for line in file][1:]
+        return _some(path, [row[0] for row in rows], [int(row[1]) for row in rows])
+
+
+def _read_csv(path: Path, text: str, label: str = "label", first: int = 0) -> Labelled:
+    """Columns of a comma-separated file with a header; labels count from `first`.
+
+    Raises:
+        DatasetError: damaged, without these columns, or a label that is not a number.
+    """
+    with opened(path) as file:
+        rows = list(csv.DictReader(file))
+        return _some(path, [row[text] for row in rows], [int(row[label]) - first for row in rows])
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A text file, unpacked by its ending; what goes wrong while it is read becomes one line.
+
+    Raises:
+        DatasetError: the file is damaged or no such table.
+        UnpackedSizeError: the file unpacks to more than the limit of `unpack_limit`.
+    """
+    unpack: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
+    try:
+        with unpack(path, "rb") as stream:
+            yield io.TextIOWrapper(io.BufferedReader(BoundedStream(stream, path)), encoding="utf-8", newline="")
+    except KeyError as error:
+        raise DatasetError(f"{path} is not a table of sentence and label (no column {error}); replace the file") from None
+    except (OSError, EOFError, zlib.error, ValueError, IndexError, TypeError, csv.Error) as error:
+        if isinstance(error, DatasetError | UnpackedSizeError):
+            raise
+        raise DatasetError(f"{path} is not a table of sentence and label ({error}); replace the file") from None
+
+
+def _some(path: Path, texts: list[str], labels: list[int]) -> Labelled:
+    if not texts or any(not isinstance(text, str) for text in texts):
+        raise DatasetError(f"{path} holds {'a row without a text' if texts else 'no sentences'}; replace the file")
+    return texts, labels
+
+
+SST2 = Source(
+    name="SST-2",
+    folder="sst2",
+    files=("train.tsv.gz", "dev.tsv.gz"),
+    read=lambda paths: (_read_tsv(paths[0]), _read_tsv(paths[1])),
+    hub="stanfordnlp/sst2",
+    hub_splits=("train", "validation"),  # the labels of the test split are not public
+)
+IMDB = Source(
+    name="IMDB reviews",
+    folder="imdb",
+    files=("train.csv.bz2", "test.csv.bz2"),
+    read=lambda paths: (_read_csv(paths[0], "text"), _read_csv(paths[1], "text")),
+    hub="stanfordnlp/imdb",
+    text_column="text",
+)
+
+
+def _read_ag_test(path: Path) -> Labelled:
+    """The official test file: class from 1, title, description, without a header."""
+    with opened(path) as file:
+        rows = list(csv.reader(file))
+        return _some(path, [row[2] for row in rows], [int(row[0]) - 1 for row in rows])
+
+
+AG_NEWS = Source(
+    name="AG News",
+    folder="ag_news",
+    files=("train_subset.csv.gz", "test.csv.gz"),
+    read=lambda paths: (_read_csv(paths[0], "description", first=1), _read_ag_test(paths[1])),
+    hub="fancyzhx/ag_news",
+    text_column="text",
+)
+
+
+def _read_stackoverflow(path: Path) -> tuple[Labelled, Labelled]:
+    """Training and test split: every fifth row of a fixed permutation is a test example."""
+    titles, tags = _read_csv(path, "title", first=1)
+    order = np.random.Generator(np.random.PCG64(0)).permutation(len(tags)).tolist()
+    test = set(order[::5])
+    parts = [[i for i in range(len(tags)) if (i in test) == held_out] for held_out in (False, True)]
+    train, held = (([titles[i] for i in rows], [tags[i] for i in rows]) for rows in parts)
+    return train, held
+
+
+STACKOVERFLOW = Source(
+    name="StackOverflow titles",
+    folder="stackoverflow",
+    files=("titles.csv.gz",),
+    read=lambda paths: _read_stackoverflow(paths[0]),
+)
+
+
+def load_texts(source: Source, data_dir: str | Path | None = None) -> Texts:
+    """Read a text set from the first home that has it, as `load_pixels` does for images.
+
+    Raises:
+        DatasetError: no home has the set, files are missing or damaged. The message says how to get them.
+    """
+    paths = local_files(source, data_dir)
+    if paths:
+        train, test = source.read(paths)
+        return Texts(train, test, source=f"files in {paths[0].parent.name}/")
+    train, test = from_hub(source, lambda part: (list(part[source.text_column]), [int(label) for label in part["label"]]))
+    return Texts(train, test, source=f"Hugging Face {source.hub}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Sets of pairs, a prompt and a reference text: E2E and DART.
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """Prompts and references of a training and a test split.
+
+    Attributes:
+        train: (prompt, reference); a prompt with several references stands in as many pairs.
+        test: the same for the test split.
+        validation: the same for the set's own validation split; empty where it has none.
+        source: where they were read from, for the privacy card.
+    """
+
+    train: list[Pair]
+    test: list[Pair]
+    validation: list[Pair]
+    source: str
+
+
+def load_pairs(source: Source, data_dir: str | Path | None = None) -> PairSet:
+    """Read a set of pairs from a folder, given by hand or by DPKFC_DATA.
+
+    Raises:
+        DatasetError: no folder has the set, files are missing or damaged. The message says how to get them.
+    """
+    paths = local_files(source, data_dir)
+    if not paths:
+        raise DatasetError(f"{source.name} is not on this machine: {source.how_to_get}")
+    train, test, *own = source.read(paths)
+    return PairSet(train, test, own[0] if own else [], source=f"files in {paths[0].parent.name}/")
+
+
+def _read_e2e(path: Path) -> tuple[list[Pair], ...]:
+    """Training, test and development split of the original archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            check_unpacked_size(path, sum(entry.file_size for entry in archive.infolist()))
+            return tuple(_csv_pairs(archive, path, name) for name in ("trainset", "testset_w_refs", "devset"))
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, UnicodeDecodeError, csv.Error) as error:
+        raise damaged(path, f"is not the archive of E2E ({' '.join(str(error).split())})") from None
+
+
+def _csv_pairs(archive: zipfile.ZipFile, path: Path, name: str) -> list[Pair]:
+    with archive.open(f"e2e-dataset/{name}.csv") as file:
+        rows = list(csv.DictReader(io.TextIOWrapper(file, "utf-8", newline="")))
+    return _whole(path, [(row["mr"], row["ref"]) for row in rows])
+
+
+def _triples(triples: list[list[str]]) -> str:
+    return " ; ".join(" | ".join(triple) for triple in triples)
+
+
+def _read_dart_json(path: Path) -> list[Pair]:
+    with opened(path) as file:
+        entries: Any = json.load(file)
+        pairs = [(_triples(entry["tripleset"]), note["text"]) for entry in entries for note in entry["annotations"]]
+    return _whole(path, pairs)
+
+
+def _read_dart_xml(path: Path) -> list[Pair]:
+    with opened(path) as file:
+        try:
+            entries = ElementTree.parse(file).findall(".//entry")
+        except ElementTree.ParseError as error:
+            raise damaged(path, f"is not XML ({error})") from None
+    pairs = []
+    for entry in entries:
+        prompt = " ; ".join(triple.text or "" for triple in entry.iter("mtriple"))
+        pairs += [(prompt, reference.text) for reference in entry.iter("lex") if reference.text]
+    return _whole(path, pairs)
+
+
+def _whole(path: Path, pairs: list[Any]) -> list[Pair]:
+    if not pairs or any(not (isinstance(a, str) and isinstance(b, str)) for a, b in pairs):
+        raise damaged(path, "holds a row without prompt or reference" if pairs else "holds no pairs")
+    return pairs
+
+
+E2E = Source(name="E2E NLG", folder="e2e", files=("e2e-dataset.zip",), read=lambda paths: _read_e2e(paths[0]))
+# The training split is not always at hand: the development split is trained on, which the card says.
+DART = Source(
+    name="DART (development split)",
+    folder="dart",
+    files=("dart-v1.1.1-full-dev.json.gz", "dart-v1.1.1-full-test.xml.gz"),
+    read=lambda paths: (_read_dart_json(paths[0]), _read_dart_xml(paths[1])),
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# Features of texts by hashing: nothing is fitted, so nothing about the private texts is in the map.
+#
+# A vocabulary, document frequencies or a scale computed from the texts would be functions of all
+# examples at once, outside the clip and the noise. Here every word (and, by choice, every pair of
+# neighbouring words) goes through one published hash to a column and a sign (Weinberger et al.
+# 2009), and each row is scaled by its own norm. So a row is a function of its own text alone.
+
+KEY = "dpkfc hashed words 1"
+_WORD = re.compile(r"[a-z0-9']+")
+_MARKUP = re.compile(r"<[^>]{0,80}>")
+
+
+def words_of(text: str) -> list[str]:
+    """Lower-case words; tags such as `<br />` are left out."""
+    return _WORD.findall(_MARKUP.sub(" ", text.lower()))
+
+
+def word_hashes(words: Iterable[str], key: str = KEY) -> np.ndarray:
+    """One uint64 a word: BLAKE2b under a public key, the same on every machine."""
+    secret = key.encode()
+    made = (hashlib.blake2b(word.encode(), digest_size=8, key=secret).digest() for word in words)
+    return np.frombuffer(b"".join(made), "<u8").astype(np.uint64)
+
+
+def hashed_texts(texts: Sequence[str], size: int, key: str = KEY, *, pairs: bool = False) -> Tensor:
+    """Features `[N, size]` of texts; see `hashed_rows`."""
+    documents = [words_of(text) for text in texts]
+    known = sorted({word for words in documents for word in words})
+    table = dict(zip(known, word_hashes(known, key).tolist(), strict=True))
+    return hashed_rows([np.array([table[word] for word in words], np.uint64) for words in documents], size, pairs=pairs)
+
+
+def hashed_rows(documents: Sequence[np.ndarray], size: int, *, pairs: bool = False) -> Tensor:
+    """Features of documents that are sequences of word hashes.
+
+    Args:
+        documents: uint64 `[length]` each, in the order of the text.
+        size: number of columns, a power of two.
+        pairs: count pairs of neighbouring words too.
+
+    Returns:
+        float32 `[N, size]`: each word (or pair) that occurs adds one sign to its column, once a document; rows have norm 1, or
+        0 where a document is empty.
+
+    Raises:
+        ValueError: a size that is not a power of two.
+    """
+    if size < 2 or size & (size - 1):
+        raise ValueError(f"the number of hashed features must be a power of two, got {size}")
+    rows = np.zeros((len(documents), size), np.float32)
+    for row, words in zip(rows, documents, strict=True):
+        found = np.unique(np.concatenate([words, _pairs(words)]) if pairs else words)
+        column = (found & np.uint64(size - 1)).astype(np.int64)
+        sign = 1.0 - 2.0 * (found >> np.uint64(63)).astype(np.float64)
+        total = np.bincount(column, weights=sign, minlength=size)
+        row[:] = total / max(float(np.linalg.norm(total)), 1e-12)
+    return torch.from_numpy(rows)
+
+
+def _pairs(words: np.ndarray) -> np.ndarray:
+    """Hashes of neighbouring words: both are mixed with odd constants, then stirred (the last steps of splitmix64)."""
+    mixed: Any = words[:-1] * np.uint64(0x9E3779B97F4A7C15) + words[1:] * np.uint64(0xC2B2AE3D27D4EB4F)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ np.right_shift(mixed, np.uint64(shift))) * np.uint64(factor)
+    return mixed ^ np.right_shift(mixed, np.uint64(31))

@@ -1,0 +1,192 @@
+"""What `dpkfc doctor` prints."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from dpkfc.app.assembly import kfac
+from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
+from dpkfc.app.settings import ConfigError, RunConfig, nearest
+from dpkfc.report.costs import Costs, SideChoice, Timings, costs_of, default_cache, side_choices
+from dpkfc.report.doctor import examine, layer_table
+
+# --------------------------------------------------------------------------------------------------
+# What the doctor is asked to look at: a recipe, or a factory in any module.
+
+Target = tuple[nn.Module, tuple[int, ...], "Tensor | None", str]
+
+
+def load_target(target: str, input_shape: str = "", seed: int = 0) -> Target:
+    """A model with the shape of its input.
+
+    Args:
+        target: name of a recipe, or `module:factory`. The factory takes nothing and returns a model, or a model and a
+            batch of public example inputs (needed for token ids).
+        input_shape: shape of one input, comma-separated, where the factory returns a model alone.
+        seed: of a recipe's initial weights.
+
+    Returns:
+        Model, shape of one input, example inputs or None, and a name.
+
+    Raises:
+        ConfigError: no such recipe, module or factory, or a factory that returns something else.
+    """
+    if ":" not in target:
+        if target not in RECIPES:
+            raise ConfigError(f"unknown recipe {target!r}; {nearest(target, RECIPES)} (or give module:factory)")
+        recipe = find_recipe(target)
+        return recipe.model(seed), recipe.input_shape, None, target
+    made = _made(target)
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module) or not (inputs is None or isinstance(inputs, Tensor)):
+        raise ConfigError(
+            f"{target} returned {type(made).__name__}; it must return a torch module, or (module, inputs)"
+        )
+    if inputs is not None:
+        return model, tuple(inputs.shape[1:]), inputs, target
+    return model, _shape(target, input_shape), None, target
+
+
+def _made(target: str) -> object:
+    """What the factory returns; what it raises, whatever that is, becomes one line that names it."""
+    factory = _factory(target)
+    try:
+        return factory()
+    except Exception as error:
+        raise ConfigError(f"{target} raised {type(error).__name__}: {error}; it is called without arguments") from error
+
+
+def _factory(target: str):  # noqa: ANN202 - whatever the module holds under that name
+    module_name, _, name = target.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{target}: module {module_name!r} cannot be imported ({error})") from None
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise ConfigError(f"{target}: {module_name} has no function {name!r}; {nearest(name, vars(module))[:200]}")
+    return factory
+
+
+def _shape(target: str, text: str) -> tuple[int, ...]:
+    parts = text.replace("x", ",").split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(
+            f"{target} returns a model alone: give the shape of one input, for example --input-shape 3,32,32 "
+            f"(got {text!r}), or let it return (model, inputs)"
+        )
+    return tuple(int(part) for part in parts)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def doctor_report(
+    target: str, settings: dict[str, Any], input_shape: str, rows: int, console: Console, *, again: bool = False
+) -> None:
+    """Examine a model and print what would be done with it.
+
+    Args:
+        target: a recipe, or `module:factory`.
+        settings: written by the user.
+        input_shape: of a factory's model.
+        rows: examples of the step whose cost is measured, 0 for none.
+        console: where to print.
+        again: times of layers that are kept from before are measured anew.
+
+    Raises:
+        ConfigError: no such target, or a model that cannot be trained privately.
+    """
+    if again and not rows:
+        raise ConfigError("--again measures anew what --cost has kept: give both")
+    seed = RunConfig(seed=settings.get("seed", 0)).seed
+    model, shape, inputs, name = load_target(target, input_shape, seed)
+    defaults = {"recipe": target if ":" not in target else "digits"}
+    own = find_recipe(target).probe if ":" not in target else None
+    curvature = kfac(run_config({**defaults, **settings}), shape, inputs, own)
+    diagnosis = examine(model, curvature)
+    if diagnosis.problem:
+        raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")
+    console.print(layer_table(diagnosis, f"{name}: {diagnosis.trainable:,} trainable parameters"))
+    console.print("not covered: nothing; every trainable parameter belongs to one of the layers above")
+    if rows:
+        timings = Timings.load(default_cache(), again=again)
+        costs = costs_of(model, curvature, rows=rows, cache=timings)
+        console.print(layers_table(costs) if costs.layers else "no layer has a choice of norm methods")
+        console.print(steps_table(costs))
+        console.print(_advice(costs, curvature.every, curvature.probe_size))
+        sides = side_choices(model, curvature, rows=rows, cache=timings)
+        if sides:
+            console.print(sides_table(sides))
+
+
+def layers_table(costs: Costs) -> Table:
+    """What the norms of each layer cost by method, and what its sides cost."""
+    table = Table(title=f"norms of {costs.rows} examples, milliseconds", title_justify="left", header_style="bold")
+    for column in ("layer", "T × in × out", "gram", "materialised", "by rule", "fastest", "sides (a full matrix instead)"):
+        table.add_column(column, overflow="fold", justify="right" if column in ("gram", "materialised") else "left")
+    for layer in costs.layers:
+        times = [_ms(layer.seconds[m]) if m in layer.seconds else "too large" for m in ("gram", "materialised")]
+        sides = [f"{s.side} {s.width:,} {s.kind}: {_ms(s.seconds)} ({_ms(s.dense_seconds)})" for s in layer.sides]
+        shape = f"{layer.positions:,} × {layer.d_in:,} × {layer.d_out:,}"
+        table.add_row(layer.name, shape, *times, layer.by_rule, layer.chosen, "\n".join(sides) or "–")
+    return table
+
+
+def sides_table(sides: Sequence[SideChoice]) -> Table:
+    """What `--structure auto` would take of each side, and why."""
+    table = Table(title="sides as --structure auto takes them", title_justify="left", header_style="bold")
+    for column in ("side", "width", "norms with a full matrix, ms", "with few eigenpairs, ms", "keeps"):
+        table.add_column(column, overflow="fold", justify="left" if column in ("side", "keeps") else "right")
+    for side in sides:
+        kept = f"{side.rank} eigenpairs" if side.rank else "all"
+        table.add_row(side.name, f"{side.width:,}", _ms(side.dense_seconds), _ms(side.low_rank_seconds), kept)
+    return table
+
+
+def steps_table(costs: Costs) -> Table:
+    """What a step costs, and a refresh."""
+    title = f"a step of {costs.rows} examples on {costs.threads} threads"
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in ("", "milliseconds", "÷ without privacy"):
+        table.add_column(column, justify="left" if not column else "right")
+    rows = {
+        "without privacy": costs.plain, "DP-SGD": costs.dp_sgd, "DP-KFC": costs.preconditioned,
+        "DP-KFC, fastest norm methods": costs.chosen, "one refresh": costs.refresh,
+    }  # fmt: skip
+    for name, seconds in rows.items():
+        table.add_row(name, _ms(seconds), f"{seconds / costs.plain:.2f}")
+    return table
+
+
+def _advice(costs: Costs, every: int, probe_size: int) -> str:
+    share = costs.refresh / (costs.refresh + every * costs.chosen)
+    lines = [f"refreshes every {every} steps take {100 * share:.1f} % of the time at this batch; --every {costs.every} takes 5 %"]
+    size, decay, seconds = costs.averaged
+    if costs.every > every and decay > 0:
+        often = max(costs.interval(seconds), every * size // probe_size)
+        lines.append(
+            f"or a probe of {size} examples after the first refresh, averaged, {_ms(seconds)} ms each: "
+            f"--later-probe-size {size} --factor-decay {decay:g} --every {often}"
+        )
+    if costs.norm_methods:
+        lines.append(f"faster norms: PrivacyConfig(norm_methods={costs.norm_methods})")
+    else:
+        lines.append("no norm method is clearly faster than the one the rule takes")
+    lines.append(f"measured on the probe with torch {torch.__version__}; times of layers are kept in {default_cache()}")
+    lines.append("--again measures these anew")
+    return "\n".join(lines)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f}" if seconds >= 1e-3 else f"{1000 * seconds:.2f}"

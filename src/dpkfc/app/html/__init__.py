@@ -1,0 +1,3 @@
+"""One HTML page of runs and results."""
+
+from __future__ import annotations

@@ -1,0 +1,340 @@
+"""Small networks for 28×28 images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+# --------------------------------------------------------------------------------------------------
+# Small networks for 8×8 digits.
+
+
+def digits_cnn(num_classes: int = 10) -> nn.Sequential:
+    """Two convolutions and two linear layers, 13,706 parameters for ten classes.
+
+    Input `[N, 1, 8, 8]`, output `[N, num_classes]`.
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 2 * 2, 64),
+        nn.ReLU(),
+        nn.Linear(64, num_classes),
+    )
+
+
+def digits_mlp(num_classes: int = 10) -> nn.Sequential:
+    """One hidden layer of 64. Input `[N, 1, 8, 8]`, output `[N, num_classes]`."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_classes))
+
+
+# --------------------------------------------------------------------------------------------------
+# Wide residual networks for private training from scratch (De et al. 2022; Zagoruyko and Komodakis
+# 2016).
+
+_GROUPS = 16
+_STEM = 16
+
+
+class WeightStandardisation(nn.Module):
+    """A parametrization: every filter with mean zero and a norm that one gain an output channel decides.
+
+    `Ŵ = gain ⊙ (W - mean(W)) / √max(var(W) · fan_in, 1e-4)`, mean and (population) variance over one filter, so that `Ŵ` has
+    variance `gain² / fan_in` (De et al. 2022). Nothing here depends on an example.
+
+    Args:
+        channels: output channels c_out; W is `[c_out, c_in / groups, *kernel]`.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(channels))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The standardised weight, of the same shape."""
+        filters = weight.flatten(1)
+        centred = filters - filters.mean(1, keepdim=True)
+        scale = (centred.square().mean(1) * filters.shape[1]).clamp(min=1e-4).rsqrt()
+        return (centred * (self.gain * scale).unsqueeze(1)).view_as(weight)
+
+
+def standardised_conv(channels_in: int, channels_out: int, kernel_size: int, stride: int = 1) -> nn.Module:
+    """A convolution with a standardised weight, padded to keep the size at stride 1; its bias starts at zero."""
+    conv = nn.Conv2d(channels_in, channels_out, kernel_size, stride, padding=kernel_size // 2)
+    nn.init.normal_(conv.weight, std=1 / math.sqrt(conv.weight[0].numel()))
+    nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+    return parametrize.register_parametrization(conv, "weight", WeightStandardisation(channels_out))
+
+
+def _wide_stage(channels_in: int, channels_out: int, kernel_size: int, stride: int = 1) -> nn.Sequential:
+    """Activation, normalisation, convolution: in this order, the norm after the activation."""
+    norm = nn.GroupNorm(_GROUPS, channels_in)
+    return nn.Sequential(nn.ReLU(), norm, standardised_conv(channels_in, channels_out, kernel_size, stride))
+
+
+class _WideBlock(nn.Module):
+    """Two stages and a skip, which has a stage of its own (1×1) where the shape changes."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            _wide_stage(channels_in, channels_out, 3, stride), _wide_stage(channels_out, channels_out, 3)
+        )
+        same = channels_in == channels_out and stride == 1
+        self.skip: nn.Module = nn.Identity() if same else _wide_stage(channels_in, channels_out, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.residual(x) + self.skip(x)
+
+
+class WideResNet(nn.Module):
+    """A pre-activation wide residual network without BatchNorm.
+
+    Input `[N, 3, H, W]` with H and W divisible by 4, output `[N, num_classes]`.
+
+    Args:
+        depth: layers 6 n + 4, n blocks in each of three groups.
+        width: channels 16 · width, 32 · width and 64 · width.
+        num_classes: outputs.
+
+    Raises:
+        ValueError: a depth that is not 6 n + 4, or a width below 1.
+    """
+
+    def __init__(self, depth: int = 16, width: int = 4, num_classes: int = 10) -> None:
+        super().__init__()
+        if depth < 10 or (depth - 4) % 6:
+            raise ValueError(f"depth must be 6 n + 4 (10, 16, 22, 28, 40, ...), got {depth}")
+        if width < 1:
+            raise ValueError(f"width must be at least 1, got {width}")
+        blocks, channels = list[nn.Module](), _STEM
+        for stride, wide in ((1, 16 * width), (2, 32 * width), (2, 64 * width)):
+            for i in range((depth - 4) // 6):
+                blocks.append(_WideBlock(channels, wide, stride if i == 0 else 1))
+                channels = wide
+        self.stem = standardised_conv(3, _STEM, 3)
+        self.blocks = nn.Sequential(*blocks)
+        self.last = nn.Sequential(nn.ReLU(), nn.GroupNorm(_GROUPS, channels))
+        self.head = nn.Linear(channels, num_classes)
+        nn.init.normal_(self.head.weight, std=1 / math.sqrt(channels))
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images."""
+        return self.head(self.last(self.blocks(self.stem(x))).mean((2, 3)))
+
+
+def wide_resnet(num_classes: int = 10) -> WideResNet:
+    """WRN-16-4, the network of De et al. (2022) for CIFAR."""
+    return WideResNet(16, 4, num_classes)
+
+
+# --------------------------------------------------------------------------------------------------
+# ResNet-20 for 32×32 colour images with GroupNorm (He et al. 2016; Wu and He 2018).
+
+_RESNET_GROUPS = 8
+
+
+class _ResidualBlock(nn.Module):
+    """Two 3×3 convolutions; where the shape changes the skip takes every second pixel and pads channels with zeros."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.first_norm = nn.GroupNorm(_RESNET_GROUPS, channels_out)
+        self.second = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.second_norm = nn.GroupNorm(_RESNET_GROUPS, channels_out)
+        self.stride, self.added = stride, channels_out - channels_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.added))
+        residual = self.second_norm(self.second(F.relu(self.first_norm(self.first(x)))))
+        return F.relu(residual + skip)
+
+
+def resnet20(num_classes: int = 10) -> nn.Sequential:
+    """Nineteen convolutions with GroupNorm in place of BatchNorm and one linear layer, 269,722 parameters for ten classes.
+
+    Shortcuts without parameters (option A of He et al. 2016). Input `[N, 3, 32, 32]`, output `[N, num_classes]`.
+    """
+    blocks, channels = list[nn.Module](), 16
+    for stride, wide in ((1, 16), (2, 32), (2, 64)):
+        for i in range(3):
+            blocks.append(_ResidualBlock(channels, wide, stride if i == 0 else 1))
+            channels = wide
+    stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+    return nn.Sequential(
+        stem,
+        nn.GroupNorm(_RESNET_GROUPS, 16),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, num_classes),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# A small vision transformer whose every map is a linear layer of its own, so that each has its
+# Kronecker factors.
+
+
+class _TransformerBlock(nn.Module):
+    """Pre-norm attention and a two-layer map, six linear layers."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.map_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.attention_norm(x)
+        query, key, value = (self._split(linear(normed)) for linear in (self.query, self.key, self.value))
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        x = x + self.out(mixed)
+        return x + self.narrow(F.gelu(self.wide(self.map_norm(x))))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """`[N, T, width]` to `[N, heads, T, width / heads]`."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class VisionTransformer(nn.Module):
+    """Patches, learned positions, blocks, the mean over positions, a linear head.
+
+    Args:
+        image: channels and side of a square image.
+        patch: side of a patch; divides the side of the image.
+        width: of the vectors.
+        depth: blocks.
+        heads: of the attention; divides the width.
+        num_classes: outputs.
+    """
+
+    def __init__(
+        self, image: tuple[int, int], *, patch: int, width: int, depth: int, heads: int = 4, num_classes: int = 10
+    ) -> None:
+        super().__init__()
+        channels, side = image
+        self.patch = patch
+        self.embed = nn.Linear(channels * patch * patch, width)
+        self.positions = nn.Embedding((side // patch) ** 2, width)
+        nn.init.normal_(self.positions.weight, std=0.02)
+        self.blocks = nn.Sequential(*(_TransformerBlock(width, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits `[N, num_classes]` of images `[N, C, side, side]`."""
+        patches = F.unfold(x, self.patch, stride=self.patch).transpose(1, 2)
+        rows = torch.arange(patches.shape[1], device=x.device).expand(len(x), -1)
+        tokens = self.embed(patches) + self.positions(rows)
+        return self.head(self.norm(self.blocks(tokens)).mean(1))
+
+
+def mnist_vit(num_classes: int = 10) -> VisionTransformer:
+    """Two blocks of width 64 with four heads, 14 linear layers: the transformer of the DP-KFC paper's tracking study."""
+    return VisionTransformer((1, 28), patch=7, width=64, depth=2, num_classes=num_classes)
+
+
+def cifar_vit(num_classes: int = 10) -> VisionTransformer:
+    """Four blocks of width 128 on 64 patches of 4×4."""
+    return VisionTransformer((3, 32), patch=4, width=128, depth=4, num_classes=num_classes)
+
+
+# --------------------------------------------------------------------------------------------------
+# Initialisation by a public seed, without disturbing the global generator.
+
+
+def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Build a model whose initial weights are a function of `seed` alone.
+
+    Torch initialises layers from its global generator; it is seeded for the construction and put back afterwards.
+    The noise of the mechanism comes from another stream and is not touched by this seed.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+# --------------------------------------------------------------------------------------------------
+# How a model's weights lie in memory.
+
+
+def channels_last(model: nn.Sequential) -> nn.Sequential:
+    """The model with the channels of its convolutions last, which max pooling on a CPU is faster with; nothing else changes."""
+    laid_out: nn.Sequential = cast(Any, model).to(memory_format=torch.channels_last)  # torch does not declare the argument
+    return laid_out
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def mnist_cnn(num_classes: int = 10, channels: int = 1) -> nn.Sequential:
+    """Two convolutions and two linear layers, 206,922 parameters for ten classes and grey images.
+
+    Input `[N, channels, 28, 28]`, output `[N, num_classes]`. The network of the DP-KFC experiments on MNIST. Channels lie last
+    in memory.
+    """
+    layers = nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 128),
+        nn.ReLU(),
+        nn.Linear(128, num_classes),
+    )
+    return channels_last(layers)
+
+
+def mnist_mlp(num_classes: int = 10) -> nn.Sequential:
+    """Two hidden layers of 256 (784-256-256-10), 269,322 parameters. Input `[N, 1, 28, 28]`, output `[N, num_classes]`."""
+    widths = (784, 256, 256)
+    hidden = [layer for w, v in zip(widths, widths[1:], strict=False) for layer in (nn.Linear(w, v), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(256, num_classes))
+
+
+# --------------------------------------------------------------------------------------------------
+# A five-layer CNN for 32×32 colour images.
+
+
+def _stage(channels_in: int, channels_out: int) -> list[nn.Module]:
+    """Convolution, GroupNorm and tanh at one resolution."""
+    return [nn.Conv2d(channels_in, channels_out, 3, padding=1), nn.GroupNorm(_GROUPS, channels_out), nn.Tanh()]
+
+
+def cifar_cnn(num_classes: int = 10) -> nn.Sequential:
+    """Four convolutions with GroupNorm and tanh, a mean over positions and one linear layer: 522,122 parameters.
+
+    Bounded activations and normalisation within an example follow what works for private training from scratch
+    (Papernot et al. 2021; De et al. 2022). Input `[N, 3, 32, 32]`, output `[N, num_classes]`. Channels lie last in memory.
+    """
+    layers = nn.Sequential(
+        *_stage(3, 64),
+        nn.MaxPool2d(2),
+        *_stage(64, 128),
+        nn.MaxPool2d(2),
+        *_stage(128, 128),
+        nn.MaxPool2d(2),
+        *_stage(128, 256),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(256, num_classes),
+    )
+    return channels_last(layers)

@@ -1,0 +1,71 @@
+"""What a run needs before its first step, and what it comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from dpkfc.app.datasets.formats import ExampleSet
+from dpkfc.app.methods import METHODS
+from dpkfc.app.plots import Curve
+from dpkfc.app.recipes.recipe import Recipe
+from dpkfc.app.settings import RunConfig
+from dpkfc.config import Plan
+
+LABELS = {name: method.label for name, method in METHODS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything a run needs before its first step.
+
+    Attributes:
+        config: settings.
+        recipe: the task.
+        data: examples.
+        model: on its device, with its initial weights.
+        plan: calibrated for the training set.
+        start: where the initial weights come from, if not from the seed alone.
+    """
+
+    config: RunConfig
+    recipe: Recipe
+    data: ExampleSet
+    model: nn.Module
+    plan: Plan
+    start: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run came to.
+
+    Attributes:
+        folder: the run folder.
+        accuracy: of the released weights on the test or validation set, in [0, 1]; where the task has no classes, its score.
+        measured_on: which of the two.
+        epsilon: spent.
+        steps: releases made.
+        seconds: wall time of training, evaluation left out.
+        interrupted: whether the run stopped before its last step.
+        curve: for plots that compare runs.
+        stamp: empty where ε is certified.
+        score: what the task calls `accuracy`.
+        loss: mean loss on the same set, None where it was not finite.
+        head: of the ledger at the end, for whoever will check it later.
+    """
+
+    folder: Path
+    accuracy: float
+    measured_on: str
+    epsilon: float
+    steps: int
+    seconds: float
+    interrupted: bool
+    curve: Curve
+    stamp: str = ""
+    score: str = "accuracy"
+    loss: float | None = None
+    head: str = ""

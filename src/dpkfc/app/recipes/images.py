@@ -1,0 +1,330 @@
+"""MNIST: 60,000 images of handwritten digits and the CNN of the DP-KFC experiments (206,922 parameters)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from dpkfc.app.datasets.formats import ExampleSet, Normalisation, Pixels, read_digits
+from dpkfc.app.datasets.images import BREAST, PATH, PNEUMONIA, SVHN, UTKFACE
+from dpkfc.app.datasets.sources import CIFAR10, CIFAR100_TASK, FASHION_MNIST, MNIST, Source, load_pixels
+from dpkfc.app.models import cifar_cnn, cifar_vit, digits_cnn, mnist_cnn, mnist_mlp, mnist_vit, resnet20, wide_resnet
+from dpkfc.app.pretrained import check_timm, timm_model
+from dpkfc.app.recipes.recipe import Recipe, image_recipe
+from dpkfc.app.settings import RunConfig
+
+MNIST_NORMALISATION = Normalisation((0.1307,), (0.3081,), origin="published mean and deviation of the set")
+
+
+def load_mnist(data_dir: str | None) -> Pixels:
+    """The images, from a folder or through Hugging Face."""
+    return load_pixels(MNIST, data_dir)
+
+
+MNIST_CNN = image_recipe(
+    name="mnist-cnn",
+    title="MNIST",
+    pixels=load_mnist,
+    build=mnist_cnn,
+    image_shape=(28, 28, 1),
+    num_classes=10,
+    normalisation=MNIST_NORMALISATION,
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# Digits: 1,437 real 8×8 images that come with scikit-learn, and a small CNN. Trains in seconds.
+
+
+def _digit_pixels(data_dir: str | None) -> Pixels:
+    """The digits need no files: `data_dir` is not looked at."""
+    return read_digits()
+
+
+DIGITS = image_recipe(
+    name="digits",
+    title="digits",
+    pixels=_digit_pixels,
+    build=digits_cnn,
+    image_shape=(8, 8, 1),
+    num_classes=10,
+    # Pixels run from 0 to 16: this maps the format's range to [-1, 1] and reads no data.
+    normalisation=Normalisation((0.5,), (0.5,), scale=16.0, origin="the range of the format"),
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# MNIST: a network of two hidden layers (784-256-256-10, 269,322 parameters).
+
+MNIST_MLP = replace(MNIST_CNN, name="mnist-mlp", build=mnist_mlp)
+
+
+# --------------------------------------------------------------------------------------------------
+# MNIST: a transformer of two blocks on 16 patches, 14 linear layers, as in the DP-KFC paper's
+# tracking study.
+
+MNIST_VIT = replace(MNIST_CNN, name="mnist-vit", build=mnist_vit)
+
+
+# --------------------------------------------------------------------------------------------------
+# Fashion-MNIST: 60,000 images of clothes and the same CNN as for MNIST.
+
+
+def _fashion_pixels(data_dir: str | None) -> Pixels:
+    return load_pixels(FASHION_MNIST, data_dir)
+
+
+FASHION_MNIST_CNN = image_recipe(
+    name="fashion-mnist-cnn",
+    title="Fashion-MNIST",
+    pixels=_fashion_pixels,
+    build=mnist_cnn,
+    image_shape=(28, 28, 1),
+    num_classes=10,
+    normalisation=Normalisation((0.2860,), (0.3530,), origin="published mean and deviation of the set"),
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# CIFAR-10: 50,000 colour images and a five-layer CNN with GroupNorm (522,122 parameters).
+
+CIFAR10_NORMALISATION = Normalisation(
+    (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), origin="published mean and deviation of the set"
+)
+
+
+def load_cifar10(data_dir: str | None) -> Pixels:
+    """The images, from a folder or through Hugging Face."""
+    return load_pixels(CIFAR10, data_dir)
+
+
+CIFAR10_CNN = image_recipe(
+    name="cifar10-cnn",
+    title="CIFAR-10",
+    pixels=load_cifar10,
+    build=cifar_cnn,
+    image_shape=(32, 32, 3),
+    num_classes=10,
+    normalisation=CIFAR10_NORMALISATION,
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# CIFAR-10: WRN-16-4 trained from scratch with several views of every image (De et al. 2022),
+# 2,753,818 parameters.
+
+CIFAR10_WRN = image_recipe(
+    name="cifar10-wrn",
+    title="CIFAR-10",
+    pixels=load_cifar10,
+    build=wide_resnet,
+    image_shape=(32, 32, 3),
+    num_classes=10,
+    normalisation=CIFAR10_NORMALISATION,
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# CIFAR-10: ResNet-20 with GroupNorm, trained from scratch (269,722 parameters).
+
+CIFAR10_RESNET20 = replace(CIFAR10_CNN, name="cifar10-resnet20", build=resnet20)
+
+
+# --------------------------------------------------------------------------------------------------
+# CIFAR-10: a small vision transformer trained from scratch (four blocks of width 128 on 64
+# patches).
+
+CIFAR10_VIT = replace(CIFAR10_CNN, name="cifar10-vit", build=cifar_vit)
+
+
+# --------------------------------------------------------------------------------------------------
+# What the recipes that fine-tune a vision model of timm share.
+
+_IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), origin="published with the pretrained weights")
+
+
+def fine_tuned_recipe(
+    name: str, model: str, side: int, *, title: str, pixels: Callable[[str | None], Pixels], num_classes: int
+) -> Recipe:
+    """Images of 32×32 for a model of timm, all of whose weights are trained; `pretrained` takes a file of weights.
+
+    Args:
+        name: of the recipe.
+        model: of timm.
+        side: of the images that the model takes.
+        title: of the data set.
+        pixels: its images.
+        num_classes: of its labels.
+    """
+    build = partial(timm_model, model, side, num_classes)
+    made = image_recipe(
+        name=name,
+        title=title,
+        pixels=pixels,
+        build=build,
+        image_shape=(32, 32, 3),
+        num_classes=num_classes,
+        normalisation=_IMAGENET,
+    )
+    constants = {**made.constants, "pretrained weights": (f"timm {model}", "published; trained on ImageNet")}
+    made = replace(made, constants=constants, heavy=True)
+    read = made.load
+
+    def load(config: RunConfig) -> ExampleSet:
+        check_timm(model, config.pretrained)  # before half a minute of reading
+        return read(config)
+
+    made = replace(made, load=load)
+
+    def variant(weights: str) -> Recipe:
+        return replace(made, build=partial(build, weights))
+
+    return replace(made, variant=variant)
+
+
+# --------------------------------------------------------------------------------------------------
+# CIFAR-10: ViT-S/16 from timm, pretrained on ImageNet, fine-tuned end to end on resized images.
+
+CIFAR10_VIT_SMALL = fine_tuned_recipe(
+    "cifar10-vit-small", "vit_small_patch16_224", 224, title="CIFAR-10", pixels=load_cifar10, num_classes=10
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# CIFAR-10: CrossViT-Tiny-240 from timm, pretrained on ImageNet, fine-tuned end to end on resized
+# images.
+
+CIFAR10_CROSSVIT = fine_tuned_recipe(
+    "cifar10-crossvit", "crossvit_tiny_240", 240, title="CIFAR-10", pixels=load_cifar10, num_classes=10
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# CIFAR-100: WRN-16-4 trained from scratch with several views of every image, 100 fine classes
+# (2,776,948 parameters).
+
+
+def load_cifar100(data_dir: str | None) -> Pixels:
+    """The images with their fine labels, from a folder or through Hugging Face."""
+    return load_pixels(CIFAR100_TASK, data_dir)
+
+
+CIFAR100_WRN = image_recipe(
+    name="cifar100-wrn",
+    title="CIFAR-100",
+    pixels=load_cifar100,
+    build=partial(wide_resnet, 100),
+    image_shape=(32, 32, 3),
+    num_classes=100,
+    normalisation=Normalisation(
+        (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), origin="published mean and deviation of the set"
+    ),
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# CIFAR-100: ViT-S/16 from timm, pretrained on ImageNet, fine-tuned end to end on resized images.
+
+CIFAR100_VIT = fine_tuned_recipe(
+    "cifar100-vit", "vit_small_patch16_224", 224, title="CIFAR-100", pixels=load_cifar100, num_classes=100
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# CIFAR-100: CrossViT-Tiny-240 from timm, pretrained on ImageNet, fine-tuned end to end on resized
+# images.
+
+CIFAR100_CROSSVIT = fine_tuned_recipe(
+    "cifar100-crossvit", "crossvit_tiny_240", 240, title="CIFAR-100", pixels=load_cifar100, num_classes=100
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# SVHN: WRN-16-4 on digits of house numbers, trained from scratch with several views of every image
+# (2,753,818 parameters).
+
+
+# Constants of another set: nothing is fitted to this one, and public images of CIFAR come in them too.
+OF_CIFAR10 = replace(CIFAR10_NORMALISATION, origin="published mean and deviation of CIFAR-10")
+
+
+def _svhn_pixels(data_dir: str | None) -> Pixels:
+    return load_pixels(SVHN, data_dir)
+
+
+SVHN_WRN = image_recipe(
+    name="svhn-wrn",
+    title="SVHN",
+    pixels=_svhn_pixels,
+    build=wide_resnet,
+    image_shape=(32, 32, 3),
+    num_classes=10,
+    normalisation=OF_CIFAR10,
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# UTKFace: ResNet-20 with GroupNorm on faces of 32×32, five classes of race, trained from scratch
+# (269,397 parameters).
+#
+# The DP-NGD paper trains this network on this set and does not say which of its labels it predicts;
+# that of five classes is taken.
+
+
+def _utkface_pixels(data_dir: str | None) -> Pixels:
+    return load_pixels(UTKFACE, data_dir)
+
+
+UTKFACE_RESNET20 = image_recipe(
+    name="utkface-resnet20",
+    title="UTKFace",
+    pixels=_utkface_pixels,
+    build=partial(resnet20, 5),
+    image_shape=(32, 32, 3),
+    num_classes=5,
+    normalisation=OF_CIFAR10,
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# What the MedMNIST recipes share: files, public constants, and the CNN of the MNIST recipe.
+
+
+def medical_recipe(name: str, source: Source, num_classes: int, channels: int = 1) -> Recipe:
+    """A recipe on 28×28 images of MedMNIST; with `validation_size` above 0 it gives the set's own validation split."""
+
+    def pixels(data_dir: str | None) -> Pixels:
+        return load_pixels(source, data_dir)
+
+    # The convention of MedMNIST's own experiments: the format's range goes to [-1, 1], and no data are read for it.
+    half = (0.5,) * channels
+    return image_recipe(
+        name=name,
+        title=source.name,
+        pixels=pixels,
+        build=partial(mnist_cnn, num_classes, channels),
+        image_shape=(28, 28, channels),
+        num_classes=num_classes,
+        normalisation=Normalisation(half, half, origin="the range of the format"),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# PneumoniaMNIST: 4,708 chest X-rays of children, pneumonia or not, and the CNN of the MNIST recipe.
+
+PNEUMONIAMNIST_CNN = medical_recipe("pneumoniamnist-cnn", PNEUMONIA, num_classes=2)
+
+
+# --------------------------------------------------------------------------------------------------
+# BreastMNIST: 546 ultrasound images, malignant or not. So few examples leave little accuracy at a
+# small ε.
+
+BREASTMNIST_CNN = medical_recipe("breastmnist-cnn", BREAST, num_classes=2)
+
+
+# --------------------------------------------------------------------------------------------------
+# PathMNIST: colour images of colon tissue, nine classes; the file `pathmnist.npz` is not carried
+# along.
+
+PATHMNIST_CNN = medical_recipe("pathmnist-cnn", PATH, num_classes=9, channels=3)

@@ -1,0 +1,69 @@
+"""Linear regression on synthetic data, for sweeps of the noise multiplier (the kind of study in DiSK, Figure 6a).
+
+Data come from a public seed: standard normal inputs, a fixed unit vector of weights, small normal errors. With such inputs the
+mean squared error on new examples is the variance of those errors plus the squared distance to the weights that made the data.
+A point of a sweep is one run: `--noise-multiplier 2.0`, with a filter by `--method` or `--filter`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dpkfc.app.datasets.formats import Examples, ExampleSet
+from dpkfc.app.recipes.recipe import Judged, Recipe, Task
+from dpkfc.app.settings import RunConfig
+
+FEATURES, TRAIN, TEST, ERROR = 32, 10_000, 2_000, 0.1
+_SEED = 0
+
+
+def _load(config: RunConfig) -> ExampleSet:
+    """The same data for every run: only the noise, and what is trained on it, differ."""
+    generator = torch.Generator().manual_seed(_SEED)
+    truth = torch.randn(FEATURES, generator=generator)
+    truth /= truth.norm()
+
+    def draw(count: int) -> Examples:
+        inputs = torch.randn(count, FEATURES, generator=generator)
+        return inputs, inputs @ truth + ERROR * torch.randn(count, generator=generator)
+
+    return ExampleSet(train=draw(TRAIN), test=draw(TEST), source=f"drawn from the public seed {_SEED}")
+
+
+def _model() -> nn.Linear:
+    model = nn.Linear(FEATURES, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def _squared_error(model: nn.Module, batch: Examples) -> Tensor:
+    """Half the squared error `[B]`."""
+    inputs, targets = batch
+    return 0.5 * (model(inputs).squeeze(1) - targets).square()
+
+
+@torch.no_grad()
+def _judged(model: nn.Module, examples: Examples) -> Judged:
+    device = next(model.parameters()).device
+    inputs, targets = (x.to(device) for x in examples)
+    error = float((model(inputs).squeeze(1) - targets).square().mean())
+    return Judged(1.0 - error / float(targets.var(correction=0)), error)
+
+
+def _distance(judged: Judged) -> dict[str, float]:
+    return {"squared error above that of the weights behind the data": judged.loss - ERROR**2}
+
+
+LINEAR_REGRESSION = Recipe(
+    name="linear-regression",
+    title="synthetic linear regression",
+    load=_load,
+    build=_model,
+    input_shape=(FEATURES,),
+    num_classes=1,
+    constants={"data": (f"{FEATURES} normal features, errors of deviation {ERROR}", "drawn from a public seed")},
+    task=Task(
+        loss=_squared_error, judge=_judged, score="share of variance explained", mean_loss="mean squared error", also=_distance
+    ),
+)

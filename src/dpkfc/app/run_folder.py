@@ -1,0 +1,415 @@
+"""The folder of a run: where each file lies, and one clear error before training when it cannot be used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import SafetensorError
+
+from dpkfc.app.unpack_limit import UnpackedSizeError, check_unpacked_size
+
+LAST_PLOT = "spectra.png"  # the file that a finished run writes last
+
+
+class RunFolderError(ValueError):
+    """A run folder that cannot be written, is not empty, or is not one."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run below one folder. Make it with `create` or `open`."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """A new, empty, writable folder.
+
+        Raises:
+            RunFolderError: it exists and holds files, is no folder, or cannot be written.
+        """
+        path = _expanded(path)
+        try:
+            if path.exists() and not path.is_dir():
+                raise RunFolderError(f"run folder {path} is a file; choose another name with --out")
+            if path.is_dir() and any(path.iterdir()):
+                raise RunFolderError(
+                    f"run folder {path} is not empty; choose another with --out, or continue it with --resume {path}"
+                )
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        return cls(path)._writable()
+
+    @classmethod
+    def fresh(cls, parent: str | os.PathLike[str], name: str) -> RunFolder:
+        """A new folder below a parent: `name`, or `name-2`, `name-3`, … where that is taken.
+
+        Raises:
+            RunFolderError: the parent cannot be written.
+        """
+        parent = Path(parent)
+        number = 1
+        while True:
+            path = parent / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir(parents=True)
+                return cls(path)._writable()
+            except FileExistsError:
+                number += 1
+            except OSError as error:
+                raise _unwritable(path, error) from None
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """The folder of a run that was begun before.
+
+        Raises:
+            RunFolderError: it is no run folder, has no checkpoint, or cannot be written.
+        """
+        folder = cls(_expanded(path))
+        before = folder.checkpoint.with_name(folder.checkpoint.name + ".old")  # left by a crash while the next was put in place
+        try:
+            if not folder.config.is_file():
+                raise RunFolderError(f"{path} is not a run folder (no config.toml); give the folder of an earlier run")
+            if not (folder.checkpoint.is_dir() or before.is_dir()):
+                raise RunFolderError(f"{path} holds no checkpoint to resume; start a new run with --config config.toml")
+        except OSError as error:
+            raise RunFolderError(f"run folder {path} cannot be read ({error.strerror or error}); change its rights") from None
+        return folder._writable()
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """The folder of this name, whatever is there.
+
+        Raises:
+            RunFolderError: no folder can have such a name.
+        """
+        return cls(_expanded(path))
+
+    def _writable(self) -> RunFolder:
+        trial = self.path / f".writable-{os.getpid()}"
+        try:
+            trial.touch()
+            trial.unlink()
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+        return self
+
+    @property
+    def config(self) -> Path:
+        """Settings that replay the run."""
+        return self.path / "config.toml"
+
+    @property
+    def model(self) -> Path:
+        """Released weights."""
+        return self.path / "model.safetensors"
+
+    @property
+    def metrics(self) -> Path:
+        """Figures of every step."""
+        return self.path / "metrics.parquet"
+
+    @property
+    def ledger(self) -> Path:
+        """Hash-chained record of every release."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        """State from which a run continues."""
+        return self.path / "checkpoint"
+
+    @property
+    def card(self) -> Path:
+        """The privacy card as JSON; the Markdown lies beside it."""
+        return self.path / "privacy_card.json"
+
+    @property
+    def plots(self) -> Path:
+        """PNG files."""
+        return self.path / "plots"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that a finished run leaves is there; a run that ended while it was written goes on from here."""
+        return all(path.is_file() for path in (self.model, self.card, self.card.with_suffix(".md"), self.plots / LAST_PLOT))
+
+    def begin(self, settings: str) -> Path:
+        """Write the settings of a new run; of two runs that begin in one folder the second is refused.
+
+        Raises:
+            RunFolderError: another run has begun here, or the disk cannot take them.
+        """
+        try:
+            with self.config.open("x", encoding="utf-8") as file:
+                file.write(settings)
+            _sync(self.config)
+        except FileExistsError:
+            raise RunFolderError(f"another run has begun in {self.path} just now; choose another folder with --out") from None
+        except OSError as error:
+            self.config.unlink(missing_ok=True)
+            raise _unwritable(self.config, error, "file") from None
+        return self.config
+
+    def take_away(self) -> None:
+        """Remove what a run has written that was cut off before its first checkpoint, which nothing can go on from.
+
+        Raises:
+            RunFolderError: the files cannot be removed.
+        """
+        fresh = self.checkpoint.with_name(self.checkpoint.name + ".new")
+        try:
+            shutil.rmtree(fresh, ignore_errors=True)
+            for path in (self.ledger, self.metrics, self.metrics.with_name(self.metrics.name + ".part"), self.config):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+
+    def remove_if_empty(self) -> None:
+        """Take the folder away again if nothing was written into it."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+    def write_text(self, path: Path, text: str) -> Path:
+        """Write a text file as `placed` does."""
+        return placed(path, lambda part: part.write_text(text, "utf-8"))
+
+    def write_json(self, path: Path, content: Mapping[str, Any]) -> Path:
+        """Write JSON in the same way."""
+        return self.write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def placed(path: Path, write: Callable[[Path], object], *, private: bool = False) -> Path:
+    """A file that a crash leaves as it was or as it will be: written under another name, synced, renamed.
+
+    Args:
+        path: the file; its folder is made.
+        write: writes the content to the path that it is given.
+        private: let the owner alone read the file (mode 0600), because ε does not protect what the file holds.
+
+    Raises:
+        RunFolderError: the disk cannot take it; an earlier file of that name is still there.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)  # a crash may have left the part with another mode
+        part.touch(0o600 if private else 0o666)
+        mode = part.stat().st_mode  # safetensors renames a file over it that its owner alone may read
+        write(part)
+        part.chmod(mode)
+        _sync(part)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise _unwritable(path, error, "file") from None
+    return path
+
+
+def _sync(path: Path) -> None:
+    """Wait until the disk has a file: its name must not come before its content."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _expanded(path: str | os.PathLike[str]) -> Path:
+    try:
+        if b"\0" not in os.fsencode(path):
+            return Path(path).expanduser()
+    except (UnicodeEncodeError, RuntimeError):  # half a character, or the home of nobody
+        pass
+    raise RunFolderError(f"run folder {str(path)!r} is no name that a folder can have; choose another with --out")
+
+
+def _unwritable(path: Path, error: Exception, what: str = "run folder") -> RunFolderError:
+    reason = getattr(error, "strerror", None) or error
+    return RunFolderError(f"{what} {path} cannot be written ({reason}); make room, change its rights, or choose another --out")
+
+
+# --------------------------------------------------------------------------------------------------
+# The figures of a run, one row a step, in a Parquet file whose columns say whether ε protects them.
+
+_OUTSIDE = "a function of released weights and of examples that ε does not cover"
+_HELD_OUT = "computed on the validation split: private examples that ε does not protect"
+_RAW = "computed from private examples before noise"
+_NOTES = {
+    "batch_size": _RAW,
+    "clipped_fraction": _RAW,
+    "nonfinite_fraction": _RAW,
+    "median_norm": _RAW,
+    "seconds": "depends on the size of the private batch",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One step.
+
+    Attributes:
+        step: steps done, from 1; row 0 is the untrained model.
+        epsilon: ε spent after the step, never below the truth.
+        accuracy: share of right answers, where it was measured.
+        loss: mean loss, where it was measured.
+        seconds: wall time of the step. NOT PRIVATE.
+        batch_size: realised logical batch. NOT PRIVATE.
+        clipped_fraction: share of examples that were clipped. NOT PRIVATE.
+        nonfinite_fraction: fraction of examples whose gradient is not finite. NOT PRIVATE.
+        median_norm: median norm in the coordinates of the noise. NOT PRIVATE.
+        floor_fraction: share of entries at the floor of DP-AdamBC; computed from releases.
+    """
+
+    step: int
+    epsilon: float
+    accuracy: float | None = None
+    loss: float | None = None
+    seconds: float | None = None
+    batch_size: int | None = None
+    clipped_fraction: float | None = None
+    nonfinite_fraction: float | None = None
+    median_norm: float | None = None
+    floor_fraction: float | None = None
+
+
+_BYTES_OF_ROW = 1024  # of a row as Python objects
+_TYPES = {"step": pa.int64(), "batch_size": pa.int64()}
+
+
+def not_private(measured_on: str) -> dict[str, str]:
+    """Columns of the metrics that ε does not protect, with the reason."""
+    judged = _HELD_OUT if measured_on == "validation" else _OUTSIDE
+    return {**_NOTES, "accuracy": judged, "loss": judged}
+
+
+@dataclass
+class Metrics:
+    """Rows that grow while a run goes on.
+
+    Attributes:
+        measured_on: what accuracy and loss are computed on, test or validation.
+        rows: one a step.
+        refreshes: step, digest and scale of every preconditioner.
+        settings: what the run was begun with, by which one that goes on is held against; empty where nobody said.
+    """
+
+    measured_on: str = "test"
+    rows: list[Row] = field(default_factory=list)
+    refreshes: list[dict[str, Any]] = field(default_factory=list)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def add(self, row: Row) -> None:
+        """Append a row, or replace the last one of the same step; a figure that is not finite becomes "not known"."""
+        known = {k: v for k, v in _items(row) if k == "epsilon" or not isinstance(v, float) or math.isfinite(v)}
+        if self.rows and self.rows[-1].step == row.step:
+            self.rows.pop()
+        self.rows.append(Row(**known))
+
+    def evaluated(self) -> list[Row]:
+        """Rows at which accuracy was measured."""
+        return [row for row in self.rows if row.accuracy is not None]
+
+    def without_private(self) -> Metrics:
+        """The same run without what private examples told before noise was added: batch sizes, clipped shares, norms."""
+        hidden: dict[str, Any] = dict.fromkeys(_NOTES)
+        return Metrics(self.measured_on, [replace(row, **hidden) for row in self.rows], list(self.refreshes), self.settings)
+
+    def write(self, path: Path) -> None:
+        """Write the Parquet file for its owner alone; the schema marks each column `private` or not and says why.
+
+        Raises:
+            RunFolderError: the disk cannot take it; the file that was there before still is.
+        """
+        table = pa.Table.from_pylist([asdict(row) for row in self.rows], schema=self._schema())
+        placed(path, lambda part: pq.write_table(table, part, write_page_checksum=True), private=True)
+
+    def _schema(self) -> pa.Schema:
+        notes = not_private(self.measured_on)
+        columns = []
+        for f in fields(Row):
+            private = f.name in _NOTES or (f.name in notes and self.measured_on == "validation")
+            metadata = {"private": str(private).lower(), "note": notes.get(f.name, "")}
+            columns.append(pa.field(f.name, _type(f.name), metadata=metadata))
+        stored = {"refreshes": json.dumps(self.refreshes), "settings": json.dumps(dict(self.settings))}
+        return pa.schema(columns, metadata={"measured_on": self.measured_on, **stored})
+
+    @classmethod
+    def read(cls, path: Path) -> Metrics:
+        """What `write` wrote, ε as `never_falling` has it: older versions wrote grid values beside exact ones.
+
+        Raises:
+            ValueError: the file is damaged.
+            UnpackedSizeError: its rows take more than the limit of `unpack_limit`.
+        """
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                schema = file.schema_arrow
+                _check_columns(schema)
+                check_unpacked_size(path, file.metadata.num_rows * _BYTES_OF_ROW)
+                rows = file.read().to_pylist()
+            stored = schema.metadata or {}
+            measured_on, refreshes = stored[b"measured_on"].decode(), json.loads(stored[b"refreshes"])
+            settings = json.loads(stored.get(b"settings", b"{}"))  # an older version wrote none
+            missing = any(row["step"] is None or row["epsilon"] is None for row in rows)
+            if missing or not _are_refreshes(refreshes) or not isinstance(settings, dict):
+                raise ValueError("figures are missing")
+        except UnpackedSizeError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"{path}: is no readable Parquet file of metrics ({reason}); delete it to go on") from None
+        return cls(measured_on, never_falling([Row(**row) for row in rows]), refreshes, settings)
+
+
+def never_falling(rows: Sequence[Row]) -> list[Row]:
+    """Rows with the least ε that a row at the same step or a later one holds.
+
+    What bounds the ε of more steps bounds that of fewer, so an upper bound stays one, and none is larger than the next.
+
+    Args:
+        rows: by step; ε of each is at least the truth.
+    """
+    found: list[Row] = []
+    least = math.inf
+    for row in reversed(rows):
+        least = min(least, row.epsilon)
+        found.append(row if row.epsilon == least else replace(row, epsilon=least))
+    return found[::-1]
+
+
+def _type(column: str) -> pa.DataType:
+    return _TYPES.get(column, pa.float64())
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    """Raise unless these are columns of `Row`; an older version may have written fewer.
+
+    Raises:
+        ValueError: naming the column.
+    """
+    names = [column.name for column in schema]
+    known = {f.name for f in fields(Row)}
+    wrong = [column.name for column in schema if column.name not in known or column.type != _type(column.name)]
+    wrong += [name for name in ("step", "epsilon") if names.count(name) != 1]
+    if wrong or len(set(names)) < len(names):
+        raise ValueError(f"the column {wrong[0] if wrong else names[0]!r} is not one of a run")
+
+
+def _are_refreshes(found: Any) -> bool:
+    """Whether these are rows of step, digest and scale."""
+    return isinstance(found, list) and all(isinstance(row, dict) and {"step", "digest", "scale"} <= set(row) for row in found)
+
+
+def _items(row: Row) -> Iterable[tuple[str, Any]]:
+    return ((f.name, getattr(row, f.name)) for f in fields(row))

@@ -1,0 +1,445 @@
+"""The loop that trains any recipe under a plan and leaves a run folder behind."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan, public_data, structured, told
+from dpkfc.app.datasets.formats import ExampleSet
+from dpkfc.app.launch import apart, check_alike, check_named, check_seen, is_begun, on_own_device, processes
+from dpkfc.app.models import seeded
+from dpkfc.app.preparation import LABELS, Prepared, Result
+from dpkfc.app.progress import Console, TrainingProgress
+from dpkfc.app.recipes.catalogue import find_recipe
+from dpkfc.app.results import curve_of, judged_weights, write_results
+from dpkfc.app.run_folder import Metrics, Row, RunFolder
+from dpkfc.app.settings import ConfigError, RunConfig, check_unchanged, flatten, of_the_run, read_toml, to_toml
+from dpkfc.data.checks import check_disjoint
+from dpkfc.distributed import Ranks
+from dpkfc.gradients.state import check_finite
+from dpkfc.report.card import stamp
+from dpkfc.session import Session, StepRecord
+
+# --------------------------------------------------------------------------------------------------
+# Training without privacy on labelled public data, as the start of any private method (DP-SGD-PT in
+# the DP-NGD paper).
+#
+# The paper leaves epochs, optimizer and what becomes of the head open. Here: SGD with momentum 0.9
+# and a cosine schedule, and a head with new weights afterwards, since public labels mean something
+# else.
+
+_BATCH = 50
+
+
+def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], private: tuple[Tensor, ...]) -> str:
+    """Train a model on `public_data` in place and give its head new weights.
+
+    Args:
+        config: `public_data`, `pretrain_epochs`, `pretrain_lr` and the public `seed`.
+        model: with its initial weights.
+        input_shape: of one input.
+        private: the private training set, which may share no row with the public one.
+
+    Returns:
+        One line for the privacy card.
+
+    Raises:
+        ConfigError: no labels, labels outside the head, shared rows, or a model without a linear head.
+    """
+    path = Path(config.public_data)
+    inputs, labels = public_data(path, input_shape)
+    if labels is None:
+        raise ConfigError(f"public_data {path} has no `labels`; pre-training needs them")
+    try:
+        check_disjoint(inputs, private, f"public_data {path.name}")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    heads = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not heads:
+        raise ConfigError("pre-training needs a model whose last linear layer is its head; this one has no linear layer")
+    head, labels = heads[-1], labels.long()
+    own, classes = head.weight.detach().clone(), int(labels.max()) + 1
+    if int(labels.min()) < 0 or classes > head.out_features:
+        raise ConfigError(
+            f"public_data {path} has labels from {int(labels.min())} to {classes - 1}, but the head has {head.out_features} "
+            "outputs; merge public classes until they fit"
+        )
+    accuracy = _fit(config, model, inputs, labels)
+    with torch.no_grad():
+        head.weight.copy_(own)  # the weights it was built with: as new
+        if head.bias is not None:
+            head.bias.zero_()
+    return (
+        f"{config.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared public by its user "
+        f"(accuracy there {accuracy:.1%}); the head begins anew"
+    )
+
+
+def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
+    device = next(model.parameters()).device
+    inputs, labels = (inputs.float() if inputs.is_floating_point() else inputs).to(device), labels.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.pretrain_lr, momentum=0.9)
+    count = config.pretrain_epochs * -(-len(inputs) // _BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, count)
+    generator = torch.Generator().manual_seed(config.seed)
+
+    def train() -> nn.Module:
+        for _ in range(config.pretrain_epochs):
+            for rows in torch.randperm(len(inputs), generator=generator).split(_BATCH):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs[rows]), labels[rows]).backward()
+                optimizer.step()
+                schedule.step()
+        return model
+
+    seeded(train, config.seed)  # dropout draws from the public seed
+    optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        right = sum(int((model(x).argmax(-1) == y).sum()) for x, y in zip(inputs.split(500), labels.split(500), strict=True))
+    model.train()
+    return right / len(inputs)
+
+
+# --------------------------------------------------------------------------------------------------
+# Stopping a run between two steps on Ctrl-C or SIGTERM, so that no charged release is thrown away.
+
+
+@dataclass
+class StopRequest:
+    """Whether somebody asked the run to end.
+
+    Attributes:
+        requested: set by the first signal.
+    """
+
+    requested: bool = False
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Note the first SIGINT or SIGTERM; the second raises KeyboardInterrupt at once. Handlers are put back afterwards.
+
+    Outside the main thread, where handlers cannot be set, signals keep their meaning.
+    """
+    request = StopRequest()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if request.requested:
+            raise KeyboardInterrupt
+        request.requested = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --------------------------------------------------------------------------------------------------
+
+Watch = Callable[[Row], bool]  # sees every evaluation after the first step; False ends the run early
+
+
+def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
+    """Data, model and plan of a run.
+
+    Args:
+        config: settings.
+        data: what `Recipe.data` gives for them, where it has been read already.
+
+    Raises:
+        DatasetError: missing or damaged data.
+        ConfigError: settings that do not go together, or an unreachable budget.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    config = structured(config)
+    recipe = find_recipe(config.recipe).starting_from(config.pretrained)
+    make_augment(config, recipe.input_shape)  # what is wrong with it is said before data are read
+    data = recipe.data(config) if data is None else data
+    private = data.train if "private-oracle" in (config.source, config.output_source) else None
+    plan = make_plan(config, recipe.input_shape, len(data.train[1]), recipe.probe, private)
+    learning_rate(config, 0, plan.steps)
+    try:
+        model = recipe.model(config.seed).to(torch.device(config.device))
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {config.device!r} cannot be used ({str(error).splitlines()[0]}); try cpu") from None
+    start = pretrain(config, model, recipe.input_shape, data.train) if config.pretrain_epochs else ""
+    return Prepared(config=config, recipe=recipe, data=data, model=model, plan=plan, start=start)
+
+
+def run(config: RunConfig, console: Console | None = None, *, any_world_size: bool = False) -> Result:
+    """Train a recipe into a new run folder; on several processes where torchrun has started them.
+
+    Args:
+        config: settings; `out` names the folder, or a new one below runs/ is made. Under torchrun every
+            process must see it, the first one alone reads and writes it, and the same command continues the run that is there.
+        console: where progress is drawn; None draws nothing.
+        any_world_size: let a restart go on with another number of processes.
+
+    Returns:
+        What came of it; `interrupted` after Ctrl-C or SIGTERM, with a checkpoint in the folder.
+
+    Raises:
+        RunFolderError: the folder cannot be used; before any training.
+        DatasetError: missing or damaged data.
+        ConfigError: settings that do not go together, an unreachable budget, or no `out` under torchrun.
+    """
+    check_named(config)
+    with processes() as ranks:
+        check_alike(config, ranks)
+        if is_begun(config, ranks):
+            return _continued(config.out, console, ranks, any_world_size)
+        folder = ranks.from_first(lambda: _new_folder(config), "run folder")
+        try:
+            config = ranks.from_first(partial(structured, config), "structure")
+            prepared = ranks.together(lambda: prepare(on_own_device(config)))
+        except BaseException:
+            if ranks.first:
+                folder.remove_if_empty()
+            raise
+        ranks.from_first(lambda: folder.begin(to_toml(config)), "settings")
+        check_seen(folder, ranks)
+        if console is not None and ranks.first and told(config):
+            console.print(told(config), markup=False, highlight=False)
+        return _train(prepared, folder, Metrics(config.eval_on, settings=of_the_run(config)), console, ranks)
+
+
+def _new_folder(config: RunConfig) -> RunFolder:
+    if config.out:
+        return RunFolder.create(config.out)
+    return RunFolder.fresh("runs", f"{config.recipe}-{config.method}-{datetime.now():%Y%m%d-%H%M%S}")
+
+
+def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -> Result:
+    """Train what is prepared for its figures alone: the loop of `run`, with ledger and metrics but without card, model and plots.
+
+    Args:
+        prepared: of `prepare`.
+        folder: a new run folder.
+        watch: sees every evaluation and may end the run; what it sees is for the operator only.
+
+    Returns:
+        What came of it; `interrupted` where it was ended early.
+    """
+    folder.begin(to_toml(prepared.config))
+    metrics = Metrics(prepared.config.eval_on, settings=of_the_run(prepared.config))
+    return _train(prepared, folder, metrics, None, Ranks.current(), watch=watch, figures_only=True)
+
+
+def resume(path: str | Path, console: Console | None = None, *, any_world_size: bool = False) -> Result:
+    """Continue a run from its checkpoint, with a fresh noise stream.
+
+    Args:
+        path: the run folder; under torchrun every process must see it, the first one alone reads and writes it.
+        console: where progress is drawn; None draws nothing.
+        any_world_size: go on with another number of processes than wrote the checkpoint.
+
+    Raises:
+        RunFolderError: no run folder, or one without a checkpoint.
+        CheckpointError: a damaged checkpoint, one of other settings or of another number of processes.
+        ConfigError: the run is complete, its ledger is gone, or its settings have changed.
+    """
+    with processes() as ranks:
+        return _continued(path, console, ranks, any_world_size)
+
+
+def _continued(path: str | Path, console: Console | None, ranks: Ranks, any_world_size: bool) -> Result:
+    own: list[Metrics] = []
+
+    def begun() -> tuple[RunFolder, RunConfig, Metrics]:
+        folder, config, metrics = _begun(path)
+        own.append(metrics)
+        return folder, config, metrics.without_private()
+
+    folder, config, metrics = ranks.from_first(begun, "run folder")
+    check_seen(folder, ranks)
+    prepared = ranks.together(lambda: prepare(on_own_device(config)))
+    metrics = own[0] if own else metrics
+    return _train(prepared, folder, metrics, console, ranks, resumed=True, any_world_size=any_world_size)
+
+
+def _begun(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
+    folder = RunFolder.open(path)
+    if not folder.ledger.exists() or (folder.ledger.is_file() and not folder.ledger.stat().st_size):
+        raise ConfigError(
+            f"{path} holds a checkpoint and no ledger, without which nobody can say what was spent: put {folder.ledger.name} back"
+        )
+    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else Metrics(config.eval_on, settings=of_the_run(config))
+    check_unchanged(config, metrics.settings, str(folder.config))
+    return folder, replace(config, out=str(path)), metrics
+
+
+def _train(
+    prepared: Prepared,
+    folder: RunFolder,
+    metrics: Metrics,
+    console: Console | None,
+    ranks: Ranks,
+    *,
+    resumed: bool = False,
+    any_world_size: bool = False,
+    watch: Watch | None = None,
+    figures_only: bool = False,
+) -> Result:
+    config, plan = prepared.config, prepared.plan
+    apart(ranks, prepared)
+    optimizer = make_optimizer(config, prepared.model)
+    session = Session(
+        plan,
+        prepared.model,
+        optimizer,
+        prepared.data.train,
+        ledger_path=folder.ledger,
+        num_workers=config.num_workers,
+        augment=make_augment(config, prepared.recipe.input_shape),
+    )
+    with session:
+        if resumed:
+            session.restore(folder.checkpoint, any_world_size=any_world_size)
+            if session.steps_done >= plan.steps and ranks.from_first(lambda: folder.is_complete, "results"):
+                raise ConfigError(f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are spent")
+        loop = _Loop(prepared, folder, session, metrics, ranks=ranks, watch=watch)
+        label, shown = LABELS[config.method], console if ranks.first else None
+        with TrainingProgress(plan.steps, done=session.steps_done, console=shown, label=label) as progress:
+            interrupted = loop.run(progress)
+        ranks.together(lambda: check_finite(session.layers))
+        if not interrupted and not figures_only:
+            ranks.from_first(lambda: write_results(prepared, folder, session, metrics), "results")
+        return _result(prepared, folder, session, metrics, interrupted)
+
+
+class _Loop:
+    """Steps, evaluations and checkpoints of one run."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        folder: RunFolder,
+        session: Session,
+        metrics: Metrics,
+        *,
+        ranks: Ranks,
+        watch: Watch | None,
+    ) -> None:
+        self._prepared, self._folder, self._session, self._metrics = prepared, folder, session, metrics
+        self._ranks, self._watch = ranks, watch
+        config, data = prepared.config, prepared.data
+        self._held_out = data.validation if config.eval_on == "validation" and data.validation else data.test
+        epoch = max(1, round(len(data.train[1]) / config.expected_batch_size))
+        self._every = config.evaluate_every or min(epoch, max(1, prepared.plan.steps // 5))
+
+    def run(self, progress: TrainingProgress) -> bool:
+        """Train to the end of the plan; whether it was interrupted, in which case a checkpoint is on the disk."""
+        plan, done = self._prepared.plan, self._session.steps_done
+        if not self._metrics.rows or done >= plan.steps:
+            # Before the first step: a run killed at any later one can be continued, since what it has spent cannot be had
+            # back. After the last: the weights that are left are judged anew, whatever was written before the run died.
+            self._metrics.add(self._judged(Row(step=done, epsilon=plan.curve.at(done)), progress))
+            self._save()
+        with stop_on_signals() as stop:
+            try:
+                for batch in self._session.batches():
+                    self._set_learning_rate(batch.step)
+                    record = self._session.step(batch, self._prepared.recipe.task.loss)
+                    self._note_refresh()
+                    if self._session.unproved_operation and batch.step == done:
+                        progress.slowed_by(self._session.unproved_operation)
+                    row = _row(record, plan.curve.upper_bound(record.release, self._every))
+                    progress.advance(
+                        epsilon=row.epsilon, clipped_fraction=record.clipped_fraction, batch_size=record.batch_size
+                    )
+                    last = record.release == plan.steps
+                    if last or record.release % self._every == 0:
+                        row = self._judged(row, progress)
+                    self._metrics.add(row)
+                    if row.accuracy is not None:
+                        self._save()
+                    if not last and self._ranks.any(stop.requested or not self._goes_on(row)):
+                        self._save()
+                        return True
+            except KeyboardInterrupt:
+                if self._ranks.world_size > 1:
+                    raise  # the others are elsewhere, and a checkpoint is made by all of them
+                self._save()
+                return True
+        return False
+
+    def _goes_on(self, row: Row) -> bool:
+        return row.accuracy is None or self._watch is None or self._watch(row)
+
+    def _set_learning_rate(self, step: int) -> None:
+        plan = self._prepared.plan
+        factor = getattr(plan.config.preconditioner, "learning_rate_factor", lambda _: 1.0)(step)
+        for group in self._session.optimizer.param_groups:
+            group["lr"] = learning_rate(self._prepared.config, step, plan.steps) * factor
+
+    def _judged(self, row: Row, progress: TrainingProgress) -> Row:
+        with judged_weights(self._session):
+            judged = self._prepared.recipe.task.judge(self._prepared.model, self._held_out)
+        progress.accuracy(judged.accuracy, self._prepared.config.eval_on)
+        return replace(row, accuracy=judged.accuracy, loss=judged.loss)
+
+    def _note_refresh(self) -> None:
+        metric = self._session.preconditioner
+        if metric is not None and all(metric.step != known["step"] for known in self._metrics.refreshes):
+            row = {"step": metric.step, "digest": metric.digest, "scale": metric.scale}
+            self._metrics.refreshes.append(row | ({"note": metric.note} if metric.note else {}))
+
+    def _save(self) -> None:
+        self._session.save(self._folder.checkpoint)
+        self._ranks.from_first(lambda: self._metrics.write(self._folder.metrics), "metrics")
+
+
+def _row(record: StepRecord, epsilon: float) -> Row:
+    return Row(
+        step=record.release,
+        epsilon=epsilon,
+        seconds=record.seconds,
+        batch_size=record.batch_size,
+        clipped_fraction=record.clipped_fraction,
+        nonfinite_fraction=record.nonfinite_fraction,
+        median_norm=record.median_norm,
+        floor_fraction=record.notes.get("adam_bc/floor_fraction"),
+    )
+
+
+def _result(prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics, interrupted: bool) -> Result:
+    judged = metrics.evaluated()
+    return Result(
+        folder=folder.path,
+        accuracy=judged[-1].accuracy or 0.0,
+        measured_on=prepared.config.eval_on,
+        epsilon=session.epsilon,
+        steps=session.steps_done,
+        seconds=time_spent(metrics),
+        interrupted=interrupted,
+        curve=curve_of(prepared, metrics),
+        score=prepared.recipe.task.score,
+        loss=judged[-1].loss,
+        stamp=stamp(prepared.plan),
+        head=session.ledger.head,
+    )
+
+
+def time_spent(metrics: Metrics) -> float:
+    """Seconds of all steps in the metrics."""
+    return sum(row.seconds or 0.0 for row in metrics.rows)

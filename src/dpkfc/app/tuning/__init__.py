@@ -1,0 +1,3 @@
+"""Many private runs: cells, stored results, worker processes, searches."""
+
+from __future__ import annotations

@@ -1,0 +1,794 @@
+"""Tuning: the same number of trials for every arm, in rounds, so that a study that is cut short has compared all of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import secrets
+import shlex
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+from dp_accounting import dp_event, rdp
+
+from dpkfc.app.run_folder import RunFolderError, placed
+from dpkfc.app.tuning.pool import Console, Place, StudyProgress, Task, drive, minutes_left
+from dpkfc.app.tuning.runs import Plain, Run, Store, StudyError
+from dpkfc.app.tuning.search import ADAPTIVE, SEARCHES, Arm, Search, arms_for, load_optuna, other_kind
+from dpkfc.privacy import ledger
+from dpkfc.privacy.accounting import EpsilonCurve, epsilon, event_from_dict, quiet_accountants
+from dpkfc.privacy.ledger import LedgerError, Verified
+from dpkfc.report.numbers import rounded_up
+
+# --------------------------------------------------------------------------------------------------
+# What tuning costs: ε of a random search whose number of trials is random, and the composition of
+# all trials otherwise.
+
+SCOPE = (
+    "for examples of the training part: a score on the validation part follows from private weights for them, and it is exact "
+    "for validation examples, which no ε protects"
+)
+_LARGEST = 10_000
+
+
+@dataclass(frozen=True)
+class TrialLaw:
+    """The law of the number of trials of a random search (Papernot and Steinke, arXiv 2110.03620).
+
+    Attributes:
+        name: for people.
+        mean: expected number of trials.
+        shape: infinity for Poisson, 1 for geometric, another positive number for truncated negative binomial.
+    """
+
+    name: str
+    mean: float
+    shape: float
+
+
+def trial_law(text: str, mean: float) -> TrialLaw:
+    """The law behind a name: "geometric", "poisson", or the shape of a truncated negative binomial law.
+
+    Raises:
+        StudyError: another text, or a mean below 1.
+    """
+    if mean < 1:
+        raise StudyError(f"the mean number of trials is {mean:g}; it must be 1 or more")
+    if text == "geometric":
+        return TrialLaw("geometric", mean, 1.0)
+    if text == "poisson":
+        return TrialLaw("Poisson", mean, math.inf)
+    try:
+        shape = float(text)
+    except ValueError:
+        shape = math.nan
+    if not (shape > 0 and math.isfinite(shape)):
+        raise StudyError(f"count = {text!r} is no law of the number of trials; geometric | poisson | a shape above 0")
+    return TrialLaw(f"truncated negative binomial, shape {shape:g}", mean, shape)
+
+
+def draw(law: TrialLaw, generator: random.Random | None = None) -> int:
+    """The number of trials, from the operating system's secret randomness unless a generator is given.
+
+    It is drawn once, before any trial, and is no public number: ε covers the choice, not the count. Zero, which only Poisson
+    gives, is a search without an outcome.
+    """
+    source = generator or secrets.SystemRandom()
+    if law.shape == math.inf:
+        return _poisson(law.mean, source)
+    if law.shape == 1.0:
+        return _geometric(1 / law.mean, source)
+    gamma = _gamma(law)
+    while True:  # negative binomial as a Poisson number of a Gamma mean, until it is not zero
+        count = _poisson(source.gammavariate(law.shape, (1 - gamma) / gamma), source)
+        if count > 0:
+            return count
+
+
+def _geometric(gamma: float, source: random.Random) -> int:
+    return 1 if gamma >= 1 else 1 + int(math.log(1 - source.random()) / math.log1p(-gamma))
+
+
+def _poisson(mean: float, source: random.Random) -> int:
+    """Arrivals of rate 1 before the mean."""
+    count, time = 0, source.expovariate(1.0)
+    while time < mean and count < _LARGEST:
+        count, time = count + 1, time + source.expovariate(1.0)
+    return count
+
+
+def _gamma(law: TrialLaw) -> float:
+    """The parameter of the truncated law that has the mean: shape · (1 − γ) / (γ · (1 − γ^shape)), which falls with γ."""
+    low, high = 1e-12, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        mean = law.shape * (1 - middle) / (middle * (1 - middle**law.shape))
+        low, high = (middle, high) if mean > law.mean else (low, middle)
+    return high
+
+
+def with_selection(
+    event: dp_accounting.DpEvent,
+    steps: int,
+    delta: float,
+    law: TrialLaw,
+    relation: str,
+    *,
+    then: tuple[dp_accounting.DpEvent, int] | None = None,
+) -> float:
+    """ε of running a random number of trials of one event and releasing the best, by RDP.
+
+    Args:
+        event: of one release.
+        steps: releases of one trial.
+        delta: δ.
+        law: of the number of trials.
+        relation: "add_or_remove_one" or "replace_one".
+        then: event and releases of one more run, with what the best trial shows.
+    """
+    relations = dp_accounting.NeighboringRelation
+    neighbours = relations.ADD_OR_REMOVE_ONE if relation == "add_or_remove_one" else relations.REPLACE_ONE
+    accountant = rdp.RdpAccountant(neighboring_relation=neighbours)
+    run = dp_accounting.SelfComposedDpEvent(event, steps)
+    with quiet_accountants():
+        accountant.compose(dp_event.RepeatAndSelectDpEvent(run, law.mean, law.shape))
+        if then is not None:
+            accountant.compose(*then)
+        return float(accountant.get_epsilon(delta))
+
+
+def composed(runs: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float, relation: str) -> float:
+    """ε of runs one after the other, each chosen after those before it: what is safe to say of an adaptive search, by RDP."""
+    if all(one == runs[0][0] for one, _ in runs):  # also where RDP knows the event, and not a composition of it
+        return epsilon(runs[0][0], sum(count for _, count in runs), delta, "rdp", relation)
+    event = dp_accounting.ComposedDpEvent([dp_accounting.SelfComposedDpEvent(one, count) for one, count in runs])
+    return epsilon(event, 1, delta, "rdp", relation)
+
+
+# --------------------------------------------------------------------------------------------------
+# What the runs of a study may have released, by their ledgers.
+
+_OTHER = {"add_or_remove_one": "replace_one", "replace_one": "add_or_remove_one"}
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Every run of a folder that has a ledger: finished, ended early or killed, at whatever ε it was begun.
+
+    Attributes:
+        runs: how many.
+        releases: pairs of an event and how often it may have been released, over all runs.
+        relations: neighbouring relations that their ledgers state.
+        unread: ledgers of which nothing can be said, and why.
+    """
+
+    runs: int = 0
+    releases: tuple[tuple[dp_accounting.DpEvent, int], ...] = ()
+    relations: frozenset[str] = frozenset()
+    unread: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, folder: Path) -> Begun:
+        """Of the folder that holds the run folders; it may be missing."""
+        paths = sorted(folder.glob("*/ledger.jsonl"))
+        counts: dict[str, int] = {}
+        events: dict[str, dp_accounting.DpEvent] = {}
+        relations, unread = set(), []
+        for path in paths:
+            try:
+                found = _read(path)
+                released = {} if found is None else _released(found)
+                events |= {text: event_from_dict(json.loads(text)) for text in released.keys() - events.keys()}
+            except (LedgerError, OSError, ValueError) as error:
+                unread.append(" ".join(str(error).split()))
+                continue
+            if found is not None and "neighbouring_relation" in found.header:
+                relations.add(str(found.header["neighbouring_relation"]))
+            for text, count in released.items():
+                counts[text] = counts.get(text, 0) + count
+        releases = tuple((events[text], count) for text, count in counts.items())
+        return cls(len(paths), releases, frozenset(relations), tuple(unread))
+
+    def epsilon(self, delta: float, relation: str) -> float | None:
+        """ε of all of them, one after the other, by RDP; None without a run, or where it cannot be told."""
+        if not self.runs or self.unread or _OTHER[relation] in self.relations:
+            return None
+        if not self.releases:
+            return 0.0
+        try:
+            return composed(self.releases, delta, relation)
+        except ValueError:  # RDP knows each of the events, and not a composition of them
+            return None
+
+
+def _read(path: Path) -> Verified | None:
+    """A ledger as its run would go on with it: without a last line that a kill cut short, whose release never left.
+
+    Returns:
+        None where the run was killed before its first line was written.
+
+    Raises:
+        LedgerError: a line before the end was changed, left out or damaged.
+        OSError: it cannot be read.
+    """
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    whole = content + b"\n" if content[end:] and ledger.is_complete(content[end:]) else content[:end]
+    if not whole and ledger.begins_a_ledger(content):
+        return None
+    return ledger.parse(whole or content, f"{path.parent.name}/{path.name}")
+
+
+def _released(found: Verified) -> dict[str, int]:
+    """How often each event counts: as planned, since a run that was ended early was ended by what it showed.
+
+    What is left of the plan counts as the last release did. A run without a release gave nothing away.
+    """
+    counts: dict[str, int] = {}
+    event = ""
+    for release in found.releases:
+        event = json.dumps(release["event"], sort_keys=True)
+        counts[event] = counts.get(event, 0) + 1
+    planned = found.header.get("steps")
+    if event and isinstance(planned, int):
+        counts[event] += max(0, planned - len(found.releases))
+    return counts
+
+
+# --------------------------------------------------------------------------------------------------
+# What came of tuning: a value, as JSON, as Markdown, and with what ε says and does not say about
+# it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmResult:
+    """One arm after its trials.
+
+    Attributes:
+        name: of the arm.
+        label: in tables.
+        control: whether it is a matched control.
+        trials: that have ended.
+        pruned: of them, ended early.
+        failed: of them, could not be run.
+        accuracy: of the best trial on the validation split; None without a full trial. NOT PRIVATE.
+        params: its settings.
+        command: that trains with them on the whole training set.
+    """
+
+    name: str
+    label: str
+    control: bool
+    trials: int
+    pruned: int
+    failed: int
+    accuracy: float | None
+    params: Mapping[str, Plain]
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What ε says about a tuning study.
+
+    Attributes:
+        statement: in words; of a random search without the number of its trials, which the figure asks to be secret.
+        unpublished: what else there is to say, to the operator only; empty where the statement says it all.
+        with_tuning: ε of one arm of a random search that is over, its choice counted; None where there is no such figure.
+        with_training: ε of that and of one training with what it chose.
+        composed: ε of all runs begun, one after the other, by RDP and their ledgers; None where it cannot be told.
+    """
+
+    statement: str
+    unpublished: str = ""
+    with_tuning: float | None = None
+    with_training: float | None = None
+    composed: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """A tuning study.
+
+    Attributes:
+        recipe: the task.
+        search: "tpe" or "random".
+        planned: trials of every arm; for a random search their mean.
+        validation: size of the validation split.
+        epsilon: of one trial.
+        delta: of one trial.
+        statement: what ε says about the tuning, in words.
+        unpublished: what is for the operator only.
+        epsilon_with_tuning: as of `Cost`.
+        epsilon_with_training: as of `Cost`.
+        epsilon_composed: as of `Cost`.
+        runs_begun: killed ones included, as each has spent its budget.
+        arms: best first.
+        complete: whether every arm has had its trials.
+        failures: trials that could not be run, and why.
+    """
+
+    recipe: str
+    search: str
+    planned: int
+    validation: int
+    epsilon: float
+    delta: float
+    statement: str
+    unpublished: str
+    epsilon_with_tuning: float | None
+    epsilon_with_training: float | None
+    epsilon_composed: float | None
+    runs_begun: int
+    arms: Sequence[ArmResult]
+    complete: bool
+    failures: Mapping[str, str]
+
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        """Write `tune.json` and `tune.md` for their owner alone; they hold accuracies on private examples.
+
+        Raises:
+            RunFolderError: the disk cannot take them.
+        """
+        data, text = folder / "tune.json", folder / "tune.md"
+        content = json.dumps({"version": 1, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        placed(data, lambda part: part.write_text(content, "utf-8"), private=True)
+        placed(text, lambda part: part.write_text(self.markdown(), "utf-8"), private=True)
+        return data, text
+
+    def markdown(self) -> str:
+        """The study for people; without the number of trials where that is secret, but for a line that says so."""
+        secret = self.search != ADAPTIVE
+        lines = [
+            f"# Tuning of {self.recipe}",
+            "",
+            self.statement,
+            "",
+            "| method | validation % | trials | settings |",
+            "|---|---|---|---|",
+        ]
+        for arm in self.arms:
+            name = f"{arm.label} (control)" if arm.control else arm.label
+            count = "secret" if secret else f"{arm.trials} ({arm.pruned} pruned, {arm.failed} failed)"
+            lines.append(f"| {name} | {percent(arm.accuracy)} | {count} | {settings_text(arm.params)} |")
+        if not self.complete:
+            lines += ["", "Not finished: some trials are still to run, of some methods perhaps more. The same command goes on."]
+        if self.failures:
+            lines += ["", "Trials that could not be run" + (" (not to be published):" if secret else ":"), ""]
+            lines += [f"- {name}: {why}" for name, why in self.failures.items()]
+        lines += ["", "Train with what won, on the whole training set:", ""]
+        lines += [f"    {arm.command}" for arm in self.arms if arm.accuracy is not None]
+        if self.unpublished:
+            lines += ["", self.unpublished]
+        return "\n".join(lines) + "\n"
+
+
+def percent(accuracy: float | None) -> str:
+    """An accuracy in a table."""
+    return "–" if accuracy is None else f"{100 * accuracy:.2f}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± sample standard deviation of seeds in a table; a dash for none."""
+    if not values:
+        return "–"
+    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{deviation}"
+
+
+def settings_text(params: Mapping[str, Plain]) -> str:
+    """Settings in a table."""
+    return ", ".join(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}" for name, value in params.items())
+
+
+def cost_of(
+    plan: Any, begun: Begun, law: TrialLaw | None = None, arms: int = 1, *, final: Any = None, over: bool = True
+) -> Cost:
+    """What ε says about a tuning study.
+
+    Args:
+        plan: of one trial; every trial has its event and number of steps.
+        begun: runs that have begun, in this study or before it in its folder.
+        law: of the number of trials of a random search, None for a search whose trials depend on one another.
+        arms: that were compared.
+        final: plan of a training with what the search chose; None as of a trial.
+        over: whether all trials have ended; a random search is accounted for as a whole.
+    """
+    spent = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant).at(plan.steps)
+    given = f"(ε = {rounded_up(spent)}, δ = {plan.delta:g})"
+    lines = [
+        f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been known beforehand; the search "
+        "looked at private examples for every trial.",
+    ]
+    total, together = _together(plan, begun)
+    chosen = trained = None
+    unpublished = ""
+    if law is None:
+        lines += [together] if together else []
+        lines.append(
+            "The trials of this search were chosen after those before them (TPE, pruning), so no tighter figure exists; a "
+            "random search (--search random) has one."
+        )
+    else:
+        unpublished = f"Not to be published, since the number of trials has to stay secret: {together}" if together else ""
+        if over:
+            chosen, trained, text = _of_the_choice(plan, final or plan, law)
+            lines.append(text)
+        else:
+            lines.append("ε of the choice is stated once all trials that were drawn for this search have run.")
+        if arms > 1:
+            lines.append(f"{arms} methods were searched: what is concluded from all of them composes over them.")
+    lines.append("Validation examples are private examples that no ε here protects: their accuracies are for the operator only.")
+    return Cost(
+        statement=" ".join(lines), unpublished=unpublished, with_tuning=chosen, with_training=trained, composed=total
+    )
+
+
+def _together(plan: Any, begun: Begun) -> tuple[float | None, str]:
+    """ε of all runs begun where it is finite, and what there is to say of it; nothing without a run."""
+    total = begun.epsilon(plan.delta, plan.neighbouring_relation)
+    if total is not None:
+        said = f"All {begun.runs} runs begun compose to ε = {rounded_up(total)} by RDP, if all that they showed counts."
+        return total if math.isfinite(total) else None, said  # JSON holds no infinity
+    if not begun.runs:
+        return None, ""
+    why = begun.unread[0] if begun.unread else "RDP does not compose their events"
+    return None, f"What the {begun.runs} runs begun cost together cannot be told: {why}."
+
+
+def _of_the_choice(plan: Any, final: Any, law: TrialLaw) -> tuple[float, float, str]:
+    """ε of what a random search chose for one arm, ε of that and of a training with it, and both in words."""
+    terms = (plan.event, plan.steps, plan.delta, law, plan.neighbouring_relation)
+    chosen, trained = with_selection(*terms), with_selection(*terms, then=(final.event, final.steps))
+    return chosen, trained, (
+        f"For one method whose number of trials was drawn beforehand ({law.name}, mean {law.mean:g}) the settings of the best "
+        f"trial cost ε = {rounded_up(chosen)}, and together with ONE further training with them ε = {rounded_up(trained)} "
+        f"(Papernot and Steinke, RDP, δ = {plan.delta:g}), {SCOPE}. Both hold while the number of trials that were run stays "
+        "secret."
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# The report at the end of a study, however it ends.
+
+
+@contextmanager
+def reported(write: Callable[[], object]) -> Iterator[None]:
+    """Write the report when the inside has ended, also where it was interrupted.
+
+    Args:
+        write: the report. Where the inside ended with a StudyError (a full disk, say), that error is told and not a second one
+            of the report, which may not fit either.
+
+    Raises:
+        RunFolderError: the disk cannot take the report.
+    """
+    try:
+        yield
+    except StudyError:
+        with suppress(StudyError, RunFolderError):
+            write()
+        raise
+    except BaseException:
+        write()
+        raise
+    write()
+
+
+# --------------------------------------------------------------------------------------------------
+
+SEED = 100  # of tuning runs; the seeds of tests are others
+BLOCK = 5
+_MOST_VALIDATION, _SHARE = 5000, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings:
+    """What a tuning study is.
+
+    Attributes:
+        recipe: the task.
+        methods: that are compared.
+        trials: of every arm; for a random search the mean of their number.
+        controls: whether matched controls are added.
+        search: "tpe", or "random" for an ε with tuning counted.
+        count: law of the number of trials of a random search: "geometric", "poisson", or a shape above 0 of the truncated
+            negative binomial law.
+        optimizer: for methods that take any; empty as the recipe says.
+        settings: laid over the recipe's for every arm, such as epsilon.
+
+    Raises:
+        StudyError: a value outside its range.
+    """
+
+    recipe: str
+    methods: tuple[str, ...]
+    trials: int = 20
+    controls: bool = True
+    search: str = "tpe"
+    count: str = "geometric"
+    optimizer: str = ""
+    settings: Mapping[str, Plain] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.methods:
+            raise StudyError("which methods? give --method once or several times")
+        if self.trials < 1:
+            raise StudyError(f"trials = {self.trials}: every method needs one or more")
+        if self.search not in SEARCHES:
+            raise StudyError(f"search = {self.search!r} is not known; {' | '.join(SEARCHES)}")
+        searched = {name for arm in self.arms() for name in arm.space} & set(self.settings)
+        if searched:
+            raise StudyError(f"{sorted(searched)[0]} is searched for one of the methods and cannot be given as well")
+        if self.settings.get("adam_bc_floor") and any("adam_bc_resolution" in arm.space for arm in self.arms()):
+            raise StudyError("adam_bc_resolution is searched for one of the methods and means nothing beside adam_bc_floor")
+        if self.search == "random":
+            trial_law(self.count, self.trials)
+
+    def arms(self) -> list[Arm]:
+        """What is compared, controls included."""
+        return arms_for(self.recipe, list(self.methods), controls=self.controls, optimizer=self.optimizer)
+
+
+def validation_size(recipe: str, settings: Mapping[str, Plain]) -> int:
+    """The validation split: as given, or a tenth of the training set, at most 5,000 examples.
+
+    Raises:
+        DatasetError: missing or damaged data.
+        ConfigError: an unknown recipe or setting.
+    """
+    from dpkfc.app.recipes.catalogue import find_recipe, run_config
+
+    if given := settings.get("validation_size"):
+        return int(given)
+    whole = find_recipe(recipe).data(run_config({"recipe": recipe, **settings}))
+    return min(_MOST_VALIDATION, len(whole.train[1]) // _SHARE)
+
+
+def searches(
+    arms: Sequence[Arm],
+    common: Mapping[str, Plain],
+    recipe: str,
+    store: Store,
+    storage: Path,
+    *,
+    trials: int | Mapping[str, int],
+    kind: str = "tpe",
+) -> list[Search]:
+    """One search an arm, taken up where an earlier process left it."""
+    rows = list(store)
+    found = []
+    for arm in arms:
+        count = trials if isinstance(trials, int) else trials[arm.name]
+        found.append(Search(arm, common, recipe, storage, trials=count, kind=kind, seed=SEED, rows=rows))
+    return found
+
+
+class Trials:
+    """The trials of several searches as a source of cells: five of each, then five more of each, and so on.
+
+    Args:
+        searches: one an arm.
+        store: takes every trial that ends.
+    """
+
+    def __init__(self, searches: Sequence[Search], store: Store) -> None:
+        self._searches, self._store = list(searches), store
+
+    @property
+    def over(self) -> bool:
+        """Whether every trial has ended."""
+        return all(search.over for search in self._searches)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Trials that could not be run, now or in an earlier call, and why."""
+        return {f"{one.arm.label}, trial {key}": why for one in self._searches for key, why in one.failures().items()}
+
+    def next(self, fits: Callable[[Run], bool]) -> Task | None:
+        """The next trial of the search that has begun the fewest blocks."""
+        waiting = [search for search in self._searches if search.begun < search.trials]
+        if not waiting:
+            return self._once_more(fits)
+        search = min(waiting, key=lambda one: one.begun // BLOCK)
+        if not fits(search.run({}, seed=SEED, evaluate_on="validation")):
+            return None
+        key, run = search.ask()
+        return Task(run, tag=(search, key), watched=search.kind == "tpe", label=search.arm.name)
+
+    def _once_more(self, fits: Callable[[Run], bool]) -> Task | None:
+        """A trial that was stopped against fewer others than there are now."""
+        for search in self._searches:
+            if not search.over and fits(search.run({}, seed=SEED, evaluate_on="validation")):
+                again = search.ask_again()
+                if again is not None:
+                    return Task(again[1], tag=(search, again[0]), watched=True, label=search.arm.name)
+        return None
+
+    def report(self, task: Task, number: int, accuracy: float) -> bool:
+        """Whether a trial is worth going on."""
+        search, key = task.tag
+        return search.report(key, number, accuracy)
+
+    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+        """Keep a trial: on the disk first, then for the search."""
+        search, key = task.tag
+        tag = {"search": search.name, "arm": search.arm.name, "params": search.params_of(key), "pruned": ended}
+        tag |= {} if search.kind == ADAPTIVE else {"kind": search.kind}
+        self._store.put(task.run, {**row, "tag": tag})
+        search.tell(key, row["accuracy"], ended)
+
+    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+        """A trial that cannot be run counts and says nothing about its arm; one that was lost is tried again."""
+        search, key = task.tag
+        (search.lose if lost else search.fail)(key, reason)
+
+
+def expected_seconds(store: Store) -> Callable[[Run], float | None]:
+    """Seconds of a cell from those that have run: the longest of its recipe and method, else of its recipe, at equal steps."""
+
+    def expected(run: Run) -> float | None:
+        rows = [row for row in store if row["run"]["recipe"] == run.recipe and not row.get("tag", {}).get("pruned")]
+        alike = [row for row in rows if row["run"]["method"] == run.method] or rows
+        if not alike:
+            return None
+        rate = max(row.get("wall_seconds", 0.0) / max(1, row["steps"]) for row in alike)
+        config = run.config()
+        size = max(row["dataset_size"] for row in alike)
+        return rate * (config.steps or config.epochs * size / config.expected_batch_size)
+
+    return expected
+
+
+def tune(
+    settings: TuneSettings,
+    folder: Path,
+    *,
+    data_dir: str = "",
+    workers: int = 1,
+    budget_minutes: float | None = None,
+    console: Console | None = None,
+) -> Tuned:
+    """Tune the arms of a recipe, or go on where an earlier call stopped; the report is in the folder afterwards.
+
+    Args:
+        settings: what is tuned.
+        folder: for results, trials, ledgers and report.
+        data_dir: folder of the data sets; empty as for `dpkfc train`.
+        workers: trials at once.
+        budget_minutes: no trial is started that would not end in time, and those that run when it is up are stopped.
+        console: where progress is drawn.
+
+    Raises:
+        StudyError: Optuna is missing, a file of the folder cannot be used, or the disk is full.
+        DatasetError: missing or damaged data.
+        ConfigError: settings that do not go together.
+        KeyboardInterrupt: interrupted; the report of what has finished is written before.
+    """
+    load_optuna()
+    left = minutes_left(budget_minutes)
+    given = {**settings.settings, **({"data_dir": data_dir} if data_dir else {})}
+    common = {**settings.settings, "validation_size": validation_size(settings.recipe, given)}
+    arms = settings.arms()
+    law = trial_law(settings.count, settings.trials) if settings.search == "random" else None
+    if law is not None and settings.settings.get("sampler") == "truncated_poisson":
+        raise StudyError(
+            "the choice of a random search cannot be counted with --sampler truncated_poisson, whose law RDP does not repeat and "
+            "select; take poisson, or --search tpe, which counts no choice"
+        )
+    with Store(folder / "results.json") as store:
+        _check_terms(store, settings, arms, common)
+        trials = settings.trials if law is None else _drawn(folder / "trials.json", arms, law)
+        storage = folder / "trials.sqlite3"
+        found = searches(arms, common, settings.recipe, store, storage, trials=trials, kind=settings.search)
+        source = Trials(found, store)
+        place = Place(folder, data_dir)
+        total = sum(search.trials for search in found)
+        made: list[Tuned] = []
+
+        def report() -> None:
+            made.append(_tuned(settings, found, source, law, place))
+            made[-1].write(folder)
+
+        begun = sum(search.begun for search in found)
+        with reported(report), StudyProgress(total, done=begun, console=console) as progress:
+            drive(
+                source, place, workers=workers, budget_minutes=left(), expected=expected_seconds(store), watcher=progress,
+            )  # fmt: skip
+    return made[-1]
+
+
+def _check_terms(store: Store, study: TuneSettings, arms: Sequence[Arm], common: Mapping[str, Plain]) -> None:
+    """Refuse results of another kind of search, at another ε, or with other settings that all trials share.
+
+    A random search is of trials that are independent and of a number drawn before them: one that another search chose
+    must not be among them. Results of other settings cannot be compared.
+
+    Raises:
+        StudyError: naming the kind, or the first setting that differs.
+    """
+    known = {arm.name: arm for arm in arms}
+    for row in store:
+        tag, settings = row.get("tag", {}), row["run"]["settings"]
+        if "params" in tag and tag.get("kind", ADAPTIVE) != study.search:
+            raise other_kind(store.path, study.search)
+        arm = known.get(tag.get("arm")) if row["run"]["recipe"] == study.recipe else None
+        if arm is None or "params" not in tag:
+            continue
+        before = {name: value for name, value in settings.items() if name not in tag["params"] and name not in arm.settings}
+        now = {name: value for name, value in common.items() if name not in tag["params"] and name not in arm.settings}
+        other = next((name for name in sorted({*before, *now}) if before.get(name) != now.get(name)), None)
+        if other is not None:
+            told = ["the recipe's own" if other not in of else repr(of[other]) for of in (before, now)]
+            raise StudyError(
+                f"{store.path} holds trials of {arm.label} with {other} = {told[0]}, and this search has {told[1]}; choose "
+                "another --out, or the settings of then"
+            )
+
+
+def _drawn(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:
+    """The number of trials of every arm, drawn once before any trial and kept."""
+    from dpkfc.app.run_folder import placed
+
+    stated = {"law": law.name, "mean": law.mean}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        kept = {str(name): int(count) for name, count in content["trials"].items()}
+    except FileNotFoundError:
+        content, kept = stated, {}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise StudyError(f"{path} is damaged ({error}); the numbers of trials were drawn in it: choose another --out") from None
+    if {name: content.get(name) for name in stated} != stated:
+        raise StudyError(f"{path} holds numbers of trials drawn from another law; choose another --out")
+    trials = {arm.name: kept.get(arm.name, -1) for arm in arms}
+    trials = {name: draw(law) if count < 0 else count for name, count in trials.items()}
+    text = json.dumps({**stated, "trials": {**kept, **trials}}, indent=1) + "\n"
+    placed(path, lambda part: part.write_text(text, "utf-8"), private=True)
+    return trials
+
+
+def _tuned(
+    settings: TuneSettings, found: Sequence[Search], source: Trials, law: TrialLaw | None, place: Place
+) -> Tuned:
+    from dpkfc.app.train import prepare
+
+    run = found[0].run({}, seed=SEED, evaluate_on="validation")
+    plan = prepare(run.config(data_dir=place.data_dir)).plan
+    whole = found[0].run({}, seed=SEED, evaluate_on="test")
+    final = prepare(whole.config(data_dir=place.data_dir)).plan if law is not None else None
+    begun = Begun.of(place.folder / "runs")
+    cost = cost_of(plan, begun, law, len(found), final=final, over=source.over)
+    results = sorted((_arm_result(search, settings, law) for search in found), key=lambda one: -(one.accuracy or 0.0))
+    return Tuned(
+        recipe=settings.recipe, search=settings.search, planned=settings.trials,
+        validation=run.config().validation_size, epsilon=plan.target_epsilon or plan.epsilon(), delta=plan.delta,
+        statement=cost.statement, unpublished=cost.unpublished, epsilon_with_tuning=cost.with_tuning,
+        epsilon_with_training=cost.with_training, epsilon_composed=cost.composed, runs_begun=begun.runs, arms=results,
+        complete=source.over, failures=source.failures,
+    )  # fmt: skip
+
+
+def _arm_result(search: Search, settings: TuneSettings, law: TrialLaw | None) -> ArmResult:
+    best, counts = search.best(), search.counts()
+    params = best[0] if best else {}
+    flags = {**settings.settings, **search.arm.settings, **params}
+    flags.pop("validation_size", None)  # the whole training set
+    command = f"dpkfc train --recipe {settings.recipe} --method {search.arm.method}"
+    command += "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in flags.items())
+    found = f"{sum(counts.values())} trials of dpkfc tune" if law is None else _chosen_by(law, search.over)
+    command += f" --chosen-by {shlex.quote(found + ' on a validation split; not in ε')}"
+    return ArmResult(
+        name=search.arm.name, label=search.arm.label, control=search.arm.control, trials=sum(counts.values()),
+        pruned=counts["pruned"], failed=counts["failed"], accuracy=best[1] if best else None, params=params, command=command,
+    )  # fmt: skip
+
+
+def _chosen_by(law: TrialLaw, over: bool) -> str:
+    """A random search on a public card: the law of its number of trials, never the number."""
+    return f"{'a' if over else 'an unfinished'} random search of dpkfc tune ({law.name}, mean {law.mean:g})"

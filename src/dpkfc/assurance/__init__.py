@@ -1,1 +1,0 @@
-"""Checks of the promise: audits of the step that runs, and statistics that bound ε from below."""

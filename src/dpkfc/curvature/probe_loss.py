@@ -1,0 +1,279 @@
+"""The probe's loss: a likelihood of the model's output, with labels drawn from a public random stream.
+
+With labels drawn from the model's own predictive distribution the output gradients are those of the Fisher information
+(one Monte-Carlo draw); no label of a private example is involved.
+
+Outputs `[N, K]` and `[N, T, K]` carry the classes on the last axis, `[N, K, *spatial]` with two spatial axes or more on
+the second one. The loss of an example is the mean over its positions, as a training loss should be; with a padding mask
+that is the mean over its own positions, and the others have no gradient.
+
+Logits of a language model are large, `[N, T, 50 000]`. Draws and cross-entropy work through them a few rows at a time,
+and the only copy of their size is their gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LABELS = ("model", "uniform", "given")
+LIKELIHOODS = ("categorical", "gaussian", "bernoulli")
+_IGNORED = -100
+_PIECE = 1 << 20  # logits worked on at a time
+
+
+class Draws:
+    """Random numbers for a whole probe, handed out by rows, so that they do not depend on the micro-batch size.
+
+    Args:
+        generator: the probe's stream.
+        total: examples in the probe.
+    """
+
+    def __init__(self, generator: torch.Generator, total: int) -> None:
+        self.generator = generator
+        self.total = total
+        self._drawn: dict[str, Tensor] = {}
+
+    def rows(self, kind: str, shape: tuple[int, ...], rows: slice, device: torch.device) -> Tensor:
+        """Uniform or normal numbers `[len(rows), *shape]` that belong to those examples; float64."""
+        if kind not in self._drawn:
+            draw = torch.rand if kind == "uniform" else torch.randn
+            self._drawn[kind] = draw(self.total, *shape, generator=self.generator, dtype=torch.float64)
+        drawn = self._drawn[kind]
+        if drawn.shape[1:] != shape:
+            raise ValueError(
+                f"the model's output changed its shape between probe micro-batches, {tuple(drawn.shape[1:])} to {shape}"
+            )
+        return drawn[rows].to(device)
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Where labels come from: `model` or `uniform` with the draws of these rows, or given ones."""
+
+    kind: str
+    given: Tensor | None
+    draws: Draws
+    rows: slice
+
+    def numbers(self, distribution: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Random numbers of these rows."""
+        return self.draws.rows(distribution, shape, self.rows, device)
+
+
+def logits_of(output: Any) -> Tensor:
+    """The tensor in a model's output: itself, its `.logits` or its item `logits`.
+
+    Raises:
+        ValueError: there is none, or it is not finite.
+    """
+    if not isinstance(output, Tensor):
+        found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+        if not isinstance(found, Tensor):
+            raise ValueError(
+                f"the model's output on the probe is a {type(output).__name__} without `.logits`; give KFAC a "
+                "loss(output, generator) that returns one loss an example"
+            )
+        output = found
+    if output.numel() and not all(torch.isfinite(x) for x in torch.aminmax(output)):
+        raise ValueError(
+            f"the model's output on the probe (shape {tuple(output.shape)}) contains NaN or infinity; "
+            "check the probe's scale and the model's parameters"
+        )
+    return output
+
+
+def likelihood_loss(
+    likelihood: str,
+    output: Any,
+    *,
+    labels: str,
+    given: Tensor | None,
+    draws: Draws,
+    rows: slice,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Negative log-likelihood of each probe example.
+
+    Args:
+        likelihood: categorical, gaussian (unit variance) or bernoulli.
+        output: what the model returned.
+        labels: model, uniform or given.
+        given: the probe's own labels of these rows, or None.
+        draws: random numbers of the whole probe.
+        rows: which examples these are.
+        mask: True `[N, T]` at the positions that are text; read for outputs `[N, T, K]` alone.
+
+    Returns:
+        Losses `[N]`.
+
+    Raises:
+        ValueError: labels that are missing or out of range, or an output that does not fit the likelihood or the mask.
+    """
+    logits = logits_of(output)
+    if labels == "given" and given is None:
+        raise ValueError("labels='given' needs a probe with labels, such as PublicData(inputs, labels, ...)")
+    if labels != "given":
+        given = None
+    if logits.dim() < 1 or logits.shape[0] != rows.stop - rows.start:
+        raise ValueError(
+            f"the model returned shape {tuple(logits.shape)} for {rows.stop - rows.start} probe examples; "
+            "the leading axis must be the batch"
+        )
+    if logits.dim() != 3:
+        mask = None
+    elif mask is not None and mask.shape != logits.shape[:2]:
+        raise ValueError(
+            f"the model returned shape {tuple(logits.shape)} for an attention mask of shape {tuple(mask.shape)}, so the "
+            "positions of the output are not those of the text; give KFAC a loss(output, generator) of your own"
+        )
+    return _LOSSES[likelihood](logits, _Labels(labels, given, draws, rows), mask)
+
+
+def fits(likelihood: str, output: Any, given: Tensor) -> bool:
+    """Whether a probe's labels `[n, ...]` can be labels of a model's output `[N, ...]`: of its shape and among its classes."""
+    logits = logits_of(output)
+    if likelihood != "categorical":
+        return given[0].numel() == logits[0].numel()
+    logits = logits.movedim(1, -1) if logits.dim() >= 4 else logits
+    if given.is_floating_point() or given.shape[1:] != logits.shape[1:-1]:
+        return False
+    counted = given[given != _IGNORED]
+    return not counted.numel() or (0 <= int(counted.min()) and int(counted.max()) < logits.shape[-1])
+
+
+def _categorical(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
+    if logits.dim() < 2 or (logits.dim() < 4 and logits.shape[-1] < 2):
+        raise ValueError(
+            f"a categorical likelihood needs logits [batch, ..., classes], got {tuple(logits.shape)}; "
+            "use likelihood='bernoulli' or 'gaussian'"
+        )
+    if logits.dim() >= 4:
+        logits = logits.movedim(1, -1)
+    classes = logits.shape[-1]
+    if source.given is not None:
+        target = _checked_labels(source.given.to(logits.device), logits, classes)
+    else:
+        uniform = source.numbers("uniform", tuple(logits.shape[1:-1]), logits.device)
+        target = _drawn_classes(logits.detach(), uniform, source.kind)
+    counted = target != _IGNORED if mask is None else (target != _IGNORED) & mask.to(target.device)
+    losses: Tensor = _CrossEntropy.apply(logits.reshape(-1, classes), target.reshape(-1), counted.reshape(-1))
+    losses = losses.view(target.shape)
+    return losses.flatten(1).sum(1) / counted.flatten(1).sum(1).clamp(min=1) if target.dim() > 1 else losses
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """−log softmax(logits) at the target `[M]`, zero where a row does not count.
+
+    Keeps the logits alone for the backward pass, which writes one tensor of their size. Torch's own cross-entropy
+    keeps and makes three.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, counted: Tensor) -> Tensor:
+        target = target.clamp(min=0).unsqueeze(1)
+        total = [torch.logsumexp(x.to(_wide(x)), 1) for x in _pieces(logits)]
+        normaliser = torch.cat(total) if total else logits.new_zeros(0)
+        ctx.save_for_backward(logits, target, counted, normaliser)
+        losses = normaliser - logits.gather(1, target).squeeze(1)
+        return losses.masked_fill(~counted, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        logits, target, counted, normaliser = ctx.saved_tensors
+        weight = gradient.masked_fill(~counted, 0.0).unsqueeze(1)
+        out = torch.empty_like(logits)
+        start = 0
+        for x in _pieces(logits):
+            rows = slice(start, start + x.shape[0])
+            p = torch.exp(x.to(normaliser.dtype) - normaliser[rows].unsqueeze(1))
+            p.scatter_add_(1, target[rows], p.new_full(target[rows].shape, -1.0))
+            out[rows] = p.mul_(weight[rows])
+            start = rows.stop
+        return out, None, None
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def _pieces(rows: Tensor) -> Iterator[Tensor]:
+    """Rows `[M, K]` a few at a time."""
+    step = max(1, _PIECE // max(1, rows.shape[1]))
+    for start in range(0, rows.shape[0], step):
+        yield rows[start : start + step]
+
+
+def _drawn_classes(logits: Tensor, uniform: Tensor, labels: str) -> Tensor:
+    """Classes by inverse transform of one uniform number a position."""
+    classes = logits.shape[-1]
+    if labels == "uniform":
+        return (uniform * classes).long().clamp(max=classes - 1)
+    step = max(1, _PIECE // classes)
+    numbers = uniform.reshape(-1, 1).split(step)
+    drawn = [
+        torch.searchsorted(torch.softmax(x.double(), -1).cumsum(-1), u)
+        for x, u in zip(_pieces(logits.reshape(-1, classes)), numbers, strict=True)
+    ]
+    return torch.cat(drawn).view(uniform.shape).clamp(max=classes - 1) if drawn else uniform.long()
+
+
+def _checked_labels(given: Tensor, logits: Tensor, classes: int) -> Tensor:
+    if given.shape != logits.shape[:-1] or given.is_floating_point():
+        raise ValueError(
+            f"the probe's labels have shape {tuple(given.shape)} and dtype {given.dtype}, but the logits need integer "
+            f"labels of shape {tuple(logits.shape[:-1])}"
+        )
+    counted = given[given != _IGNORED]
+    if counted.numel() and not (0 <= int(counted.min()) and int(counted.max()) < classes):
+        raise ValueError(
+            f"the probe's labels run from {int(counted.min())} to {int(counted.max())}, but the model has {classes} "
+            "classes; relabel the public data or use labels='model'"
+        )
+    return given.long()
+
+
+def _gaussian(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
+    if source.given is not None:
+        target = _matching(source.given, logits)
+    else:
+        noise = source.numbers("normal", tuple(logits.shape[1:]), logits.device).to(logits.dtype)
+        target = logits.detach() + noise
+    return _mean_over_outputs(0.5 * (logits - target).square(), mask)
+
+
+def _bernoulli(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
+    if source.given is not None:
+        target = _matching(source.given, logits)
+    else:
+        uniform = source.numbers("uniform", tuple(logits.shape[1:]), logits.device)
+        one = torch.sigmoid(logits.detach().double()) if source.kind == "model" else 0.5
+        target = (uniform < one).to(logits.dtype)
+    return _mean_over_outputs(F.binary_cross_entropy_with_logits(logits, target, reduction="none"), mask)
+
+
+def _matching(given: Tensor, logits: Tensor) -> Tensor:
+    if given.numel() != logits.numel():
+        shapes = f"{tuple(given.shape)}, the model's output {tuple(logits.shape)}"
+        raise ValueError(f"the probe's labels have shape {shapes}; they must match")
+    return given.to(logits).view_as(logits)
+
+
+def _mean_over_outputs(losses: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is not None:
+        counted = mask.to(losses)
+        return (losses.mean(2) * counted).sum(1) / counted.sum(1).clamp(min=1)
+    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+_LOSSES: dict[str, Callable[[Tensor, _Labels, Tensor | None], Tensor]] = {
+    "categorical": _categorical,
+    "gaussian": _gaussian,
+    "bernoulli": _bernoulli,
+}

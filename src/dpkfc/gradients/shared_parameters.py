@@ -1,0 +1,299 @@
+"""Parameters and shared tensors that meet the examples: class tokens, positions, latent queries, tied weights.
+
+A tensor that all examples share has one gradient for the whole batch. Its gradient for each example appears where it meets a
+batched tensor. There the tape hands on a view with one row an example: the values are the same, and the backward pass that is
+made anyway brings every example a gradient of its own. From there it is pulled back through the public part of the graph.
+
+None of this is part of the proof. A use that is not followed here leaves its parameter as it is, the tracker sees that it
+meets the examples outside of a layer, and the gradients are computed one example at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from dpkfc.memory import is_out_of_memory
+from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, example_first
+from dpkfc.tracking.tracker import Tracker
+
+_ELEMENTWISE = {
+    "add", "iadd", "radd", "sub", "isub", "rsub", "subtract", "mul", "imul", "rmul", "multiply", "div", "idiv", "rdiv",
+    "truediv", "itruediv", "rtruediv", "divide", "true_divide", "where", "maximum", "minimum", "pow", "lerp", "addcmul",
+}  # fmt: skip
+_BATCHED_PRODUCTS = {"matmul", "imatmul", "rmatmul", "bmm", "scaled_dot_product_attention"}
+_SPREADING = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"}
+_TRANSPOSING = {"t", "T", "mT", "transpose", "swapaxes", "permute"}
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A place where a shared tensor got a row for each example.
+
+    Attributes:
+        source: the shared tensor.
+        axis: the batch axis of the view that was handed on.
+        shape: of that view.
+        edge: where the gradients of the view arrive.
+    """
+
+    source: Tensor
+    axis: BatchAxis
+    shape: torch.Size
+    edge: GradientEdge
+
+    def gradients(self, gradient: Tensor, size: int) -> Tensor:
+        """Return gradients `[N, *source.shape]` from the gradient of the view."""
+        rows = example_first(gradient, self.axis, size)
+        extra = (self.axis.pre > 1) + (self.axis.post > 1)
+        if extra:
+            place = self.axis.dim + 1
+            rows = rows.sum(dim=list(range(place, place + extra)))
+        return rows.reshape(size, *self.source.shape)
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """A trainable matrix that a function read itself: `F.linear(x, weight)` or `F.embedding(ids, weight)`.
+
+    Attributes:
+        name: of the weight in the model.
+        bias: name of the bias that was added with it, or "".
+        input: features or ids, detached.
+        axis: the batch axis of the input.
+        output_axis: the batch axis of the output.
+        edge: where the gradients of the output arrive.
+        padding: row whose gradient is left out, or None.
+        crosswise: the weight lies as `[d_in, d_out]`, or is a vector `[d_in]`.
+    """
+
+    name: str
+    bias: str
+    input: Tensor
+    axis: BatchAxis
+    output_axis: BatchAxis
+    edge: GradientEdge
+    padding: int | None = None
+    crosswise: bool = False
+
+    @property
+    def is_lookup(self) -> bool:
+        """Return whether the input holds row numbers of a table."""
+        return not self.input.is_floating_point()
+
+    def gradients(self, gradient: Tensor, size: int, rows: int) -> dict[str, Tensor]:
+        """Return name to gradients `[N, *parameter.shape]`; `rows` is the length of a table."""
+        b = example_first(gradient, self.output_axis, size)
+        a = example_first(self.input, self.axis, size)
+        if not self.is_lookup:
+            a = a.reshape(size, -1, a.shape[-1])
+            b = b.reshape(size, a.shape[1], -1)
+            a = a.to(b.dtype)
+            found = {self.name: torch.bmm(a.mT, b) if self.crosswise else torch.bmm(b.mT, a)}
+            return found | ({self.bias: b.sum(1)} if self.bias else {})
+        ids = a.reshape(size, -1).long()
+        b = b.reshape(size, ids.shape[1], -1)
+        if self.padding is not None:
+            b = b.masked_fill((ids == self.padding).unsqueeze(-1), 0.0)
+        table = b.new_zeros(size, rows, b.shape[-1])
+        return {self.name: table.scatter_add_(1, ids.unsqueeze(-1).expand_as(b), b)}
+
+
+@dataclass
+class SharedUses:
+    """Notes the meetings and weight uses of one forward pass, through the hooks of a tracker.
+
+    Attributes:
+        tracker: of the pass.
+        names: id of a trainable parameter to its name.
+        meetings: found so far.
+        weights: found so far.
+    """
+
+    tracker: Tracker
+    names: Mapping[int, str]
+    meetings: list[Meeting] = field(default_factory=list)
+    weights: list[WeightUse] = field(default_factory=list)
+    _transposed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _open: WeightUse | None = None
+
+    def call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of torch, with a row an example in the place of what all examples share."""
+        name = _name(function)
+        if not self._mentions_parameter(args, kwargs):
+            return function(*args, **kwargs)
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return function(*args, **kwargs)  # inside a checkpoint the pass is repeated without this
+        if name in _SPREADING:
+            return self._spread(function, args, kwargs)
+        if name in ("linear", "embedding", "matmul", "rmatmul"):
+            used = self._weight(function, name, args, kwargs)
+            if used is not None:
+                return used
+        if name in _TRANSPOSING:
+            result = function(*args, **kwargs)
+            self._note_transpose(args[0], result)
+            return result
+        if name in _ELEMENTWISE:
+            args, kwargs = self._with_rows(args, kwargs, 0)
+        elif name in _BATCHED_PRODUCTS:
+            args, kwargs = self._with_rows(args, kwargs, 2)
+        return function(*args, **kwargs)
+
+    def _mentions_parameter(self, args: Any, kwargs: Any) -> bool:
+        for x in args:
+            if isinstance(x, Tensor):
+                if self.tracker.state(x) is PARAMETRIC:
+                    return True
+            elif type(x) in (list, tuple):
+                if any(isinstance(y, Tensor) and self.tracker.state(y) is PARAMETRIC for y in x):
+                    return True
+        return any(isinstance(x, Tensor) and self.tracker.state(x) is PARAMETRIC for x in kwargs.values())
+
+    def _spread(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call `expand`, `repeat` or a relative; one new dimension of N is where the examples get rows of their own."""
+        source, result = args[0], function(*args, **kwargs)
+        size, rank = self.tracker.size, result.dim()
+        if self.tracker.state(source) is not PARAMETRIC or result.grad_fn is None:
+            return result
+        before = (1,) * (rank - source.dim()) + tuple(source.shape)
+        changed = [d for d in range(rank) if before[d] != result.shape[d]]
+        if len(changed) == 1 and before[changed[0]] == 1 and result.shape[changed[0]] == size:
+            self._add(source, result, BatchAxis(changed[0]))
+        return result
+
+    def _add(self, source: Tensor, rows: Tensor, axis: BatchAxis) -> None:
+        """Note that `rows` shows `source` to every example; without a graph there is no gradient to bring back."""
+        self.tracker.set_state(rows, axis)
+        if rows.requires_grad:
+            self.meetings.append(Meeting(source, axis, rows.shape, get_gradient_edge(rows)))
+
+    def _with_rows(self, args: Any, kwargs: Any, trailing: int) -> tuple[Any, Any]:
+        """Return the arguments with shared tensors expanded along the batch axis; `trailing` dimensions do not broadcast."""
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        batched = [x for x in tensors if self.tracker.axis(x) is not None]
+        if not batched or (isinstance(args[0], Tensor) and self.tracker.state(args[0]) is PARAMETRIC and not batched):
+            return args, kwargs
+        rank = max(x.dim() for x in tensors)
+        places = {own.shifted(rank - x.dim()) for x in batched if (own := self.tracker.axis(x)) is not None}
+        axis = places.pop()
+        if places or axis.dim >= rank - trailing:
+            return args, kwargs
+
+        def rows_of(x: Any) -> Any:
+            if not isinstance(x, Tensor) or self.tracker.state(x) is not PARAMETRIC:
+                return x
+            shape = (1,) * (rank - x.dim()) + tuple(x.shape)
+            if shape[axis.dim] != 1 or x.dim() < trailing:
+                return x
+            wide = list(shape)
+            wide[axis.dim] = axis.length(self.tracker.size)
+            rows = x.reshape(shape).expand(wide)
+            self._add(x, rows, axis)
+            return rows
+
+        return tuple(rows_of(x) for x in args), {key: rows_of(x) for key, x in kwargs.items()}
+
+    def _note_transpose(self, source: Any, result: Any) -> None:
+        raw = isinstance(source, Tensor) and id(source) in self.names and source.dim() == 2
+        if raw and isinstance(result, Tensor) and result.shape == source.T.shape:
+            self._transposed[id(result)] = (result, source)
+
+    def _weight(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Call a product or a lookup with a trainable matrix and note it; None where it is another use."""
+        crosswise = False
+        if name == "embedding":
+            given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
+            x, weight, bias = given["input"], given["weight"], None
+            if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+                return None
+        elif name == "linear":
+            given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+            x, weight, bias = given["input"], given["weight"], given.get("bias")
+        else:
+            x, matrix = args[:2] if name == "matmul" else args[1::-1]
+            bias, given = None, {}
+            known = self._transposed.get(id(matrix))
+            crosswise = known is None
+            weight = matrix if known is None else known[1]
+            if not isinstance(x, Tensor) or weight.dim() > 2:
+                return None
+        axis = self.tracker.axis(x)
+        own = [p for p in (weight, bias) if p is not None and self.tracker.state(p) is not None]
+        if axis is None or id(weight) not in self.names or any(id(p) not in self.names for p in own):
+            return None
+        if name != "embedding" and axis.dim >= x.dim() - 1:
+            return None
+        read = [weight, *own] + ([matrix] if name in ("matmul", "rmatmul") else [])
+        outputs = list[Tensor]()
+        self.tracker.cover(read)
+        try:
+            result = function(*args, **kwargs)
+            outputs.append(result)
+        finally:
+            self.tracker.uncover(read, outputs)
+        output_axis = self.tracker.axis(result)
+        if output_axis is None or result.grad_fn is None:
+            self.tracker.fail(name, "a trainable matrix is used outside its layer")
+            return result
+        bias_name = self.names[id(bias)] if bias is not None and any(bias is p for p in own) else ""
+        padding = given.get("padding_idx") if name == "embedding" else None
+        self.weights.append(
+            WeightUse(
+                self.names[id(weight)] if any(weight is p for p in own) else "",
+                bias_name,
+                x.detach(),
+                axis,
+                output_axis,
+                get_gradient_edge(result),
+                padding,
+                crosswise,
+            )
+        )
+        return result
+
+
+def _name(function: Any) -> str:
+    name = getattr(function, "__name__", "").strip("_")
+    if name == "get":
+        return str(getattr(getattr(function, "__self__", None), "__name__", ""))
+    return name
+
+
+def pulled_back(
+    pairs: Sequence[tuple[Meeting, Tensor]], targets: Sequence[GradientEdge | Tensor], size: int
+) -> Sequence[Tensor | None]:
+    """Return the gradients of every example at public places of the graph.
+
+    Args:
+        pairs: meetings, with the gradients of their views.
+        targets: outputs of layers that read a public input, and parameters.
+        size: examples N.
+
+    Returns:
+        For each target `[N, ...]` of its shape, None where no meeting depends on it.
+    """
+    if not pairs or not targets:
+        return [None] * len(targets)
+    sources = [meeting.source for meeting, _ in pairs]
+    rows = [meeting.gradients(gradient, size).to(meeting.source.dtype) for meeting, gradient in pairs]
+    return _vectorised(sources, list(targets), rows, size)
+
+
+def _vectorised(sources: list[Tensor], targets: list[Any], rows: list[Tensor], size: int) -> Sequence[Tensor | None]:
+    try:
+        return torch.autograd.grad(sources, targets, rows, retain_graph=True, allow_unused=True, is_grads_batched=True)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+    each = [
+        torch.autograd.grad(sources, targets, [g[i] for g in rows], retain_graph=True, allow_unused=True)
+        for i in range(size)
+    ]
+    columns = list(zip(*each, strict=True))
+    return [None if column[0] is None else torch.stack(column) for column in columns]

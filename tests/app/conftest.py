@@ -1,0 +1,23 @@
+"""The folder of a run that has ended, for tests that spoil a copy of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.app.accounting import remembered
+from tests.app.finished import finished_run
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished_run(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture
+def folder(done: Path, tmp_path: Path) -> Iterator[Path]:
+    with remembered():
+        yield Path(shutil.copytree(done, tmp_path / "run"))

@@ -1,0 +1,145 @@
+"""From settings to plan, preconditioner and optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dpkfc.app.assembly import kfac, make_optimizer, make_plan, privacy_config
+from dpkfc.app.models import digits_mlp
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.curvature import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
+from dpkfc.postprocess import AdamBC
+
+CONFIG = RunConfig(recipe="digits", preconditioner="kfac", expected_batch_size=32, steps=4, accountant="rdp", epsilon=8.0)
+SHAPE = (1, 8, 8)
+
+
+def test_settings_reach_the_preconditioner():
+    built = kfac(replace(CONFIG, sides="input", damping=0.3, every=9, scale="trace", labels="uniform", seed=4), SHAPE)
+    assert (built.sides, built.damping, built.every, built.scale, built.labels, built.seed) == (
+        "input", 0.3, 9, "trace", "uniform", 4,
+    )  # fmt: skip
+    assert built.probe == PinkNoise(SHAPE) and built.layer_rules is None
+    assert kfac(replace(CONFIG, layer_rules="linear, conv"), SHAPE).layer_rules == ("linear", "conv")
+    assert kfac(replace(CONFIG, source="white"), SHAPE).probe == WhiteNoise(SHAPE)
+    assert kfac(replace(CONFIG, power_exponent=2.0), SHAPE).probe == PinkNoise(SHAPE, power_exponent=2.0)
+    assert kfac(CONFIG, (7,)).probe == FeatureNoise(7)
+    assert isinstance(kfac(CONFIG, SHAPE, torch.zeros(3, *SHAPE)).probe, PublicData)
+
+
+def test_images_of_the_source_are_refined_and_those_of_the_other_are_not():
+    refined = replace(CONFIG, source="dead-leaves", output_source="dead-leaves", refine=3)
+    built = kfac(refined, SHAPE)
+    assert built.probe == Refined(DeadLeaves(SHAPE), 3) and built.output_probe == DeadLeaves(SHAPE)
+    ngd = privacy_config(replace(refined, output_source="", preconditioner="ngd", readout="natural"), SHAPE, dataset_size=200)
+    assert ngd.preconditioner.probe == Refined(DeadLeaves(SHAPE), 3)
+    unused = replace(refined, preconditioner="none")
+    assert make_plan(unused, SHAPE, 200).hash == make_plan(replace(unused, refine=0), SHAPE, 200).hash
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"source": "tokens"}, "refine moves images, and source = 'tokens'"),
+        ({"source": "private-oracle"}, "refine moves images, and source = 'private-oracle'"),
+        ({"labels": "given"}, "labels = 'given' do not fit"),
+        ({"likelihood": "gaussian"}, "'gaussian' has none"),
+    ],
+)
+def test_what_cannot_be_refined_is_said_before_training(changed: dict, what: str):
+    with pytest.raises(ConfigError, match=what):
+        make_plan_of(replace(CONFIG, refine=3, **changed))
+
+
+def make_plan_of(config: RunConfig):
+    private = (torch.randn(200, *SHAPE), torch.zeros(200, dtype=torch.long))
+    return make_plan(config, SHAPE, 200, own=lambda config: FeatureNoise(64), private=private)
+
+
+def test_a_public_probe_comes_from_a_file(tmp_path: Path):
+    path = tmp_path / "public.safetensors"
+    save_file({"inputs": torch.randn(5, *SHAPE), "labels": torch.arange(5)}, path)
+    probe = kfac(replace(CONFIG, source="public", public_data=str(path)), SHAPE).probe
+    assert probe.describe()["examples"] == 5 and "public.safetensors" in probe.describe()["provenance"]
+    with pytest.raises(ConfigError, match="expected `inputs`"):
+        kfac(replace(CONFIG, source="public", public_data=str(path)), (3, 8, 8))
+    path.write_bytes(b"junk")
+    for name in (path, tmp_path / "none.safetensors"):
+        with pytest.raises(ConfigError, match="cannot be read as safetensors"):
+            kfac(replace(CONFIG, source="public", public_data=str(name)), SHAPE)
+
+
+def test_a_plain_method_has_no_preconditioner():
+    assert privacy_config(CONFIG, SHAPE).preconditioner is not None
+    assert privacy_config(replace(CONFIG, preconditioner="none"), SHAPE).preconditioner is None
+
+
+def test_the_plan_is_that_of_the_settings():
+    plan = make_plan(replace(CONFIG, clipping="normalised", max_grad_norm=0.5), SHAPE, 200)
+    assert (plan.steps, plan.expected_batch_size, plan.dataset_size, plan.accountant) == (4, 32, 200, "rdp")
+    assert plan.epsilon() <= 8.0 and plan.max_grad_norm == 0.5 and not plan.test_mode
+    assert make_plan(replace(CONFIG, steps=0, epochs=2.0), SHAPE, 320).steps == 20
+    assert make_plan(replace(CONFIG, test_mode=True, seed=5), SHAPE, 200).test_mode
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"expected_batch_size": 500}, "more than the 200 examples"),
+        ({"sampler": "shuffle"}, "uncertified"),
+        ({"layer_rules": "dense"}, "layer_rules"),
+        ({"gamma": 0.1}, "gamma"),
+        ({"delta": 2.0}, "delta must be in"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_one_error(changed: dict, what: str):
+    with pytest.raises(ConfigError, match=what):
+        make_plan(replace(CONFIG, **changed), SHAPE, 200)
+
+
+def test_the_seed_never_seeds_the_noise():
+    draws = []
+    for _ in range(2):
+        plan = make_plan(replace(CONFIG, seed=7), SHAPE, 200)
+        assert plan.config.test_mode_seed is None
+        draws.append(plan.draw(0, plan.sampling_stream()).tolist())
+    assert draws[0] != draws[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, AdamBC(floor="auto", resolution=2.0)),
+        ({"adam_bc_resolution": 7.0}, AdamBC(floor="auto", resolution=7.0)),
+        ({"adam_bc_floor": 1e-4}, AdamBC(floor=1e-4)),
+    ],
+)
+def test_settings_reach_adam_bc(settings: dict, expected: AdamBC):
+    plan = privacy_config(replace(CONFIG, optimizer="adam-bc", **settings), SHAPE, 200)
+    assert plan.postprocess == (expected,)
+
+
+def test_optimizers():
+    model = digits_mlp()
+    sgd = make_optimizer(replace(CONFIG, optimizer="sgd", lr=0.2, momentum=0.5), model)
+    assert isinstance(sgd, torch.optim.SGD) and sgd.defaults["lr"] == 0.2 and sgd.defaults["momentum"] == 0.5
+    assert isinstance(make_optimizer(replace(CONFIG, optimizer="adam"), model), torch.optim.AdamW)
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("adam", 0.9)])
+def test_weight_decay_acts_after_the_release(optimizer: str, momentum: float):
+    model = digits_mlp()
+    before = [p.detach().clone() for p in model.parameters()]
+    settings = {"optimizer": optimizer, "momentum": momentum, "lr": 0.1, "weight_decay": 0.5}
+    made = make_optimizer(replace(CONFIG, **settings), model)
+    for _ in range(2):
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        made.step()
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert torch.allclose(p, old * (1 - 0.05) ** 2, atol=1e-7)

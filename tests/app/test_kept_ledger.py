@@ -1,0 +1,91 @@
+"""A run folder whose ledger was cut, taken away or never fitted is no evidence: resume, `ledger verify` and `audit` say so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpkfc.app.audit_run import ledger_finding
+from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.train import prepare
+from dpkfc.checkpoint import CheckpointError, remembered_ledger
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.report.verify import spent
+from tests.app.finished import SETTINGS, call
+
+
+def cut(folder: Path, lines: int) -> None:
+    kept = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)[:lines]
+    (folder / "ledger.jsonl").write_bytes(b"".join(kept))
+
+
+def test_a_cut_ledger_does_not_pass_for_whole_beside_its_checkpoint(folder: Path) -> None:
+    (folder / "privacy_card.json").unlink()
+    assert spent(folder / "ledger.jsonl")["releases"] == 3
+    cut(folder, 2)
+    for command in (("train", "--resume", folder, "--quiet"), ("ledger", "verify", folder)):
+        result = call(*command)
+        assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1
+    assert "the checkpoint beside it was written after 3 with another head" in result.stderr
+
+
+def test_a_missing_ledger_is_not_begun_anew(folder: Path) -> None:
+    for end in (lambda path: path.unlink(), lambda path: path.write_bytes(b"")):
+        end(folder / "ledger.jsonl")
+        before = sorted(x.name for x in folder.iterdir())
+        result = call("train", "--resume", folder, "--quiet")
+        assert result.exit_code == 2 and "put ledger.jsonl back" in result.stderr
+        assert sorted(x.name for x in folder.iterdir()) == before
+        (folder / "ledger.jsonl").write_bytes(b"")
+
+
+def test_an_audit_looks_at_the_ledger_first(folder: Path) -> None:
+    arguments = ("audit", folder, "--kind", "membership", "--quiet")
+    assert call(*arguments).exit_code == 0
+    card = json.loads((folder / "privacy_card.json").read_text())
+    assert card["audit"]["passed"] and card["audit"]["ledger"]["passed"] and "audit: ledger" not in card["not_private"]
+    cut(folder, 2)
+    result = call(*arguments)
+    assert result.exit_code == 2 and "the audit FAILED" in result.stderr and "FAILED" in result.output
+    assert "FAILED: ledger of the run" in (folder / "privacy_card.md").read_text()
+
+
+def test_a_ledger_of_another_plan_or_of_other_releases_fails(folder: Path, tmp_path: Path) -> None:
+    plan = prepare(run_config(SETTINGS)).plan
+    assert ledger_finding(folder / "ledger.jsonl", plan).passed
+    other = prepare(run_config({**SETTINGS, "max_grad_norm": 2.0})).plan
+    assert "another plan" in ledger_finding(folder / "ledger.jsonl", other).detail
+    for name, certified, noise, releases, said in (
+        ("noise", True, 2.0, 1, "another noise_multiplier"),
+        ("many", True, 1.0, 4, "more releases than the plan's 3"),
+        ("open", False, 1.0, 1, "certified: False"),
+        ("none", True, 1.0, 0, ""),
+    ):
+        path = tmp_path / f"{name}.jsonl"
+        with Ledger.open(path, plan.hash, {"certified": certified, "rng": "secure"}) as ledger:
+            for step in range(releases):
+                ledger.charge(step, plan.event, noise * plan.noise_multiplier, plan.stddev, plan.sensitivity)
+        found = ledger_finding(path, plan)
+        assert found.passed is (not said) and said in found.detail
+    assert not ledger_finding(tmp_path / "nowhere.jsonl", plan).passed
+
+
+def test_a_run_in_test_mode_is_not_audited(folder: Path) -> None:
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("test_mode = false", "test_mode = true"))
+    result = call("audit", folder, "--quiet")
+    assert result.exit_code == 2 and "NOT PRIVATE" in result.stderr and not (folder / "audit.json").exists()
+
+
+def test_what_a_checkpoint_remembers(folder: Path, tmp_path: Path) -> None:
+    kept = remembered_ledger(folder / "checkpoint")
+    assert kept is not None and kept[0] == 3
+    assert remembered_ledger(tmp_path / "nowhere") is None
+    (folder / "checkpoint").rename(folder / "checkpoint.old")  # a crash between two renames
+    assert remembered_ledger(folder / "checkpoint") == kept
+    manifest = folder / "checkpoint.old" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(kept[1], kept[1][::-1]))
+    with pytest.raises(CheckpointError, match="its hash does not fit"):
+        remembered_ledger(folder / "checkpoint")

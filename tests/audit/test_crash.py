@@ -1,0 +1,388 @@
+"""The ledger covers every release of a process that was killed, and resuming gives what a run left alone gives.
+
+Also here: full disks, damaged ledgers of a run, files that vanish, clocks that jump, and two processes in one run folder.
+"""
+
+from __future__ import annotations
+
+import datetime as clock
+import errno
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file
+
+from dpkfc.app import train as train_module
+from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.run_folder import LAST_PLOT, Metrics, RunFolder, RunFolderError, placed
+from dpkfc.app.settings import ConfigError
+from dpkfc.app.train import resume, run
+from dpkfc.checkpoint import CheckpointError, read
+from dpkfc.privacy import ledger as chain
+from dpkfc.privacy.ledger import Ledger, LedgerError, verify
+from tests import forked
+from tests.app.accounting import remembered
+from tests.audit.crash_driver import drive
+from tests.audit.sizes import FULL, size
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills forked processes")
+
+DEFAULT = "DP-KFC, Adam, average"
+KILLS = size(
+    {DEFAULT: 10},
+    {DEFAULT: 60, "DP-SGD": 80, "DiSK": 40, "secure noise": 60, "dpkfc train": 40, "dpkfc train, secure noise": 20},
+)
+MUTANTS = size({"late": 3}, {"late": 20, "forgetful": 10})
+CAPS = size([8000], [100, 200, 300, 3000, 6500, 7000, 7900, 8000, 8100])
+TWO = size([DEFAULT], [DEFAULT, "dpkfc train, secure noise"])
+
+
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """One process of the driver for all tests of this file: it forks, which this one, with its threads, had better not."""
+    root = tmp_path_factory.mktemp("crash")
+    asked = {"folder": str(root / "runs"), "seed": 7, "default": DEFAULT}
+    asked |= {"subjects": KILLS, "mutants": MUTANTS, "caps": CAPS, "two": TWO}
+    done = forked.call(drive, asked, root / "report.json", timeout=1800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((root / "report.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("subject", KILLS)
+def test_killed_at_any_moment_and_resumed(driven: dict, subject: str, evidence) -> None:
+    found = driven["subjects"][subject]
+    assert found["problems"] == []
+    assert (found["undercounted"], found["unreadable"], found["mismatched"], found["repeated_noise"]) == (0, 0, 0, 0)
+    assert found["kills"] >= KILLS[subject] and 0 <= found["overcharged"] <= found["kills"]
+    assert found["by_time"] and len(found["places"]) > 3
+    figures = ("kills", "by_time", "power_cuts", "finished", "releases", "undercounted", "overcharged", "mismatched", "seconds")
+    evidence("crash", subject, places=len(found["places"]), **{name: found[name] for name in figures})
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_driver_notices_what_it_is_there_for(driven: dict, mutant: str, evidence) -> None:
+    """An accountant that is saved with the checkpoint; a resumed run that forgets the optimizer's state."""
+    found = driven["mutants"][mutant]
+    assert found["undercounted"] > 0 if mutant == "late" else found["mismatched"] > 0
+    figures = {name: found[name] for name in ("kills", "undercounted", "mismatched")}
+    evidence("crash", f"planted: {mutant}", **figures)
+
+
+@pytest.mark.parametrize("cap", CAPS)
+def test_a_full_disk_stops_a_run_before_the_release(driven: dict, cap: int, evidence) -> None:
+    """No file may grow beyond `cap` bytes: the header, the first checkpoint, or a line of the ledger does not fit."""
+    found = next(run for run in driven["full"] if run["cap"] == cap)
+    assert found["status"] == 1 and found["made"] == found["charged"]
+    last = found["error"].strip().splitlines()[-1]
+    assert last.startswith(("dpkfc.privacy.ledger.LedgerError: ", "dpkfc.checkpoint.CheckpointError: ")), last
+    assert "File too large" in last and ("ledger.jsonl" in last or "checkpoint" in last)
+    assert found["again"] == 0 and found["same"], "with room again the run goes on to the same weights"
+    evidence("crash", f"full disk at {cap} bytes", charged=found["charged"], made=found["made"], resumed=found["same"])
+
+
+@pytest.mark.parametrize("number", range(len(TWO)))
+def test_a_second_process_in_a_run_folder_is_refused(driven: dict, number: int, evidence) -> None:
+    found = driven["two"][number]
+    last = found["error"].strip().splitlines()[-1]
+    assert found["second"] == 1 and last.endswith("ledger.jsonl is being written by another run; let it end first")
+    assert found["kept"], "the second changed nothing"
+    assert found["third"] == 0, "the lock dies with its process"
+    evidence("crash", f"two processes: {TWO[number]}", refused=True, resumed_after=True)
+
+
+# -- a run folder that was damaged -------------------------------------------------------------------------------------
+
+QUICK = {
+    "recipe": "digits",
+    "method": "dp-sgd",
+    "steps": 6,
+    "expected_batch_size": 24,
+    "accountant": "rdp",
+    "epsilon": 0.5,
+    "probe_size": 16,
+    "evaluate_every": 2,
+    "test_mode": True,
+}
+
+pytestmark = [pytestmark, pytest.mark.filterwarnings("ignore:epsilon is no guarantee")]
+
+
+class Stopped(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick() -> Iterator[None]:
+    """Accounting once; pictures in the long run alone."""
+
+    def touch(prepared: object, folder: RunFolder, *_: object) -> None:
+        placed(folder.plots / LAST_PLOT, Path.touch)
+
+    with remembered(), pytest.MonkeyPatch.context() as patched:
+        if not FULL:
+            patched.setattr("dpkfc.app.results._plot_curvature", touch)
+            patched.setattr("dpkfc.app.plots.history", lambda curve: None)
+            patched.setattr("dpkfc.app.plots.save", lambda figure, path: None)
+        yield
+
+
+def _run_until(folder: Path, release: int, **changed: object) -> Path:
+    """A run that dies after a release; its last checkpoint is that of an even number before."""
+    row = train_module._row
+
+    def dies(record, epsilon):
+        if record.release == release:
+            raise Stopped
+        return row(record, epsilon)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(train_module, "_row", dies)
+        run(run_config({**QUICK, "out": str(folder), **changed}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def broken_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps that died after its third release; its checkpoint was written after the second."""
+    return _run_until(tmp_path_factory.mktemp("runs") / "run", 3)
+
+
+@pytest.fixture
+def folder(broken_off: Path, tmp_path: Path) -> Path:
+    shutil.copytree(broken_off, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """Weights after every number of steps of a run left alone."""
+    passed = []
+    step = train_module.Session.step
+
+    def noted(self, *args):
+        record = step(self, *args)
+        passed.append({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
+        return record
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(train_module.Session, "step", noted)
+        run(run_config({**QUICK, "out": str(tmp_path_factory.mktemp("alone") / "run")}))
+    return passed
+
+
+def _lines(edit: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        path.write_bytes(b"".join(edit(path.read_bytes().splitlines(keepends=True))))
+
+    return damage
+
+
+def _flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def _of_another_plan(path: Path) -> None:
+    path.unlink()
+    with Ledger.open(path, "f" * 64, {"certified": False, "rng": "repeatable"}):
+        pass
+
+
+DAMAGE = {
+    "a line torn in the middle": (_lines(lambda x: [*x[:2], x[2][:40], *x[3:]]), "line 3 of the ledger .* is damaged"),
+    "a line left out": (_lines(lambda x: [*x[:2], *x[3:]]), "does not follow line 2"),
+    "a line twice": (_lines(lambda x: [*x[:3], x[2], *x[3:]]), "does not follow line 3"),
+    "lines swapped": (_lines(lambda x: [x[0], x[2], x[1], *x[3:]]), "does not follow line 1"),
+    "a bit flipped": (_flipped, r"line \d of the ledger"),
+    "another plan": (_of_another_plan, "belongs to the plan f"),
+    "cut off before the checkpoint": (_lines(lambda x: x[:2]), "does not contain the 2 releases"),
+    "deleted": (Path.unlink, "holds a checkpoint and no ledger"),
+    "empty": (_lines(lambda _: []), "holds a checkpoint and no ledger"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be written"),
+    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no ordinary file"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_ledger_stops_a_resume_before_a_release(folder: Path, damage: str) -> None:
+    ledger = folder / "ledger.jsonl"
+    spoil, message = DAMAGE[damage]
+    spoil(ledger)
+    before = ledger.read_bytes() if ledger.is_file() else b""
+    with pytest.raises((LedgerError, CheckpointError, ConfigError), match=message) as raised:
+        resume(folder)
+    assert str(folder) in str(raised.value) and "\n" not in str(raised.value)
+    after = ledger.read_bytes() if ledger.is_file() else b""
+    assert before == after
+
+
+def test_a_torn_last_line_costs_nothing_but_its_own_release(folder: Path, expected: list[dict]) -> None:
+    ledger = folder / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes()[:-25])
+    result = resume(folder)
+    assert result.steps == 6 and len(verify(ledger).releases) == 6
+    _, meta = read(folder / "checkpoint")
+    assert meta["step"] == 6, "the third release was torn off: it never left"
+    _same(load_file(folder / "model.safetensors"), expected[5])
+
+
+def test_a_charged_release_that_was_not_kept_is_not_made_again(folder: Path, expected: list[dict]) -> None:
+    resume(folder)
+    _, meta = read(folder / "checkpoint")
+    assert meta["step"] == 5
+    _same(load_file(folder / "model.safetensors"), expected[4])
+    assert [row["step"] for row in verify(folder / "ledger.jsonl").releases] == [0, 1, 2, 2, 3, 4]
+
+
+def _same(found: dict, wanted: dict) -> None:
+    assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in found)
+
+
+# -- files that change while a run goes on -----------------------------------------------------------------------------
+
+
+def _unlinked(path: Path) -> None:
+    path.unlink()
+
+
+def _replaced(path: Path) -> None:
+    path.with_name("copy").write_bytes(path.read_bytes())
+    path.with_name("copy").replace(path)
+
+
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _appended(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"{}\n")
+
+
+@pytest.mark.parametrize("change", [_unlinked, _replaced, _emptied, _appended])
+def test_a_ledger_that_changes_under_a_run_ends_it(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    from tests.privacy.test_ledger import PLAN, charge
+
+    path = tmp_path / "ledger.jsonl"
+    with Ledger.open(path, PLAN) as ledger:
+        charge(ledger)
+        change(path)
+        for _ in range(2):
+            with pytest.raises(LedgerError, match=r"ledger\.jsonl takes no further release: its file was (deleted|changed)"):
+                charge(ledger)
+        assert ledger.count == 1
+
+
+def test_a_run_may_change_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.privacy.test_ledger import PLAN, charge
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Ledger.open("ledger.jsonl", PLAN) as ledger:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert charge(ledger) == 1
+
+
+def test_a_read_only_ledger_is_one_clear_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if rights were missing: tests may run as a user whom no file refuses."""
+    real = os.open
+
+    def refuses(path, flags, *args, **kwargs):
+        if str(path).endswith("ledger.jsonl") and flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuses)
+    with pytest.raises(LedgerError, match=r"cannot be written .*Permission denied.* nothing may be released"):
+        resume(folder)
+
+
+@pytest.mark.parametrize("file", size(["metrics", "spectra"], ["metrics", "model", "privacy_card", "spectra", "accuracy"]))
+def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever file does not fit is named; the run is finished when there is room."""
+    sync = os.fsync
+
+    def full(descriptor: int) -> None:
+        if file in os.readlink(f"/proc/self/fd/{descriptor}") and ".part" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(RunFolderError, match=rf"file .*{file}.* cannot be written \(No space left on device\)"):
+            run(run_config({**QUICK, "out": str(tmp_path / "run")}))
+    assert not list((tmp_path / "run").rglob("*.part"))
+    assert resume(tmp_path / "run").steps == 6
+    assert RunFolder(tmp_path / "run").is_complete
+    with pytest.raises(ConfigError, match="is complete"):
+        resume(tmp_path / "run")
+
+
+def test_a_run_that_died_between_two_renames_is_resumed(folder: Path) -> None:
+    (folder / "checkpoint").rename(folder / "checkpoint.old")
+    assert resume(folder).steps == 6
+
+
+def test_two_runs_that_begin_in_one_folder(tmp_path: Path) -> None:
+    first, second = RunFolder.create(tmp_path / "run"), RunFolder.create(tmp_path / "run")
+    first.begin("seed = 1\n")
+    with pytest.raises(RunFolderError, match="another run has begun in"):
+        second.begin("seed = 2\n")
+    assert first.config.read_text() == "seed = 1\n"
+
+
+def test_the_card_of_a_run_that_died_after_its_last_release_judges_what_is_delivered(tmp_path: Path) -> None:
+    """Killed between the last checkpoint and the metrics beside it: the accuracy on the card is that of the delivered weights."""
+    write, alone = Metrics.write, tmp_path / "alone"
+    run(run_config({**QUICK, "out": str(alone)}))
+
+    def dies(self: Metrics, path: Path) -> None:
+        if self.rows[-1].step == 6:
+            raise Stopped
+        write(self, path)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(Metrics, "write", dies)
+        run(run_config({**QUICK, "out": str(tmp_path / "run")}))
+    resume(tmp_path / "run")
+    cards = [json.loads((folder / "privacy_card.json").read_text("utf-8"))["results"] for folder in (alone, tmp_path / "run")]
+    assert cards[0] == cards[1]
+    assert pq.read_table(tmp_path / "run" / "metrics.parquet").to_pylist()[-1]["step"] == 6
+
+
+# -- a clock that jumps ------------------------------------------------------------------------------------------------
+
+
+class Jumping(clock.datetime):
+    """A wall clock that goes back a year each time it is asked."""
+
+    asked = 0
+
+    @classmethod
+    def now(cls, tz: clock.tzinfo | None = None) -> clock.datetime:
+        cls.asked += 1
+        return clock.datetime(2100 - cls.asked, 1, 1, tzinfo=tz)
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, expected: list[dict], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    jumps = iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: now + (-1) ** next(jumps) * 3e8)
+    monkeypatch.setattr(chain.datetime, "datetime", Jumping)
+    monkeypatch.setattr(train_module, "datetime", Jumping)
+    folder = _run_until(tmp_path / "run", 3)
+    for file in folder.rglob("*"):
+        os.utime(file, (0, 0) if file.suffix == ".jsonl" else (4e9, 4e9))
+    result = resume(folder)
+    assert Jumping.asked >= 2 and result.steps == 6
+    releases = verify(folder / "ledger.jsonl").releases
+    assert [row["release"] for row in releases] == list(range(1, 7))
+    _same(load_file(folder / "model.safetensors"), expected[4])

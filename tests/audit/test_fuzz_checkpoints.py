@@ -1,0 +1,209 @@
+"""Checkpoints from elsewhere: damaged, made by hand, or with a pickle among their files. Nothing of a refused one is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dpkfc import checkpoint
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.postprocess import DiSK, WeightEMA
+from dpkfc.session import Session
+from tests.audit.crash_subjects import EXAMPLES, _data, _loss, _net
+from tests.audit.fuzzing import PICKLE, Mutator, Tally, no_pickle
+from tests.audit.sizes import size
+
+FILES = ("manifest.json", "model.safetensors", "preconditioner.safetensors", "filters.safetensors", "state.safetensors")
+
+
+def _session(ledger: Path, optimizer: str = "SGD") -> Session:
+    plan = PrivacyConfig(
+        expected_batch_size=8,
+        steps=6,
+        test_mode_seed=3,
+        preconditioner=KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=2),
+        postprocess=(DiSK(0.7, momentum_allowed=True),),
+        weight_average=WeightEMA(0.9),
+    ).with_noise(1.0, 1e-3, EXAMPLES)
+    model = _net()
+    options = {"lr": 0.1, "momentum": 0.9} if optimizer == "SGD" else {"lr": 0.1}
+    return Session(plan, model, getattr(torch.optim, optimizer)(model.parameters(), **options), _data(), ledger_path=ledger)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps with a checkpoint."""
+    root = tmp_path_factory.mktemp("saved")
+    with _session(root / "ledger.jsonl") as session:
+        for batch in session.batches():
+            session.step(batch, _loss)
+            if session.steps_done == 2:
+                break
+        session.save(root / "checkpoint", extra={"note": [1, (2, 3)], 4: torch.zeros(2)})
+    return root
+
+
+@pytest.fixture
+def session(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    no_pickle(monkeypatch)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    with _session(saved / "ledger.jsonl") as session:
+        yield session
+
+
+@pytest.fixture
+def damaged(saved: Path, tmp_path: Path) -> Callable[[dict[str, bytes]], Path]:
+    """The checkpoint with other files in the place of some of its own."""
+    whole = {name: (saved / "checkpoint" / name).read_bytes() for name in FILES if (saved / "checkpoint" / name).exists()}
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(saved / "checkpoint", folder)
+    last: list[str] = []
+
+    def put(files: dict[str, bytes]) -> Path:
+        for name in last:
+            (folder / name).unlink(missing_ok=True)
+            if name in whole:
+                (folder / name).write_bytes(whole[name])
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        last[:] = files
+        return folder
+
+    return put
+
+
+def _fitting(manifest: Any, folder: Path, changed: dict[str, bytes]) -> bytes:
+    """The manifest with hashes that fit, as a program would forge it."""
+    manifest = {name: value for name, value in manifest.items() if name != "digest"} if isinstance(manifest, dict) else manifest
+    for name, content in changed.items():
+        with_hash = isinstance(manifest, dict) and isinstance(manifest.get("sha256"), dict)
+        if with_hash:
+            manifest["sha256"][Path(name).stem] = hashlib.sha256(content).hexdigest()
+    if isinstance(manifest, dict):
+        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        manifest = {**manifest, "digest": digest}
+    return json.dumps(manifest).encode()
+
+
+def test_damaged_checkpoints(session: Session, damaged, saved: Path, evidence) -> None:
+    """A changed byte anywhere in it is noticed; none is taken."""
+    whole = {path.name: path.read_bytes() for path in (saved / "checkpoint").iterdir()}
+    tally = Tally()
+    for number, name in enumerate(sorted(whole)):
+        mutator = Mutator([whole[name], PICKLE], number)
+        for _ in range(size(40, 2_500)):
+            if (content := mutator.bytes()) == whole[name]:
+                continue
+            folder = damaged({name: content})
+            tally.attempt(lambda folder=folder: session.restore(folder), content, str(folder))
+    assert tally.taken <= _same_content(tally), "only the layout of manifest.json may differ"
+    tally.check(evidence, "checkpoints, bytes", 100)
+
+
+def _same_content(tally: Tally) -> int:
+    """White space in the manifest means nothing."""
+    return tally.inputs // 50
+
+
+def test_forged_manifests(session: Session, damaged, saved: Path, evidence) -> None:
+    """Hashes that fit, with steps that are text, states that are lists, groups that lie outside of the folder."""
+    whole = json.loads((saved / "checkpoint" / "manifest.json").read_text())
+    mutator, tally = Mutator([b""], 7), Tally()
+    for _ in range(size(150, 12_000)):
+        changed = json.loads(json.dumps(whole))
+        for _ in range(mutator.rng.choice((1, 1, 2))):
+            changed = mutator.json(changed)
+        if mutator.rng.random() < 0.05 and isinstance(changed, dict):
+            changed["sha256"] = {mutator.rng.choice(("../x", "/tmp", "", "a/b", "x\0y")): "0"}
+        try:
+            content = _fitting(changed, saved, {})
+        except (RecursionError, ValueError):
+            continue
+        folder = damaged({"manifest.json": content})
+        tally.attempt(lambda folder=folder: session.restore(folder), content, str(folder), "checkpoint")
+    tally.check(evidence, "checkpoints, forged manifests", 140)
+
+
+def test_forged_tensors(session: Session, damaged, saved: Path, evidence) -> None:
+    """Whole files with fitting hashes that hold other names, shapes or types, or a preconditioner of another kind."""
+    whole = json.loads((saved / "checkpoint" / "manifest.json").read_text())
+    groups = {name: load_file(saved / "checkpoint" / f"{name}.safetensors") for name in whole["sha256"]}
+    mutator, tally, out = Mutator([b""], 8), Tally(), saved / "forged.safetensors"
+    rng = mutator.rng
+    for _ in range(size(150, 8_000)):
+        name = rng.choice(sorted(groups))
+        tensors = {key: tensor.clone() for key, tensor in groups[name].items()}
+        key = rng.choice(sorted(tensors))
+        match rng.randrange(6):
+            case 0:
+                del tensors[key]
+            case 1:
+                tensors[rng.choice(("x", "0.weight", "0.", "9.x", "average.", "before.x", "updates", "meta"))] = tensors.pop(key)
+            case 2:
+                tensors[key] = torch.zeros(rng.choice(((), (0,), (1,), (3, 8), (2, 2, 2))), dtype=tensors[key].dtype)
+            case 3:
+                tensors[key] = tensors[key].to(rng.choice((torch.int64, torch.float16, torch.bool, torch.uint8)))
+            case 4 if tensors[key].dtype == torch.uint8:
+                text = Mutator([bytes(tensors[key].tolist())], rng.randrange(10**6)).bytes() or b"x"
+                tensors[key] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            case _:
+                tensors[f"{key}{rng.choice(('', '.more'))}"] = torch.full_like(tensors[key], 1).flatten()
+        save_file(tensors, out)
+        changed = {f"{name}.safetensors": out.read_bytes()}
+        folder = damaged({"manifest.json": _fitting(json.loads(json.dumps(whole)), saved, changed), **changed})
+        tally.attempt(lambda folder=folder: session.restore(folder), (name, key, sorted(tensors)), str(folder), "checkpoint")
+    tally.check(evidence, "checkpoints, forged tensors", 150)
+
+
+def test_a_pickle_in_a_checkpoint_is_never_loaded(session: Session, damaged, saved: Path) -> None:
+    for name in (*FILES, "optimizer.pt", "data.pkl"):
+        folder = damaged({name: PICKLE})
+        if name in {path.name for path in (saved / "checkpoint").iterdir()}:
+            with pytest.raises(CheckpointError):
+                session.restore(folder)
+        else:
+            assert session.restore(folder)[4].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "message"), [("SGD", "Adam", "'step'"), ("Adam", "SGD", "it has no 'dampening' for SGD")]
+)
+def test_the_state_of_another_optimizer_is_refused_before_a_release(
+    mine: str, other: str, message: str, tmp_path: Path
+) -> None:
+    """It used to be found by the step, after the release was charged."""
+    with _session(tmp_path / "ledger.jsonl", mine) as session:
+        session.step(next(session.batches()), _loss)
+        session.save(tmp_path / "checkpoint")
+    with _session(tmp_path / "ledger.jsonl", other) as session:
+        before = session.optimizer.state_dict()["param_groups"]
+        weights = {name: tensor.clone() for name, tensor in session.model.state_dict().items()}
+        with pytest.raises(CheckpointError, match=f"belongs to another optimizer.*{message}"):
+            session.restore(tmp_path / "checkpoint")
+        assert session.optimizer.state_dict()["param_groups"] == before
+        assert all(weights[name].equal(tensor) for name, tensor in session.model.state_dict().items())
+
+
+def test_an_older_format_is_read(saved: Path, tmp_path: Path) -> None:
+    """Format 2 had no digest of its manifest."""
+    shutil.copytree(saved / "checkpoint", tmp_path / "c")
+    path = tmp_path / "c" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["digest"]
+    path.write_text(json.dumps(manifest | {"format": 2}))
+    assert checkpoint.read(tmp_path / "c")[1]["step"] == 2
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged \(its hash does not fit\)"):
+        checkpoint.read(tmp_path / "c")

@@ -1,0 +1,239 @@
+"""Settings from files and from the command line: whatever they hold, the answer is a run's settings or one line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpkfc.app import train
+from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan
+from dpkfc.app.methods import METHODS
+from dpkfc.app.recipes import images
+from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
+from dpkfc.app.run_folder import RunFolder
+from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml, to_toml
+from dpkfc.cli import app
+from dpkfc.privacy import accounting
+from dpkfc.privacy.calibration import check_target
+from tests.audit.fuzzing import ODD, PICKLE, Mutator, Tally, no_pickle
+from tests.audit.sizes import size
+
+FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
+
+
+@pytest.fixture(autouse=True)
+def _light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No pickle, a folder of its own, ε from a formula (not the accountants are under test here), and no training."""
+    no_pickle(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(accounting.EpsilonCurve, "at", lambda self, count: 0.01 * count)
+    monkeypatch.setattr("dpkfc.config.calibrate_noise_multiplier", _calibrated)
+    monkeypatch.setattr(train, "_train", lambda *args, **kwargs: None)
+    monkeypatch.setattr("dpkfc.app.commands._announce", lambda result: None)
+    monkeypatch.setattr(accounting, "cross_check", lambda event, count, *_: {"pld": 0.1, "rdp": 0.1})
+    monkeypatch.setattr(train, "prepare", _prepared)
+    yield
+
+
+def _calibrated(epsilon: float, delta: float, make_event: Callable[[float], object], count: int, *_: Any, **__: Any) -> float:
+    check_target(epsilon, delta)
+    make_event(noise := max(0.1, 0.1 * count**0.5 / epsilon))
+    return noise
+
+
+def _prepared(config: RunConfig) -> object:
+    """What `prepare` makes of settings, without data and model: plan, optimizer, augmentation, learning rate."""
+    recipe = find_recipe(config.recipe)
+    make_augment(config, recipe.input_shape)
+    plan = make_plan(config, recipe.input_shape, 1437, recipe.probe)
+    learning_rate(config, 0, plan.steps)
+    make_optimizer(config, _model())
+    return object()
+
+
+@functools.cache
+def _model() -> Any:
+    return find_recipe("digits").model(0)
+
+
+def _files() -> list[bytes]:
+    shipped = [path.read_bytes() for path in Path(images.__file__).parent.glob("*.toml")]
+    replay = [to_toml(run_config({"recipe": "digits", "method": method, "public_data": "x"})).encode() for method in METHODS]
+    return shipped + replay
+
+
+def test_damaged_config_files(tmp_path: Path, evidence) -> None:
+    """Read, checked, laid over the recipe's defaults, and made into a plan."""
+    mutator, tally, path = Mutator([*_files(), PICKLE], 1), Tally(), tmp_path / "mine.toml"
+
+    def use() -> None:
+        written = flatten(read_toml(path), str(path))
+        train.run(run_config({"recipe": "digits", **written, "out": "", "data_dir": ""}))
+
+    for _ in range(size(300, 25_000)):
+        content = mutator.bytes()
+        path.write_bytes(content)
+        tally.attempt(use, content)
+    tally.check(evidence, "config files, bytes", 300)
+
+
+def test_config_files_are_named(tmp_path: Path, evidence) -> None:
+    """What cannot be read as settings names the file."""
+    mutator, tally, path = Mutator([*_files(), PICKLE], 2), Tally(), tmp_path / "mine.toml"
+    for _ in range(size(100, 5_000)):
+        content = mutator.bytes()
+        path.write_bytes(content)
+        tally.attempt(lambda: flatten(read_toml(path), str(path)), content, "mine.toml")
+    tally.check(evidence, "config files, names", 100)
+
+
+def test_damaged_configs_of_run_folders(tmp_path: Path, evidence) -> None:
+    """A resume with a config.toml that was changed; the folder may hold a file where a folder is expected."""
+    mutator, tally, folder = Mutator([*_files(), PICKLE], 3), Tally(), tmp_path / "run"
+    (folder / "checkpoint").mkdir(parents=True)
+    seed = (folder / "config.toml").write_bytes
+
+    def use() -> None:
+        RunFolder.open(folder)
+        train.resume(folder)
+
+    for _ in range(size(100, 5_000)):
+        content = mutator.bytes()
+        seed(content)
+        tally.attempt(use, content)
+    tally.check(evidence, "run folders, config", 100)
+
+
+def _value(rng: random.Random, field: dataclasses.Field[Any]) -> Any:
+    """Now a value that fits its type, now anything."""
+    kind, roll = str(field.type), rng.random()
+    if field.metadata["choices"] and roll < 0.7:
+        return rng.choice(field.metadata["choices"])
+    if roll < 0.6:
+        whole = [0, 1, 2, 3, 50, 100, 10**6, 10**12, 2**62]
+        return {
+            "int": lambda: rng.choice(whole),
+            "float": lambda: rng.choice([0.0, 1e-9, 0.01, 0.5, 0.9, 1.0, 3.0, 1e9, 1e300, 5e-324]),
+            "bool": lambda: rng.random() < 0.5,
+            "str": lambda: rng.choice(["", "x", "linear conv", "cpu", "cuda", *RECIPES]),
+        }[kind]()
+    return rng.choice(ODD)
+
+
+def test_settings_of_any_kind(evidence) -> None:
+    """A few settings at once, each from its range, its edges or elsewhere."""
+    rng, tally = random.Random(4), Tally()
+    for _ in range(size(300, 15_000)):
+        chosen = {name: _value(rng, FIELDS[name]) for name in rng.sample(sorted(FIELDS), rng.choice((1, 2, 3, 8)))}
+        chosen |= {"recipe": rng.choice((*RECIPES, "digits", "digits"))} | ({"out": ""} if rng.random() < 0.9 else {})
+        chosen["public_data"] = ""
+        tally.attempt(lambda chosen=chosen: train.run(run_config(chosen)), chosen)
+        shutil.rmtree("runs", ignore_errors=True)
+    tally.check(evidence, "settings", 300)
+
+
+JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6)), st.lists, max_leaves=4)
+
+
+def test_invented_settings(evidence) -> None:
+    tally = Tally()
+
+    @settings(max_examples=size(60, 4_000), derandomize=True, deadline=None, database=None)
+    @given(st.dictionaries(st.sampled_from([*FIELDS, *METHODS, "privacy", "x"]), JSON, max_size=4))
+    def look(chosen: dict[str, Any]) -> None:
+        tally.attempt(lambda: RunConfig(**flatten(chosen, "mine.toml")), chosen)
+        tally.attempt(lambda: run_config({"recipe": "digits", **{k: v for k, v in chosen.items() if k in FIELDS}}), chosen)
+
+    look()
+    tally.check(evidence, "settings, invented", 50)
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+WORDS = [
+    "", "0", "1", "-1", "2", "0.5", "1e-5", "nan", "inf", "-inf", "1e400", "9" * 400, "9" * 5000, "1_000", "0x10", " 1", "\u0661",
+    "None", "true", "x", "adam", "poisson", "fixed", "digits", "dp-kfc", "../x", "~", "~nobody/x", "x" * 5000, "\n", "a\nb", "%s",
+    "{}", "[bold]", "[/bold]", "[red", "\U0001f98a", "\udcff", "--lr", "-", "--", "=", "module:factory", ":", "os:getcwd",
+    "a..b:c", "tests.audit.sizes:FULL", "3,8,8", "0,0", "1x8x8", "-1,2",
+]  # fmt: skip
+COMMANDS: dict[tuple[str, ...], list[str]] = {
+    ("train",): [*(f"--{name.replace('_', '-')}" for name in FIELDS), "--config", "--resume", "--quiet", "--no-nesterov"],
+    ("calibrate",): ["--epsilon", "--dataset-size", "--batch-size", "--epochs", "--steps", "--delta", "--sampler"],
+    ("epsilon",): ["--noise-multiplier", "-n", "-b", "--sample-rate", "--epochs", "--steps", "--delta", "--sampler"],
+    ("ledger", "verify"): ["--delta"],
+    ("methods",): ["--help"],
+    ("doctor",): ["--input-shape", "--seed", "--layer-rules", "--source", "--device", "--damping", "--max-rank"],
+}
+GOOD = {
+    ("train",): ["--recipe", "digits"],
+    ("calibrate",): ["--epsilon", "3", "-n", "1000", "-b", "100", "--epochs", "2"],
+    ("epsilon",): ["-s", "1.0", "-n", "1000", "-b", "100", "--steps", "20"],
+    ("ledger", "verify"): ["ledger.jsonl"],
+    ("methods",): [],
+    ("doctor",): ["nothing"],
+}
+
+
+@functools.cache
+def _command() -> Any:
+    """What `dpkfc.cli.app` makes anew of its functions at each call."""
+    return typer.main.get_command(app)
+
+
+def _called(arguments: list[str]) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            _command().main(arguments)
+        except SystemExit as end:
+            return int(end.code or 0), out.getvalue(), err.getvalue()
+    return 0, out.getvalue(), err.getvalue()
+
+
+def _judged(arguments: list[str]) -> None:
+    """A mistake is one line on stderr and exit code 2, and never a surprise of the program's own."""
+    code, out, err = _called(arguments)
+    lines = err.splitlines()
+    one_each = all(line.startswith("dpkfc: ") for line in lines)
+    if code not in (0, 2) or "Traceback" in out + err or "DPKFC_DEBUG" in err or not one_each or (code and not lines):
+        raise RuntimeError(f"{code}: {err[-300:]}")
+    if code:
+        raise ConfigError(lines[-1])
+
+
+def test_the_command_line(evidence) -> None:
+    """Flags with values that are too large, no numbers, half characters, markup, other flags; unknown files and modules."""
+    rng, tally = random.Random(6), Tally()
+    commands = [*COMMANDS, ("train",), ("train",)]
+    for _ in range(size(40, 2_500)):
+        command = rng.choice(commands)
+        arguments = [*command, *(GOOD[command] if rng.random() < 0.8 else [])]
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            arguments += rng.choice(([rng.choice(COMMANDS[command]), rng.choice(WORDS)], [rng.choice(WORDS)]))
+        tally.attempt(lambda arguments=arguments: _judged(arguments), arguments)
+    tally.check(evidence, "command line", 40)
+
+
+def test_a_flag_of_every_setting(evidence) -> None:
+    """Every flag of `dpkfc train` with every odd word; in the short run a few words each."""
+    tally, rng = Tally(), random.Random(7)
+    for name in rng.sample(sorted(FIELDS), size(15, len(FIELDS))):
+        flag = f"--{name.replace('_', '-')}"
+        for word in rng.sample(WORDS, size(1, 12)):
+            arguments = ["train", "--recipe", "digits", flag, word]
+            tally.attempt(lambda arguments=arguments: _judged(arguments), arguments)
+    tally.check(evidence, "command line, every flag", 15)

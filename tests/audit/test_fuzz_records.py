@@ -1,0 +1,191 @@
+"""What a run has written and a user hands back: ledgers, privacy cards, metrics. Damaged ones are refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpkfc.app.run_folder import Metrics, Row
+from dpkfc.privacy import accounting
+from dpkfc.privacy.ledger import Ledger, LedgerError, verify
+from dpkfc.report.verify import spent
+from tests.audit.fuzzing import ODD, PICKLE, Mutator, Tally, no_pickle
+from tests.audit.sizes import size
+
+PLAN, HEADER = "a" * 64, {"certified": True, "rng": "secure"}
+EVENT = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.5))
+REPLACE = dp_accounting.SampledWithoutReplacementDpEvent(100, 10, dp_accounting.GaussianDpEvent(1.5))
+
+
+@pytest.fixture(autouse=True)
+def _light(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No pickle; no waiting for the disk; ε from a formula, since not the accountants are under test here."""
+    no_pickle(monkeypatch)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(accounting.EpsilonCurve, "at", lambda self, count: 0.01 * count)
+    yield
+
+
+def _ledger(path: Path, event: Any = EVENT) -> bytes:
+    with Ledger.open(path, PLAN, HEADER) as ledger:
+        for step in range(4):
+            ledger.charge(step, event, 1.5, 3.0, 2.0)
+    return path.read_bytes()
+
+
+def _card(path: Path) -> dict[str, Any]:
+    heads = verify(path).heads
+    return {"ledger": {"file": path.name, "releases": 4, "head": heads[4]}, "guarantee": {"epsilon": 1.0, "delta": 1e-5}}
+
+
+def _use(path: Path) -> None:
+    """Everything that reads a ledger; a refusal by one must not hide what another does."""
+    refusal = None
+    for act in (lambda: verify(path), lambda: spent(path), lambda: Ledger.open(path, PLAN, HEADER, 9).close()):
+        try:
+            act()
+        except LedgerError as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
+
+
+def chained(lines: list[Any]) -> bytes:
+    """A ledger whose hashes fit, whatever its lines hold: as a program would forge it."""
+    written, head = [], ""
+    for number, line in enumerate(lines):
+        content = {k: v for k, v in line.items() if k != "hash"} if isinstance(line, dict) else line
+        if isinstance(content, dict) and number and "prev" in content:
+            content["prev"] = head
+        text = json.dumps(content, separators=(",", ":"))
+        head = hashlib.sha256(text.encode()).hexdigest()
+        if isinstance(content, dict):
+            text = json.dumps({**content, "hash": head}, separators=(",", ":"))
+        written.append(text.encode() + b"\n")
+    return b"".join(written)
+
+
+def test_damaged_ledgers(tmp_path: Path, evidence) -> None:
+    seeds = [_ledger(tmp_path / "a.jsonl"), _ledger(tmp_path / "b.jsonl", REPLACE), PICKLE]
+    mutator, tally, path = Mutator(seeds, 1), Tally(), tmp_path / "ledger.jsonl"
+    for _ in range(size(400, 25_000)):
+        content = mutator.bytes()
+        path.write_bytes(content)
+        tally.attempt(lambda: _use(path), content, "ledger.jsonl")
+    tally.check(evidence, "ledgers, bytes", 400)
+
+
+def test_forged_ledgers(tmp_path: Path, evidence) -> None:
+    """Hashes that fit and content that does not: a number that is text, an event of another kind, a list where a line was."""
+    seeds = [_ledger(tmp_path / "a.jsonl"), _ledger(tmp_path / "b.jsonl", REPLACE)]
+    parsed = [[json.loads(line) for line in seed.splitlines()] for seed in seeds]
+    mutator, tally, path = Mutator(seeds, 2), Tally(), tmp_path / "ledger.jsonl"
+    for _ in range(size(400, 15_000)):
+        lines = list(mutator.rng.choice(parsed))
+        for _ in range(mutator.rng.choice((1, 1, 2))):
+            number = mutator.rng.randrange(len(lines))
+            lines[number] = mutator.json(lines[number])
+        try:
+            content = chained(lines)
+        except (RecursionError, ValueError):
+            continue
+        path.write_bytes(content)
+        tally.attempt(lambda: _use(path), content, "ledger.jsonl")
+    tally.check(evidence, "ledgers, forged", 380)
+
+
+def test_damaged_cards(tmp_path: Path, evidence) -> None:
+    """The card beside a ledger, whose head the ledger is compared with."""
+    path, card = tmp_path / "ledger.jsonl", tmp_path / "privacy_card.json"
+    _ledger(path)
+    whole = _card(path)
+    mutator, tally = Mutator([json.dumps(whole, indent=2).encode(), PICKLE], 3), Tally()
+    for turn in range(size(300, 8_000)):
+        content = mutator.bytes() if turn % 2 else _dumped(mutator.json(whole))
+        card.write_bytes(content)
+        tally.attempt(lambda: spent(path), content, "ledger.jsonl", "privacy_card.json")
+    tally.check(evidence, "privacy cards", 300)
+
+
+def _dumped(value: Any) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except (RecursionError, ValueError):
+        return b"[" * 9000
+
+
+def test_damaged_metrics(tmp_path: Path, evidence) -> None:
+    seeds = []
+    for rows in (0, 1, 40):
+        metrics = Metrics("validation", refreshes=[{"step": 0, "digest": "x", "scale": 1.5}])
+        for step in range(rows):
+            metrics.add(Row(step=step, epsilon=0.1 * step, accuracy=0.5, batch_size=step))
+        metrics.write(tmp_path / "m.parquet")
+        seeds.append((tmp_path / "m.parquet").read_bytes())
+    mutator, tally, path = Mutator([*seeds, PICKLE], 4), Tally(), tmp_path / "m.parquet"
+    for _ in range(size(200, 10_000)):
+        content = mutator.bytes()
+        path.write_bytes(content)
+        tally.attempt(lambda: Metrics.read(path), content, "m.parquet")
+    tally.check(evidence, "metrics, bytes", 200)
+
+
+def test_metrics_of_another_program(tmp_path: Path, evidence) -> None:
+    """Whole Parquet files with other columns, other types, missing figures, or a schema that says something else."""
+    rng, tally, path = random.Random(5), Tally(), tmp_path / "m.parquet"
+    names = ["step", "epsilon", "accuracy", "x", "", "step"]
+    kinds = [pa.int64(), pa.float64(), pa.string(), pa.binary(), pa.list_(pa.int64()), pa.null(), pa.int8(), pa.bool_()]
+    values = {"int64": 1, "double": 0.5, "string": "x", "binary": PICKLE, "list<item: int64>": [1], "int8": 1, "bool": True}
+    for _ in range(size(100, 3_000)):
+        columns = [pa.field(rng.choice(names), rng.choice(kinds)) for _ in range(rng.randrange(5))]
+        if rng.random() < 0.5:
+            columns = [pa.field("step", pa.int64()), pa.field("epsilon", pa.float64()), *columns]
+        told = {"measured_on": rng.choice(["test", "x", "\ud800".encode("utf-8", "surrogatepass"), ""])}
+        told |= {"refreshes": rng.choice(["[]", "{}", "[1]", "[{}]", "nonsense", "[" * 5000, '[{"step":1,"digest":2}]'])}
+        schema = pa.schema(columns, metadata=told if rng.random() < 0.8 else None)
+        rows = rng.randrange(3)
+        arrays = [pa.array([None if rng.random() < 0.2 else values.get(str(c.type))] * rows, c.type) for c in columns]
+        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
+        tally.attempt(lambda: Metrics.read(path), (columns, told), "m.parquet")
+    tally.check(evidence, "metrics, other tables", 100)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["type", *ODD[:8]])),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)),
+    max_leaves=12,
+)
+RECORD = st.fixed_dictionaries(
+    {},
+    optional={
+        "format": st.one_of(st.just(1), JSON), "plan_hash": st.one_of(st.just(PLAN), JSON), "release": JSON, "step": JSON,
+        "event": st.one_of(JSON, st.fixed_dictionaries({"type": st.sampled_from(["GaussianDpEvent", "ComposedDpEvent", "pld"])})),
+        "noise_multiplier": JSON, "stddev": JSON, "sensitivity": JSON, "prev": JSON, "certified": JSON, "rng": JSON,
+    },
+)  # fmt: skip
+
+
+def test_invented_lines(tmp_path: Path, evidence) -> None:
+    """Lines of any JSON at all, with hashes that fit."""
+    tally, path = Tally(), tmp_path / "ledger.jsonl"
+
+    @settings(max_examples=size(40, 1_500), derandomize=True, deadline=None, database=None)
+    @given(st.lists(st.one_of(RECORD, JSON), min_size=1, max_size=4))
+    def look(lines: list[Any]) -> None:
+        path.write_bytes(content := chained(lines))
+        tally.attempt(lambda: _use(path), content, "ledger.jsonl")
+
+    look()
+    tally.check(evidence, "ledgers, invented", 20)

@@ -1,0 +1,124 @@
+"""The law of the noise: the right one passes, every wrong one is rejected by the test that is made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from dpkfc.audit import statistics as law
+from dpkfc.audit.harness import failed
+from dpkfc.audit.statistics import LOST, judge_noise, noise_law, standardised
+from dpkfc.privacy.mechanism import Released
+from tests.audit.sizes import size
+from tests.injected_bugs.subjects import vectors
+
+RELEASES, WIDTH = 60, size(4_000, 40_000)
+PARTS = {"a.weight": WIDTH - 10, "a.bias": 7, "gain": 3}
+Releases = NDArray[np.float64]
+
+
+def drawn(seed: int = 0) -> Releases:
+    return np.random.default_rng(seed).standard_normal((RELEASES, WIDTH))
+
+
+@pytest.mark.parametrize("seed", range(size(3, 40)))
+def test_normal_numbers_pass(seed: int) -> None:
+    assert not failed(judge_noise(list(drawn(seed)), PARTS))
+
+
+def block_repeated(z: Releases) -> Releases:
+    z[:, 900:1200] = z[:, 100:400]
+    return z
+
+
+def release_repeated(z: Releases) -> Releases:
+    z[41] = z[7]
+    return z
+
+
+def halves_alike(z: Releases) -> Releases:
+    z[:, WIDTH // 2 :] = z[:, : WIDTH // 2]
+    return z
+
+
+def following(z: Releases) -> Releases:
+    """Each release holds a twentieth of the one before: too little to show in a pair."""
+    rho = 0.05
+    for k in range(1, len(z)):
+        z[k] = rho * z[k - 1] + (1 - rho**2) ** 0.5 * z[k]
+    return z
+
+
+def silent(where: tuple[slice | int, slice | int]) -> Callable[[Releases], Releases]:
+    def change(z: Releases) -> Releases:
+        z[where] = 0.0
+        return z
+
+    return change
+
+
+WRONG: dict[str, tuple[Callable[[Releases], Releases], str]] = {
+    "97.5 % of the noise": (lambda z: 0.975 * z, "noise scale"),
+    "102.5 % of the noise": (lambda z: 1.025 * z, "noise scale"),
+    "a mean": (lambda z: z + 0.02, "noise mean"),
+    "uniform numbers": (lambda z: (np.argsort(np.argsort(z.ravel())).reshape(z.shape) / z.size - 0.5) * 12**0.5, "noise shape"),
+    "heavy tails": (lambda z: np.sign(z) * np.abs(z) ** 1.3 / 1.31, "noise shape"),
+    "a parameter without noise": (silent((slice(None), slice(-3, None))), "noise everywhere"),
+    "a number without noise": (silent((slice(None), 17)), "noise everywhere"),
+    "a release without noise": (silent((5, slice(None))), "noise everywhere"),
+    "a block that comes twice": (block_repeated, "no repetition inside a release"),
+    "two shards with one seed": (halves_alike, "no repetition inside a release"),
+    "a release that comes twice": (release_repeated, "no repetition between releases"),
+    "memory": (following, "independence of following releases"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_law_is_rejected_by_its_own_test(name: str) -> None:
+    change, check = WRONG[name]
+    assert check in {finding.check for finding in failed(judge_noise(list(change(drawn())), PARTS))}
+
+
+def test_the_part_without_noise_is_named() -> None:
+    found = failed(judge_noise(list(WRONG["a parameter without noise"][0](drawn())), PARTS))
+    assert any("'gain'" in finding.detail for finding in found)
+
+
+def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few releases behind the checkpoint are lost; those that follow it are compared with them."""
+    seen: list[int] = []
+    real = law.judge_noise
+
+    def judged(releases: list[Releases], parts: dict[str, int], rate: float) -> object:
+        seen.extend([len(releases), releases[0].size, sum(parts.values())])
+        assert all(not np.array_equal(x, y) for i, x in enumerate(releases) for y in releases[:i])
+        return real(releases, parts, rate)
+
+    monkeypatch.setattr(law, "judge_noise", judged)
+    told: list[tuple[int, int]] = []
+    assert not failed(noise_law(vectors(), steps=24, progress=lambda done, of: told.append((done, of))))
+    assert told == [(k, 24) for k in range(1, 25)] and LOST < 12
+    assert seen == [24, *[sum(p.numel() for p in vectors().model().parameters())] * 2]
+
+
+def test_of_a_large_model_the_beginning_of_every_parameter_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = Released(
+        gradients={"a": torch.arange(90.0).view(9, 10), "b": torch.full((10,), 7.0), "c": torch.ones(())},
+        noise_variance=1.0, step=0, release=1,
+    )  # fmt: skip
+    monkeypatch.setattr(law, "WIDEST", 11)
+    parts = law._parts(released)
+    assert parts == {"a": 10, "b": 2, "c": 1}
+    assert standardised(released, 0.5, parts).tolist() == [*(2.0 * k for k in range(10)), 14.0, 14.0, 2.0]
+    assert standardised(released, 1.0).size == 101
+
+
+def test_the_global_generators_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    restart = law._globals()
+    first = torch.rand(3), np.random.rand(3)
+    restart()
+    assert torch.equal(first[0], torch.rand(3)) and np.array_equal(first[1], np.random.rand(3))

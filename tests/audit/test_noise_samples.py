@@ -1,0 +1,103 @@
+"""Tests of noise samples: sound noise passes, and every fault fails the test that is written for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dpkfc.audit.harness import Finding, failed
+from dpkfc.audit.statistics import (
+    check_granularity,
+    check_repeats,
+    check_tails,
+    check_windows,
+    collision_rate,
+    noise_run,
+)
+from dpkfc.privacy.rng import NoiseStream
+from tests.audit.sizes import size
+from tests.injected_bugs.subjects import STEPS, vectors
+
+RELEASES, WIDTH = 120, 2_500
+SINGLE = float(np.finfo(np.float32).eps)
+Samples = NDArray[np.float64]
+
+
+def sample(dtype: str = "float32") -> Samples:
+    stream = NoiseStream.secure()
+    return np.stack([stream.normal(WIDTH, step, dtype).astype(np.float64) for step in range(RELEASES)])
+
+
+def judge(z: Samples, rate: float = collision_rate(SINGLE)) -> list[Finding]:
+    return [check_tails(z), check_granularity(z, rate), check_repeats(z), check_windows(z)]
+
+
+@pytest.mark.parametrize("seed", range(size(3, 40)))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sound_noise_raises_no_alarm(dtype: str, seed: int) -> None:
+    assert not failed(judge(sample(dtype), collision_rate(float(np.finfo(dtype).eps))))
+
+
+@pytest.mark.parametrize("power", [12, 20])
+def test_a_declared_grid_passes_and_a_grid_sixteen_times_coarser_fails(power: int) -> None:
+    z, grid = sample("float64"), 2.0**-power
+    rate = collision_rate(2.0**-52, grid)
+    assert check_granularity(np.rint(z / grid) * grid, rate).passed
+    assert not check_granularity(np.rint(z / grid / 16) * grid * 16, rate).passed
+
+
+def cut_one_side(z: Samples) -> Samples:
+    return np.minimum(z, 3.5)
+
+
+def lengthen_the_tails(z: Samples) -> Samples:
+    return np.where(np.abs(z) > 3.5, 1.4 * z, z)
+
+
+def repeat_at_an_offset(z: Samples) -> Samples:
+    z[110, 700:900] = z[3, 50:250]
+    return z
+
+
+def repeat_with_the_other_sign(z: Samples) -> Samples:
+    z[110] = -z[9]
+    return z
+
+
+def weaken_late(z: Samples) -> Samples:
+    z[110:] *= 0.95
+    return z
+
+
+def weaken_slowly(z: Samples) -> Samples:
+    return z * np.linspace(1.05, 0.95, len(z))[:, None]
+
+
+FAULTS: list[tuple[Callable[[Samples], Samples], str]] = [
+    (cut_one_side, "noise tails"),
+    (lengthen_the_tails, "noise tails"),
+    (lambda z: z.astype(np.float16).astype(np.float64), "noise granularity"),
+    (repeat_at_an_offset, "noise fingerprints"),
+    (repeat_with_the_other_sign, "noise fingerprints"),
+    (weaken_late, "noise over the steps"),
+    (weaken_slowly, "noise over the steps"),
+]
+
+
+@pytest.mark.parametrize(("change", "check"), FAULTS)
+def test_a_fault_fails_its_own_test(change: Callable[[Samples], Samples], check: str) -> None:
+    assert check in {finding.check for finding in failed(judge(change(sample())))}
+
+
+def test_a_repeat_is_reported_with_its_steps() -> None:
+    assert "steps 3, 110" in check_repeats(repeat_at_an_offset(sample())).detail
+
+
+def test_a_run_draws_the_noise_of_every_step_of_the_plan() -> None:
+    steps: list[tuple[int, int]] = []
+    findings = noise_run(vectors(), numbers=60_000, progress=lambda done, of: steps.append((done, of)))
+    assert not failed(findings)
+    assert steps == [(k, STEPS) for k in range(1, STEPS + 1)]

@@ -1,0 +1,360 @@
+"""The audit in one run: its canaries are what they say, its score is the one of theory, honest runs pass and broken ones fail."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import dpkfc.session
+from dpkfc.audit.attacks import audited_plan, one_run
+from dpkfc.audit.canaries import Impulses, Listener
+from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.curvature import KFAC, NGD, AdaDPS, WhiteNoise
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.linalg.metric import Dense, Diagonal, Eigenbasis, Elementwise, Kronecker
+from dpkfc.privacy.mechanism import Released
+from dpkfc.session import Session
+from tests.audit.sizes import FULL, size
+
+DELTA, EXAMPLES, CANARIES, STEPS, BATCH = 1e-5, 1000, 1000, size(100, 200), 200
+PROBE = WhiteNoise((32,))
+FEATURES = 32
+
+
+def examples(count: int = EXAMPLES) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, teacher = torch.randn(count, FEATURES, generator=generator), torch.randn(FEATURES, 4, generator=generator)
+    return x, (x @ teacher).argmax(1)
+
+
+def network(width: int = 64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4)
+    )
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def settings(**options: Any) -> PrivacyConfig:
+    given = {"expected_batch_size": BATCH, "steps": STEPS, "test_mode_seed": 3} | options
+    return PrivacyConfig(**given)
+
+
+def audit(plan: Plan, width: int = 64, lr: float = 0.3, **options: Any):
+    model = network(width)
+    given = {"canaries": CANARIES, "seed": 1} | options
+    return one_run(plan, model, torch.optim.SGD(model.parameters(), lr=lr), examples(), loss, **given)
+
+
+def record(evidence, row: str, result, **more: Any) -> None:
+    evidence("one-run", row, **result.describe() | more)
+
+
+# -- runs that keep their promise, and runs that do not --------------------------------------------------------------------
+
+NOISE = size(1.4, 1.9)  # about ε = 4 in so many steps at this rate; the claim is what the accountant says
+METHODS: dict[str, dict[str, Any]] = {
+    "DP-SGD": {},
+    "DP-KFC": {"preconditioner": KFAC(sides="both", probe=PROBE, every=7)},
+    "DP-NGD": {
+        "preconditioner": NGD(probe=PROBE, lambda_safe=1e-2, steps=STEPS, every=10),
+        "readout": "natural",
+    },
+    "AdaDPS": {"preconditioner": AdaDPS(probe=PROBE, every=11)},
+    "automatic clipping": {"clipping": "automatic"},
+    "normalised clipping": {"clipping": "normalised"},
+    "fixed batches": {"sampler": "fixed"},
+}
+
+
+@functools.cache
+def claimed_by_poisson() -> float:
+    """What the accountant says of the noise above; the same for every method, which is the point of them."""
+    plan = settings().with_noise(NOISE, DELTA, EXAMPLES + CANARIES)
+    claimed = plan.curve.at(plan.steps)
+    assert 3.5 < claimed < 4.5
+    return claimed
+
+
+@pytest.mark.parametrize("method", size(["DP-SGD", "DP-KFC", "DP-NGD", "fixed batches"], list(METHODS)))
+def test_an_honest_run_stays_below_its_claim(method: str, evidence):
+    plan = settings(**METHODS[method]).with_noise(NOISE, DELTA, EXAMPLES)
+    result = audit(plan, claimed_epsilon=None if method == "fixed batches" else claimed_by_poisson())
+    assert result.passed and result.epsilon_lower < result.claimed_epsilon
+    assert result.epsilon_lower > 0.25  # the canaries are heard in every coordinate system
+    assert abs(result.included - CANARIES / 2) < 120
+    assert result.finding().passed
+    record(evidence, method, result)
+
+
+@pytest.mark.parametrize("method", ["DP-SGD", "DP-KFC"])
+@pytest.mark.parametrize("kept", size([0.1], [0.1, 0.0]))
+def test_a_run_with_too_little_noise_exceeds_its_claim(method: str, kept: float, monkeypatch, evidence):
+    """The plan and the ledger speak of the whole noise; what is added is a tenth of it, or none."""
+    real = dpkfc.session.release
+
+    def weak(clipped: Any, plan: Plan, *others: Any) -> Released:
+        honest = real(clipped, plan, *others)
+        bare = {name: x / plan.expected_batch_size for name, x in clipped.tensors.items()}
+        return replace(honest, gradients={n: bare[n] + kept * (x - bare[n]) for n, x in honest.gradients.items()})
+
+    monkeypatch.setattr(dpkfc.session, "release", weak)
+    result = audit(settings(**METHODS[method]).with_noise(NOISE, DELTA, EXAMPLES), claimed_epsilon=4.0)
+    assert not result.passed and result.epsilon_lower > 4.0
+    assert not result.finding().passed
+    record(evidence, f"{method}, noise × {kept}", result)
+
+
+def test_mislabelled_canaries_bound_an_honest_run(evidence):
+    plan = settings(accountant="rdp").with_noise(NOISE, DELTA, EXAMPLES)
+    result = audit(plan, kind="mislabelled", canaries=500)
+    assert result.passed and result.layer == ""
+    record(evidence, "DP-SGD, mislabelled", result)
+
+
+def test_mislabelled_canaries_catch_a_run_that_learns_by_heart(evidence):
+    plan = settings(steps=size(150, 400), max_grad_norm=10.0).with_noise(0.0, DELTA, EXAMPLES)
+    result = audit(plan, width=128, lr=0.3, kind="mislabelled", claimed_epsilon=0.5)
+    assert not result.passed
+    record(evidence, "no noise, mislabelled", result)
+
+
+# -- the training is the user's ---------------------------------------------------------------------------------------------
+
+
+def test_with_all_coins_out_the_training_is_the_ordinary_one():
+    """Canaries that are out leave no trace: the weights are those of a plain session on the same rows."""
+    m, plan = 40, settings(steps=6, expected_batch_size=30).with_noise(1.0, DELTA, 100 + 40)
+    x, y = examples(100)
+    mine, plain = network(), network()
+    rng, coins = np.random.default_rng(0), np.zeros(m, bool)
+    planted = Impulses(plan, mine, (x, y), loss, coins, rng)
+    run(Session(plan, mine, torch.optim.SGD(mine.parameters(), lr=0.3), planted.dataset), planted.loss)
+
+    rows = torch.cat([torch.ones(100), torch.zeros(m)])
+    dataset = (torch.cat([x, x[:m]]), torch.cat([y, y[:m]]), rows)
+    run(
+        Session(plan, plain, torch.optim.SGD(plain.parameters(), lr=0.3), dataset),
+        lambda model, batch: loss(model, batch[:2]) * batch[2],
+    )
+    for a, b in zip(mine.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def run(session: Session, loss_fn: Any) -> None:
+    with session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+
+
+def test_the_plan_is_made_for_examples_and_canaries(monkeypatch):
+    given = settings(steps=20).with_noise(2.0, DELTA, 400)
+    whole = audited_plan(given, 400, 100)
+    assert (whole.dataset_size, whole.noise_multiplier, whole.steps) == (500, 2.0, 20)
+    assert audited_plan(whole, 400, 100) is whole
+    with pytest.raises(ValueError, match="for 400 examples"):
+        audited_plan(given, 300, 10)
+    asked = []
+    monkeypatch.setattr(PrivacyConfig, "calibrate", lambda self, *target: asked.append(target) or whole)
+    assert audited_plan(replace(given, target_epsilon=3.0), 400, 100) is whole
+    assert asked == [(3.0, DELTA, 500)]
+
+
+def test_coins_come_from_the_operating_system_unless_seeded(monkeypatch):
+    """The coins themselves are compared: 200 of them are equal by chance in one of 2^200 runs, their number in one of 18."""
+    seen: list[np.ndarray] = []
+
+    class Noted(Impulses):
+        def __init__(self, *args: Any) -> None:
+            seen.extend(x.copy() for x in args if isinstance(x, np.ndarray) and x.dtype == bool)
+            super().__init__(*args)
+
+    monkeypatch.setattr(sys.modules[one_run.__module__], "Impulses", Noted)
+    plan = settings(steps=2).with_noise(1.0, DELTA, EXAMPLES)
+    included = [audit(plan, canaries=200, seed=None, claimed_epsilon=1.0).included for _ in range(2)]
+    assert [len(coins) for coins in seen] == [200, 200] and [int(coins.sum()) for coins in seen] == included
+    assert not np.array_equal(*seen)
+    first, second = (audit(plan, canaries=200, claimed_epsilon=1.0) for _ in range(2))
+    assert np.array_equal(*seen[2:])
+    assert (first.included, first.guesses, first.correct) == (second.included, second.guesses, second.correct)
+
+
+# -- what is planted, and how it is scored ----------------------------------------------------------------------------------
+
+
+class Sequences(nn.Module):
+    """A linear layer over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 12, bias=False), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.inner(x)).mean(1))
+
+
+def pictures() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 7, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(7 * 16, 3))
+
+
+CASES = {
+    "linear": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), (6,), "0"),
+    "linear over positions, no bias": (Sequences, (4, 5), "inner"),
+    "convolution": (pictures, (2, 8, 8), "0"),
+    "behind a convolution": (pictures, (2, 8, 8), "3"),
+}
+
+
+def planted_in(case: str, coins: np.ndarray, plan_of: Any = None) -> tuple[nn.Module, Impulses, Plan]:
+    build, shape, layer = CASES[case]
+    torch.manual_seed(1)
+    model = build().double()
+    data = (torch.randn(30, *shape).double(), torch.randint(0, 3, (30,)))
+    plan = (plan_of or settings(steps=4, expected_batch_size=20)).with_noise(0.5, DELTA, 30 + len(coins))
+    return model, Impulses(plan, model, data, loss, coins, np.random.default_rng(2), layer), plan
+
+
+def gradient(model: nn.Module, planted: Impulses, row: int) -> dict[str, Tensor]:
+    """Of one row of the dataset, by plain autograd."""
+    batch = tuple(x[row : row + 1] for x in planted.dataset)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    value = planted.loss(model, batch).sum()
+    found = torch.autograd.grad(value, parameters, allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, parameters, found, strict=True)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_planted_gradient_is_the_matrix_that_was_chosen(case: str):
+    coins = np.array([True] * 5 + [False])
+    model, planted, _ = planted_in(case, coins)
+    listener = planted.listener
+    for step in (0, 1):
+        planted.before_step(step)
+        for i in range(6):
+            found = gradient(model, planted, 30 + i)
+            chosen = torch.outer(listener._u[i], listener._a[i]).double() * (1 - 2 * step) * coins[i]
+            if "bias" in listener.layer.parameters:
+                assert torch.allclose(found.pop(listener.layer.parameters["bias"]), chosen[:, -1])
+                chosen = chosen[:, :-1]
+            weight = found.pop(listener.layer.parameters["weight"])
+            assert torch.allclose(weight.flatten(1), chosen)
+            assert all(g.abs().max() == 0 for g in found.values())
+            assert coins[i] == (weight.norm() > 100 * 1.0)
+
+
+def random_entries() -> dict[str, Any]:
+    torch.manual_seed(4)
+    out, into = torch.randn(8, 8).double(), torch.randn(7, 7).double()
+    basis_in, basis_out = torch.linalg.qr(into)[0], torch.linalg.qr(out)[0]
+    square = out @ out.T + torch.eye(8)
+    return {
+        "none": None,
+        "kronecker": Kronecker(Diagonal(torch.rand(7).double() + 0.2), Dense(square, float(torch.linalg.norm(square, 2)))),
+        "eigenbasis": Eigenbasis(torch.rand(8, 7).double() + 0.1, basis_in, basis_out),
+        "elementwise": Elementwise({"weight": torch.rand(8, 6).double() + 0.1, "bias": torch.rand(8).double() + 0.1}),
+    }
+
+
+@pytest.mark.parametrize("kind", ["none", "kronecker", "eigenbasis", "elementwise"])
+def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
+    """Against a loop: every canary's gradient whitened and normed on its own, every release on its own."""
+    entry = random_entries()[kind]
+    torch.manual_seed(5)
+    layer = find_layers(nn.Sequential(nn.Linear(6, 8)).double())[0]
+    u, a = torch.randn(9, 8).double(), torch.cat([torch.randn(9, 6).double(), torch.ones(9, 1).double()], 1)
+    listener, expected = Listener(layer, u, a, 3), torch.zeros(9).double()
+    scale = torch.cat([entry.scale["weight"], entry.scale["bias"][:, None]], 1) if kind == "elementwise" else None
+    whitened = []
+    for i in range(9):
+        g = torch.outer(u[i], a[i])
+        whitened.append(g if entry is None else g * scale if scale is not None else entry.whiten(g))
+    for step in range(3):
+        z = torch.randn(8, 7).double()
+        gradients = {layer.parameters["weight"]: z[:, :-1], layer.parameters["bias"]: z[:, -1]}
+        released = Released(gradients=gradients, noise_variance=1.0, step=step, release=step + 1)
+        listener.hear(released, {} if entry is None else {layer.name: entry})
+        expected += torch.stack([(w * z).sum() / w.norm() for w in whitened]) * (1 - 2 * (step % 2))
+    plan = settings(steps=3, expected_batch_size=10).with_noise(1.0, DELTA, 20)
+    listener._solves = lambda is_formed: False  # the score itself, before canaries are told apart
+    assert np.allclose(listener.scores(plan), 10 * expected.numpy())
+
+    kept = Listener(layer, u, a, 3)
+    kept._pending, kept._entry = torch.zeros(8, 7).double(), entry
+    kept._look()
+    flat = torch.stack(whitened).flatten(1)
+    assert torch.allclose(kept._squares[0], flat.square().sum(1))
+    assert torch.allclose(torch.as_tensor(kept._overlaps), flat @ flat.T)
+
+
+def test_canaries_that_overlap_are_told_apart():
+    """More canaries than a plain inner product can keep apart, no noise: solving for all of them finds every coin."""
+    rng = np.random.default_rng(6)
+    layer = find_layers(nn.Sequential(nn.Linear(40, 40, bias=False)).double())[0]
+    m, steps = 600, 20
+    u, a = (torch.from_numpy(rng.choice([-1.0, 1.0], (m, 40))) for _ in range(2))
+    coins = torch.from_numpy((rng.random(m) < 0.5).astype(float))
+    listener, plain = Listener(layer, u, a, steps), Listener(layer, u, a, steps)
+    plain._solves = lambda is_formed: False
+    plan = settings(steps=steps, expected_batch_size=500).with_noise(1e-3, DELTA, 1000)
+    for step in range(steps):
+        counted = coins * torch.from_numpy((rng.random(m) < 0.5).astype(float)) / 40  # each has norm 1
+        z = (1 - 2 * (step % 2)) * torch.einsum("m,mo,mi->oi", counted, u, a) / 500
+        for each in (listener, plain):
+            released = Released(gradients={"0.weight": z}, noise_variance=0.0, step=step, release=step + 1)
+            each.hear(released, {})
+    right = [
+        int((torch.from_numpy(each.scores(plan)).argsort(descending=True).argsort() < coins.sum()).double().eq(coins).sum())
+        for each in (listener, plain)
+    ]
+    assert right[0] == m > right[1]
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_audited_is_refused_by_name():
+    plan = settings(steps=2).with_noise(1.0, DELTA, EXAMPLES)
+    for options, message in (
+        ({"kind": "loud"}, "kind must be one of"),
+        ({"canaries": 3}, "at least 20 canaries"),
+        ({"confidence": 1.0}, "confidence"),
+        ({"layer": "1"}, "no gradient can be planted in layer '1'; choose one of 0, 2, 4"),
+        ({"kind": "mislabelled", "labels": 0}, "one class number an example"),
+        ({"kind": "mislabelled", "canaries": 5000}, "more than the 1000 examples"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            audit(plan, **options)
+    patients = settings(steps=2, unit="patient", max_records_per_unit=2).with_noise(1.0, DELTA, EXAMPLES)
+    with pytest.raises(ValueError, match="protects one patient"):
+        audit(patients)
+
+
+# -- what it costs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not FULL, reason="times are measured by `make assurance` alone")
+@pytest.mark.parametrize("method", ["DP-SGD", "DP-KFC"])
+def test_what_an_audit_costs_beside_a_training(method: str, evidence):
+    config = settings(**METHODS[method] | {"steps": 60})
+    plan = config.with_noise(NOISE, DELTA, EXAMPLES + CANARIES)
+    plain, audited = [], []
+    for _ in range(3):
+        model, (x, y) = network(256), examples(EXAMPLES + CANARIES)
+        started = time.perf_counter()
+        run(Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.3), (x, y)), loss)
+        plain.append(time.perf_counter() - started)
+        audited.append(audit(plan, width=256, claimed_epsilon=4.0).seconds)
+    ratio = min(audited) / min(plain)
+    evidence("one-run", f"time, {method}", training_seconds=min(plain), seconds=min(audited), ratio=ratio)

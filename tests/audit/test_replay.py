@@ -1,0 +1,209 @@
+"""The neighbour replay: it reaches the bound it checks, and its canaries and its walk are what they are said to be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.audit.audit import shares
+from dpkfc.audit.canaries import Canaries
+from dpkfc.audit.harness import Subject, Walk, failed, scripted, unmoved, watched
+from dpkfc.audit.neighbors import Replay, World, prepared_canaries, replay
+from dpkfc.curvature.dp2 import DP2
+from dpkfc.session import Session
+from tests.audit.sizes import size
+from tests.injected_bugs.leak import noting_sums
+from tests.injected_bugs.subjects import (
+    B,
+    C,
+    N,
+    canaries_of,
+    classified,
+    images,
+    jittered,
+    kfac,
+    subject_of,
+    texts,
+    vectors,
+)
+
+ONE_SIZE, ROUNDED = "batches of one size", "rounded noise"
+FEW = ("as it is", "loss × 1e4", "loss × -1e4", "loss × 1e-4", "loss NaN", "random × 1000")
+
+
+@pytest.mark.parametrize("name", size(("DP-KFC",), ("DP-SGD", "DP-KFC", "DP-NGD", "GEP", ONE_SIZE)))
+def test_the_replay_comes_as_near_to_the_bound_as_can_be(name: str, evidence) -> None:
+    """A check that never comes near its bound would pass whatever happens."""
+    canaries = canaries_of(name)
+    found = replay(subject_of(name), size(canaries.only(*FEW), canaries), sizes=size((0, 3), (0, 1, 3, 7, 16)))
+    assert not failed(found.findings())
+    assert found.worst > (0.95 if name == ONE_SIZE else 0.999)
+    assert found.control == 0.0
+    evidence("replay", name, pairs=found.pairs, canaries=len(canaries.names), worst=found.worst, tolerance=found.tolerance)
+
+
+def test_neighbours_differ_by_the_canary_alone() -> None:
+    """The difference of two releases under frozen noise is the canary's clipped gradient over the batch size."""
+    subject = vectors()
+    canaries = canaries_of("DP-SGD").only("random × 1000")
+    number = next(n for n, name in enumerate(canaries.names) if name.startswith("3: random"))
+    script = [[0, 1, 2]], [[0, 1, 2, N + number]]
+    with World(subject, canaries, script[0]) as one, World(subject, canaries, script[1]) as other:
+        released = [world.step("", Replay()) for world in (one, other)]
+    assert released[0] is not None and released[1] is not None
+    moved = {n: (released[1].gradients[n] - x) * B for n, x in released[0].gradients.items()}
+    assert sum(float(x.square().sum()) for x in moved.values()) ** 0.5 == pytest.approx(C)
+    [(a, u)] = [(a, u) for n, a, u in canaries.plants["3"] if n == number]
+    scale = float(moved["3.bias"] @ u.double()) / float(u.double() @ u.double())
+    assert torch.allclose(moved["3.weight"], scale * torch.outer(u, a).double()) and scale > 0
+    assert all(float(x.abs().max()) < 1e-15 for n, x in moved.items() if not n.startswith("3."))
+
+
+def test_only_keeps_the_wanted_canaries_with_what_belongs_to_them() -> None:
+    every = canaries_of("DP-KFC")
+    some = every.only("stretched most")
+    assert some.names[some.zero or 0] == "loss × 0"
+    assert {name for name in some.names} == {n for n in every.names if "stretched most" in n} | {"loss × 0"}
+    for layer, several in some.plants.items():
+        for number, a, u in several:
+            before = every.names.index(some.names[number])
+            [(_, a_before, u_before)] = [x for x in every.plants[layer] if x[0] == before]
+            assert torch.equal(a, a_before) and torch.equal(u, u_before)
+
+
+def test_canaries_come_for_every_layer_and_every_kind_of_input() -> None:
+    names = canaries_of("DP-KFC").names
+    for layer in ("0", "2", "3"):
+        assert {f"{layer}: random × 1000", f"{layer}: one entry"} <= set(names)
+    assert {"0: stretched most", "3: stretched least, small", "input infinite", "loss NaN"} <= set(names)
+    assert "read: positions cancel" in canaries_of("long texts").names
+    assert any(name.startswith("example ") for name in prepared_canaries(texts()).names)  # ids are no numbers to scale
+
+
+def test_a_replay_stops_at_the_first_departure_where_that_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, canaries = vectors(), canaries_of("DP-SGD").only(*FEW)
+    noting_sums(monkeypatch)  # still the real code
+    whole = replay(subject, canaries, sizes=(0, 2)).pairs
+    monkeypatch.setattr(Session, "_apply", lambda self, released: None)
+    assert replay(subject, canaries, sizes=(0, 2), until_failed=True).pairs == 1 < whole
+
+
+def test_a_canary_at_which_the_step_stops_is_a_departure() -> None:
+    """That it stops is seen by anyone."""
+
+    def careful(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        if bool(batch[0].isnan().any()):
+            raise FloatingPointError("NaN among the inputs")
+        return classified(model, batch)
+
+    subject = replace(vectors(), loss_fn=careful)
+    found = failed(replay(subject, canaries_of("DP-SGD").only("input NaN"), sizes=(0, 2)).findings())
+    assert "one release and one charge a step" in [finding.check for finding in found]
+    assert any("NaN among the inputs" in finding.detail for finding in found)
+
+
+def test_a_random_forward_pass_is_an_error() -> None:
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            Counting.calls += 1
+            return x * (1 + 1e-3 * (Counting.calls % 7))
+
+    subject = vectors(model=lambda: nn.Sequential(nn.Linear(6, 3), Counting()))
+    canaries = canaries_of("DP-SGD").only("as it is")
+    with pytest.raises(ValueError, match="forward pass is random"):
+        replay(subject, Canaries(canaries.names, canaries.rows, canaries.factors), sizes=(2,))
+
+
+def test_dropout_and_random_augmentation_raise_no_alarm() -> None:
+    dropping = vectors(model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
+    for subject in (dropping, images(torch.float64, jittered)):
+        canaries = prepared_canaries(subject).only("as it is", "loss × 1e4")
+        assert not failed(replay(subject, canaries, sizes=(0, 2)).findings())
+        assert shares(subject, canaries).passed
+
+
+def test_shares_need_somebody_without_a_loss() -> None:
+    canaries = Canaries()
+    canaries.add("as it is", tuple(x[0] for x in vectors().dataset))
+    with pytest.raises(ValueError, match="without a loss"):
+        shares(vectors(), canaries)
+
+
+@pytest.mark.parametrize("name", size(("DP-KFC", ROUNDED), ("DP-SGD", "DP-KFC", "GEP", "DiSK", "patients", ROUNDED)))
+def test_shares_of_an_honest_step_are_equal_to_the_last_bits(name: str, evidence) -> None:
+    canaries = canaries_of(name)
+    found = shares(subject_of(name), size(canaries.only(*FEW), canaries))
+    assert found.passed, found
+    evidence("shares", name, measured=found.measured, bound=found.bound)
+
+
+# -- the session on a script -------------------------------------------------------------------------------------------
+
+
+def test_a_walk_is_the_same_whatever_it_is_handed_and_keeps_its_size() -> None:
+    ways = []
+    for gradient in (0.0, 1e9):
+        p = nn.Parameter(numbers := torch.linspace(-1, 1, 400, dtype=torch.float64))
+        walk = Walk({"p": p}, length=0.3, seed=5)
+        for _ in range(200):
+            p.grad = torch.full_like(p, gradient)
+            walk.step()
+        assert torch.equal(walk.handed["p"], torch.full_like(p, gradient))
+        ways.append(p.detach().clone())
+        assert float(p.detach().square().mean()) == pytest.approx(float(numbers.square().mean()), rel=0.5)
+    assert torch.equal(*ways)
+
+
+def test_a_script_stops_where_it_ends_and_its_plan_is_that_of_the_run() -> None:
+    subject = vectors()
+    plan = scripted(subject.plan, [[0], [], [1, 2]], N, seed=3, micro=2)
+    assert (plan.noise_multiplier, plan.sensitivity, plan.event) == (1.0, C, subject.plan.event)
+    assert plan.steps == subject.plan.steps and plan.config.max_physical_batch_size == 2
+    session, _ = watched(subject, plan, (*subject.dataset, torch.full((N,), -1)), verify=False)
+    with session:
+        seen = []
+        for batch in session.batches():
+            seen.append(batch.indices.tolist())
+            session.step(batch, canaries_of("DP-SGD").loss(subject))
+    assert seen == [[0], [], [1, 2]] and len(session.released) == 3
+
+
+def test_a_metric_is_built_once_where_releases_must_share_their_coordinates() -> None:
+    plan = unmoved(vectors(preconditioner=kfac(every=1)).plan)
+    assert [plan.config.preconditioner.due(step) for step in range(3)] == [True, False, False]
+    assert plan.config.preconditioner.describe() == kfac(every=1).describe()
+    assert unmoved(vectors().plan).config.preconditioner is None
+    assert hasattr(unmoved(vectors(preconditioner=DP2(phase=1)).plan).config.preconditioner, "observe")
+
+
+def test_what_two_sessions_leave_behind_is_compared() -> None:
+    subject, canaries = vectors(), canaries_of("DP-SGD").only("as it is")
+    with World(subject, canaries, [[0]]) as one, World(subject, canaries, [[1]]) as other:
+        assert one.session.differs_from(other.session) == ""
+        with torch.no_grad():
+            one.session.model[2].bias[3] = float("nan")
+        assert one.session.differs_from(other.session) == "2.bias"
+        with torch.no_grad():
+            other.session.model[2].bias[3] = float("nan")
+        assert one.session.differs_from(other.session) == ""
+        one.session.model.register_buffer("seen", torch.zeros(2))
+        assert one.session.differs_from(other.session) == "seen"
+        assert one.session.left_behind == ""
+        one.session.model[0].weight.grad = torch.zeros(8, 6, dtype=torch.float64)
+        assert one.session.left_behind == "0.weight"
+
+
+def test_examples_are_put_together_as_the_session_does_it() -> None:
+    subject = subject_of("cancelling sequences")
+    x, weights, lengths = subject.batch(3)
+    assert x.shape == (3, 16, 64) and weights.shape == (3, 16, 48) and lengths.tolist() == [16] * 3
+    whole: Subject = vectors()
+    assert torch.equal(whole.batch(2)[0], whole.dataset[0][:2])
+    padded = F.pad(x, (0, 0, 0, 48))
+    assert torch.equal(padded, subject.dataset[0][:3])

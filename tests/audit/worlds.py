@@ -1,0 +1,353 @@
+"""Two worlds: a run on data and one on neighbouring data, with everything else frozen, and all that can be seen of each.
+
+The release is replaced by one that ignores the clipped sum; the clock, the keys of the operating system and the free memory
+stand still, so that the same data twice differ in nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, TokenNoise
+from dpkfc.curvature.dp2 import DP2
+from dpkfc.postprocess import AdamBC, DiSK, WeightEMA
+from dpkfc.privacy.mechanism import ClippedSum, Released
+from dpkfc.session import Session
+from tests.audit.walk import Found, differing, files_of, fingerprint, process_state, reached, tensors_alive
+
+N, B, WIDTH, STEPS = 40, 16, 6, 5
+VICTIM = 13  # drawn in the first step of every world, as is the unit that it belongs to
+Data = tuple[Tensor, ...]
+
+
+def only_what_is_new() -> None:
+    gc.collect()
+    gc.freeze()
+
+
+# -- a world -----------------------------------------------------------------------------------------------------------
+
+
+def blind(clipped: ClippedSum, plan: Any, noise: Any, ledger: Any, step: int) -> Released:
+    """A release of the right shape that does not look at the sum."""
+    number = ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
+    unit, generator = plan.stddev / plan.expected_batch_size, torch.Generator().manual_seed(step)
+    gradients = {
+        name: (torch.randn(x.shape, generator=generator, dtype=torch.float64) * unit).to(x.dtype)
+        for name, x in clipped.tensors.items()
+    }
+    return Released(gradients=gradients, noise_variance=unit**2, step=step, release=number)
+
+
+def fixed_keys() -> Callable[[], bytes]:
+    """`draw_key` with the same keys in every world, in order."""
+    # With this seed the victim is in the first and in the last batch of a session.
+    generator = np.random.default_rng(161)
+    return lambda: generator.bytes(32)
+
+
+def freeze(patched: pytest.MonkeyPatch, victim: int | None = None) -> list[tuple[str, ...]]:
+    """Replace the release, and stop what differs between any two runs. Without its victim a world draws the same others.
+
+    Returns:
+        Fingerprints of the clipped sums, which the tests see and no run does.
+    """
+    sums: list[tuple[str, ...]] = []
+
+    def watched(clipped: ClippedSum, *rest: Any) -> Released:
+        sums.append(tuple(fingerprint(x) for x in clipped.tensors.values()))
+        return blind(clipped, *rest)
+
+    patched.setattr("dpkfc.session.release", watched)
+    patched.setattr("dpkfc.integrations._opacus_step.release", watched)
+    for module in ("privacy.rng", "rng_state"):
+        patched.setattr(f"dpkfc.{module}.draw_key", fixed_keys())
+    patched.setattr("dpkfc.memory.available_bytes", lambda: 1 << 22)
+    moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    clock = types.SimpleNamespace(datetime=types.SimpleNamespace(now=lambda zone=None: moment), timezone=timezone)
+    patched.setattr("dpkfc.privacy.ledger.datetime", clock)
+    if victim is not None:
+        draw = Session._draw
+
+        def without(self: Session) -> tuple[Any, Any]:
+            units, records = draw(self)
+            keep = units != victim
+            return units[keep], None if records is None else records[keep]
+
+        patched.setattr(Session, "_draw", without)
+    return sums
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that can be seen of a run."""
+
+    files: Found
+    objects: Found
+    lines: list[str]
+    left: set[str]  # tensors that are alive behind the run and were not before
+    sums: list[tuple[str, ...]]  # what must differ, and is compared apart
+
+    def against(self, other: Seen) -> set[str]:
+        """What tells two worlds apart."""
+        found = {f"file {path}" for path in differing(self.files, other.files)}
+        found |= {f"object {path}" for path in differing(self.objects, other.objects)}
+        found |= {f"log {line}" for line in set(self.lines) ^ set(other.lines) if "(said once)" not in line}  # of accounting
+        return found | {f"tensor {x}" for x in other.left - self.left}  # what the first run alone leaves is a cache
+
+
+class Lines(logging.Handler):
+    """Every log line of the library, whatever its level."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.name}: {record.getMessage()}")
+
+
+class listening:
+    """`with listening() as lines:` the log lines and warnings of the body."""
+
+    def __enter__(self) -> list[str]:
+        self._handler, self._logger = Lines(), logging.getLogger("dpkfc")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.DEBUG)
+        self._logger.addHandler(self._handler)
+        self._warnings = warnings.catch_warnings(record=True)
+        self._caught = self._warnings.__enter__()
+        warnings.simplefilter("always")
+        return self._handler.lines
+
+    def __exit__(self, *error: Any) -> None:
+        self._warnings.__exit__(*error)
+        self._handler.lines += [str(warning.message) for warning in self._caught or []]
+        self._logger.removeHandler(self._handler)
+        self._logger.setLevel(self._level)
+
+
+# -- tasks and neighbours ----------------------------------------------------------------------------------------------
+
+
+def examples() -> Data:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(N, WIDTH, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, 3, (N,), generator=generator)
+
+
+def net(*middle: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 8), *middle, nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def loss_fn(model: nn.Module, batch: Data) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, and how; everything is made anew in every world."""
+
+    settings: Callable[[], dict[str, Any]] = dict
+    model: Callable[[], nn.Module] = net
+    data: Callable[[], Any] = examples
+    loss: Callable[[nn.Module, Any], Tensor] = loss_fn
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
+    session: Callable[[], dict[str, Any]] = dict
+    units: int = N
+
+
+def kfac(**settings: Any) -> KFAC:
+    return KFAC(**{"sides": "both", "probe": FeatureNoise(WIDTH), "probe_size": 32, "every": 2, **settings})
+
+
+def with_statistics() -> nn.Module:
+    model = net(nn.BatchNorm1d(8))
+    model[1].eval()
+    return model
+
+
+def views(batch: Data) -> Data:
+    return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
+
+
+class Reader(nn.Module):
+    """Texts of unequal lengths: table, norm, a raw parameter (the fallback), a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(12, 6), nn.LayerNorm(6)
+        self.gain, self.cell, self.head = Gain(6), nn.GRU(6, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        own = (input_ids > 0).unsqueeze(-1)
+        read = self.cell(self.gain(self.norm(self.table(input_ids))))[0] * own
+        return self.head(read.sum(1) / own.sum(1).clamp(min=1))
+
+
+class Gain(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain.sigmoid()
+
+
+class Texts:
+    """A dataset of pairs of ids and label."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(2)
+        lengths = torch.randint(3, 7, (N,), generator=generator).tolist()
+        self.texts = [torch.randint(1, 12, (length,), generator=generator) for length in lengths]
+        self.labels = torch.randint(0, 3, (N,), generator=generator)
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.texts[i], self.labels[i]
+
+
+def padded(rows: list[tuple[Tensor, Tensor]]) -> Data:
+    return nn.utils.rnn.pad_sequence([ids for ids, _ in rows], batch_first=True), torch.stack([y for _, y in rows])
+
+
+def gep() -> dict[str, Any]:
+    return {"preconditioner": GEP(probe=FeatureNoise(WIDTH), rank=3, probe_size=32), "clipping": "embedding_residual"}
+
+
+def ngd() -> dict[str, Any]:
+    made = NGD(probe=FeatureNoise(WIDTH), probe_size=32, lambda_safe=0.05, steps=STEPS, every=2)
+    return {"preconditioner": made, "readout": "natural"}
+
+
+def reading() -> dict[str, Any]:
+    made = KFAC(sides="both", probe=TokenNoise(12, 5, min_length=5), probe_size=16, every=2)
+    return {"preconditioner": made, "max_physical_batch_size": "auto"}
+
+
+def units() -> dict[str, Any]:
+    return {"units": torch.arange(N) // 2}
+
+
+PATIENTS = {"unit": "patient", "max_records_per_unit": 2}
+TASKS = {
+    "plain": Task(),
+    "kfac, a filter and an average": Task(
+        lambda: {"preconditioner": kfac(), "postprocess": DiSK(), "weight_average": WeightEMA(0.9)}, optimizer=torch.optim.SGD
+    ),
+    "gep": Task(gep),
+    "frozen statistics, dropout, kfac": Task(
+        lambda: {"preconditioner": kfac(), "clipping": "per_layer"}, lambda: nn.Sequential(with_statistics(), nn.Dropout(0.0))
+    ),
+    "views, adam-bc": Task(
+        lambda: {"augmentations": 2, "postprocess": AdamBC()}, optimizer=torch.optim.SGD, session=lambda: {"augment": views}
+    ),
+    "units": Task(lambda: {**PATIENTS, "max_physical_batch_size": 4, "preconditioner": kfac()}, session=units, units=N // 2),
+    "sizes found by trying": Task(lambda: {"max_physical_batch_size": "auto", "preconditioner": kfac()}),
+    "texts": Task(reading, lambda: Reader().double(), Texts, session=lambda: {"collate_fn": padded}),
+    "past releases": Task(lambda: {"preconditioner": DP2(phase=1)}, optimizer=torch.optim.SGD),
+    "natural steps": Task(ngd),
+    "normalised, padded": Task(lambda: {"clipping": "normalised", "pad_to_multiple": 4, "max_physical_batch_size": 8}),
+    "dropout": Task(lambda: {"preconditioner": kfac()}, lambda: net(nn.Dropout(0.3))),
+}  # fmt: skip
+
+
+def outlier(data: Any, i: int) -> None:
+    if isinstance(data, Texts):
+        data.texts[i] = torch.full((4,), 11)
+    else:
+        data[0][i] = 1e6
+
+
+def broken(data: Any, i: int) -> None:
+    data[0][i, 0] = float("nan")
+
+
+def label(data: Any, i: int) -> None:
+    labels = data.labels if isinstance(data, Texts) else data[1]
+    labels[i] = (labels[i] + 1) % 3
+
+
+def sparse(data: Any, i: int) -> None:
+    if isinstance(data, Texts):
+        data.texts[i] = torch.zeros_like(data.texts[i])
+    else:
+        data[0][i] = 0
+
+
+def longer(data: Texts, i: int) -> None:
+    data.texts[i] = torch.cat([data.texts[i], data.texts[i], torch.arange(1, 12)])
+
+
+def removed(data: Any, i: int) -> None:
+    """Nothing changes but that it is never drawn."""
+
+
+NEIGHBOURS: dict[str, Callable[[Any, int], None]] = {
+    "outlier": outlier, "broken": broken, "label": label, "sparse": sparse, "removed": removed, "longer": longer,
+}  # fmt: skip
+
+
+def neighbours_of(name: str) -> list[str]:
+    if name == "texts":
+        return ["longer", "outlier", "label", "sparse", "removed"]
+    return ["outlier", "broken", "label", "sparse", "removed"]
+
+
+Work = Callable[[Session, Any, Any], None]
+Plant = Callable[[pytest.MonkeyPatch], Work | None]
+INPUTS = ("session._dataset", "session._loader", "session._units")  # the data themselves: what a session was given
+
+
+def tensors_in(data: Any) -> list[Tensor]:
+    return [*data.texts, data.labels] if isinstance(data, Texts) else list(data)
+
+
+def live(task: Task, folder: Path, neighbour: str | None = None, plant: Plant | None = None, victim: int = VICTIM) -> Seen:
+    """One world: a run to the end of its plan, a checkpoint after every other step, and a walk over everything."""
+    data = task.data()
+    if neighbour is not None:
+        NEIGHBOURS[neighbour](data, victim)
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    only_what_is_new()
+    with pytest.MonkeyPatch.context() as patched, listening() as lines:
+        sums = freeze(patched, victim // (N // task.units) if neighbour == "removed" else None)
+        work = plant(patched) if plant else None
+        model = task.model()
+        optimizer = task.optimizer(model.parameters(), lr=0.05)
+        config = PrivacyConfig(**{"expected_batch_size": B * task.units // N, "steps": STEPS, **task.settings()})
+        plan, records = config.with_noise(1.0, 1e-3, task.units), []
+        with Session(plan, model, optimizer, data, ledger_path=folder / "ledger.jsonl", **task.session()) as session:
+            batches = session.batches()
+            for batch in batches:
+                records.append(session.step(batch, task.loss))
+                if work:
+                    work(session, batch, records)
+                if session.steps_done % 2:
+                    session.save(folder / "checkpoint", extra={"done": session.steps_done})
+            del batch
+            roots = {"session": session, "model": model, "optimizer": optimizer, "records": records, "batches": batches}
+            objects = reached({**roots, "process": process_state()}, INPUTS)
+            del model, optimizer, session, batches, roots
+    objects = {path: value.replace(str(folder), "") for path, value in objects.items()}
+    return Seen(files_of(folder), objects, lines, tensors_alive(*tensors_in(data)), sums)

@@ -1,0 +1,429 @@
+"""Worry: "With sixteen views of every image, is ε still that of one image, and does mixup break it?"."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.app.models import standardised_conv
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.probes import PinkNoise
+from dpkfc.data.loading import layout
+from dpkfc.gradients import clipped_sum as micro
+from dpkfc.gradients.clipped_sum import HERE, At, clipped_sum
+from dpkfc.gradients.clipping import Clip
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.state import augmented
+from dpkfc.session import Session
+from dpkfc.tracking import Tracker
+from tests.gradients.cases import CASES, Case, build, loss_fn
+from tests.gradients.whitened import whiten
+from tests.test_session import N, data, net, plan, session, train, weights
+
+K = 3
+Batch = tuple[Tensor, Tensor]
+
+
+def noisy(batch: Batch) -> Batch:
+    """Every row changed at random on its own."""
+    x, y = batch
+    if x.is_floating_point():
+        return x + 0.3 * torch.randn_like(x), y
+    return torch.where(torch.rand(x.shape) < 0.5, x, torch.randint_like(x, 5)), y
+
+
+def numbered(batch: Batch) -> Batch:
+    """View k of an example is the example times 1 + k/10: what it is does not depend on the cut into micro-batches."""
+    x, y = batch
+    factors = 1 + 0.1 * (torch.arange(len(x)) % K)
+    return x * factors.to(x).view(-1, *[1] * (x.dim() - 1)), y
+
+
+def gradients(model: nn.Module, losses: Tensor) -> dict[str, Tensor]:
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(losses.mean(), list(parameters.values()), allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), found, strict=True)}
+
+
+def norm(grads: dict[str, Tensor]) -> float:
+    return float(torch.sqrt(sum(g.square().sum() for g in grads.values())))
+
+
+@pytest.fixture
+def views_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an augmentation change a row by its place, so that the views of two runs can be compared."""
+    monkeypatch.setattr(micro, "Tracker", partial(Tracker, trusts_public_rows=True))
+
+
+@pytest.mark.usefixtures("views_by_place")
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_the_mean_over_views_is_clipped_once(case: Case) -> None:
+    """For every kind of layer: the K gradients are averaged before the clip."""
+    model, (x, y) = build(case, n=5)
+    made: SimpleQueue[Batch] = SimpleQueue()  # a list would be put back after every call
+    parts = layout(range(5), 7, None, "mean", K)
+    assert [len(part.records) for part in parts] == [6, 6, 3]
+
+    def augment(batch: Batch) -> Batch:
+        changed = noisy(batch)
+        made.put(changed)
+        return changed
+
+    micro_batches = [((x[part.records], y[part.records]), part) for part in parts]
+    layers = find_layers(model)
+    args: dict[str, Any] = {"loss_fn": loss_fn, "micro_batches": micro_batches}
+    means = []
+    clipped_sum(model, layers, {}, Clip(1e9), augment=augment, **args)
+    seen = [(part.records, made.get()) for part in parts]
+    for i in range(5):
+        records, (views, labels) = next(found for found in seen if i in found[0])
+        chosen = torch.from_numpy(records == i)
+        assert int(chosen.sum()) == K
+        means.append(gradients(model, loss_fn(model, (views[chosen], labels[chosen]))))
+    c = float(np.median([norm(g) for g in means]))
+    for _, views in seen:
+        made.put(views)
+
+    def replayed(batch: Batch) -> Batch:
+        """The same views again, each row computed from its own."""
+        return batch[0] * 0 + (views := made.get())[0], batch[1] * 0 + views[1]
+
+    total, norms = clipped_sum(model, layers, {}, Clip(c), augment=replayed, **args)
+    torch.testing.assert_close(
+        norms.sort().values, torch.tensor(sorted(map(norm, means))).to(norms), rtol=1e-6, atol=1e-9
+    )
+    for name, found in total.items():
+        expected = sum(g[name] * min(1.0, c / norm(g)) for g in means)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_one_view_is_no_augmentation_bit_for_bit() -> None:
+    models = []
+    for settings in ({}, {"augmentations": 1}):
+        models.append(net())
+        with session(plan(1.0, **settings), models[-1]) as s:
+            train(s)
+    assert torch.equal(weights(models[0]), weights(models[1]))
+    assert plan(1.0).hash == plan(1.0, augmentations=1).hash != plan(1.0, augmentations=2).hash
+
+
+@pytest.mark.usefixtures("views_by_place")
+@pytest.mark.parametrize("bound", [K, 7, "auto"])
+def test_micro_batches_count_views_and_change_nothing(bound: object) -> None:
+    made: SimpleQueue[int] = SimpleQueue()
+
+    def counted(batch: Batch) -> Batch:
+        made.put(len(batch[0]))
+        return numbered(batch)
+
+    found = []
+    for most in (None, bound):
+        model = net()
+        with session(
+            plan(1.0, augmentations=K, max_physical_batch_size=most), model, augment=counted, verify=False
+        ) as s:
+            train(s)
+        sizes = [made.get() for _ in range(made.qsize())]
+        found.append(weights(model))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+    assert all(size % K == 0 for size in sizes)
+    assert bound == "auto" or max(sizes) == bound // K * K
+
+
+@pytest.mark.usefixtures("views_by_place")
+@pytest.mark.parametrize("bound", [None, 6])
+def test_a_patient_with_several_records_and_views_has_one_clip(bound: int | None) -> None:
+    counts, (x, y) = (3, 1, 2), data()
+    owners = np.repeat(np.arange(3), counts)
+    settings: dict[str, Any] = {"unit": "patient", "max_records_per_unit": 2 if bound else 3, "augmentations": K}
+    p = PrivacyConfig(
+        expected_batch_size=3, steps=1, test_mode_seed=2, max_grad_norm=0.2, max_physical_batch_size=bound, **settings
+    ).with_noise(0.0, 1e-3, 3)
+    mine, theirs = net(), net()
+    optimizer = torch.optim.SGD(mine.parameters(), 1.0)
+    with Session(p, mine, optimizer, (x[:6], y[:6]), units=owners, augment=numbered, verify=False) as s:
+        batch = next(s.batches())
+        s.step(batch, loss_fn)
+    total = {name: torch.zeros_like(q) for name, q in theirs.named_parameters()}
+    for row in batch.records:
+        own = torch.from_numpy(row[row >= 0]).repeat_interleave(K)
+        grads = gradients(theirs, loss_fn(theirs, numbered((x[own], y[own]))))
+        total = {n: t + grads[n] * min(1.0, 0.2 / norm(grads)) for n, t in total.items()}
+    for name, q in mine.named_parameters():
+        torch.testing.assert_close(q, dict(theirs.named_parameters())[name] - total[name] / 3, rtol=1e-9, atol=1e-11)
+
+
+def released(x: Tensor, y: Tensor, **settings: Any) -> Tensor:
+    """The clipped sum of one step over all of these examples."""
+    p = PrivacyConfig(expected_batch_size=len(x), steps=1, test_mode_seed=1, max_grad_norm=0.7, **settings)
+    model = net()
+    before = weights(model)
+    with Session(p.with_noise(0.0, 1e-3, len(x)), model, torch.optim.SGD(model.parameters(), 1.0), (x, y)) as s:
+        s.step(next(s.batches()), loss_fn)
+    return (before - weights(model)) * len(x)
+
+
+@pytest.mark.parametrize("views", [1, 4])
+def test_an_example_moves_the_sum_by_at_most_c_however_many_views_it_has(views: int) -> None:
+    x, y = data(6)
+    x[0] *= 40
+    moved = released(x, y, augmentations=views) - released(x[1:], y[1:], augmentations=views)
+    assert 0.5 * 0.7 < float(moved.norm()) <= 0.7 * (1 + 1e-9)
+
+
+def test_views_as_examples_of_their_own_are_told_apart() -> None:
+    """The wrong way that published code has gone: K views are K examples, and the sum moves by up to K · C."""
+    x, y = data(6)
+    x[0] *= 40
+    wrong = released(x.repeat_interleave(4, 0), y.repeat_interleave(4, 0)) - released(
+        x[1:].repeat_interleave(4, 0), y[1:].repeat_interleave(4, 0)
+    )
+    assert float(wrong.norm()) > 3 * 0.7
+
+
+def mixup(batch: Batch) -> Batch:
+    x, y = batch
+    share = torch.rand(())
+    return share * x + (1 - share) * x[torch.randperm(len(x))], y
+
+
+def sometimes_cutmix(batch: Batch) -> Batch:
+    x, y = batch
+    if torch.rand(()) < 0.5:
+        return batch
+    return torch.cat([x[:, :3], x.roll(1, 0)[:, 3:]], 1), y
+
+
+def standardised(batch: Batch) -> Batch:
+    return (batch[0] - batch[0].mean(0)) / batch[0].std(0), batch[1]
+
+
+def permuted(batch: Batch) -> Batch:
+    return batch[0][torch.randperm(len(batch[0]))], batch[1]
+
+
+OWN = np.random.default_rng(0)
+
+
+def mixup_with_its_own_generator(batch: Batch) -> Batch:
+    share = float(OWN.beta(0.4, 0.4))
+    return share * batch[0] + (1 - share) * batch[0].roll(1, 0), batch[1]
+
+
+def mixed_labels(batch: Batch) -> Batch:
+    return batch[0], batch[1].roll(1, 0)
+
+
+MIXING = [mixup, sometimes_cutmix, standardised, permuted, mixup_with_its_own_generator, mixed_labels]
+
+
+@pytest.mark.parametrize("augment", MIXING, ids=lambda f: f.__name__)
+def test_mixing_examples_is_refused_before_anything_is_spent(augment: Callable[[Batch], Batch]) -> None:
+    with session(plan(1.0, augmentations=2), net(), augment=augment) as s:
+        with pytest.raises(ValueError, match="augment mixes the rows of a batch"):
+            train(s)
+        assert s.ledger.count == 0
+
+
+class Remembers:
+    """An augment that keeps something of the batches it has seen."""
+
+    def __init__(self, how: str) -> None:
+        self.how, self.held = how, None
+
+    def __call__(self, batch: Batch) -> Batch:
+        x = batch[0]
+        if self.how == "swallows":
+            x = x.nan_to_num()
+        mean = x.mean(0)
+        before = mean if self.held is None else self.held
+        if self.how == "first":
+            self.held = before
+        elif self.how == "running":
+            self.held = 0.9 * before + 0.1 * mean
+        else:
+            self.held = mean
+        return batch[0] - before, batch[1]
+
+
+@pytest.mark.parametrize("how", ["first", "last", "running", "swallows"])
+@pytest.mark.parametrize("noise", [False, True])
+def test_an_augment_that_remembers_other_batches_is_refused(how: str, noise: bool) -> None:
+    memory = Remembers(how)
+
+    def augment(batch: Batch) -> Batch:
+        return memory(noisy(batch) if noise else batch)
+
+    with session(plan(1.0, augmentations=2), net(), augment=augment) as s:
+        with pytest.raises(ValueError, match=r"augment (remembers earlier batches|mixes the rows)"):
+            train(s)
+        assert s.ledger.count == 0
+
+
+def test_an_augment_of_ids_that_remembers_is_refused() -> None:
+    held: list[Tensor] = []
+
+    def augment(batch: Batch) -> Batch:
+        held.append(batch[0])
+        return torch.where(torch.rand(batch[0].shape) < 0.5, batch[0], held[max(0, len(held) - 2)][:1]), batch[1]
+
+    ids = torch.randint(0, 50, (N, 8))
+    model = nn.Sequential(nn.Embedding(50, 3), nn.Flatten(), nn.Linear(24, 3)).double()
+    with session(plan(1.0), model, dataset=(ids, data()[1]), augment=augment) as s:
+        with pytest.raises(ValueError, match="augment"):
+            train(s)
+        assert s.ledger.count == 0
+
+
+def refuses_nan(batch: Batch) -> Batch:
+    if batch[0].isnan().any():
+        raise ArithmeticError("not a number")
+    return noisy(batch)
+
+
+def counted(batch: Batch) -> Batch:
+    """Has a state that depends on no example."""
+    COUNTS.append(len(batch[0]))
+    return batch[0] * (1 + 1 / len(COUNTS)), batch[1]
+
+
+COUNTS: list[int] = []
+
+
+def by_numpy(batch: Batch) -> Batch:
+    return batch[0] + torch.from_numpy(np.random.standard_normal(batch[0].shape)), batch[1]
+
+
+def by_random(batch: Batch) -> Batch:
+    return batch[0] * random.random(), batch[1]
+
+
+def by_its_own_generator(batch: Batch) -> Batch:
+    return batch[0] + torch.from_numpy(OWN.standard_normal(batch[0].shape)), batch[1]
+
+
+@pytest.mark.parametrize(
+    "augment", [noisy, by_numpy, by_random, by_its_own_generator, refuses_nan, counted], ids=lambda f: f.__name__
+)
+def test_rows_changed_on_their_own_are_taken(augment: Callable[[Batch], Batch]) -> None:
+    model = net()
+    with session(plan(0.0, augmentations=2), model, augment=augment) as s:
+        train(s, 2)
+        assert s.ledger.count == 2
+    assert not torch.equal(weights(model), weights(net()))
+
+
+def test_an_augment_that_leaves_torch_is_called_for_one_example_at_a_time() -> None:
+    """What it does to a batch cannot be followed; of a batch of one, no other example is in reach."""
+    sizes: SimpleQueue[int] = SimpleQueue()
+
+    def swapped(batch: Batch) -> Batch:
+        sizes.put(len(batch[0]))
+        return torch.from_numpy(OWN.permuted(batch[0].numpy(), axis=1)), batch[1]
+
+    ids = torch.randint(0, 50, (N, 8))
+    model = nn.Sequential(nn.Embedding(50, 3), nn.Flatten(), nn.Linear(24, 3)).double()
+    with session(plan(1.0), model, dataset=(ids, data()[1]), augment=swapped) as s:
+        batches = s.batches()
+        with pytest.warns(UserWarning, match="two passes over the same rows differ"):
+            s.step(next(batches), loss_fn)
+        while not sizes.empty():
+            sizes.get()
+        s.step(batch := next(batches), loss_fn)
+        assert s.unproved_operation == "Tensor.numpy"
+    assert [sizes.get() for _ in range(sizes.qsize())] == [1] * len(batch.indices)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_another_number_of_rows_is_refused(verify: bool) -> None:
+    def doubled(batch: Batch) -> Batch:
+        return torch.cat([batch[0], batch[0]]), torch.cat([batch[1], batch[1]])
+
+    with session(plan(1.0), net(), augment=doubled, verify=verify) as s:
+        with pytest.raises(ValueError, match=r"augment made \d+ rows of \d+.*augmentations=K"):
+            train(s)
+        assert s.ledger.count == 0
+    assert augmented(None, net(), "anything", 3) == "anything"
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, True])
+def test_less_than_one_view_is_refused(k: object) -> None:
+    with pytest.raises(ValueError, match="augmentations must be an integer >= 1"):
+        plan(augmentations=k)
+
+
+def image_net() -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.GroupNorm(2, 4),
+        standardised_conv(4, 5, 3, stride=2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(45, 3),
+    ).double()
+
+
+@pytest.mark.usefixtures("views_by_place")
+def test_views_and_whitening_together_equal_a_loop() -> None:
+    """The recipe of De et al. under DP-KFC: views averaged, whitened, normalised, summed."""
+    torch.manual_seed(5)
+    x, y = torch.randn(8, 2, 6, 6, dtype=torch.float64), torch.randint(0, 3, (8,))
+    settings: dict[str, Any] = {"augmentations": K, "clipping": "normalised", "max_grad_norm": 0.5}
+    kfac = KFAC(sides="both", probe=PinkNoise((2, 6, 6)), probe_size=16, every=2)
+    settings |= {"preconditioner": kfac, "max_physical_batch_size": 9}
+    p = PrivacyConfig(expected_batch_size=8, steps=3, test_mode_seed=3, **settings).with_noise(0.0, 1e-3, 8)
+    mine, theirs = image_net(), image_net()
+    layers = find_layers(theirs)
+    assert [layer.rule for layer in layers] == ["conv", "norm", "computed", "linear"]
+    with Session(p, mine, torch.optim.SGD(mine.parameters(), 0.5), (x, y), augment=numbered, verify=False) as s:
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+            total = {name: torch.zeros_like(q) for name, q in theirs.named_parameters()}
+            for i in batch.indices:
+                views = torch.full((K,), int(i))
+                grads = gradients(theirs, loss_fn(theirs, numbered((x[views], y[views]))))
+                z: dict[str, Tensor] = {}
+                for layer in layers:
+                    z.update(whiten(layer, s.preconditioner.metric.get(layer.name), grads))
+                total = {n: t + z[n] * min(1 / 0.5, 1 / norm(z)) for n, t in total.items()}
+            with torch.no_grad():
+                for name, q in theirs.named_parameters():
+                    q -= 0.5 * total[name] / 8
+    torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-8, atol=1e-10)
+
+
+def test_dropout_draws_for_every_view_and_both_points_see_the_same() -> None:
+    """Two points of a filter: views and dropout masks of the second are those of the first.
+
+    The random numbers are new in every run: in rows this wide no two masks leave out all numbers, which would make them equal.
+    """
+    seen: list[Tensor] = []
+
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 3)).double()
+    model[1].register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
+    x, y = torch.randn(4, 40, dtype=torch.float64), torch.randint(0, 3, (4,))
+    (part,) = layout(range(4), None, None, "mean", K)
+    clipped_sum(
+        model,
+        find_layers(model),
+        {},
+        Clip(1.0),
+        loss_fn=lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"),
+        micro_batches=[((x[part.records], y[part.records]), part)],
+        points=[HERE, At(weight=0.5)],
+        augment=noisy,
+    )
+    assert len(seen) == 2 and torch.equal(*seen)
+    assert len({tuple(row.tolist()) for row in seen[0]}) == 4 * K

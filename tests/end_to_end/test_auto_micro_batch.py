@@ -1,0 +1,318 @@
+"""Worry: "I do not know what fits into memory, and running out of it in the middle of a batch may cost budget or leak"."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc import memory
+from dpkfc.config import PrivacyConfig
+from dpkfc.memory import MicroBatchSize, available_bytes, is_out_of_memory, peak_bytes
+from dpkfc.session import Session
+from tests.recording import Heard
+from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train, weights
+
+
+class Small(nn.Module):
+    """A device whose memory holds so many examples; it says so as torch does."""
+
+    def __init__(self, capacity: int, kind: type[Exception] = torch.cuda.OutOfMemoryError) -> None:
+        super().__init__()
+        self.capacity, self.kind, self.seen, self.failed = capacity, kind, Heard(), Heard()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > self.capacity:
+            self.failed.append(1)
+            raise self.kind("CUDA out of memory. Tried to allocate 2.00 GiB")
+        self.seen.append(x.shape[0])
+        return x
+
+
+def limited(capacity: int, *more: nn.Module, kind: type[Exception] = torch.cuda.OutOfMemoryError) -> nn.Sequential:
+    inner = net()
+    return nn.Sequential(inner[0], inner[1], *more, Small(capacity, kind), inner[2])
+
+
+@pytest.fixture(autouse=True)
+def _no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about reports of the device; the estimate on a CPU has tests of its own."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 50)
+
+
+@pytest.mark.parametrize("preconditioner", [None, kfac(probe_size=2)], ids=["identity", "kfac"])
+@pytest.mark.parametrize(("capacity", "kind"), [(2, torch.cuda.OutOfMemoryError), (3, RuntimeError), (7, MemoryError)])
+def test_the_result_does_not_depend_on_what_fits(capacity: int, kind: type[Exception], preconditioner: object) -> None:
+    whole, model = net(), limited(capacity, kind=kind)
+    settings = {"expected_batch_size": 16, "preconditioner": preconditioner, "steps": 3}
+    with session(plan(1.0, **settings), whole) as s:
+        train(s)
+    with session(plan(1.0, max_physical_batch_size="auto", **settings), model) as s:
+        train(s)
+        assert s.ledger.count == 3
+    torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
+    assert max(model[2].seen) <= capacity
+
+
+def test_the_size_is_remembered() -> None:
+    model = limited(5)
+    with session(plan(1.0, expected_batch_size=20, max_physical_batch_size="auto", steps=20), model) as s:
+        train(s, 3)
+        failed = len(model[2].failed)
+        train(s)
+        assert len(model[2].failed) == failed <= 4 + 2  # 40 → 16 → 8 → 4 at most, and in the check 32 → 6
+
+
+def test_running_out_in_the_middle_starts_the_whole_batch_again() -> None:
+    """Nothing is released, nothing charged, and no clipped half of a batch is counted twice."""
+    model, steps = limited(N), Heard()
+
+    def counting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if steps and len(batch[0]) > 1:  # the first micro-batch fits, the second does not
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        steps.append(len(batch[0]))
+        return loss_fn(model, batch)
+
+    p, whole = plan(1.0, max_physical_batch_size="auto", expected_batch_size=10, steps=1), net()
+    with session(plan(1.0, expected_batch_size=10, steps=1), whole) as s:
+        train(s)
+    with session(p, model, verify=False) as s:
+        s._size.bound, s._size._measured = 4, True
+        record = s.step(next(s.batches()), counting)
+        assert record.release == s.ledger.count == 1
+    assert sorted(steps, reverse=True) == [4, *[1] * record.batch_size]
+    torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
+
+
+def test_dropout_starts_from_the_same_numbers_again() -> None:
+    results = []
+    for capacity in (N, 4):  # at 4 some attempts fail before the one that counts, and every one is of single rows
+        model = limited(N, nn.Dropout(0.5))
+        with session(plan(1.0, max_physical_batch_size="auto"), model, verify=False) as s:
+            s._size.bound, s._size._measured = 1, True
+            if capacity == 4:
+                s._size.bound, failures = 2, Heard()
+
+                def once(model: nn.Module, batch: tuple[Tensor, Tensor], failures: list[int] = failures) -> Tensor:
+                    losses = loss_fn(model, batch)  # dropout has drawn
+                    if len(batch[0]) > 1:
+                        failures.append(1)
+                        raise MemoryError
+                    return losses
+
+                train_with(s, once)
+                assert len(failures) == 1
+            else:
+                train(s)
+        results.append(weights(model))
+    assert torch.equal(*results)
+
+
+def train_with(s: Session, loss: object) -> None:
+    for batch in s.batches():
+        s.step(batch, loss)
+
+
+def test_a_size_that_was_given_is_kept_and_named() -> None:
+    model = limited(3)
+    before = weights(model)
+    with session(plan(1.0, max_physical_batch_size=5, expected_batch_size=20), model) as s:
+        with pytest.raises(
+            RuntimeError, match=r"micro-batch of 5 .* nothing was released.*max_physical_batch_size.*'auto'"
+        ):
+            train(s)
+        assert s.ledger.count == 0
+    with session(plan(1.0, expected_batch_size=20), model) as s:
+        with pytest.raises(RuntimeError, match=r"the whole logical batch does not fit.*max_physical_batch_size"):
+            train(s)
+        assert s.ledger.count == 0
+    assert torch.equal(before, weights(model))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_one_example_that_does_not_fit_is_an_error() -> None:
+    for verify, message in ((False, "one example does not fit"), (True, "needs two examples in memory")):
+        with session(plan(1.0, max_physical_batch_size="auto"), limited(0), verify=verify) as s:
+            with pytest.raises(RuntimeError, match=message):
+                train(s)
+            assert s.ledger.count == 0
+
+
+def test_other_errors_are_not_taken_for_memory() -> None:
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."))
+    assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+    with session(plan(1.0, max_physical_batch_size="auto"), limited(N, kind=KeyError)) as s:
+        train(s, 1)
+    with session(plan(1.0, max_physical_batch_size="auto", expected_batch_size=30), limited(3, kind=KeyError)) as s:
+        with pytest.raises(ValueError, match="fails on their batch"):
+            train(s)
+
+
+def test_processes_of_one_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
+    bounds = []
+    for processes in ("1", "4"):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        size = MicroBatchSize(automatic=True)
+        size.measure(lambda n: torch.zeros(n, 1024), 10_000, torch.device("cpu"))
+        assert size.bound is not None
+        bounds.append(size.bound)
+    assert bounds[0] == pytest.approx(4 * bounds[1], rel=0.1)
+
+
+def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of this model makes a few thousand bytes; the rest is arithmetic."""
+    shapes = Heard()
+
+    def noting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        shapes.append(len(batch[0]))
+        return loss_fn(model, batch)
+
+    results = {}
+    for free in (1 << 50, 16_000, 0):
+        monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
+        model = net()
+        p = plan(1.0, max_physical_batch_size="auto", expected_batch_size=30, steps=2)
+        with session(p, model, verify=False) as s:
+            batches = s.batches()
+            s.step(next(batches), noting)
+            shapes.clear()  # the first step has measured
+            s.step(next(batches), noting)
+            results[free] = s._size.bound, max(shapes), weights(model)
+    assert results[1 << 50][0] > N and results[1 << 50][1] > 20
+    assert 4 < results[16_000][0] < N and results[16_000][1] <= results[16_000][0]
+    assert results[0][0] == results[0][1] == 1
+    for _, _, found in results.values():
+        torch.testing.assert_close(found, results[0][2], rtol=1e-10, atol=1e-11)
+
+
+def test_peak_bytes_counts_what_exists_at_one_time() -> None:
+    held = torch.zeros(1000)
+
+    def work() -> Tensor:
+        for _ in range(5):
+            temporary = held + 1  # freed in every turn
+            del temporary
+        held.add_(1)  # not new
+        return held.view(10, 100) * torch.ones(10, 100)
+
+    assert peak_bytes(work) == 2 * 4000
+    model = nn.Sequential(nn.Linear(100, 50), nn.Tanh(), nn.Linear(50, 3))
+    few, many = (peak_bytes(lambda n=n: model(torch.ones(n, 100)).sum().backward()) for n in (10, 110))
+    assert 4 * 100 * 150 <= many - few <= 4 * 100 * 1000
+
+
+def test_the_machine_says_what_is_left() -> None:
+    assert available_bytes() > 1 << 20
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_group_of_the_process_bounds_it_and_cached_files_do_not(tmp_path: Path, version: int) -> None:
+    top = tmp_path / "memory" if version == 1 else tmp_path
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }[version]
+
+    def group(path: str, most: object, now: int, cached: int) -> None:
+        (top / path).mkdir(parents=True, exist_ok=True)
+        for name, value in zip(names, (most, now), strict=False):
+            (top / path / name).write_text(f"{value}\n")
+        (top / path / "memory.stat").write_text(f"anon 7\n{names[2]} {cached}\n")
+
+    own = tmp_path / "cgroup"
+    own.write_text("3:cpu:/else\n2:memory:/slurm/job\n" if version == 1 else "0::/slurm/job\n")
+    assert memory._control_group(tmp_path, own) is None
+    group("", 1 << 40 if version == 1 else "max", 0, 0)
+    group("slurm", 1000, 900, 300)
+    group("slurm/job", 700, 600, 0)
+    group("else", 10, 10, 0)
+    assert memory._control_group(tmp_path, own) == 100
+    group("slurm/job", 700, 600, 590)
+    assert memory._control_group(tmp_path, own) == 400  # of the group above
+    (top / "slurm" / "memory.stat").unlink()
+    assert memory._control_group(tmp_path, own) == 100
+    assert memory._control_group(tmp_path, tmp_path / "none") == (1 << 40 if version == 1 else None)
+
+
+def test_sizes_keep_to_what_is_never_divided() -> None:
+    size = MicroBatchSize(None, True, least=6)
+    tried = []
+
+    def attempt(bound: int | None) -> int:
+        tried.append(bound)
+        if (bound or 50) > 6:
+            raise MemoryError
+        return 1
+
+    assert size.fit(attempt, 50) == 1
+    assert tried == [None, 30, 12, 6]
+
+
+def test_a_failed_try_leaves_no_hook_and_no_private_tensor_behind() -> None:
+    model = limited(3)
+    with session(plan(1.0, max_physical_batch_size="auto", expected_batch_size=20, steps=1), model) as s:
+        train(s)
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_workers_are_started_again_after_a_failed_try() -> None:
+    class Mapped(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+            x, y = data()
+            return x[i], y[i]
+
+    whole, model = net(), limited(3)
+    p = plan(1.0, expected_batch_size=16, steps=2)
+    with session(p, whole) as s:
+        train(s)
+    auto = plan(1.0, expected_batch_size=16, steps=2, max_physical_batch_size="auto")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with Session(auto, model, optimizer, Mapped(), num_workers=1) as s:
+        train(s)
+    torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
+
+
+def test_no_text_of_an_error_reaches_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """What the user's code says of a batch may hold values of private examples."""
+
+    def work(rows: int) -> None:
+        raise ValueError("SECRET 3.25")
+
+    with caplog.at_level("DEBUG", "dpkfc"):
+        MicroBatchSize(automatic=True).measure(work, 8, torch.device("cpu"))
+    assert "ValueError" in caplog.text and "SECRET" not in caplog.text
+
+
+LOOKS: dict[str, tuple[nn.Module, int, float]] = {
+    "many outputs": (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 20_000).requires_grad_(False)), 2, 3.0),
+    "many rows": (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 20_000).requires_grad_(False)), 16, 1.1),
+    "many weights": (nn.Sequential(*(nn.Linear(200, 200) for _ in range(6))), 2, 2.2),  # one gradient more
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_look_takes_no_more_memory_than_a_step(name: str) -> None:
+    """Rows are repeated up to the expected batch, not to the most that are ever looked at, and gradients compared one by one."""
+    model, size, most = LOOKS[name]
+    x, peaks = torch.randn(40, model[0].in_features), list[int]()
+
+    def logits(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return m(batch[0]).logsumexp(1)
+
+    plan = PrivacyConfig(expected_batch_size=size, steps=2, max_grad_norm=1.0, sampler="fixed").calibrate(8.0, 1e-3, 40)
+    for verify in (True, False):
+        with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.0), (x,), verify=verify) as s:
+            peaks.append(max(peak_bytes(partial(s.step, batch, logits)) for batch in s.batches()))
+    assert peaks[0] <= most * peaks[1]

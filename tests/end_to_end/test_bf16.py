@@ -1,0 +1,230 @@
+"""Worry: "I train in bfloat16: are norms, sums and noise still what ε was computed for?"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dpkfc.session
+from dpkfc.curvature.kfac import KFAC
+from dpkfc.gradients.clipped_sum import clipped_sum, example_gradient
+from dpkfc.gradients.clipping import Clip
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.privacy.mechanism import ClippedSum, Released
+from dpkfc.session import Session
+from tests.gradients.cases import Scaled
+from tests.test_session import N, data, kfac, plan, train, weights
+
+
+class Mix(nn.Module):
+    """A raw matrix: covered by the fallback, which leaves it differentiable, so that autocast keeps its cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(8, 8) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.matrix)
+
+
+class Block(nn.Module):
+    """One of everything: embedding, norm, convolution, attention with a key bias, raw parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(12, 8), nn.LayerNorm(8)
+        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.conv, self.gain, self.head = nn.Conv1d(8, 8, 3, padding=1), Scaled(8), nn.Linear(8, 3)
+        self.mix = Mix()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.norm(self.table(ids))
+        x = x + F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+        x = x + self.conv(x.transpose(1, 2)).transpose(1, 2).tanh()
+        return self.head(self.gain(self.mix(x)).mean(1))
+
+
+def block(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return Block().to(dtype)
+
+
+def sentences() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(0, 12, (N, 5), generator=generator), torch.randint(0, 3, (N,), generator=generator)
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
+
+
+def inside(dtype: torch.dtype) -> Callable:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.autocast("cpu", dtype=dtype):
+            return loss_fn(model, batch)
+
+    return loss
+
+
+def run(model: nn.Module, loss: Callable = loss_fn, noise: float = 0.0, lr: float = 0.5, **settings: object) -> Session:
+    """Three steps of a run, verification included."""
+    p = plan(noise, **{"steps": 3, "max_grad_norm": 0.5, **settings})
+    with Session(p, model, torch.optim.SGD(model.parameters(), lr), sentences()) as s:
+        for batch in s.batches():
+            s.step(batch, loss)
+    return s
+
+
+def summed(model: nn.Module, loss: Callable = loss_fn) -> tuple[Tensor, Tensor]:
+    from dpkfc.data.loading import layout
+
+    batches = [(sentences(), part) for part in layout(range(N))]
+    sums, norms = clipped_sum(model, find_layers(model), {}, Clip(0.5), loss_fn=loss, micro_batches=batches)
+    assert {x.dtype for x in sums.values()} == {torch.float32}
+    assert norms.dtype == torch.float64
+    return torch.cat([sums[n].flatten() for n, _ in model.named_parameters()]), norms
+
+
+@pytest.mark.parametrize("precision", ["bfloat16 weights", "bfloat16 autocast", "float16 autocast"])
+def test_norms_and_sums_are_those_of_float32_up_to_the_rounding_of_the_model(precision: str) -> None:
+    """Stated bound: 4 roundings of the type in which the model computes; what follows the model adds none of that size."""
+    exact, exact_norms = summed(block())
+    dtype = getattr(torch, precision.split()[0])
+    if "weights" in precision:
+        found, norms = summed(block(dtype))
+    else:
+        found, norms = summed(block(), inside(dtype))
+    bound = 4 * torch.finfo(dtype).eps
+    assert float((found - exact).norm() / exact.norm()) < bound
+    assert float(((norms - exact_norms) / exact_norms).abs().max()) < bound
+
+
+def test_a_run_in_bfloat16_stays_near_one_in_float32() -> None:
+    """Autocast: within 2 % of the way. Weights in bfloat16 are themselves rounded, to 2⁻⁹, at the start and each step."""
+    start, exact, cast, low = weights(block()), block(), block(), block(torch.bfloat16)
+    run(exact)
+    run(cast, inside(torch.bfloat16))
+    run(low)
+    moved = float((weights(exact) - start).norm())
+    assert moved > 0.15
+    assert float((weights(cast) - weights(exact)).norm()) < 0.02 * moved
+    rounding = 4 * 2**-9 * float(start.norm())
+    assert float((weights(low).float() - weights(exact)).norm()) < 0.05 * moved + rounding
+
+
+class Spy:
+    """Stands between the clipped sum and the mechanism, and keeps both sides."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sums: list[ClippedSum] = []
+        self.releases: list[Released] = []
+        real = dpkfc.session.release
+
+        def release(clipped: ClippedSum, *rest: object) -> Released:
+            self.sums.append(clipped)
+            self.releases.append(real(clipped, *rest))
+            return self.releases[-1]
+
+        monkeypatch.setattr(dpkfc.session, "release", release)
+
+
+@pytest.mark.parametrize("loss", [loss_fn, inside(torch.bfloat16)], ids=["weights", "autocast"])
+def test_the_noise_is_float32_and_is_rounded_only_for_the_optimizer(
+    monkeypatch: pytest.MonkeyPatch, loss: Callable
+) -> None:
+    spy, handed = Spy(monkeypatch), []
+    model = nn.Sequential(nn.Embedding(12, 400), nn.Flatten(), nn.Linear(2000, 3))
+    model = model.bfloat16() if loss is loss_fn else model
+
+    class Handed(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
+            handed.append({p.grad.dtype for p in model.parameters()})
+            super().step()
+
+    p = plan(1.5, steps=2, max_grad_norm=0.1)
+    with Session(p, model, Handed(model.parameters(), 0.1), sentences()) as s:
+        for batch in s.batches():
+            s.step(batch, lambda m, b: 0 * loss(m, b))
+    assert handed == [{next(model.parameters()).dtype}] * 2
+    for clipped, released in zip(spy.sums, spy.releases, strict=True):
+        assert {x.dtype for x in clipped.tensors.values()} == {torch.float32}
+        assert {x.dtype for x in released.gradients.values()} == {torch.float32}
+        noise = (
+            torch.cat([g.flatten() for g in released.gradients.values()]).double() * p.expected_batch_size / p.stddev
+        )
+        n = noise.numel()
+        assert abs(float(noise.mean())) < 5 / math.sqrt(n)
+        assert abs(float(noise.square().mean()) - 1) < 5 * math.sqrt(2 / n)
+        rounded = noise.float().bfloat16().double()
+        assert float((noise == rounded).double().mean()) < 0.01  # not drawn in, or rounded to, bfloat16
+    assert all(not torch.equal(*pair) for pair in zip(*[list(r.gradients.values()) for r in spy.releases], strict=True))
+
+
+def test_autocast_around_the_loop_is_autocast_in_the_loss() -> None:
+    """A weight that autocast had cast for an earlier step would be stale; gradients that it cast would be coarse."""
+    first, second = block(), block()
+    run(first, inside(torch.bfloat16), noise=1.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        run(second, noise=1.0)
+    torch.testing.assert_close(weights(first), weights(second), rtol=0, atol=1e-6)
+
+
+def test_the_gradient_of_one_example_is_not_cast_by_an_autocast_around_the_loop() -> None:
+    model, (x, y) = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), data(dtype=torch.float32)
+
+    def exact(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return loss_fn(m, batch)
+
+    expected = example_gradient(model, exact, (x[:1], y[:1]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = example_gradient(model, exact, (x[:1], y[:1]))
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_with_a_preconditioner(autocast: bool) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    model = model if autocast else model.bfloat16()
+    x, y = data(dtype=next(model.parameters()).dtype)
+    p = plan(1.0, preconditioner=kfac())
+    assert isinstance(p.config.preconditioner, KFAC)
+    with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), (x, y)) as s:
+        if autocast:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                train(s)
+        else:
+            train(s)
+        assert s.steps_done == 6
+
+
+@pytest.mark.parametrize("where", ["weights", "autocast"])
+def test_mixed_examples_are_still_found(where: str) -> None:
+    """As far as eight bits allow: a statistic of the batch is, a change of the loss by a few percent is not."""
+
+    def mixing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=where == "autocast"):
+            scores = model(batch[0])
+            return F.cross_entropy((scores - scores.mean(0)).float(), batch[1], reduction="none")
+
+    model = block(torch.bfloat16 if where == "weights" else torch.float32)
+    with pytest.raises(ValueError, match="mixes examples"):
+        run(model, mixing)
+
+
+def test_a_grad_scaler_is_refused() -> None:
+    """Its scale follows the size of un-noised gradients, and a step that it skips shows that one was not finite."""
+    model, scaler = block(), torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match=r"GradScaler cannot step a private run.*bfloat16"):
+        Session(plan(1.0), model, scaler, sentences())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.scaler = scaler  # as accelerate's optimizer holds one
+    with pytest.raises(ValueError, match="GradScaler cannot step a private run"):
+        Session(plan(1.0), model, optimizer, sentences())
+    with pytest.raises(ValueError, match="must be a torch.optim.Optimizer, got dict"):
+        Session(plan(1.0), model, {}, sentences())

@@ -1,0 +1,333 @@
+"""Worry: "I compile my model": torch runs it uncompiled wherever dpkfc follows a pass, and the weights are the same.
+
+The backend of most tests runs the captured graph as it is and counts, so that no compiler is needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.gradients.tape import _Stance
+from dpkfc.session import Session
+from tests.integrations import opacus_cases
+from tests.test_session import data, loss_fn, plan, weights
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+Change = Callable[[nn.Module], Any]
+
+
+class Counting:
+    """A backend: the captured graph itself. Counts graphs by the leading axis of the first tensor they were made for."""
+
+    def __init__(self) -> None:
+        self.graphs: Counter[int] = Counter()
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        self.graphs[next((int(x.shape[0]) for x in inputs if isinstance(x, Tensor) and x.dim()), 0)] += 1
+        return graph.forward
+
+
+@pytest.fixture
+def backend() -> Iterator[Counting]:
+    torch._dynamo.reset()
+    yield Counting()
+    torch._dynamo.reset()
+
+
+class Gate(nn.Module):
+    """Nothing trainable, and more than one operation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * torch.sigmoid(x) + x
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gate, self.norm = nn.Linear(8, 8), Gate(), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(self.gate(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block, self.drop, self.head = nn.Linear(6, 8), Block(), nn.Dropout(0.2), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(self.block(self.first(x))))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def run(change: Change | None = None, loss: Any = loss_fn, verify: bool = True, **settings: Any) -> Tensor:
+    """Weights after the noisy steps of a plan in test mode, of a model that was changed before the session."""
+    model = net()
+    if change is not None:
+        change(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    torch.manual_seed(1)
+    p = plan(1.0, **{"expected_batch_size": 12, "steps": 3, **settings})
+    with Session(p, model, optimizer, data(), verify=verify) as session:
+        for batch in session.batches():
+            session.step(batch, loss)
+    assert all(q.grad is None and not q._backward_hooks for q in model.parameters())
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    return weights(model)
+
+
+class Owning(nn.Module):
+    """Holds a parameter itself, so that the whole module is run again for single examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.gate = nn.Parameter(torch.ones(8)), Gate()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(x) * self.gain
+
+
+# -- models and parts ------------------------------------------------------------------------------------------------------
+
+
+def forward(model: nn.Module, backend: Counting) -> None:
+    model.block.forward = torch.compile(model.block.forward, backend=backend)
+
+
+def decorated(model: nn.Module, backend: Counting) -> None:
+    model.block.__class__ = type("Decorated", (Block,), {"forward": torch.compile(Block.forward, backend=backend)})
+
+
+def child(model: nn.Module, backend: Counting) -> None:
+    model.block = torch.compile(model.block, backend=backend)
+
+
+def without_breaks(model: nn.Module, backend: Counting) -> None:
+    model.block = torch.compile(model.block, backend=backend, fullgraph=True)
+
+
+PARTS = {
+    "the model in place": lambda m, b: m.compile(backend=b),
+    "a block": child,
+    "a block in one graph": without_breaks,
+    "a block in place": lambda m, b: m.block.compile(backend=b),
+    "a layer in place": lambda m, b: m.head.compile(backend=b),
+    "a part without layers": lambda m, b: m.block.gate.compile(backend=b),
+    "a method": forward,
+    "a class": decorated,
+}
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["new", "with graphs from before"])
+@pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
+def test_a_compiled_part_trains_as_it_does_uncompiled(backend: Counting, change: Callable[..., Any], seen: bool) -> None:
+    """A graph from before the session holds no hook, so it must not run either."""
+
+    def compiled(model: nn.Module) -> None:
+        change(model, backend)
+        if seen:
+            for n in (1, 2, 6, 12):
+                model(data()[0][:n]).sum().backward()
+            model.zero_grad()
+
+    assert torch.equal(run(compiled, steps=2), run(steps=2))
+
+
+@pytest.mark.parametrize("settings", [
+    {"preconditioner": KFAC(sides="both", probe=FeatureNoise(6), probe_size=32)},
+    {"max_physical_batch_size": 4, "pad_to_multiple": 4},
+], ids=["kfac", "micro-batches"])  # fmt: skip
+def test_with_other_settings(backend: Counting, settings: dict[str, Any]) -> None:
+    assert torch.equal(run(lambda model: child(model, backend), **settings), run(**settings))
+
+
+def test_a_compiled_model(backend: Counting) -> None:
+    found = []
+    for compiled in (False, True):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        torch.manual_seed(1)
+        with Session(plan(1.0, steps=2), torch.compile(model, backend=backend) if compiled else model, optimizer, data()) as s:
+            for batch in s.batches():
+                s.step(batch, loss_fn)
+        found.append(weights(model))
+    assert torch.equal(*found)
+
+
+def test_a_frozen_block(backend: Counting) -> None:
+    """A frozen part may hold layers: none of them is recorded."""
+
+    def frozen(model: nn.Module) -> None:
+        model.block.requires_grad_(False)
+
+    def compiled(model: nn.Module) -> None:
+        frozen(model)
+        model.block.compile(backend=backend)
+
+    assert torch.equal(run(compiled), run(frozen))
+
+
+def test_a_part_of_a_module_that_holds_a_parameter_itself(backend: Counting) -> None:
+    def owning(model: nn.Module) -> None:
+        model.block = Owning().double()
+
+    def compiled(model: nn.Module) -> None:
+        owning(model)
+        model.block.gate.compile(backend=backend)
+
+    torch.testing.assert_close(run(compiled), run(owning), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("part", ["a part", "the model"])
+def test_in_an_opacus_script(backend: Counting, part: str) -> None:
+    found = []
+    for compiled in (False, True):
+        model = opacus_cases.mlp()
+        model[1] = Gate()
+        if compiled:
+            (model[1] if part == "a part" else model).compile(backend=backend)
+        engine, model, optimizer, loader = opacus_cases.private(model, noise_multiplier=1.0)
+        opacus_cases.train(model, optimizer, loader)
+        found.append(weights(model))
+        engine.close()
+    assert torch.equal(*found)
+
+
+def test_a_model_that_is_compiled_between_two_steps(backend: Counting) -> None:
+    found = []
+    for compiled in (False, True):
+        model = net()
+        torch.manual_seed(1)
+        with Session(plan(1.0, steps=3), model, torch.optim.SGD(model.parameters(), 0.1), data()) as session:
+            for batch in session.batches():
+                session.step(batch, loss_fn)
+                if compiled:
+                    model.block.compile(backend=backend)
+        found.append(weights(model))
+    assert torch.equal(*found)
+
+
+def test_what_is_excluded_from_compilation() -> None:
+    class Excluded(Block):
+        forward = torch.compiler.disable(Block.forward)
+
+    def excluded(model: nn.Module) -> None:
+        model.block.__class__ = Excluded
+
+    assert torch.equal(run(excluded, steps=2), run(steps=2))
+
+
+# -- functions that call layers, or follow them ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"fullgraph": True}], ids=str)
+def test_a_compiled_loss_function(backend: Counting, options: dict[str, bool]) -> None:
+    assert torch.equal(run(loss=torch.compile(loss_fn, backend=backend, **options), steps=2), run(steps=2))
+
+
+def test_the_function_that_makes_losses_of_outputs(backend: Counting) -> None:
+    criterion = torch.compile(lambda out, y: F.cross_entropy(out, y, reduction="none"), backend=backend)
+    assert torch.equal(run(loss=lambda model, batch: criterion(model(batch[0]), batch[1])), run())
+
+
+def through_a_function(backend: Any, part: str) -> Any:
+    """A loss in which one module is called by a compiled function."""
+    call = torch.compile(lambda module, x: module(x), backend=backend, dynamic=False)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x = model.first(batch[0])
+        x = call(model.block, x) if part == "block" else model.block(x)
+        x = model.drop(x)
+        return F.cross_entropy(call(model.head, x) if part == "head" else model.head(x), batch[1], reduction="none")
+
+    return loss
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("part", ["head", "block"])
+def test_a_graph_from_before_the_session_does_not_run(backend: Counting, part: str, verify: bool) -> None:
+    loss = through_a_function(backend, part)
+
+    def owning(model: nn.Module) -> None:
+        if part == "block":
+            model.block = Owning().double()
+
+    def used(model: nn.Module) -> None:
+        owning(model)
+        with torch._dynamo.config.patch(recompile_limit=64), torch.compiler.set_stance("default"):
+            for training in (False, True):
+                model.train(training)
+                for n in (1, 2, 6, 8, 16):
+                    loss(model, tuple(x[:n] for x in data())).sum().backward()
+        model.zero_grad()
+        assert backend.graphs
+
+    found, expected = (run(change, loss, verify=verify, steps=2, pad_to_multiple=8) for change in (used, owning))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_graph_made_between_two_steps_changes_nothing(backend: Counting) -> None:
+    """A user looks at a loss with gradients, through the same compiled function, in the shapes of the run."""
+    loss = through_a_function(backend, "head")
+    model, reference = net(), run(steps=3, pad_to_multiple=8, verify=False)
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    p = plan(1.0, expected_batch_size=12, steps=3, pad_to_multiple=8)
+    with Session(p, model, optimizer, data(), verify=False) as session:
+        for batch in session.batches():
+            session.step(batch, loss)
+            state = torch.get_rng_state()
+            for n in (8, 16, 24):
+                loss(model, tuple(x[:n] for x in data())).sum().backward()
+            torch.set_rng_state(state)
+    assert torch.equal(weights(model), reference)
+
+
+def test_passes_that_end_out_of_order_leave_compilation_on(backend: Counting) -> None:
+    model = net()
+    child(model, backend)
+    with torch.compiler.set_stance("default"):
+        stance = _Stance()
+        stance.begin()
+        stance.begin()
+        stance.end()
+        model(data()[0])
+        assert not backend.graphs
+        stance.end()
+        model(data()[0])
+        assert backend.graphs
+
+
+def test_a_weight_borrowed_late_is_counted() -> None:
+    """A weight that the loss reads past its layer, from the second step on, contributes to the clipped gradient."""
+
+    def summed(two_uses: bool) -> list[Tensor]:
+        late = [0.0]
+
+        def borrowing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            weight = model.first.weight if two_uses else model.first.weight * 1.0
+            return loss_fn(model, batch) + late[0] * (batch[0] @ weight.T).sum(1)
+
+        model = net()
+        torch.manual_seed(1)
+        with Session(plan(1.0), model, torch.optim.SGD(model.parameters(), 0.1), data()) as session:
+            for batch in session.batches():
+                session.step(batch, borrowing)
+                late[0] = 1.0
+        return [p.detach() for p in model.parameters()]
+
+    for one, other in zip(summed(True), summed(False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)

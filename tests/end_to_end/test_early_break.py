@@ -1,0 +1,303 @@
+"""Worry: "I stopped in the middle of a batch": nothing of it is in the next release, and the ledger is right.
+
+That an exception in a session and in an Opacus script leaks nothing is in `tests/test_session.py` and
+`tests/integrations/test_opacus_loader.py`; here are the other ways out, and what must be left behind by all of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.integrations.opacus import BatchMemoryManager
+from dpkfc.privacy.ledger import verify
+from dpkfc.session import Session
+from tests.integrations import opacus_cases
+from tests.recording import Heard
+from tests.test_session import data, kfac, loss_fn, plan, weights
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 3)).double()
+    model.register_buffer("kept", torch.arange(3.0))
+    return model
+
+
+def opened(model: nn.Module, **settings: Any) -> Session:
+    p = plan(1.0, **{"max_physical_batch_size": 2, **settings})
+    return Session(p, model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), data())
+
+
+def finish(session: Session) -> None:
+    torch.manual_seed(5)  # for dropout
+    for batch in session.batches():
+        session.step(batch, loss_fn)
+
+
+def assert_clean(model: nn.Module) -> None:
+    """Nothing on the model is other than before the loop, and nothing private hangs on it."""
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert all(not m._forward_hooks and not m._forward_pre_hooks and m.training for m in model.modules())
+    assert torch.equal(model.get_buffer("kept"), torch.arange(3.0))
+
+
+class Interrupted:
+    """A loss function that is interrupted at its n-th call from now on."""
+
+    __slots__ = ("error", "left")  # its count is not put back
+
+    def __init__(self, at: int, error: type[BaseException]) -> None:
+        self.left, self.error = at, error
+
+    def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.left -= 1
+        losses = loss_fn(model, batch)
+        if self.left == 0:
+            raise self.error
+        return losses
+
+
+# -- a session -----------------------------------------------------------------------------------------------------------
+
+
+# A loss that fails on the first public rows leaves the check out with a warning, so errors begin at its later calls.
+INTERRUPTIONS = [(at, KeyboardInterrupt) for at in (1, 2, 4, 6, 8, 10, 11)]
+INTERRUPTIONS += [(at, ZeroDivisionError) for at in (4, 6, 8, 10, 11)]
+
+
+@pytest.mark.parametrize(("at", "error"), INTERRUPTIONS)
+def test_interrupted_anywhere_in_verification_or_in_a_batch(at: int, error: type[BaseException]) -> None:
+    """The first calls are the check of the first step; then micro-batches."""
+    model, clean = net(), net()
+    with opened(clean, expected_batch_size=16, preconditioner=kfac()) as session:
+        finish(session)
+    with opened(model, expected_batch_size=16, preconditioner=kfac()) as session:
+        before = weights(model)
+        with pytest.raises(error):
+            session.step(next(session.batches()), Interrupted(at, error))
+        assert session.ledger.count == 0 and session.epsilon == 0
+        assert not session.optimizer.state
+        assert torch.equal(weights(model), before)
+        assert_clean(model)
+        finish(session)
+        assert session.ledger.count == session.plan.steps
+    assert torch.equal(weights(model), weights(clean))
+
+
+@pytest.mark.parametrize("way", ["break", "close", "drop", "second loop"])
+def test_a_batch_that_was_drawn_and_left_is_drawn_again(way: str) -> None:
+    """Test mode shows it: the run goes on as if the loop had not been left."""
+    model, clean = net(), net()
+    with opened(clean) as session:
+        finish(session)
+    with opened(model) as session:
+        torch.manual_seed(5)
+        first = session.batches()
+        session.step(next(first), loss_fn)
+        state, left = torch.get_rng_state(), next(first)
+        if way == "close":
+            first.close()
+        elif way == "drop":
+            del first
+            gc.collect()
+        second = session.batches()
+        again = next(second)
+        assert np.array_equal(left.drawn, again.drawn) and session.ledger.count == 1
+        if way == "second loop":
+            with pytest.raises(RuntimeError, match="was not passed to session.step"):
+                next(first)
+        torch.set_rng_state(state)
+        session.step(again, loss_fn)
+        with pytest.raises(RuntimeError, match="once, in the order drawn"):
+            session.step(left if left is not again else again, loss_fn)
+        for batch in second:
+            session.step(batch, loss_fn)
+        assert session.ledger.count == session.plan.steps
+        assert_clean(model)
+    assert torch.equal(weights(model), weights(clean))
+
+
+class Stumbling(torch.optim.SGD):
+    """Is interrupted once, after the release and before the weights move."""
+
+    stumble = True
+
+    def step(self, closure: Any = None) -> None:
+        if self.stumble:
+            self.stumble = False
+            assert all(p.grad is not None for group in self.param_groups for p in group["params"])
+            raise KeyboardInterrupt
+        super().step()
+
+
+def test_interrupted_after_the_release_it_is_charged_and_its_step_is_another_release(tmp_path: Path) -> None:
+    model = net()
+    p = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, 40)
+    path = tmp_path / "ledger.jsonl"
+    with Session(p, model, Stumbling(model.parameters(), 0.1), data(), ledger_path=path) as session:
+        before = weights(model)
+        with pytest.raises(KeyboardInterrupt):
+            session.step(next(session.batches()), loss_fn)
+        assert session.ledger.count == 1  # it existed: it stays charged
+        assert torch.equal(weights(model), before)
+        assert_clean(model)
+        assert sum(1 for batch in session.batches() if session.step(batch, loss_fn)) == 3
+    assert len(verify(path).releases) == 4
+
+
+def test_an_exception_keeps_no_private_tensor_alive() -> None:
+    """What holds the gradients of the batch is gone as soon as the exception is."""
+    model, alive = net(), Heard()
+
+    def failing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        losses = loss_fn(model, batch)
+        if len(alive) == 12:
+            raise ZeroDivisionError
+        alive.append(weakref.ref(losses))
+        return losses
+
+    with opened(model, expected_batch_size=24) as session:
+        with pytest.raises(ZeroDivisionError):
+            session.step(next(session.batches()), failing)
+        gc.collect()
+        assert len(alive) == 12 and all(ref() is None for ref in alive)
+
+
+# -- an Opacus script ------------------------------------------------------------------------------------------------------
+
+
+class Fragile(nn.Module):
+    """Is interrupted inside its forward pass, between two layers."""
+
+    broken = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.broken:
+            raise KeyboardInterrupt
+        return torch.tanh(x)
+
+
+def backward(model: nn.Module, batch: Any) -> None:
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+
+
+def in_forward(model: nn.Module, optimizer: Any, batches: Any) -> None:
+    for i, batch in enumerate(batches):
+        Fragile.broken = i == 1  # of the class: an attribute of the module would be put back
+        backward(model, batch)
+        optimizer.step()
+
+
+def in_the_loss(model: nn.Module, optimizer: Any, batches: Any) -> None:
+    for i, (x, y) in enumerate(batches):
+        loss = F.cross_entropy(model(x), y)
+        if i == 1:
+            raise KeyboardInterrupt
+        loss.backward()
+        optimizer.step()
+
+
+def after_backward(model: nn.Module, optimizer: Any, batches: Any) -> None:
+    for i, batch in enumerate(batches):
+        backward(model, batch)
+        if i == 1:
+            raise KeyboardInterrupt
+        optimizer.step()
+
+
+def in_a_physical_batch(model: nn.Module, optimizer: Any, batches: Any) -> None:
+    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=1, optimizer=optimizer) as physical:
+        released = 0
+        for batch in physical:
+            backward(model, batch)
+            if released == 1:
+                raise KeyboardInterrupt
+            optimizer.step()
+            released += any("momentum_buffer" in s for s in optimizer.state.values()) and not released
+
+
+def closed(model: nn.Module, optimizer: Any, batches: Any) -> None:
+    stream = iter(batches)
+    for _ in range(2):
+        batch = next(stream)
+        backward(model, batch)
+        if optimizer.state:
+            stream.close()
+            raise KeyboardInterrupt
+        optimizer.step()
+
+
+WAYS = [in_forward, in_the_loss, after_backward, in_a_physical_batch, closed]
+
+
+@pytest.mark.parametrize("leave", WAYS)
+def test_an_opacus_script_that_is_interrupted(leave: Callable[..., None]) -> None:
+    """Without noise, the next release is the clipped mean of its own batch."""
+    model = opacus_cases.mlp()
+    model[1] = Fragile()
+    engine, model, optimizer, batches = opacus_cases.private(model, max_grad_norm=1e-2)
+    with engine:
+        with pytest.raises(KeyboardInterrupt):
+            leave(model, optimizer, batches)
+        assert engine.ledger.count == 1
+        Fragile.broken = False
+        buffers = [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+        before = weights(model)
+        batch = next(iter(batches))
+        assert all(p.grad is None and p.requires_grad for p in model.parameters())
+        rows = []
+        for x, y in zip(*batch, strict=True):
+            with torch.enable_grad():
+                loss = F.cross_entropy(model.eval()(x[None]), y[None])
+            rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+        backward(model.train(), batch)
+        optimizer.step()
+        assert engine.ledger.count == 2
+        expected = sum(row * 1e-2 / row.norm() for row in rows) / opacus_cases.B
+        momentum = 0.9 * torch.cat([b.flatten() for b in buffers])
+        torch.testing.assert_close((before - weights(model)) / 0.1, momentum + expected, rtol=1e-6, atol=1e-10)
+        assert all(p.grad is None for p in model.parameters())
+
+
+# -- the Trainer -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_trainer_that_is_interrupted_in_the_middle_of_a_batch(error: type[BaseException], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from dpkfc.integrations.huggingface import PrivateTrainer, per_example_cross_entropy
+    from tests.integrations import hf_cases
+
+    model = hf_cases.model_of("sequence")
+    p = hf_cases.plan_of(max_physical_batch_size=4)
+    second = Heard()  # rows of the micro-batches of the second logical batch
+
+    def loss(model: nn.Module, inputs: Any) -> Tensor:
+        losses = per_example_cross_entropy(model(**{k: x for k, x in inputs.items() if k != "labels"}).logits, inputs["labels"])
+        if trainer.state.global_step == 1:
+            second.append(len(losses))
+            if len(second) == 2:
+                raise error
+        return losses
+
+    trainer = PrivateTrainer(
+        model, hf_cases.arguments(tmp_path), plan=p, per_example_loss=loss,
+        train_dataset=hf_cases.examples("sequence"), data_collator=hf_cases.pad,
+    )  # fmt: skip
+    with pytest.raises(error):
+        trainer.train()
+    assert len(verify(tmp_path / "ledger.jsonl").releases) == 1
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    assert len(second) == 2 and not trainer.is_in_train

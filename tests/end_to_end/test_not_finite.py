@@ -1,0 +1,106 @@
+"""Worry: "A NaN in my weights or in all of my data quietly spends the whole budget on noise"."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.state import check_finite
+from dpkfc.integrations.opacus import PrivacyEngine
+from dpkfc.session import Session
+from tests.test_session import data, kfac, loss_fn, net, plan
+
+NAN, INF = math.nan, math.inf
+
+
+def released(model: nn.Module, dataset: object, rate: float = 0.1, *, verify: bool = True, **settings: object) -> Session:
+    """A session whose steps end in an error about finite numbers."""
+    p = plan(1.0, expected_batch_size=20, steps=5, **settings)
+    session = Session(p, model, torch.optim.SGD(model.parameters(), rate), dataset, verify=verify)
+    with session, pytest.raises(ValueError, match="NaN or infin"):
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+    return session
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("verify", [True, False])
+def test_weights_that_are_not_finite_spend_nothing(value: float, verify: bool) -> None:
+    model = net()
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[-1] = value
+    assert released(model, data(), verify=verify).steps_done == 0
+
+
+@pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
+def test_a_run_that_has_diverged_spends_no_more(preconditioner: object) -> None:
+    session = released(net(torch.float32), data(dtype=torch.float32), 3e38, max_grad_norm=1e3, preconditioner=preconditioner)
+    assert 0 < session.steps_done < 5
+
+
+def test_a_run_of_which_no_loss_is_finite_says_so() -> None:
+    """What private records hold stops nothing; the operator alone is told."""
+    (x, y), model = data(), net()
+    p = plan(1.0, expected_batch_size=20, steps=2)
+    with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), (torch.full_like(x, NAN), y)) as session:
+        with pytest.warns(UserWarning, match="private: do not share.*hold noise only"):
+            records = [session.step(batch, loss_fn) for batch in session.batches()]
+    assert [record.nonfinite_fraction for record in records] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("broken", [[0], [0, 1]], ids=len)
+def test_a_few_broken_examples_stop_nobody(broken: list[int]) -> None:
+    (x, y), model = data(), net()
+    x[broken] = NAN
+    p = plan(1.0, expected_batch_size=len(x), steps=2)
+    with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), (x, y)) as s:
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+    assert s.steps_done == 2 and all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_a_script_in_the_style_of_opacus_spends_nothing_either() -> None:
+    x, y = (z.float() if z.is_floating_point() else z for z in data())
+    model = nn.Linear(x.shape[1], 4)
+    with torch.no_grad():
+        model.weight[0, 0] = NAN
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    engine = PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+    )[:3]
+    with engine, pytest.raises(ValueError, match="'weight' holds NaN"):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels % 4).backward()
+            optimizer.step()
+    assert engine.ledger.count == 0
+
+
+def test_every_kind_of_tensor_is_looked_at() -> None:
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)).to(dtype)
+        check_finite(find_layers(model))
+        with torch.no_grad():
+            model[1].bias[1] = INF
+        with pytest.raises(ValueError, match=r"'1\.bias' holds NaN or infinity"):
+            check_finite(find_layers(model))
+    check_finite([])
+
+
+def test_the_command_says_so_and_leaves_the_folder(tmp_path: Path) -> None:
+    from dpkfc.app.recipes.catalogue import run_config
+    from dpkfc.app.train import run
+
+    settings = {"recipe": "digits", "method": "dp-sgd", "optimizer": "sgd", "steps": 4, "accountant": "rdp"}
+    settings |= {"lr": 3e38, "max_grad_norm": 1e4}
+    with pytest.raises(ValueError, match="smaller learning rate"):
+        run(run_config({**settings, "out": str(tmp_path / "run")}))
+    assert (tmp_path / "run" / "ledger.jsonl").is_file()
+    assert not (tmp_path / "run" / "model.safetensors").exists()

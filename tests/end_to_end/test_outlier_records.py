@@ -1,0 +1,126 @@
+"""Worry: "One extreme record stops a run, changes what others contribute, or moves a sum by more than C"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dpkfc.data.loading import MicroBatches, layout
+from dpkfc.federated import Client, LocalModel, PerUpload, TrustedServer
+from dpkfc.federated.plan import FederatedConfig
+from dpkfc.gradients.clipped_sum import clipped_sum
+from dpkfc.gradients.clipping import Clip
+from dpkfc.gradients.discovery import find_layers
+
+N, D, C = 6, 4, 0.5
+EXTREMES = (1e20, -3.4e38, 1.7e12, float("nan"), float("inf"), -float("inf"), 1e-42, 1.7e18)
+X = torch.randn(N, D, generator=torch.Generator().manual_seed(3))
+Y = torch.randn(N, generator=torch.Generator().manual_seed(4))
+
+Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
+
+
+def squared_error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(batch[0])[:, 0] - batch[1]) ** 2
+
+
+def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), (batch[1] > 0).long(), reduction="none")
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(D, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def with_extreme(value: float, place: int, entry: int) -> tuple[Tensor, Tensor]:
+    x = X.clone()
+    x[place, entry] = value
+    return x, Y
+
+
+def without(place: int) -> tuple[Tensor, Tensor]:
+    kept = [i for i in range(N) if i != place]
+    return X[kept], Y[kept]
+
+
+CASES = {
+    "value": st.sampled_from(EXTREMES), "place": st.integers(0, N - 1), "entry": st.integers(0, D - 1),
+    "loss": st.sampled_from([squared_error, cross_entropy]),
+}  # fmt: skip
+
+
+def flat(sums: dict[str, Tensor]) -> Tensor:
+    return torch.cat([sums[name].double().flatten() for name in sorted(sums)])
+
+
+def central(data: tuple[Tensor, Tensor], loss: Loss, bound: int | None) -> tuple[Tensor, Tensor]:
+    """The clipped sum and the norms of all records."""
+    model, loader = net(), MicroBatches(data)
+    parts = layout(np.arange(len(data[0])), bound)
+    loaded = zip(loader.load([part.records for part in parts]), parts, strict=True)
+    sums, norms = clipped_sum(
+        model, find_layers(model), {}, Clip(C), loss_fn=loss, micro_batches=loaded, one_record=loader.alone
+    )
+    return flat(sums), norms
+
+
+@settings(max_examples=30, deadline=None)
+@given(**CASES, bound=st.sampled_from([None, 1, 4]))
+def test_an_extreme_record_changes_its_own_clipped_gradient_and_nothing_else(
+    value: float, place: int, entry: int, loss: Loss, bound: int | None
+) -> None:
+    x, y = with_extreme(value, place, entry)
+    total, norms = central((x, y), loss, bound)
+    others, norms_of_others = central(without(place), loss, bound)
+    own, _ = central((x[place : place + 1], y[place : place + 1]), loss, None)
+    kept = [i for i in range(N) if i != place]
+    assert bool(torch.isfinite(total).all()) and float(own.norm()) <= C * (1 + 1e-6)
+    assert float((total - others).norm()) <= C * (1 + 1e-5)
+    torch.testing.assert_close(total - own, others, rtol=0, atol=1e-5 * C)
+    torch.testing.assert_close(norms[kept], norms_of_others, rtol=1e-5, atol=0)
+
+
+def federated(data: tuple[Tensor, Tensor], loss: Loss, privacy: object) -> Tensor:
+    """The sum of a client before its noise."""
+    config = FederatedConfig(clients=3, rounds=2, expected_records=4 * N, max_grad_norm=C, privacy=privacy)
+    plan = config.with_noise(2.0, 1e-5)
+    client = Client(0, plan, LocalModel(plan, net(), loss), data)
+    sums = client._tried.examples(client.records.all)
+    assert not client._tried.failed and client._tried.error is None
+    return flat(sums)
+
+
+@settings(max_examples=8, deadline=None)
+@given(**CASES, privacy=st.sampled_from([TrustedServer("clients"), PerUpload()]))
+def test_an_extreme_record_moves_what_its_client_sends_by_its_own_clipped_gradient(
+    value: float, place: int, entry: int, loss: Loss, privacy: object
+) -> None:
+    x, y = with_extreme(value, place, entry)
+    own, _ = central((x[place : place + 1], y[place : place + 1]), loss, None)
+    moved = federated((x, y), loss, privacy) - federated(without(place), loss, privacy)
+    torch.testing.assert_close(moved, own, rtol=0, atol=1e-5 * C)
+
+
+@pytest.mark.parametrize("value", EXTREMES)
+def test_a_client_whose_first_record_is_extreme_is_checked_on_public_rows_alone(value: float) -> None:
+    """The check may read types and shapes of a record, so the same loss must pass whatever its values are."""
+    x, y = with_extreme(value, 0, 0)
+    config = FederatedConfig(clients=3, rounds=2, expected_records=4 * N, privacy=PerUpload())
+    plan = config.with_noise(2.0, 1e-5)
+    local = LocalModel(plan, net(), squared_error)
+    Client(0, plan, local, (x, y))
+
+    def mixed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        losses = squared_error(model, batch)
+        return losses - 0.9 * losses.mean()
+
+    with pytest.raises(ValueError, match="mixes examples"):
+        Client(0, plan, LocalModel(plan, net(), mixed), (x, y))

@@ -1,0 +1,311 @@
+"""Worry: "The machine is taken away at any moment: is ε still right, and does the run go on where it was?"."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dpkfc import checkpoint
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.kfac import KFAC
+from dpkfc.privacy.ledger import verify
+from dpkfc.session import Session
+from tests import forked
+from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train, weights
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None
+
+# -- killed at any moment ----------------------------------------------------------------------------------------------
+
+STEPS, KILLS = 40, 4
+# A run that will be killed may make so many steps: however late the kills come, all of them leave some of STEPS to the last run.
+ALLOWED = 8
+
+
+def begun(ledger: Path | None) -> Session:
+    p = PrivacyConfig(expected_batch_size=8, steps=STEPS, preconditioner=kfac(every=7)).with_noise(1.0, 1e-3, N)
+    return session(p, net(), ledger_path=ledger)
+
+
+def one_run(folder: Path, go: int, report: int) -> None:
+    """What a job scheduler starts again and again: resume if there is something to resume from, then save every step."""
+    with begun(folder / "ledger.jsonl") as s:
+        if (folder / "checkpoint").exists() or (folder / "checkpoint.old").exists():
+            assert s.restore(folder / "checkpoint")["note"] == "mine"
+        for batch in s.batches():
+            os.read(go, 1)
+            s.step(batch, loss_fn)
+            os.write(report, b".")
+            s.save(folder / "checkpoint", extra={"note": "mine"})
+
+
+def killed_and_resumed(folder: Path) -> None:
+    """Releases that were seen to leave, run by run; all runs but the last are killed somewhere in a step or a save."""
+    torch.set_num_threads(1)
+    seen = []
+    begun(None).close()  # what is imported and worked out at first use is there for all children
+    for kill in range(KILLS + 1):
+        reader, writer = os.pipe()
+        go, allow = os.pipe()
+        os.write(allow, b"." * (ALLOWED if kill < KILLS else STEPS))
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            os.close(allow)
+            status = 1
+            try:
+                one_run(folder, go, writer)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        os.close(writer)
+        os.close(go)
+        if kill < KILLS:
+            got = len(os.read(reader, 1))
+            for _ in range(random.randrange(6)):
+                got += len(os.read(reader, 1))
+            time.sleep(random.random() * 0.01)
+            os.kill(child, signal.SIGKILL)
+        else:
+            got = 0
+        while more := os.read(reader, 100):
+            got += len(more)
+        os.close(reader)
+        os.close(allow)
+        _, status = os.waitpid(child, 0)
+        assert status == (signal.SIGKILL if kill < KILLS else 0), f"run {kill} ended with {status}"
+        seen.append(got)
+    (folder / "seen.json").write_text(json.dumps(seen))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+def test_killed_at_any_moment_and_resumed(tmp_path: Path) -> None:
+    done = forked.call(killed_and_resumed, tmp_path)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    ledger = verify(tmp_path / "ledger.jsonl")
+    assert len(seen) == KILLS + 1 and all(seen)
+    assert sum(seen) <= len(ledger.releases) == STEPS  # every release is charged, and the plan is never exceeded
+    assert len(ledger.releases) - sum(seen) <= KILLS  # at most the one in whose middle the process ended is lost
+    meta = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["meta"]
+    assert meta["ledger_count"] == STEPS and meta["ledger_head"] == ledger.heads[-1]
+
+
+def cut_off(folder: Path, size: int) -> None:
+    """A save whose process is taken away when it has written this many bytes of a file."""
+    checkpoint.write(folder, {"model": {"weight": torch.zeros(1000)}}, {"step": 1})
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    checkpoint.write(folder, {"model": {"weight": torch.ones(100_000)}}, {"step": 2})
+
+
+@pytest.mark.skipif(resource is None, reason="no limits of processes")
+def test_a_save_that_was_cut_off_inside_a_file_stands_in_nobodys_way(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    done = forked.call(cut_off, folder, 65536)
+    assert done.returncode == -signal.SIGXFSZ, done.stderr
+    assert list((tmp_path / "checkpoint.new").iterdir())  # the file that was being written
+    tensors, meta = checkpoint.read(folder)
+    assert meta == {"step": 1} and not tensors["model"]["weight"].any()
+    checkpoint.write(folder, {"model": {"weight": torch.full((3,), 3.0)}}, {"step": 3})
+    assert checkpoint.read(folder)[1] == {"step": 3}
+    assert [x.name for x in tmp_path.iterdir()] == ["checkpoint"]
+    (tmp_path / "any").touch()
+    assert {x.stat().st_mode for x in folder.iterdir()} == {(tmp_path / "any").stat().st_mode}  # those whom umask lets read it
+
+
+# -- bit for bit in test mode ------------------------------------------------------------------------------------------
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    first, *rest = model.parameters()
+    return torch.optim.AdamW([{"params": [first], "lr": 0.03}, {"params": rest}], 0.01, betas=(0.8, 0.95), amsgrad=True)
+
+
+def tensor_rate(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), torch.tensor(0.01), foreach=False)
+
+
+def milestones(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4, 5], gamma=0.5)  # its state has integers for keys
+
+
+def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
+    rest = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, rest], [3])
+
+
+class Run:
+    """Everything of a run that a script would build, in one place."""
+
+    def __init__(self, folder: Path, optimizer: Callable, schedule: Callable | None, **settings: object) -> None:
+        inner = net()
+        self.model = nn.Sequential(inner[0], inner[1], nn.Dropout(0.3), inner[2])
+        self.optimizer = optimizer(self.model)
+        self.schedule = None if schedule is None else schedule(self.optimizer)
+        p = plan(1.0, **settings)
+        self.session = Session(p, self.model, self.optimizer, data(), ledger_path=folder / "ledger.jsonl")
+
+    def train(self, steps: int) -> None:
+        with self.session as s:
+            for done, batch in enumerate(s.batches(), 1):
+                s.step(batch, loss_fn)
+                if self.schedule is not None:
+                    self.schedule.step()
+                if done == steps:
+                    break
+
+    def save(self, folder: Path) -> None:
+        self.session.save(folder, extra={"schedule": None if self.schedule is None else self.schedule.state_dict()})
+
+    def restore(self, folder: Path) -> None:
+        extra = self.session.restore(folder)
+        if self.schedule is not None:
+            self.schedule.load_state_dict(extra["schedule"])
+
+
+CASES = [
+    pytest.param(sgd, milestones, {}, id="sgd, milestones"),
+    pytest.param(adamw, cosine, {"sampler": "fixed"}, id="adamw in groups, cosine, fixed size"),
+    pytest.param(
+        tensor_rate, None, {"sampler": "shuffle", "uncertified": True}, id="a rate that is a tensor, shuffled"
+    ),
+    pytest.param(sgd, None, {"preconditioner": kfac(every=4)}, id="kfac between two refreshes"),
+    pytest.param(adamw, cosine, {"preconditioner": kfac(every=4)}, id="kfac, adamw in groups, cosine"),
+    pytest.param(sgd, None, {"max_physical_batch_size": "auto", "pad_to_multiple": 4}, id="micro-batches as they fit"),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "schedule", "settings"), CASES)
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_resumed_run_is_the_run(
+    tmp_path: Path, optimizer: Callable, schedule: Callable | None, settings: dict[str, object], stop: int
+) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    torch.manual_seed(7)
+    reference = Run(whole, optimizer, schedule, **settings)
+    torch.manual_seed(7)
+    reference.train(6)
+    torch.manual_seed(7)
+    first = Run(tmp_path, optimizer, schedule, **settings)
+    torch.manual_seed(7)
+    first.train(stop)
+    first.save(tmp_path / "checkpoint")
+    torch.manual_seed(99)  # another process, another state of everything
+    second = Run(tmp_path, optimizer, schedule, **settings)
+    second.restore(tmp_path / "checkpoint")
+    second.train(6)
+    assert second.session.steps_done == 6
+    assert torch.equal(weights(reference.model), weights(second.model))
+    if schedule is not None:
+        assert reference.schedule.get_last_lr() == second.schedule.get_last_lr()
+    if isinstance(second.session.plan.config.preconditioner, KFAC):
+        assert second.session.preconditioner.digest == reference.session.preconditioner.digest
+
+
+def test_a_checkpoint_without_test_mode_holds_no_generator(tmp_path: Path) -> None:
+    for seed, expected in ((5, True), (None, False)):
+        folder = tmp_path / str(seed)
+        with session(plan(1.0, test_mode_seed=seed), net()) as s:
+            train(s, 2)
+            s.save(folder)
+        meta = json.loads((folder / "manifest.json").read_text())["meta"]
+        assert ("torch_rng" in meta) == expected
+        assert meta["caveats"] == list(s.plan.caveats)
+        assert bool(meta["caveats"]) == expected
+
+
+def test_bfloat16_weights_and_buffers_are_resumed(tmp_path: Path) -> None:
+    def build() -> tuple[Session, nn.Module]:
+        model = net(torch.bfloat16)
+        model.register_buffer("kept", torch.tensor(3.0))
+        return session(plan(1.0), model, dataset=data(dtype=torch.bfloat16), ledger_path=tmp_path / "l.jsonl"), model
+
+    s, model = build()
+    with s:
+        train(s, 2)
+        model.kept.fill_(4.0)
+        s.save(tmp_path / "c")
+    s, resumed = build()
+    with s:
+        assert s.restore(tmp_path / "c") is None
+        assert torch.equal(weights(model), weights(resumed)) and float(resumed.kept) == 4.0
+        assert s.steps_done == 2
+
+
+def test_a_drawn_batch_survives_a_restore(tmp_path: Path) -> None:
+    """Otherwise a batch could be drawn again until its content pleases."""
+    p = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
+    with session(p, net(), ledger_path=tmp_path / "l.jsonl") as s:
+        s.save(tmp_path / "first")
+        drawn = next(s.batches())
+        s.restore(tmp_path / "first")
+        again = next(s.batches())
+        assert again is drawn
+        s.step(again, loss_fn)
+        s.save(tmp_path / "second")
+        drawn = next(s.batches())
+        before = weights(s.model)
+        with pytest.raises(RuntimeError, match="drawn for step 1 and not passed to session.step"):
+            s.restore(tmp_path / "first")
+        assert torch.equal(weights(s.model), before)
+        s.restore(tmp_path / "second")
+        s.step(drawn, loss_fn)
+        s.restore(tmp_path / "first")  # nothing is owed: an earlier state may be taken up, and its releases stay charged
+        assert s.steps_done == 2
+        train(s)
+    assert len(verify(tmp_path / "l.jsonl").releases) == 4
+
+
+class Labelled(nn.Linear):
+    """A layer whose extra state is no tensor."""
+
+    labels: object = ()
+
+    def get_extra_state(self) -> object:
+        return {"labels": self.labels}
+
+    def set_extra_state(self, state: object) -> None:
+        self.labels = state["labels"]
+
+
+def test_extra_state_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
+    def begun(labels: object) -> Session:
+        model = nn.Sequential(Labelled(6, 3))
+        model[0].labels = labels
+        plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, N)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return Session(plan, model.double(), optimizer, data(), ledger_path=tmp_path / "ledger.jsonl")
+
+    with begun(["cat", "dog"]) as first:
+        first.step(next(first.batches()), loss_fn)
+        first.save(tmp_path / "checkpoint")
+        first.model[0].labels = {object()}
+        with pytest.raises(CheckpointError, match=r"plain\.0\._extra_state\.labels is a set, which no checkpoint can hold"):
+            first.save(tmp_path / "checkpoint")
+    with begun(None) as second:
+        second.restore(tmp_path / "checkpoint")
+        assert second.model[0].labels == ["cat", "dog"]
+        assert torch.equal(second.model[0].weight, first.model[0].weight)

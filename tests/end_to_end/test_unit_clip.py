@@ -1,0 +1,219 @@
+"""Worry: "One patient has hundreds of records: does ε hold for the patient, or only for one of the records?"."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.session import Session
+from tests.test_session import kfac, loss_fn, net, weights
+
+COUNTS = (1, 4, 2, 7, 3, 1, 5, 2)  # records of each of 8 patients
+OWNERS = np.repeat(np.arange(len(COUNTS)), COUNTS)
+LIMIT = 4
+
+
+def records() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    n = len(OWNERS)
+    return torch.randn(n, 6, generator=generator, dtype=torch.float64), torch.randint(0, 3, (n,), generator=generator)
+
+
+def plan(noise: float = 0.0, units: int = len(COUNTS), **settings: object) -> Plan:
+    values = {
+        "expected_batch_size": units,
+        "steps": 3,
+        "test_mode_seed": 5,
+        "unit": "patient",
+        "max_records_per_unit": LIMIT,
+        **settings,
+    }
+    return PrivacyConfig(**values).with_noise(noise, 1e-3, units)
+
+
+def session(
+    p: Plan, model: nn.Module, dataset: Any = None, units: Any = OWNERS, optimizer: Any = None, **options: Any
+) -> Session:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
+    return Session(p, model, optimizer, records() if dataset is None else dataset, units=units, **options)
+
+
+class Handed(torch.optim.SGD):
+    """Keeps what it is handed and moves by it."""
+
+    def step(self, closure: object = None) -> None:
+        self.last = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
+        super().step()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("bound", [None, 4, 9, "auto"])
+def test_all_records_of_a_unit_share_one_clip(reduction: str, bound: object) -> None:
+    """Against a loop over patients: one gradient, one norm, one factor each; expected batch size counts patients."""
+    mine, theirs = net(), net()
+    x, y = records()
+    p = plan(max_grad_norm=0.3, unit_reduction=reduction, max_physical_batch_size=bound)
+    reference = torch.optim.SGD(theirs.parameters(), 0.1)
+    with session(p, mine) as s:
+        for batch in s.batches():
+            total = [torch.zeros_like(q) for q in theirs.parameters()]
+            assert batch.records.shape == (len(COUNTS), LIMIT)
+            for row in batch.records:
+                own = torch.from_numpy(row[row >= 0])
+                losses = loss_fn(theirs, (x[own], y[own]))
+                grads = torch.autograd.grad(getattr(losses, reduction)(), list(theirs.parameters()))
+                factor = min(1.0, 0.3 / float(torch.sqrt(sum(g.square().sum() for g in grads))))
+                total = [t + factor * g for t, g in zip(total, grads, strict=True)]
+            for q, t in zip(theirs.parameters(), total, strict=True):
+                q.grad = t / len(COUNTS)
+            reference.step()
+            record = s.step(batch, loss_fn)
+            assert record.batch_size == len(COUNTS)
+    torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_whole_patient_moves_the_sum_by_at_most_the_sensitivity(reduction: str, preconditioner: object) -> None:
+    """Adversarial records, enormous and all alike, of the patient that is added or removed."""
+    c = 0.7
+    x, y = records()
+    heavy = OWNERS == 3
+    x = torch.where(torch.from_numpy(heavy).unsqueeze(1), torch.full_like(x, 40.0), x)
+    sums = []
+    for keep in (np.full(len(OWNERS), True), ~heavy):
+        chosen = torch.from_numpy(keep)
+        model, patients = net(), len(set(OWNERS[keep]))
+        settings = {"unit_reduction": reduction, "preconditioner": preconditioner}
+        # All records count: where some are drawn, a neighbour is a mixture over the draws, which are independent of the data.
+        p = plan(units=patients, steps=1, max_grad_norm=c, max_records_per_unit=max(COUNTS), **settings)
+        optimizer = Handed(model.parameters(), 0.1)
+        with session(p, model, (x[chosen], y[chosen]), OWNERS[keep], optimizer) as s:
+            s.step(next(s.batches()), loss_fn)
+        sums.append(optimizer.last * p.expected_batch_size)
+        assert p.sensitivity == c
+    assert float((sums[0] - sums[1]).norm()) <= c * (1 + 1e-9)
+    assert float((sums[0] - sums[1]).norm()) > 0.5 * c  # the patient did count
+
+
+def test_units_are_sampled_not_records() -> None:
+    p = dataclasses.replace(plan(expected_batch_size=2, steps=400))
+    assert p.sampler.sample_rate == 2 / len(COUNTS)
+    seen = np.zeros(len(COUNTS))
+    with session(p, net()) as s:
+        for _ in range(400):
+            batch = next(s.batches())
+            seen[batch.indices] += 1
+            for unit, row in zip(batch.indices, batch.records, strict=True):
+                assert set(OWNERS[row[row >= 0]]) == {unit}
+                assert (row >= 0).sum() == min(LIMIT, COUNTS[unit])
+            s._step, s._pending = s._step + 1, None
+    assert np.all(np.abs(seen / 400 - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 400))
+
+
+def test_dict_batches_an_own_collate_and_a_column_of_the_dataset() -> None:
+    x, y = records()
+
+    class Table(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(x)
+
+        def __getitem__(self, i: Any) -> Any:
+            return OWNERS.tolist() if i == "patient" else {"inputs": x[i], "labels": y[i]}
+
+    def dict_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch["inputs"]), batch["labels"], reduction="none")
+
+    def own_collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+
+    results = []
+    for dataset, units, loss, collate in (
+        (None, OWNERS, loss_fn, None),
+        (Table(), "patient", dict_loss, None),
+        (Table(), torch.from_numpy(OWNERS), dict_loss, own_collate),
+    ):
+        model = net()
+        p = plan(1.0, expected_batch_size=3, max_physical_batch_size=5)
+        with session(p, model, dataset, units, collate_fn=collate) as s:
+            for batch in s.batches():
+                s.step(batch, loss)
+        results.append(weights(model))
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_an_empty_batch_of_units_is_a_release() -> None:
+    model = net()
+    p = plan(1.0, expected_batch_size=1, steps=30)
+    with session(p, model) as s:
+        sizes = [s.step(batch, loss_fn).batch_size for batch in s.batches()]
+        assert 0 in sizes and s.ledger.count == 30
+
+
+def test_resumed_bit_for_bit(tmp_path: Any) -> None:
+    p, models = plan(1.0, expected_batch_size=3, steps=6), []
+    for stop in (6, 3):
+        model = net()
+        with session(p, model, ledger_path=tmp_path / f"{stop}.jsonl") as s:
+            for batch in s.batches():
+                s.step(batch, loss_fn)
+                if s.steps_done == stop:
+                    break
+            s.save(tmp_path / f"{stop}")
+        models.append(model)
+    model = net()
+    with session(p, model, ledger_path=tmp_path / "3.jsonl") as s:
+        s.restore(tmp_path / "3")
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+    assert torch.equal(weights(model), weights(models[0]))
+
+
+def test_the_plan_says_what_is_protected() -> None:
+    p = plan(1.0)
+    assert p.describe()["privacy_unit"] == "one patient (all records; up to 4 of them, drawn anew, count in a step)"
+    assert p.dataset_size == p.describe()["dataset_size"] == 8
+    plain = PrivacyConfig(expected_batch_size=8, steps=3, test_mode_seed=5).with_noise(1.0, 1e-3, 8)
+    assert plain.describe()["privacy_unit"] == "one example"
+    assert len({p.hash, plain.hash, plan(1.0, max_records_per_unit=5).hash, plan(1.0, unit_reduction="sum").hash}) == 4
+    assert p.hash == plan(1.0, max_physical_batch_size=6).hash == plan(1.0, pad_to_multiple=4).hash
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"unit": "patient"}, "needs a name and the most records"),
+        ({"max_records_per_unit": 4}, "needs a name and the most records"),
+        ({"unit": "", "max_records_per_unit": 4}, "unit must be a name"),
+        ({"unit": "patient", "max_records_per_unit": 0}, "max_records_per_unit must be an integer >= 1"),
+        ({"unit": "patient", "max_records_per_unit": 4, "unit_reduction": "max"}, "'mean' or 'sum', got 'max'"),
+        (
+            {"unit": "patient", "max_records_per_unit": 4, "max_physical_batch_size": 3},
+            "max_physical_batch_size=3 is less than max_records_per_unit=4.*never split",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrivacyConfig(expected_batch_size=4, steps=1, **settings)
+
+
+def test_units_and_plan_must_agree() -> None:
+    with pytest.raises(ValueError, match="protects one patient, so the session needs units="):
+        session(plan(), net(), units=None)
+    plain = PrivacyConfig(expected_batch_size=8, steps=3).with_noise(1.0, 1e-3, len(OWNERS))
+    with pytest.raises(ValueError, match="the plan protects single examples"):
+        session(plain, net())
+    with pytest.raises(ValueError, match="units has 24 ids for the 25 records"):
+        session(plan(), net(), units=OWNERS[1:])
+    with pytest.raises(ValueError, match=r"calibrated for 25 patients but the dataset has 8.*number of distinct ids"):
+        session(plan(units=25), net())
+    with pytest.raises(ValueError, match="no column 'patient'"):
+        session(plan(), net(), units="patient")

@@ -1,0 +1,211 @@
+"""Dropout, augmentation and collators draw numbers that no seed makes known: a mask belongs to a place in the batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpkfc import PrivacyConfig, Session, rng_state
+from dpkfc.data.loading import layout
+from dpkfc.gradients import Clip, find_layers
+from dpkfc.gradients.clipped_sum import clipped_sum
+from dpkfc.integrations.opacus import PrivacyEngine
+from dpkfc.postprocess import EMA
+from tests.recording import Heard
+from tests.test_session import loss_fn, weights
+
+X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+
+
+def seeded(seed: int = 42) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def net(p: float = 0.5) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(p), nn.Linear(16, 3))
+
+
+def jitter(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return batch[0] + torch.from_numpy(np.random.randn(*batch[0].shape)).float() + random.random(), batch[1]
+
+
+def one_record(index: int) -> tuple[Tensor, Tensor]:
+    return X[index : index + 1], Y[index : index + 1]
+
+
+def summed(p: float = 0.0, augment: Callable[[object], object] | None = None, *, repeatable: bool = False) -> Tensor:
+    model = net(p).train()
+    (rows,) = layout(np.arange(40), None)
+    seeded()
+    found, _ = clipped_sum(
+        model, find_layers(model), {}, Clip(1.0), loss_fn=loss_fn, micro_batches=[((X, Y), rows)], augment=augment,
+        one_record=one_record, repeatable=repeatable,
+    )  # fmt: skip
+    return torch.cat([x.flatten() for x in found.values()])
+
+
+@pytest.mark.parametrize("settings", [{"p": 0.5}, {"augment": jitter}], ids=["dropout", "augmentation"])
+def test_a_seed_does_not_repeat_them(settings):
+    assert not torch.allclose(summed(**settings), summed(**settings))
+    assert torch.equal(summed(**settings, repeatable=True), summed(**settings, repeatable=True))
+
+
+@pytest.mark.parametrize("devices", [True, False])
+def test_new_numbers_reach_every_generator_that_there_is(monkeypatch: pytest.MonkeyPatch, devices: bool):
+    """Devices are seeded where there are any; where there are none that took longer than the rest of a small step."""
+    everywhere: list[int] = []
+    monkeypatch.setattr(rng_state, "_devices", lambda: devices)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: everywhere.append(seed) or torch.default_generator.manual_seed(seed))
+    found = []
+    for _ in range(2):
+        torch.default_generator.manual_seed(42), np.random.seed(42), random.seed(42)
+        rng_state.renew()
+        found.append((torch.rand(()).item(), np.random.rand(), random.random()))
+    assert len(everywhere) == (2 if devices else 0)
+    assert all(a != b for a, b in zip(*found, strict=True))
+
+
+def test_the_generators_go_on_where_they_were():
+    seeded()
+    expected = torch.rand(3), np.random.rand(3), random.random()
+    model = net()
+    seeded()
+    (rows,) = layout(np.arange(40), None)
+    clipped_sum(
+        model, find_layers(model), {}, Clip(1.0), loss_fn=loss_fn, micro_batches=[((X, Y), rows)], augment=jitter,
+        one_record=one_record,
+    )  # fmt: skip
+    assert torch.equal(torch.rand(3), expected[0]) and (np.random.rand(3) == expected[1]).all() and random.random() == expected[2]
+
+
+@pytest.mark.parametrize("test_mode_seed", [None, 3])
+def test_a_session_repeats_them_in_test_mode_alone(test_mode_seed):
+    seen = Heard()
+
+    def watched(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        seen.append(float(torch.rand(())))
+        return loss_fn(model, batch)
+
+    for _ in range(2):
+        model = net()
+        plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=test_mode_seed).with_noise(1.0, 1e-3, len(X))
+        seeded()
+        with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (X, Y), verify=False) as session:
+            for batch in session.batches():
+                session.step(batch, watched)
+    half = len(seen) // 2
+    assert (seen[:half] == seen[half:]) == (test_mode_seed is not None)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_script_in_the_shape_of_opacus(workers: int):
+    found = []
+    for _ in range(2):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loader = DataLoader(
+            TensorDataset(X, Y), batch_size=8, collate_fn=noisy, num_workers=workers, generator=torch.Generator().manual_seed(1)
+        )
+        model, optimizer, loader = PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+        )
+        seeded()
+        x, y = next(iter(loader))
+        found.append((x - y.unsqueeze(1), torch.rand(())))
+        del loader
+    assert not torch.equal(found[0][0][:1], found[1][0][:1])
+    assert found[0][1] != found[1][1]
+
+
+def noisy(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """A collate function with random numbers of torch alone: what it hands out tells them."""
+    y = torch.stack([row[1] for row in rows])
+    return y.unsqueeze(1) + torch.rand(len(rows), 6), y
+
+
+def test_an_optimizer_with_a_closure_is_refused_before_anything_is_charged():
+    model = net()
+    plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, len(X))
+    with pytest.raises(ValueError, match="LBFGS steps with a closure"):
+        Session(plan, model, torch.optim.LBFGS(model.parameters()), (X, Y))
+    with pytest.raises(ValueError, match="SparseAdam takes sparse gradients alone, and a release is dense"):
+        Session(plan, model, torch.optim.SparseAdam(list(model.parameters())), (X, Y))
+
+
+def test_a_parameter_without_an_axis_behind_a_filter():
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale = nn.Linear(6, 3), nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * self.scale
+
+    from dpkfc import KFAC, FeatureNoise
+
+    model = Tempered()
+    plan = PrivacyConfig(
+        expected_batch_size=8, steps=3, readout="natural", postprocess=(EMA(0.5),),
+        preconditioner=KFAC(probe=FeatureNoise(6), probe_size=16),
+    ).with_noise(1.0, 1e-3, len(X))  # fmt: skip
+    before = weights(model).clone()
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (X, Y)) as session:
+        for batch in session.batches():
+            session.step(batch, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
+    assert session.steps_done == 3 and not torch.equal(before, weights(model))
+
+
+def test_a_filter_of_order_two_behind_variances_that_come_and_go():
+    """DP² has one number for all coordinates in its plain steps, and one for each in the others."""
+    from dpkfc.curvature.dp2 import DP2
+    from dpkfc.postprocess import LowPass
+
+    model = net(0.0)
+    plan = PrivacyConfig(
+        expected_batch_size=8, steps=5, readout="natural", postprocess=(LowPass(),), preconditioner=DP2(phase=1)
+    ).with_noise(1.0, 1e-3, len(X))  # fmt: skip
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.01), (X, Y)) as session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+    assert session.steps_done == 5 and torch.isfinite(weights(model)).all()
+
+
+@pytest.mark.parametrize("test_mode_seed", [None, 3])
+def test_a_state_that_is_saved_after_a_step_tells_no_mask(test_mode_seed):
+    """The Trainer puts the states of the generators into its checkpoints, and an earlier output follows from a later state."""
+    model = net()
+    loader = DataLoader(TensorDataset(X, Y), batch_size=8)
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), data_loader=loader, noise_multiplier=1.0,
+        max_grad_norm=1.0, test_mode_seed=test_mode_seed,
+    )  # fmt: skip
+    x, y = next(iter(loader))
+    F.cross_entropy(model(x), y).backward()
+    drawn = torch.get_rng_state()
+    optimizer.step()
+    assert torch.equal(torch.get_rng_state(), drawn) == (test_mode_seed is not None)
+
+
+def test_what_a_refresh_takes_up_goes_to_another_device_too():
+    from dpkfc import KFAC, FeatureNoise
+    from dpkfc.gradients.clipped_sum import capture
+
+    model = net(0.0)
+    layers = find_layers(model)
+    built = KFAC(probe=FeatureNoise(6), probe_size=16, decay=0.5).build(model, lambda m, loss: capture(m, layers, loss), 0)
+    moved = built.to("meta")
+    held = [side for of in moved.running for layer in of.values() for side in layer.values()]
+    tensors = [x for side in held for x in side.state()[0].values()]
+    assert tensors and all(x.device.type == "meta" for x in tensors)
+    assert all(x.device.type == "cpu" for of in built.running for layer in of.values() for side in layer.values()
+               for x in side.state()[0].values())  # fmt: skip

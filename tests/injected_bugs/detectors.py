@@ -1,0 +1,89 @@
+"""Who notices a leak: the checks of the audit, and an invariant or two of the suite, from cheap to dear."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from dpkfc.audit.audit import batch_sizes, charges, checkpoints, shares
+from dpkfc.audit.canaries import Canaries
+from dpkfc.audit.harness import Finding, Subject, accounting, failed, scripted, watched
+from dpkfc.audit.neighbors import replay, two_worlds
+from dpkfc.audit.statistics import low_bits, noise_law, noise_run, sampler_law
+from tests.audit.sizes import size
+
+Detector = Callable[[Subject, Canaries], list[Finding]]
+FAULTS = ("TypeError", "AttributeError", "KeyError", "NameError", "IndexError")  # of a patch, not of a detector
+
+
+def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
+    """Every charge is on the disk before its release exists: the ledger is synced between the two."""
+    some = canaries.only("as it is")
+    plan = scripted(subject.plan, [[0], [], [0]], subject.size + len(some.names))
+    events: list[str] = []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as m:
+        path = Path(folder) / "ledger.jsonl"
+        session, _ = watched(
+            subject, plan, some.dataset(subject), units=some.units(subject), ledger_path=path, verify=False
+        )
+        sync, normal = os.fsync, session._noise.normal
+
+        def fsync(descriptor: int) -> None:
+            events.append("sync" if os.path.samestat(os.fstat(descriptor), path.stat()) else "")
+            sync(descriptor)
+
+        m.setattr(os, "fsync", fsync)
+        m.setattr(session._noise, "normal", lambda *args: (events.append("noise"), normal(*args))[1])
+        with session:
+            for batch in session.batches():
+                session.step(batch, some.loss(subject))
+    order = [event for event in events if event]
+    return [
+        Finding(
+            check="sync", measured=", ".join(order), bound="sync, noise at every step",
+            passed=order == ["sync", "noise"] * 3, detail="of the ledger's file",
+        )
+    ]  # fmt: skip
+
+
+DETECTORS: dict[str, Detector] = {
+    "accounting": lambda subject, _: list(accounting(subject.plan)),
+    "sync": synced,
+    "checkpoint": lambda subject, _: [checkpoints(subject)],
+    "charges": lambda subject, _: charges(subject),
+    "sampler": lambda subject, _: sampler_law(subject.plan, steps=size(400, 2000)),
+    "noise run": lambda subject, _: noise_run(subject, numbers=size(300_000, 2_000_000)),
+    "batch sizes": lambda subject, _: batch_sizes(subject),
+    "low bits": lambda subject, _: [low_bits(subject)],
+    "noise law": lambda subject, _: noise_law(subject, steps=size(64, 80)),
+    "shares": lambda subject, canaries: [shares(subject, canaries)],
+    "replay": lambda subject, canaries: replay(subject, canaries, sizes=(0, 2), until_failed=True).findings(),
+    "two worlds": lambda subject, canaries: [two_worlds(subject, canaries, runs=200, alpha=1e-9).finding()],
+}
+
+# Of steps without a leak: fewer releases and sizes, which cost power and not a false alarm.
+SMALL: dict[str, Detector] = {
+    "noise law": lambda subject, _: noise_law(subject, steps=size(24, 80)),
+    "batch sizes": lambda subject, _: batch_sizes(subject, sizes=size((12, 130), None)),
+}
+
+
+def caught(
+    detector: str, subject: Subject, canaries: Canaries, detectors: Mapping[str, Detector] = DETECTORS
+) -> list[Finding]:
+    """What a detector finds wrong; a step that it cannot run at all is refused, which is noticed too.
+
+    Raises:
+        Exception: of a kind that a faulty patch raises.
+    """
+    try:
+        found = failed(detectors[detector](subject, canaries))
+    except (ValueError, RuntimeError, FloatingPointError) as error:
+        return [Finding(check=detector, measured=f"refused: {error}", bound="", passed=False)]
+    for finding in found:
+        assert not any(fault in finding.detail for fault in FAULTS), finding
+    return found

@@ -1,0 +1,357 @@
+"""Leaks around the sum: private data in the metric, in what is handed over, in which batches are used and what is charged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpkfc import checkpoint, session
+from dpkfc.config import Plan
+from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.data.sampling import FixedSize, Poisson
+from dpkfc.gradients import clipped_sum
+from dpkfc.preconditioning import Coordinates
+from dpkfc.privacy import ledger
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.rng import SamplingStream
+from dpkfc.session import Session, count_along
+from dpkfc.tracking import BatchAxis, Tracker
+from tests.injected_bugs.leak import Leak, noting_batches, noting_sums, swapped
+
+# -- the metric --------------------------------------------------------------------------------------------------------
+
+
+def private_probe(m: pytest.MonkeyPatch) -> None:
+    """Curvature is measured on the batch that is about to be released."""
+    seen = noting_batches(m)
+
+    def make(real: Any) -> Any:
+        def sample(self: Any, n: int, generator: Any) -> Any:
+            own, batch, _ = seen[0]
+            if not len(batch.indices):
+                return real(self, n, generator)
+            return own._dataset[0][np.resize(batch.indices, n)].float(), None
+
+        return sample
+
+    swapped(m, FeatureNoise, "sample", make)
+
+
+def private_probe_size(m: pytest.MonkeyPatch) -> None:
+    """As many public examples as private ones were drawn."""
+    seen = noting_batches(m)
+    swapped(
+        m, KFAC, "run_at",
+        lambda real: lambda self, step, **more: replace(real(self, step, **more), size=max(1, len(seen[0][1].indices))),
+    )  # fmt: skip
+
+
+def observes_sums(m: pytest.MonkeyPatch) -> None:
+    """Second moments are taken of the clipped sums, before their noise."""
+    seen = noting_sums(m)
+    swapped(
+        m, Coordinates, "observe",
+        lambda real: lambda self, released: real(self, replace(released, gradients=dict(seen[0][0]))),
+    )  # fmt: skip
+
+
+# -- what is handed over -----------------------------------------------------------------------------------------------
+
+
+def uncovered(m: pytest.MonkeyPatch) -> None:
+    """A bias that no layer covers is stepped with its plain gradient."""
+    seen = noting_batches(m)
+
+    def finding(real: Any) -> Any:
+        def found(model: nn.Module) -> Any:
+            layers = real(model)
+            return [replace(x, parameters={"weight": x.parameters["weight"]}) if x.rule == "norm" else x for x in layers]
+
+        return found
+
+    def initialising(real: Any) -> Any:
+        def init(self: Session, *args: Any, **options: Any) -> None:
+            real(self, *args, **options)
+            covered = {full for layer in self.layers for full in layer.parameters.values()}
+            self._parameters = {name: p for name, p in self._parameters.items() if name in covered}
+
+        return init
+
+    def apply(self: Session, released: Any) -> None:
+        _, batch, loss_fn = seen[0]
+        bias = self.model.get_parameter("2.bias")
+        for name, p in self._parameters.items():
+            p.grad = released.gradients[name]
+        bias.grad = torch.zeros_like(bias)
+        if len(batch.indices):
+            rows = torch.from_numpy(batch.indices)
+            losses = loss_fn(self.model, tuple(x[rows] for x in self._dataset))
+            bias.grad = torch.autograd.grad(losses.sum(), bias)[0] / self.plan.expected_batch_size
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    swapped(m, session, "find_layers", finding)
+    swapped(m, Session, "__init__", initialising)
+    m.setattr(session, "check_unchanged", lambda *_, **__: None)
+    m.setattr(Session, "_apply", apply)
+
+
+def private_step_length(m: pytest.MonkeyPatch) -> None:
+    """The step is divided by the median norm of the batch."""
+    seen = noting_sums(m)
+
+    def make(real: Any) -> Any:
+        def apply(self: Session, released: Any) -> None:
+            found = seen[0][1]
+            length = float(found.nanmedian()) if len(found) else 1.0
+            real(self, replace(released, gradients={n: x / max(length, 1e-6) for n, x in released.gradients.items()}))
+
+        return apply
+
+    swapped(m, Session, "_apply", make)
+
+
+def gradient_left(m: pytest.MonkeyPatch) -> None:
+    """The clipped sum stays in .grad, where a logger finds it."""
+    seen = noting_sums(m)
+
+    def make(real: Any) -> Any:
+        def step(self: Session, *args: Any) -> Any:
+            record = real(self, *args)
+            for name, p in self._parameters.items():
+                p.grad = seen[0][0][name].to(p.dtype)
+            return record
+
+        return step
+
+    swapped(m, Session, "step", make)
+
+
+def sums_in_checkpoints(m: pytest.MonkeyPatch) -> None:
+    seen = noting_sums(m)
+    swapped(m, Session, "save", lambda real: lambda self, folder, extra=None: real(self, folder, dict(seen[0][0])))
+
+
+def writes_allowed(m: pytest.MonkeyPatch) -> None:
+    """Nobody looks whether a forward pass changes parameters or buffers."""
+    m.setattr(clipped_sum, "restored_state", lambda model: contextlib.nullcontext())
+
+
+def claim_batch_axis(m: pytest.MonkeyPatch) -> None:
+    """What is computed from examples is taken to have one row an example in front, whatever the operation did."""
+    m.setattr(Tracker, "_apply", lambda *_: BatchAxis(0))
+
+
+# -- which batches are used --------------------------------------------------------------------------------------------
+
+
+def skipping(broken: bool) -> Any:
+    """A batch is left out because of what is in it."""
+
+    def patch(m: pytest.MonkeyPatch) -> None:
+        seen = noting_sums(m)
+
+        def empty(real: Any) -> Any:
+            def step(self: Session, batch: Any, loss_fn: Any) -> Any:
+                if len(batch.indices):
+                    return real(self, batch, loss_fn)
+                self._pending, self._step = None, self._step + 1
+                return None
+
+            return step
+
+        def not_finite(real: Any) -> Any:
+            def released(self: Session, clipped: Any) -> Any:
+                if len(seen[0][1]) and not bool(torch.isfinite(seen[0][1]).all()):
+                    raise FloatingPointError("NaN in the batch, which is left out")
+                return real(self, clipped)
+
+            return released
+
+        swapped(m, Session, "_release" if broken else "step", not_finite if broken else empty)
+
+    return patch
+
+
+def epochs(m: pytest.MonkeyPatch) -> None:
+    """Batches are cut from a permutation of each epoch, and accounted for as drawn one by one."""
+    orders: dict[int, Any] = {}
+
+    def indices(self: Poisson, step: int, generator: np.random.Generator) -> Any:
+        size = round(self.expected_batch_size)
+        epoch, place = divmod(step, self.dataset_size // size)
+        order = orders.setdefault(epoch, generator.permutation(self.dataset_size))
+        return order[place * size : (place + 1) * size]
+
+    m.setattr(Poisson, "indices", indices)
+
+
+def drawn(change: Any) -> Any:
+    """Batches changed by change(real, self, step, generator)."""
+    return lambda m: swapped(
+        m, Poisson, "indices", lambda real: lambda self, step, generator: change(real, self, step, generator)
+    )
+
+
+def until_not_empty(real: Any, self: Poisson, step: int, generator: np.random.Generator) -> Any:
+    while not len(found := real(self, step, generator)):
+        pass
+    return found
+
+
+def cut_off(real: Any, self: Poisson, step: int, generator: np.random.Generator) -> Any:
+    return real(self, step, generator)[: round(1.1 * self.expected_batch_size)]
+
+
+def from_a_seed(m: pytest.MonkeyPatch) -> None:
+    m.setattr(SamplingStream, "generator", lambda self, step, steps_per_draw=1: np.random.default_rng(step))
+
+
+# -- what is charged, and for how much ---------------------------------------------------------------------------------
+
+
+def every_second(m: pytest.MonkeyPatch) -> None:
+    def make(real: Any) -> Any:
+        return lambda self, step, *args: real(self, step, *args) if step % 2 == 0 else self.count + 1
+
+    swapped(m, Ledger, "charge", make)
+
+
+def after_release(m: pytest.MonkeyPatch) -> None:
+    def make(real: Any) -> Any:
+        def release(clipped: Any, plan: Any, noise: Any, book: Any, step: int) -> Any:
+            released = real(clipped, plan, noise, Ledger.in_memory(plan.hash), step)
+            book.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
+            return released
+
+        return release
+
+    swapped(m, session, "release", make)
+
+
+def with_the_update(m: pytest.MonkeyPatch) -> None:
+    """The charge follows when the optimizer has stepped."""
+
+    def make(real: Any) -> Any:
+        def apply(self: Session, released: Any) -> None:
+            real(self, released)
+            count_along(self._ledger, self.plan, self._step, self._ledger.count + 1)
+
+        return apply
+
+    swapped(
+        m, session, "release",
+        lambda real: lambda clipped, plan, noise, book, step: real(clipped, plan, noise, Ledger.in_memory(plan.hash), step),
+    )  # fmt: skip
+    swapped(m, Session, "_apply", make)
+
+
+def with_the_checkpoint(m: pytest.MonkeyPatch) -> None:
+    """Lines of the ledger wait for the next checkpoint."""
+    late: list[Any] = []
+
+    def make(real: Any) -> Any:
+        def save(*args: Any) -> None:
+            while late:
+                book, line = late.pop(0)
+                if book._descriptor is not None:  # a run that ended without a checkpoint has lost its own
+                    append(book, line)
+            real(*args)
+
+        return save
+
+    append = Ledger._append
+    m.setattr(Ledger, "_append", lambda self, line: late.append((self, line)))
+    swapped(m, checkpoint, "write", make)
+
+
+def not_synced(m: pytest.MonkeyPatch) -> None:
+    """A line of the ledger is left to the operating system, which a power cut takes with it."""
+
+    def write(descriptor: int, data: bytes, offset: int) -> None:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        os.write(descriptor, data)
+
+    m.setattr(ledger, "_write", write)
+
+
+def as_two_releases(m: pytest.MonkeyPatch) -> None:
+    """Embedding and residual as two releases of σ each, each of a sample of its own."""
+
+    def make(real: Any) -> Any:
+        def event(self: Poisson, noise_multiplier: float) -> Any:
+            return dp_accounting.ComposedDpEvent([real(self, noise_multiplier * 2**0.5)] * 2)
+
+        return event
+
+    swapped(m, Poisson, "event", make)
+
+
+def half_the_rate(m: pytest.MonkeyPatch) -> None:
+    swapped(
+        m, Poisson, "event",
+        lambda real: lambda self, noise_multiplier: real(replace(self, sample_rate=self.sample_rate / 2), noise_multiplier),
+    )  # fmt: skip
+
+
+def as_poisson(m: pytest.MonkeyPatch) -> None:
+    """Batches of one size under the event, the neighbours and the sensitivity of a Poisson sampler."""
+    own = Poisson.event
+    m.setattr(FixedSize, "event", lambda self, z: own(Poisson(self.batch_size / self.dataset_size, self.dataset_size), z))
+    m.setattr(FixedSize, "neighbouring_relation", "add_or_remove_one")
+
+
+def of_half_the_steps(m: pytest.MonkeyPatch) -> None:
+    swapped(m, Plan, "epsilon", lambda real: lambda self, steps=None: real(self, (self.steps if steps is None else steps) // 2))
+
+
+REPLAY, SAMPLER, CHARGES, ACCOUNTING = ("replay",), ("sampler",), ("charges",), ("accounting",)
+LEAKS = [
+    Leak(name="metric built from the private batch", subject="DP-KFC", patch=private_probe, by=REPLAY),
+    Leak(name="a probe whose size follows the private batch", subject="DP-KFC", patch=private_probe_size, by=REPLAY),
+    Leak(name="a metric from past sums before their noise", subject="DP²", patch=observes_sums, by=REPLAY),
+    Leak(name="plain gradient of an uncovered parameter stepped", subject="DP-SGD", patch=uncovered, by=REPLAY),
+    Leak(name="a step length that follows the private norms", subject="DP-SGD", patch=private_step_length, by=REPLAY),
+    Leak(name="a private gradient left in .grad", subject="DP-SGD", patch=gradient_left, by=REPLAY),
+    Leak(name="clipped sums in the checkpoint", subject="DP-SGD", patch=sums_in_checkpoints, by=("checkpoint",)),
+    Leak(
+        name="a forward pass that writes statistics into a parameter", subject="writing model", patch=writes_allowed,
+        by=REPLAY, controlled=False,
+    ),
+    Leak(name="a module that mixes the examples of a batch", subject="mixing model", patch=claim_batch_axis, by=REPLAY),
+    Leak(
+        name="an augmentation that mixes examples", subject="mixup", patch=claim_batch_axis, by=("shares", "replay"),
+    ),
+    *(
+        Leak(name=name, subject=name, patch=claim_batch_axis, by=(detector,))
+        for name, detector in (
+            ("half-batch mixup", "shares"),
+            ("half-batch mixup in the model", "replay"),
+            ("half-batch mixup in the loss", "batch sizes"),
+        )
+    ),
+    Leak(name="an empty batch skipped", subject="DP-SGD", patch=skipping(False), by=REPLAY),
+    Leak(name="a batch skipped that holds NaN", subject="DP-SGD", patch=skipping(True), by=REPLAY),
+    Leak(name="shuffled batches accounted as Poisson", subject="DP-SGD", patch=epochs, by=SAMPLER),
+    Leak(name="empty batches drawn again", subject="small batches", patch=drawn(until_not_empty), by=SAMPLER),
+    Leak(name="large batches cut off", subject="DP-SGD", patch=drawn(cut_off), by=SAMPLER),
+    Leak(name="batches drawn from a fixed seed", subject="DP-SGD", patch=from_a_seed, by=SAMPLER),
+    Leak(name="half the sampling rate accounted", subject="DP-SGD", patch=half_the_rate, by=SAMPLER),
+    Leak(name="batches of one size accounted as Poisson", subject="batches of one size", patch=as_poisson, by=SAMPLER),
+    Leak(name="a step not charged", subject="DP-SGD", patch=every_second, by=CHARGES),
+    Leak(name="a charge after the noise is drawn", subject="DP-SGD", patch=after_release, by=CHARGES),
+    Leak(name="a charge with the update, lost in a crash", subject="DP-SGD", patch=with_the_update, by=CHARGES),
+    Leak(name="charges that wait for a checkpoint", subject="DP-SGD", patch=with_the_checkpoint, by=CHARGES),
+    Leak(name="a charge that is not synced", subject="DP-SGD", patch=not_synced, by=("sync",)),
+    Leak(name="GEP accounted as two releases", subject="GEP", patch=as_two_releases, by=ACCOUNTING),
+    Leak(name="ε of half the steps reported", subject="DP-SGD", patch=of_half_the_steps, by=ACCOUNTING),
+]  # fmt: skip

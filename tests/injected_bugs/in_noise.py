@@ -1,0 +1,302 @@
+"""Leaks in the noise: too little, in the wrong place, or used twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpkfc import session
+from dpkfc.config import Plan
+from dpkfc.data.sampling import FixedSize
+from dpkfc.entropy import draw_key
+from dpkfc.postprocess.pipeline import read_out
+from dpkfc.privacy import mechanism
+from dpkfc.privacy.mechanism import Released
+from dpkfc.privacy.rng import NoiseStream
+from dpkfc.session import Session
+from tests.injected_bugs.leak import Leak, Patch, noting_batches, swapped
+from tests.injected_bugs.subjects import C
+
+
+def scaled(share: Any) -> Patch:
+    """The standard deviation times share(stddev, divisor)."""
+
+    def patch(m: pytest.MonkeyPatch) -> None:
+        swapped(
+            m, mechanism, "gaussian_release",
+            lambda real: lambda x, stddev, divisor, normal: real(x, stddev * share(stddev, divisor), divisor, normal),
+        )  # fmt: skip
+
+    return patch
+
+
+def without_sensitivity(m: pytest.MonkeyPatch) -> None:
+    m.setattr(Plan, "stddev", property(lambda plan: plan.noise_multiplier))
+
+
+def replaced_with_c(m: pytest.MonkeyPatch) -> None:
+    m.setattr(FixedSize, "sensitivity", lambda self, max_grad_norm: max_grad_norm)
+
+
+def per_micro_batch(same_seed: bool) -> Patch:
+    """Noise is added to the sum of every micro-batch, and to the sum of all no more."""
+
+    def patch(m: pytest.MonkeyPatch) -> None:
+        def make(real: Any) -> Any:
+            def clipped_sum(*args: Any, micro_batches: Any, **options: Any) -> Any:
+                total, norms = real(*args, micro_batches=[], **options)
+                for part in micro_batches:
+                    stream = NoiseStream.repeatable(0) if same_seed else NoiseStream.secure()
+                    sums, found = real(*args, micro_batches=[part], **options)
+                    for k, (name, x) in enumerate(sums.items()):
+                        z = torch.from_numpy(stream.normal(x.numel(), k, "float64")).view(x.shape)
+                        total[name] = total[name] + x + C * z.to(x)
+                    norms = torch.cat([norms.to(found), found])
+                return total, norms
+
+            return clipped_sum
+
+        swapped(m, session, "clipped_sum", make)
+        swapped(m, mechanism, "gaussian_release", lambda real: lambda x, _, divisor, normal: real(x, 0.0, divisor, normal))
+
+    return patch
+
+
+def sharded(m: pytest.MonkeyPatch) -> None:
+    """Two ranks hold half of the parameters each, and draw their noise from the same seed."""
+
+    def make(real: Any) -> Any:
+        def release(tensors: Any, stddev: float, divisor: float, normal: Any) -> Any:
+            names = list(tensors)
+            halves = names[: len(names) // 2], names[len(names) // 2 :]
+            size = max(sum(tensors[n].numel() for n in half) for half in halves)
+            drawn = normal(size, torch.float64)
+            shards = [real({n: tensors[n] for n in half}, stddev, divisor, lambda k, _: drawn[:k].clone()) for half in halves]
+            return shards[0] | shards[1]
+
+        return release
+
+    swapped(m, mechanism, "gaussian_release", make)
+
+
+def without_one(m: pytest.MonkeyPatch) -> None:
+    """The last bias, three numbers, is left as it is."""
+
+    def make(real: Any) -> Any:
+        def release(tensors: Any, stddev: float, divisor: float, normal: Any) -> Any:
+            last = list(tensors)[-1]
+            return {**real(tensors, stddev, divisor, normal), last: tensors[last] / divisor}
+
+        return release
+
+    swapped(m, mechanism, "gaussian_release", make)
+
+
+def stream(draw: Any) -> Patch:
+    """Numbers from another source; draw(self, real, size, step, dtype)."""
+
+    def patch(m: pytest.MonkeyPatch) -> None:
+        def make(real: Any) -> Any:
+            return lambda self, size, step, dtype=np.float32: draw(self, real, size, step, dtype)
+
+        swapped(m, NoiseStream, "normal", make)
+
+    return patch
+
+
+def use_one_key(m: pytest.MonkeyPatch) -> None:
+    """One key a stream, and a count of its draws; no draw asks the operating system for a key of its own."""
+
+    def next_draw(self: NoiseStream, size: int, step: int) -> tuple[bytes, int]:
+        self._key = self._key or draw_key()
+        self._draws += 1
+        return self._key, self._draws - 1
+
+    m.setattr(NoiseStream, "_next_draw", next_draw)
+
+
+def change_draw_count(draw: Any) -> Patch:
+    """Numbers of one key a stream; draw(self, real, size, step, dtype) changes the count of its draws."""
+
+    def patch(m: pytest.MonkeyPatch) -> None:
+        use_one_key(m)
+        stream(draw)(m)
+
+    return patch
+
+
+def from_torch(self: Any, real: Any, size: int, step: int, dtype: Any) -> Any:
+    self._draws += 1
+    return torch.randn(size, dtype=torch.float64).numpy().astype(dtype)
+
+
+def the_same(self: Any, real: Any, size: int, step: int, dtype: Any) -> Any:
+    self._draws = 0
+    return real(self, size, step, dtype)
+
+
+def laplace(self: Any, real: Any, size: int, step: int, dtype: Any) -> Any:
+    self._draws += 1
+    return np.random.default_rng().laplace(scale=0.5**0.5, size=size).astype(dtype)
+
+
+def repeated_after_resume(m: pytest.MonkeyPatch) -> None:
+    """The state of the stream is put back together with the checkpoint."""
+    kept: dict[str, Any] = {}
+    use_one_key(m)
+
+    def saving(real: Any) -> Any:
+        def save(self: Session, *args: Any, **options: Any) -> None:
+            real(self, *args, **options)
+            kept["state"] = self._noise._key, self._noise._draws
+
+        return save
+
+    def restoring(real: Any) -> Any:
+        def restore(self: Session, folder: Any) -> Any:
+            extra = real(self, folder)
+            self._noise._key, self._noise._draws = kept["state"]
+            return extra
+
+        return restore
+
+    swapped(m, Session, "save", saving)
+    swapped(m, Session, "restore", restoring)
+
+
+def in_parameter_coordinates(m: pytest.MonkeyPatch) -> None:
+    """The sum is mapped back before the noise is added, not after."""
+
+    def make(real: Any) -> Any:
+        def clipped_sum(model: Any, layers: Any, metric: Any, *args: Any, **options: Any) -> Any:
+            sums, norms = real(model, layers, metric, *args, **options)
+            as_released = Released(gradients=sums, noise_variance=1.0, step=0, release=1)
+            return dict(read_out(as_released, metric, layers, "inverse").gradients), norms
+
+        return clipped_sum
+
+    swapped(m, session, "clipped_sum", make)
+
+
+def actual_size(m: pytest.MonkeyPatch) -> None:
+    seen = noting_batches(m)
+
+    def make(real: Any) -> Any:
+        return lambda x, stddev, divisor, normal: real(x, stddev, max(1, len(seen[0][1].indices)), normal)
+
+    swapped(m, mechanism, "gaussian_release", make)
+
+
+def rounded_to(dtype: torch.dtype) -> Patch:
+    return stream(lambda self, real, *args: torch.from_numpy(real(self, *args)).to(dtype).double().numpy().astype(args[2]))
+
+
+def on_a_grid(self: Any, real: Any, *args: Any) -> Any:
+    return np.rint(real(self, *args) * 2.0**18) / 2.0**18
+
+
+def cut_off(self: Any, real: Any, *args: Any) -> Any:
+    return np.clip(real(self, *args), -3.5, 3.5)
+
+
+def repeating(self: Any, real: Any, *args: Any) -> Any:
+    self._draws %= 100
+    return real(self, *args)
+
+
+def weakening(self: Any, real: Any, size: int, step: int, dtype: Any) -> Any:
+    return real(self, size, step, dtype) * (1.0 if step < 70 else 0.9)
+
+
+def off_the_grid(m: pytest.MonkeyPatch) -> None:
+    """The mechanism of rounded noise adds noise that is not rounded."""
+    m.setattr(mechanism, "rounded_release", lambda x, s, divisor, normal, _: mechanism.gaussian_release(x, s, divisor, normal))
+
+
+def hiding(value: Any) -> Patch:
+    """The low eight bits of the first entry are replaced with value(sums, number of units)."""
+
+    def patch(m: pytest.MonkeyPatch) -> None:
+        seen = noting_batches(m)
+
+        def make(real: Any) -> Any:
+            def release(tensors: Any, stddev: float, divisor: float, normal: Any) -> Any:
+                noisy = real(tensors, stddev, divisor, normal)
+                units = len(seen[0][1].indices) if seen[0] else 0
+                bits = next(iter(noisy.values())).view(-1)[:1].view(torch.int64)
+                bits.copy_(bits & ~255 | value(tensors, units) & 255)
+                return noisy
+
+            return release
+
+        swapped(m, mechanism, "gaussian_release", make)
+
+    return patch
+
+
+def divided(change: Any) -> Patch:
+    """Sum and noise are released by change(real, tensors, stddev, divisor, normal, number of units)."""
+
+    def patch(m: pytest.MonkeyPatch) -> None:
+        seen = noting_batches(m)
+        swapped(
+            m, mechanism, "gaussian_release",
+            lambda real: lambda *args: change(real, *args, len(seen[0][1].indices) if seen[0] else 0),
+        )  # fmt: skip
+
+    return patch
+
+
+def rounded_size(real: Any, tensors: Any, stddev: float, divisor: float, normal: Any, units: int) -> Any:
+    return real(tensors, stddev, max(divisor, 4 * round(units / 4)), normal)
+
+
+def sum_by_the_size(real: Any, tensors: Any, stddev: float, divisor: float, normal: Any, units: int) -> Any:
+    share = divisor / max(divisor, units)
+    return real({name: share * x for name, x in tensors.items()}, stddev, divisor, normal)
+
+
+def hash_of_sums(tensors: Any, _: int) -> int:
+    return hash(tuple(float(x.sum()) for x in tensors.values()))
+
+
+NOISE, REPLAY, RUN, SIZES = ("noise law",), ("replay",), ("noise run",), ("batch sizes",)
+LEAKS = [
+    Leak(name="noise scaled as if C were 1", subject="wide", patch=scaled(lambda s, b: C), by=NOISE),
+    Leak(name="noise divided by the batch size twice", subject="DP-SGD", patch=scaled(lambda s, b: 1 / b), by=NOISE),
+    Leak(name="98 % of the noise", subject="wide", patch=scaled(lambda s, b: 0.98), by=NOISE),
+    Leak(name="95 % of the noise", subject="wide", patch=scaled(lambda s, b: 0.95), by=NOISE),
+    Leak(name="90 % of the noise", subject="DP-SGD", patch=scaled(lambda s, b: 0.90), by=NOISE),
+    Leak(
+        name="noise without the sensitivity, by a wrong plan", subject="batches of one size", patch=without_sensitivity,
+        by=("accounting", "noise law"),
+    ),
+    Leak(name="replacing one example counted as adding one", subject="batches of one size", patch=replaced_with_c, by=REPLAY),
+    Leak(name="noise per micro-batch", subject="DP-SGD", patch=per_micro_batch(False), by=NOISE),
+    Leak(name="noise per micro-batch from the same seed", subject="DP-SGD", patch=per_micro_batch(True), by=NOISE),
+    Leak(name="shards draw noise from the same seed", subject="DP-SGD", patch=sharded, by=NOISE),
+    Leak(name="one bias without noise", subject="DP-SGD", patch=without_one, by=NOISE),
+    Leak(name="noise from torch's seeded generator", subject="DP-SGD", patch=stream(from_torch), by=NOISE),
+    Leak(name="the same noise at every step", subject="DP-SGD", patch=change_draw_count(the_same), by=NOISE),
+    Leak(name="Laplace noise accounted as Gaussian", subject="wide", patch=stream(laplace), by=NOISE),
+    Leak(name="noise stream repeated after a resume", subject="wide", patch=repeated_after_resume, by=NOISE),
+    Leak(
+        name="noise in parameter coordinates", subject="DP-KFC", patch=in_parameter_coordinates, by=REPLAY,
+        canaries=("stretched",),
+    ),
+    Leak(name="noise rounded to bfloat16", subject="DP-SGD", patch=rounded_to(torch.bfloat16), by=RUN),
+    Leak(name="noise rounded to float16", subject="DP-SGD in float32", patch=rounded_to(torch.float16), by=RUN),
+    Leak(name="noise on a grid of 2^-18 standard deviations", subject="DP-SGD in float32", patch=stream(on_a_grid), by=RUN),
+    Leak(name="rounded noise that is not rounded", subject="rounded noise", patch=off_the_grid, by=RUN),
+    Leak(name="tails cut off at 3.5 standard deviations", subject="DP-SGD", patch=stream(cut_off), by=RUN),
+    Leak(name="noise that repeats after 100 draws", subject="DP-SGD", patch=change_draw_count(repeating), by=RUN),
+    Leak(name="noise that weakens from step 70 on", subject="DP-SGD", patch=stream(weakening), by=RUN),
+    Leak(name="batch size in the low bits of the release", subject="DP-SGD", patch=hiding(lambda _, n: n), by=SIZES),
+    Leak(name="a hash of the sum in the low bits", subject="DP-SGD", patch=hiding(hash_of_sums), by=("low bits",)),
+    Leak(name="division by a rounded realised batch size", subject="DP-SGD", patch=divided(rounded_size), by=SIZES),
+    Leak(name="a sum divided by the realised batch size", subject="DP-SGD", patch=divided(sum_by_the_size), by=SIZES),
+    Leak(name="division by the actual batch size", subject="DP-SGD", patch=actual_size, by=REPLAY),
+]  # fmt: skip

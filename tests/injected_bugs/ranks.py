@@ -1,0 +1,115 @@
+"""Leaks between processes: two of them over gloo share every logical batch, as in distributed training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from dpkfc.audit.harness import Finding, Subject, failed, scripted, watched
+from dpkfc.audit.neighbors import SEED, distance
+from dpkfc.audit.statistics import judge_noise
+from dpkfc.distributed import Ranks
+from dpkfc.privacy.mechanism import release
+from dpkfc.privacy.rng import NoiseStream
+from dpkfc.session import Session
+from tests.injected_bugs.leak import swapped
+from tests.injected_bugs.subjects import C, canaries_of, subject_of
+from tests.ports import free_port
+
+RANKS, SUBJECT, NOISE_STEPS = 2, "DP-SGD", 60
+BATCHES = [[0, 1, 2, 3, 4], [5], [], [6, 7]]
+
+
+def shared_by_none(m: pytest.MonkeyPatch) -> None:
+    """Every rank takes the whole batch, so that each example counts once a rank."""
+    m.setattr(Ranks, "share", lambda self, indices: indices)
+
+
+def noise_of_its_own(m: pytest.MonkeyPatch) -> None:
+    """Every rank adds noise of its own to the common sum: who averages their weights averages the noise away."""
+    m.setattr(Session, "_release", lambda self, x: release(x, self.plan, self._noise, self._ledger, self._step))
+
+
+def one_seed(m: pytest.MonkeyPatch) -> None:
+    """Every rank adds its part of the noise before sums are reduced, from the same seed."""
+
+    def make(real: Any) -> Any:
+        def total(self: Ranks, tensors: Any) -> Any:
+            noise = NoiseStream.repeatable(0)
+            parts = enumerate(tensors.items())
+            own = {n: noise.normal(x.numel(), k, "float64").reshape(x.shape) for k, (n, x) in parts}
+            return real(self, {n: x + C * RANKS**-0.5 * torch.from_numpy(own[n]) for n, x in tensors.items()})
+
+        return total
+
+    swapped(m, Ranks, "sum", make)
+    m.setattr("dpkfc.privacy.mechanism.gaussian_release", lambda x, _, divisor, __: {n: y / divisor for n, y in x.items()})
+
+
+PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "no leak": lambda m: None,
+    "every rank takes the whole batch": shared_by_none,
+    "noise of its own on every rank": noise_of_its_own,
+    "noise per rank from the same seed": one_seed,
+}
+
+
+def released(subject: Subject, script: list[list[int]], seed: int | None) -> list[dict[str, torch.Tensor]]:
+    """What a session on a script releases; the examples behind the last are without a loss."""
+    canaries = canaries_of(SUBJECT).only("nothing else")
+    plan = scripted(subject.plan, script, subject.size + 1, seed=seed)
+    found = []
+    with watched(subject, plan, canaries.dataset(subject), verify=False)[0] as session:
+        for batch in session.batches():
+            session.step(batch, canaries.loss(subject))
+            found.append(dict(session.released.pop().gradients))
+    return found
+
+
+def _worker(rank: int, port: int, folder: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    for number, patch in enumerate(PATCHES.values()):
+        with pytest.MonkeyPatch.context() as m:
+            patch(m)
+            subject = subject_of(SUBJECT)
+            zero = [[subject.size] * 4 * (k % 2) for k in range(NOISE_STEPS)]
+            found = {"noise": released(subject, zero, None), "sums": released(subject, BATCHES, SEED)}
+        torch.save(found, Path(folder) / f"{number}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def run(folder: Path) -> dict[str, list[Finding]]:
+    """What is found wrong with each of `PATCHES`."""
+    mp.spawn(_worker, args=(free_port(), str(folder)), nprocs=RANKS, join=True)
+    alone = released(subject_of(SUBJECT), BATCHES, SEED)
+    results = {}
+    for number, name in enumerate(PATCHES):
+        ranks = [torch.load(folder / f"{number}-{rank}.pt", weights_only=True) for rank in range(RANKS)]
+        results[name] = failed(list(_judged(ranks, alone)))
+    return results
+
+
+def _judged(ranks: list[Any], alone: list[dict[str, torch.Tensor]]) -> Any:
+    plan = subject_of(SUBJECT).plan
+    unit = plan.expected_batch_size / plan.sensitivity
+    apart = max(distance(*pair) for kind in ranks[0] for pair in zip(*(r[kind] for r in ranks), strict=True)) * unit
+    yield Finding(
+        check="ranks agree", measured=f"{apart:.2g} × sensitivity", bound="equal to the bit", passed=apart == 0
+    )
+    moved = max(distance(*pair) for pair in zip(ranks[0]["sums"], alone, strict=True)) * unit
+    yield Finding(
+        check="one process and two", measured=f"{moved:.2g} × sensitivity", bound="equal", passed=moved < 1e-9
+    )
+    stddev = plan.stddev / plan.expected_batch_size
+    drawn = [np.concatenate([x.double().numpy().ravel() for x in one.values()]) / stddev for one in ranks[0]["noise"]]
+    yield from judge_noise(drawn)

@@ -1,0 +1,162 @@
+"""The federated study in small: arms tuned alike, controls that differ in one thing, results that are taken up again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dpkfc.app.tuning.runs import Store, StudyError
+from dpkfc.data.sampling import REPLACE_ONE
+from dpkfc.federated import FederatedConfig, FedGD, TrustedServer, federate
+from dpkfc.federated.simulation import dirichlet, iid, parts
+from dpkfc_papers import federated_study
+from dpkfc_papers.federated_study import (
+    ARMS,
+    RULES,
+    SMOKE,
+    STUDY,
+    TASKS,
+    FederatedRun,
+    loss_fn,
+    reported,
+    run_cell,
+    small_features,
+    work,
+)
+
+SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "federated_accuracy.json"
+TINY = dataclasses.replace(SMOKE, tasks=("cifar10",), epsilons=(1.0,), seeds=2, rounds=2, clients=3, trials=2)
+
+
+def hashes(study, store):
+    """Of all cells that the study is made of; an arm and a control that come to equal settings share theirs."""
+    trials = {run.hash for task in study.tasks for name in ARMS for run in study.trials_of(task, name)}
+    return trials | {run.hash for _, run in study.tests(store)}
+
+
+def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
+    features = small_features("cifar10")
+    x, y = (part.double() if part.is_floating_point() else part for part in features.train)
+
+    def trained(pieces):
+        config = FederatedConfig(
+            clients=len(pieces), rounds=4, expected_records=len(y), privacy=TrustedServer(), adjacency=REPLACE_ONE,
+            rule=FedGD(1.0),
+        )  # fmt: skip
+        head = nn.Linear(x.shape[1], features.classes).double()
+        for p in head.parameters():
+            nn.init.zeros_(p)
+        federate(config.with_noise(0.0, 1e-5), head, loss_fn, parts((x, y), pieces))
+        return torch.cat([p.detach().flatten() for p in head.parameters()])
+
+    one = trained(iid(len(y), 1))
+    for pieces in (iid(len(y), 7), dirichlet(y.numpy(), 7, 0.1, seed=3)):
+        assert torch.allclose(trained(pieces), one, rtol=0, atol=1e-12)
+
+
+def test_a_cell_that_runs_when_the_time_is_up_is_stopped_and_the_report_written(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
+    monkeypatch.setattr("dpkfc_papers.federated_study.run_cell", lambda *_: time.sleep(30))
+    started = time.monotonic()
+    page = reported(SMOKE, tmp_path, budget_minutes=0.02)
+    assert page.is_file() and time.monotonic() - started < 15
+    assert "stopped cifar10, iid, ε = 1, seed 1000" in caplog.text and "the same command goes on" in caplog.text
+
+
+def test_every_tuned_arm_has_the_same_number_of_trials_and_none_sees_the_test_set():
+    for name, arm in ARMS.items():
+        runs = STUDY.trials_of("mnist", name)
+        assert len(runs) == len({run.hash for run in runs}) == (STUDY.trials if arm.space else 0)
+        assert all(run.evaluate_on == "validation" and run.epsilon == 1.0 for run in runs)
+        assert {tuple(dict(run.settings)) for run in runs} <= {tuple(sorted(arm.space))}
+
+
+def test_curvature_is_that_of_both_sides_as_in_the_results():
+    made = RULES["dp-kfc"]({"rate": 1.0, "damping": 0.1}, small_features("mnist"))
+    assert made["preconditioner"].sides == "both"
+
+
+def test_a_control_takes_over_the_settings_and_leaves_the_second_order_out(tmp_path):
+    store = Store(tmp_path / "results.json")
+    assert STUDY.chosen(store, "cifar10", "fedgd-matched") is None
+    work(TINY, store, small_features, lambda *what: None)
+    for method, control in (("sofim", "fedgd-matched"), ("sofim-momentum", "fedavgm-matched")):
+        own, taken = (TINY.chosen(store, "cifar10", name) for name in (method, control))
+        assert own and taken and taken.items() < own.items() and set(own) - set(taken) <= {"rho", "beta"}
+    assert TINY.chosen(store, "cifar10", "paper-sofim") and TINY.chosen(store, "mnist", "paper-sofim") is None
+
+
+def test_a_finished_study_runs_nothing_and_its_report_names_every_arm(tmp_path):
+    path = tmp_path / "results.json"
+    store = Store(path)
+    work(TINY, store, small_features, lambda *what: None)
+    assert {row["hash"] for row in store} == hashes(TINY, store) and len(store) <= TINY.size
+    assert not list(TINY.cells(Store(path)))
+    text = federated_study.tables(TINY, Store(path))
+    assert all(arm.label in text for arm in ARMS.values()) and "reproduced" in text and "Dirichlet 0.5" in text
+    held = json.loads(path.read_text("utf-8"))["rows"]
+    assert all(row["epsilon"] <= row["target_epsilon"] and row["hardware"]["torch"] for row in held.values())
+    assert federated_study.figure(TINY, store, tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_the_results_file_that_is_shipped_is_of_this_study():
+    store = Store(SHIPPED)
+    assert len(store) and {row["hash"] for row in store} <= hashes(STUDY, store)
+
+
+def test_the_command_writes_a_report(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpkfc_papers.federated_study.SMOKE", TINY)
+    lines: list[str] = []
+    page = reported(TINY, tmp_path, budget_minutes=0, told=lines.append)
+    assert not lines and "Not run yet" in page.read_text("utf-8")
+    for _ in range(2):
+        assert reported(TINY, tmp_path, told=lines.append) == page
+        assert len(lines) == len(hashes(TINY, Store(tmp_path / "dp-fedsofim-results.json")))
+    assert page.read_text("utf-8").startswith("# ") and (tmp_path / "dp-fedsofim.png").exists()
+
+
+@pytest.mark.parametrize("change", [{"rule": "fedprox"}, {"partition": "by-mood"}])
+def test_what_is_unknown_is_named(change):
+    run = FederatedRun(task="cifar10", rule="fedgd", settings=(("clip", 1.0), ("rate", 1.0)), epsilon=1.0, clients=2, rounds=1)
+    with pytest.raises(StudyError, match="unknown"):
+        run_cell(dataclasses.replace(run, **change), small_features("cifar10"))
+
+
+def test_the_noise_of_the_papers_epsilon_is_worth_less_here():
+    """A server that sees the uploads of n clients sees √n times less noise than the sum has: μ, exactly."""
+    head, _, row = (line.strip("| ").split(" | ") for line in federated_study.noise(STUDY).splitlines())
+    for theirs, ours in zip(map(float, head[1:]), map(float, row[1:]), strict=True):
+        assert ours == pytest.approx(_epsilon(_mu(theirs) / STUDY.clients**0.5), rel=0.06)
+
+
+def _delta(epsilon, mu):
+    cdf = torch.distributions.Normal(0.0, 1.0).cdf
+    first, second = (cdf(torch.tensor(sign * mu / 2 - epsilon / mu, dtype=torch.float64)) for sign in (1, -1))
+    return float(first - math.exp(epsilon) * second)
+
+
+def _root(rising, low, high):
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
+    return low
+
+
+def _mu(epsilon):
+    return _root(lambda mu: _delta(epsilon, mu) - 1e-5, 0.01, 10.0)
+
+
+def _epsilon(mu):
+    return _root(lambda epsilon: 1e-5 - _delta(epsilon, mu), 0.0, 20.0)
+
+
+def test_extractors_are_trained_on_other_images_than_the_private_ones():
+    assert all(task.extractor.public.name != task.private.name for task in TASKS.values())

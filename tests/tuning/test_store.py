@@ -1,0 +1,94 @@
+"""Results survive what happens to files: every mistake is one line, and what was finished is kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from dpkfc.app.tuning.runs import Run, Store, StudyError
+from dpkfc_papers.figures import COURSE, MEAN_FIELD
+
+RUN, OTHER = Run.of("digits", "dp-sgd"), Run.of("digits", "dp-sgd", seed=1)
+
+
+def row(run=RUN, accuracy=0.5):
+    return {"run": run.describe(), "hash": run.hash, "accuracy": accuracy, "epsilon": 1.0, "steps": 3, "noise_multiplier": 1.0}
+
+
+def test_a_row_comes_back(tmp_path):
+    path = tmp_path / "deep" / "results.json"
+    with Store(path) as store:
+        store.put(RUN, row())
+    found = Store(path)
+    assert found.get(RUN)["accuracy"] == 0.5 and found.get(OTHER) is None and len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "damaged"),
+        ("[]", "no results file"),
+        (json.dumps({"kind": "dpkfc study", "version": 99, "rows": {}}), "version 99"),
+    ],
+)
+def test_a_file_that_is_none_is_named_and_left_as_it_is(tmp_path, text, says):
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(StudyError, match=says):
+        Store(path)
+    assert path.read_text() == text
+
+
+def test_a_half_written_entry_is_run_again_and_the_others_are_kept(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
+    path = tmp_path / "results.json"
+    rows = {RUN.hash: row(), OTHER.hash: {"run": OTHER.describe()}}
+    path.write_text(json.dumps({"kind": "dpkfc study", "version": 1, "rows": rows}))
+    store = Store(path)
+    assert store.get(RUN) and store.get(OTHER) is None and "1 entries are incomplete" in caplog.text
+
+
+FIGURES = {
+    COURSE: {"checkpoints": [{"step": 0, "layers": {}, "signal": {}, "density": {}}], "sizes": {"probe": 2}, "epsilon": 1.0,
+             "steps": 3},
+    MEAN_FIELD: {"networks": [{}], "contraction": [{}], "seeds": 2, "examples": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("measure", "name"), [(measure, name) for measure, held in FIGURES.items() for name in held])
+def test_a_half_written_entry_of_a_figure_is_run_again_too(tmp_path, measure, name):
+    run = Run.of("digits", "dp-kfc", measure=measure)
+    held = {"run": run.describe(), "hash": run.hash, **FIGURES[measure]}
+    for row, whole in ((held, True), ({k: v for k, v in held.items() if k != name}, False)):
+        Store(tmp_path / "results.json").put(run, row)
+        assert (Store(tmp_path / "results.json").get(run) is not None) == whole
+    if name == "checkpoints":
+        Store(tmp_path / "results.json").put(run, {**held, name: [{"step": 0}]})
+        assert Store(tmp_path / "results.json").get(run) is None
+
+
+def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch):
+    store = Store(tmp_path / "results.json")
+    store.put(RUN, row())
+
+    def full(self, text, encoding=None):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(StudyError, match=r"No space left.*goes on"):
+        store.put(OTHER, row(OTHER))
+    monkeypatch.undo()
+    assert len(Store(tmp_path / "results.json")) == 1
+
+
+def test_two_writers_do_not_share_a_study(tmp_path):
+    with (
+        Store(tmp_path / "results.json"),
+        pytest.raises(StudyError, match="another process"),
+        Store(tmp_path / "results.json"),
+    ):
+        pass
+    with Store(tmp_path / "results.json"):
+        pass
