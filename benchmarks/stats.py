@@ -93,6 +93,7 @@ def words_of(paths: list[Path]) -> int:
     total = 0
     for path in paths:
         text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+        text = re.sub(r"<!-- table: .*?<!-- end of table -->", "", text, flags=re.DOTALL)
         total += sum(len(line.split()) for line in text.splitlines() if not line.lstrip().startswith("|"))
     return total
 
