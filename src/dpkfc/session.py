@@ -30,7 +30,7 @@ from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.data.checks import check_probes
 from dpkfc.data.loading import MicroBatches, layout
 from dpkfc.data.units import units_of
-from dpkfc.distributed import RankLost, Ranks, check_alike, check_in_step
+from dpkfc.distributed import Ranks, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import At, LossFn, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
@@ -40,7 +40,8 @@ from dpkfc.postprocess.optimizers import WeightAverage
 from dpkfc.postprocess.pipeline import Chain, check_with_optimizer
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
-from dpkfc.privacy.mechanism import ClippedSum, Released, release
+from dpkfc.privacy.mechanism import ClippedSum, Released
+from dpkfc.private_step import ReleasePipeline, set_gradients
 from dpkfc.verification import public_rows
 from dpkfc.verification.examples import check_on_public_rows, checked_verify, program_of
 from dpkfc.verification.public_rows import PublicRows
@@ -251,19 +252,6 @@ def open_shared(plan: Plan, path: str | os.PathLike[str] | None, ranks: Ranks) -
     return ledger
 
 
-def count_along(ledger: Ledger, plan: Plan, step: int, releases: int) -> None:
-    """Bring the count of a process that writes no ledger to that of the first.
-
-    Args:
-        ledger: in memory.
-        plan: of the run.
-        step: in which the first process made its last release.
-        releases: that the ledger of the first process holds.
-    """
-    for _ in range(releases - ledger.count):
-        ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
-
-
 # --------------------------------------------------------------------------------------------------
 
 
@@ -332,12 +320,19 @@ class Session:
         check_with_optimizer(plan.config.postprocess, optimizer)
         self._size = MicroBatchSize(*plan.config.micro_batch)
         self._clip = plan.config.clip(layer.name for layer in self.layers)
-        self._noise, self._sampling = plan.noise_stream(), plan.sampling_stream()
-        self._ledger = open_shared(plan, ledger_path, self._ranks)
-        count_along(self._ledger, self.plan, self._step, self._ranks.from_first(lambda: self._ledger.count))
+        noise, self._sampling = plan.noise_stream(), plan.sampling_stream()
+        ledger = open_shared(plan, ledger_path, self._ranks)
         rows = plan.config.refresh_rows(self._ranks.world_size)
-        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, self._ranks, rows)
-        self._chain = Chain(plan.config.postprocess, plan.config.readout)
+        self._pipeline = ReleasePipeline(
+            plan,
+            noise,
+            ledger,
+            layers=self.layers,
+            preconditioning=Coordinates(plan.config.preconditioner, model, self.layers, self._ranks, rows),
+            postprocess=Chain(plan.config.postprocess, plan.config.readout),
+            ranks=self._ranks,
+        )
+        self._pipeline.match_release_count(self._step, self._ranks.from_first(lambda: ledger.count))
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None
         self._verify, self._public_records = checked_verify(verify), public_records
@@ -345,7 +340,7 @@ class Session:
         self._checked: set[Any] = set()
         self._unchecked = ""
         self._tally, self._weights = GradientTally(), WeightGuard(self._parameters)
-        self._first, self._others = True, self._ledger.count
+        self._first, self._others = True, self.ledger.count
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -355,9 +350,9 @@ class Session:
         Raises:
             RuntimeError: a drawn batch was not passed to `step` (leaving batches out by their content voids ε).
         """
-        if self._pending is not None and self._ledger.count < self.plan.steps:
+        if self._pending is not None and self.ledger.count < self.plan.steps:
             yield self._pending  # left behind by a loop that ended: another one in its place would have been chosen
-        while self._ledger.count < self.plan.steps:
+        while self.ledger.count < self.plan.steps:
             if self._pending is not None:
                 raise RuntimeError("the last batch was not passed to session.step(); a sampled batch may not be skipped")
             self._pending = Batch(self._step, *self._ranks.from_first(self._draw, f"batch {self._step}"))
@@ -384,42 +379,33 @@ class Session:
             ValueError: bad losses, layers or data, before anything is released.
         """
         started = time.perf_counter()
-        if self._ledger.count >= self.plan.steps:
+        if self.ledger.count >= self.plan.steps:
             raise BudgetExhausted(f"all {self.plan.steps} releases of the plan are spent (ε = {self.epsilon:.3g})")
         if batch is not self._pending:
             raise RuntimeError("pass each batch of session.batches() to session.step() once, in the order drawn")
         self._ranks.together(lambda: check_unchanged(self.model, self.layers, self._parameters, finite=self._divided))
         self._ranks.together(self._weights.check)
-        warn_of_others(self._others if self._first and self._ranks.first else 0, self._ledger.remaining)
+        warn_of_others(self._others if self._first and self._ranks.first else 0, self.ledger.remaining)
         self._average.before_step()
-        self._coordinates.refresh(self._step)
+        self._pipeline.refresh(self._step)
         run = self._ranks.in_step if self._divided else self._ranks.together
         sums, norms = run(lambda: self._clipped_sum(batch, loss_fn))
         clipped = ClippedSum(self._ranks.sum(sums), self._clip.max_grad_norm, self._clip.clipping)
         released = self._release(clipped)
         self._pending = None
-        self._coordinates.observe(released)
-        update = self._chain.apply(released, self._coordinates.metric, self.layers)
+        update = self._pipeline.make_update(released)
         self._apply(update)
         self._average.update()
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
         self._tally.add(norms)
-        if self._ledger.count >= self.plan.steps:
+        if self.ledger.count >= self.plan.steps:
             self._tally.warn()
         return record
 
     def _release(self, clipped: ClippedSum) -> Released:
-        """Charge and release on the first rank; the others receive the release and count it."""
-        make = partial(release, clipped, self.plan, self._noise, self._ledger, self._step)
-        try:
-            released = self._ranks.released(make, self._device)
-        except Exception as error:
-            if not isinstance(error, RankLost):  # it may have been charged
-                count_along(self._ledger, self.plan, self._step, self._ranks.from_first(lambda: self._ledger.count))
-            raise
-        count_along(self._ledger, self.plan, self._step, self._ledger.count + (not self._ranks.first))
-        return released
+        """Make the release of this step; audits override this method to see both."""
+        return self._pipeline.release(clipped, self._step)
 
     def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[dict[str, Tensor], Tensor]:
         """The clipped sum of this rank's units and their private norms; nothing outlives an exception in here."""
@@ -436,7 +422,7 @@ class Session:
             return clipped_sum(
                 self.model,
                 self.layers,
-                self._coordinates.metric,
+                self._pipeline.metric,
                 self._clip,
                 loss_fn=loss_fn,
                 micro_batches=zip(loaded, parts, strict=True),
@@ -456,7 +442,8 @@ class Session:
 
     def _points(self, all_of_them: bool = False) -> list[At]:
         """Where this step's gradients are taken: one point, or several that a filter combines before the clip."""
-        return [At(self._chain.displaced(self._parameters, x.ahead), x.weight) for x in self._chain.evaluations(all_of_them)]
+        chain = self._pipeline.postprocess
+        return [At(chain.displaced(self._parameters, x.ahead), x.weight) for x in chain.evaluations(all_of_them)]
 
     def _check_once(self, loss_fn: LossFn) -> None:
         """Check a loss on public rows before its first release."""
@@ -516,17 +503,16 @@ class Session:
     @property
     def preconditioner(self) -> Preconditioner | None:
         """The preconditioner in force; None before the first step, and without one."""
-        return self._coordinates.current
+        return self._pipeline.preconditioning.current
 
     # -- the optimizer -------------------------------------------------------------------------------------------------
 
     def _apply(self, released: Released) -> None:
         """Hand a release, and only a release, to the optimizer."""
         before = traces(self._parameters) if self._first else {}
-        self._chain.before_update(self._parameters)
+        self._pipeline.postprocess.before_update(self._parameters)
         self.optimizer.zero_grad(set_to_none=True)  # a gradient left on a frozen parameter is nobody's release
-        for name, parameter in self._parameters.items():
-            parameter.grad = fsdp.divided_as(released.gradients[name].to(parameter.dtype), parameter)
+        set_gradients(self._parameters, released)
         try:
             self._weights.step(self.optimizer)
         finally:
@@ -553,17 +539,17 @@ class Session:
     @property
     def steps_done(self) -> int:
         """Releases made so far, those of earlier runs on the same ledger included."""
-        return self._ledger.count
+        return self.ledger.count
 
     @property
     def epsilon(self) -> float:
         """ε of all releases in the ledger at the plan's δ."""
-        return self.plan.epsilon(self._ledger.count)
+        return self.plan.epsilon(self.ledger.count)
 
     @property
     def ledger(self) -> Ledger:
         """The privacy ledger."""
-        return self._ledger
+        return self._pipeline.ledger
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -582,19 +568,19 @@ class Session:
         """
         check_in_step(self._ranks, self._parameters, "save")
         self._ranks.together(self._weights.check)
-        self._ranks.from_first(lambda: checkpoint.keep_of_others(folder, self._others, self._ledger.contains))
+        self._ranks.from_first(lambda: checkpoint.keep_of_others(folder, self._others, self.ledger.contains))
         tensors = {"model": self._model_state()}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()
-        filters, average = self._chain.state_dict(), self._average.state_dict()
-        more = {"filters": filters, "average": average, "past": dict(self._coordinates.past)}
+        filters, average = self._pipeline.postprocess.state_dict(), self._average.state_dict()
+        more = {"filters": filters, "average": average, "past": dict(self._pipeline.preconditioning.past)}
         tensors |= {group: held for group, held in more.items() if held}
         meta = {
             "plan": self.plan.hash,
             "caveats": list(self.plan.caveats),
             "step": self._step,
-            "ledger_count": self._ledger.count,
-            "ledger_head": self._ledger.head,
+            "ledger_count": self.ledger.count,
+            "ledger_head": self.ledger.head,
             "optimizer": self.optimizer.state_dict(),
             "preconditioner_step": None if self.preconditioner is None else self.preconditioner.step,
             "extra": extra,
@@ -628,7 +614,7 @@ class Session:
         """
         tensors, meta = self._ranks.from_first(lambda: checkpoint.read_session(folder), "restore")
         checkpoint.check_run(meta, self.plan.hash, None if any_world_size else self._ranks.world_size, folder)
-        if not self._ranks.from_first(lambda: self._ledger.contains(meta["ledger_count"], meta["ledger_head"])):
+        if not self._ranks.from_first(lambda: self.ledger.contains(meta["ledger_count"], meta["ledger_head"])):
             missing = f"the ledger does not contain the {meta['ledger_count']} releases before the checkpoint {Path(folder)}"
             raise checkpoint.CheckpointError(f"{missing}; resume with the ledger of the same run")
         if self._pending is not None and meta["step"] != self._step:
@@ -643,17 +629,17 @@ class Session:
     def _load(self, tensors: dict[str, dict[str, Tensor]], meta: dict[str, Any]) -> None:
         """Take up what a checkpoint of this plan and ledger holds."""
         checkpoint.check_same_tensors(self._model_state(), tensors["model"])
-        preconditioner = self._coordinates.loaded(tensors["preconditioner"]) if "preconditioner" in tensors else None
+        preconditioner = self._pipeline.preconditioning.loaded(tensors["preconditioner"]) if "preconditioner" in tensors else None
         checkpoint.load_optimizer(self.optimizer, fsdp.divided_optimizer_state(self.optimizer, meta["optimizer"]))
-        self._chain.load_state_dict(self._here(tensors.get("filters", {})))
-        self._coordinates.past = self._here(tensors.get("past", {}))
+        self._pipeline.postprocess.load_state_dict(self._here(tensors.get("filters", {})))
+        self._pipeline.preconditioning.past = self._here(tensors.get("past", {}))
         self._average.load_state_dict(self._here(tensors.get("average", {})))
         self.model.load_state_dict(fsdp.divided_state(tensors["model"], self.model) | meta.get("plain", {}), strict=False)
         if "torch_rng" in meta:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
         self._weights.accept()
-        self._coordinates.current = preconditioner
+        self._pipeline.preconditioning.current = preconditioner
         self._step, self._others = meta["step"], 0  # a batch that was drawn for it stays to be passed to `step`
 
     @property
@@ -666,7 +652,7 @@ class Session:
     def close(self) -> None:
         """Close the ledger and the loader; the session cannot step afterwards."""
         self._tally.warn()
-        self._ledger.close()
+        self.ledger.close()
         self._loader.close()
 
     def __enter__(self) -> Session:

@@ -35,7 +35,9 @@ def shared_by_none(m: pytest.MonkeyPatch) -> None:
 
 def noise_of_its_own(m: pytest.MonkeyPatch) -> None:
     """Every rank adds noise of its own to the common sum: who averages their weights averages the noise away."""
-    m.setattr(Session, "_release", lambda self, x: release(x, self.plan, self._noise, self._ledger, self._step))
+    m.setattr(
+        Session, "_release", lambda self, x: release(x, self.plan, self._pipeline.noise, self.ledger, self._step)
+    )
 
 
 def one_seed(m: pytest.MonkeyPatch) -> None:

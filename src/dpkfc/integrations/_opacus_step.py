@@ -37,7 +37,8 @@ from dpkfc.integrations._opacus_loader import Drawn
 from dpkfc.postprocess.pipeline import Chain
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
-from dpkfc.privacy.mechanism import ClippedSum, release
+from dpkfc.privacy.mechanism import ClippedSum
+from dpkfc.private_step import ReleasePipeline, set_gradients
 from dpkfc.rng_state import kept_numbers, renew
 from dpkfc.session import GradientTally
 from dpkfc.tracking.axes import Unknown
@@ -261,8 +262,15 @@ class PrivateStep:
     ) -> None:
         self.plan, self.model, self.optimizer, self.ledger = plan, model, optimizer, ledger
         self.layers = find_layers(model)
-        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, rows=plan.config.refresh_rows())
-        self._chain = Chain((), plan.config.readout)  # make_private takes no filters
+        rows = plan.config.refresh_rows()
+        self._pipeline = ReleasePipeline(
+            plan,
+            plan.noise_stream(),
+            ledger,
+            layers=self.layers,
+            preconditioning=Coordinates(plan.config.preconditioner, model, self.layers, rows=rows),
+            postprocess=Chain((), plan.config.readout),  # make_private takes no filters
+        )
         self.step = self._before = ledger.count
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
@@ -270,7 +278,6 @@ class PrivateStep:
         if source is not None:
             check_probes(plan.config.preconditioner, source.dataset)
         self._clip = plan.config.clip(layer.name for layer in self.layers)
-        self._noise = plan.noise_stream()
         self._reduction = loss_reduction
         self._verify, self._source = verify, source
         self._exact: Unknown | None = None
@@ -508,8 +515,8 @@ class PrivateStep:
             )
         if drawn.first:
             check_finite(self.layers)
-            self._coordinates.refresh(self.step)  # of the probe, released weights, releases and the step only
-            self._summer = ClippedSummer(self.layers, self._coordinates.metric, self._clip)
+            self._pipeline.refresh(self.step)  # of the probe, released weights, releases and the step only
+            self._summer = ClippedSummer(self.layers, self._pipeline.metric, self._clip)
         assert self._summer is not None
         for norms in recording.add_to(self._summer):
             self._tally.add(norms)
@@ -538,13 +545,10 @@ class PrivateStep:
     def _release(self, summer: ClippedSummer) -> None:
         clipped = ClippedSum(summer.result(), self._clip.max_grad_norm, self._clip.clipping)
         self._summer = None
-        released = release(clipped, self.plan, self._noise, self.ledger, self.step)
-        self._coordinates.observe(released)
-        handed = self._chain.apply(released, self._coordinates.metric, self.layers)
+        update = self._pipeline.make_update(self._pipeline.release(clipped, self.step))
         self.step += 1
         factor = 1.0 if self._reduction == "mean" else float(self.plan.expected_batch_size)
-        for name, p in self._parameters.items():
-            p.grad = (handed.gradients[name] * factor).to(p.dtype)
+        set_gradients(self._parameters, update, scale=factor)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._clear()
@@ -554,7 +558,7 @@ class PrivateStep:
     @property
     def preconditioner(self) -> Preconditioner | None:
         """The preconditioner in force; None before the first step, and without one."""
-        return self._coordinates.current
+        return self._pipeline.preconditioning.current
 
     # -- care -----------------------------------------------------------------------------------------------
 
