@@ -77,7 +77,7 @@ class RankLost(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Ranks:
+class DistributedContext:
     """The processes that share a logical batch.
 
     All of them call the same methods in the same order, each of which waits for the others.
@@ -94,7 +94,7 @@ class Ranks:
     world_size: int = 1
 
     @classmethod
-    def current(cls) -> Ranks:
+    def current(cls) -> DistributedContext:
         """The default process group, or a single process where none was initialised.
 
         Raises:
@@ -113,15 +113,15 @@ class Ranks:
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
-    def first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this process draws batches, writes the ledger and adds noise."""
         return self.rank == 0
 
-    def share(self, indices: Any) -> Any:
+    def shard(self, indices: Any) -> Any:
         """This rank's part of a logical batch; the parts of all ranks are disjoint and complete."""
-        return self.shares(indices)[self.rank]
+        return self.shards(indices)[self.rank]
 
-    def shares(self, indices: Any) -> list[Any]:
+    def shards(self, indices: Any) -> list[Any]:
         """The parts of all ranks."""
         return [indices[rank :: self.world_size] for rank in range(self.world_size)]
 
@@ -137,9 +137,9 @@ class Ranks:
         flat = _flat(tensors, torch.float64 if wide.item() else torch.float32)
         with _answered():
             dist.reduce(flat, dst=0)
-        return _unflat(flat if self.first else flat.zero_(), tensors)  # which holds a part of the sum there
+        return _unflat(flat if self.is_rank0 else flat.zero_(), tensors)  # which holds a part of the sum there
 
-    def spread(self, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         """The first rank's tensors on every rank, in one broadcast.
 
         Args:
@@ -149,7 +149,7 @@ class Ranks:
         """
         if self.world_size == 1:
             return dict(tensors)
-        if self.first:
+        if self.is_rank0:
             flat = _flat({n: tensors[n] for n in like}, _widest(like))
         else:
             flat = torch.empty(sum(t.numel() for t in like.values()), dtype=_widest(like), device=device)
@@ -159,7 +159,7 @@ class Ranks:
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    def together(self, work: Callable[[], T]) -> T:
+    def run_on_all(self, work: Callable[[], T]) -> T:
         """Do a piece of work on every rank; if it fails anywhere, raise everywhere.
 
         Raises:
@@ -180,7 +180,7 @@ class Ranks:
             self._fail(error)
         return result[0]
 
-    def in_step(self, work: Callable[[], T]) -> T:
+    def run_collective(self, work: Callable[[], T]) -> T:
         """A piece of work that every rank does alike, and that is an exchange itself: passes through a divided model.
 
         An error is raised where it arises; ranks without it wait in the middle of a pass, and cannot be told.
@@ -196,13 +196,13 @@ class Ranks:
             raise
 
     def _fail(self, error: Exception | None) -> None:
-        texts = self.everyone(None if error is None else f"{type(error).__name__}: {error}")
+        texts = self.all_gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
         rank = next(i for i, text in enumerate(texts) if text is not None)
         raise RuntimeError(f"another process failed, rank {rank}, so nothing was released. It says: {texts[rank]}")
 
-    def from_first(self, decide: Callable[[], T], what: str = "") -> T:
+    def broadcast_from_rank0(self, decide: Callable[[], T], what: str = "") -> T:
         """The result of a piece of work done on the first rank alone, sent to all; its error is raised everywhere.
 
         Args:
@@ -213,7 +213,7 @@ class Ranks:
             return decide()
         message: list[Any] = [what, None, None]
         failure: Exception | None = None
-        if self.first:
+        if self.is_rank0:
             try:
                 message[1] = decide()
             except Exception as error:
@@ -229,8 +229,8 @@ class Ranks:
             raise failure or message[2]
         return message[1]
 
-    def released(self, make: Callable[[], R], device: torch.device) -> R:
-        """`from_first` for a value with tensors in a field `gradients`, which travel in one broadcast; `device`: to where."""
+    def broadcast_release(self, make: Callable[[], R], device: torch.device) -> R:
+        """`broadcast_from_rank0` for a value with tensors in a field `gradients`, which travel in one broadcast; `device`: to where."""
         if self.world_size == 1:
             return make()
         made: list[R] = []
@@ -239,9 +239,9 @@ class Ranks:
             made.append(make())
             return replace(made[0], gradients={n: x.to("meta") for n, x in made[0].gradients.items()})
 
-        value = self.from_first(decide, "release")
+        value = self.broadcast_from_rank0(decide, "release")
         tensors = made[0].gradients if made else {}
-        return replace(value, gradients=self.spread(tensors, value.gradients, device))
+        return replace(value, gradients=self.broadcast_tensors(tensors, value.gradients, device))
 
     def any(self, flag: bool) -> bool:
         """Whether a flag is set on one rank or more."""
@@ -252,7 +252,7 @@ class Ranks:
             dist.all_reduce(found, dist.ReduceOp.MAX)
         return bool(found.item())
 
-    def everyone(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The values of all ranks, in their order."""
         if self.world_size == 1:
             return [value]
@@ -270,7 +270,7 @@ class Ranks:
             dist.gather_object(value, found, dst=to)
         return found
 
-    def agree(self, describe: Callable[[], Mapping[str, tuple[str, Any]]], advice: Callable[[str], str] = lambda _: "") -> None:
+    def check_consistent(self, describe: Callable[[], Mapping[str, tuple[str, Any]]], advice: Callable[[str], str] = lambda _: "") -> None:
         """Raise on every rank, with the same message, unless all describe themselves alike.
 
         Args:
@@ -283,7 +283,7 @@ class Ranks:
         """
         if self.world_size == 1:
             return
-        first, *others = self.everyone(dict(self.together(describe)))
+        first, *others = self.all_gather(dict(self.run_on_all(describe)))
         for rank, other in enumerate(others, 1):
             for name in dict.fromkeys([*first, *other]):
                 mine, theirs = first.get(name, _ABSENT), other.get(name, _ABSENT)
@@ -377,7 +377,7 @@ def advice(name: str) -> str:
 
 
 def check_alike(
-    ranks: Ranks,
+    ranks: DistributedContext,
     plan: str,
     model: nn.Module,
     optimizer: Any,
@@ -405,15 +405,15 @@ def check_alike(
     reshard(model)
     if ranks.world_size == 1:
         return
-    seen = ranks.everyone(ranks.together(lambda: _some_records(record, records)))
+    seen = ranks.all_gather(ranks.run_on_all(lambda: _some_records(record, records)))
     drawn = {name for of in seen for name, digest in of.items() if not digest}
     some = {name: digest for name, digest in seen[ranks.rank].items() if name not in drawn}
     divided = any(is_divided(p) for p in model.parameters())
     counts = {name: (repr(value), None) for name, value in (passes or {}).items() if divided}
-    ranks.agree(lambda: {**_description(plan, model, optimizer, records), **counts, "some records": ("", some)}, advice)
+    ranks.check_consistent(lambda: {**_description(plan, model, optimizer, records), **counts, "some records": ("", some)}, advice)
 
 
-def check_in_step(ranks: Ranks, parameters: Mapping[str, Tensor], what: str) -> None:
+def check_in_step(ranks: DistributedContext, parameters: Mapping[str, Tensor], what: str) -> None:
     """Raise on every process where released parameters are not the same to the bit on all of them.
 
     Args:
@@ -424,8 +424,8 @@ def check_in_step(ranks: Ranks, parameters: Mapping[str, Tensor], what: str) -> 
     Raises:
         RuntimeError: naming a rank and a parameter.
     """
-    ranks.from_first(lambda: None, what)
-    ranks.agree(lambda: _bit_sums(parameters), advice)
+    ranks.broadcast_from_rank0(lambda: None, what)
+    ranks.check_consistent(lambda: _bit_sums(parameters), advice)
 
 
 def _refuse_wrapped(model: nn.Module) -> None:

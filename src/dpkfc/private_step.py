@@ -13,7 +13,7 @@ from functools import partial
 
 from torch import Tensor
 
-from dpkfc.distributed import RankLost, Ranks
+from dpkfc.distributed import DistributedContext, RankLost
 from dpkfc.fsdp import divided_as
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
@@ -23,7 +23,7 @@ from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, MechanismPlan, Released, release
 from dpkfc.privacy.rng import NoiseStream
 
-_SINGLE_PROCESS = Ranks()
+_SINGLE_PROCESS = DistributedContext()
 
 
 class ReleasePipeline:
@@ -52,7 +52,7 @@ class ReleasePipeline:
         layers: Sequence[Layer],
         preconditioning: Coordinates,
         postprocess: Chain,
-        ranks: Ranks = _SINGLE_PROCESS,
+        ranks: DistributedContext = _SINGLE_PROCESS,
     ) -> None:
         self.plan = plan
         self.noise = noise
@@ -89,14 +89,14 @@ class ReleasePipeline:
             return make()
         device = next(iter(clipped.tensors.values())).device
         try:
-            released = self._ranks.released(make, device)
+            released = self._ranks.broadcast_release(make, device)
         except RankLost:
             raise
         except Exception:
             # The first process may have charged the ledger before it failed.
-            self.match_release_count(step, self._ranks.from_first(lambda: self.ledger.count))
+            self.match_release_count(step, self._ranks.broadcast_from_rank0(lambda: self.ledger.count))
             raise
-        if not self._ranks.first:
+        if not self._ranks.is_rank0:
             self.match_release_count(step, self.ledger.count + 1)
         return released
 

@@ -30,7 +30,7 @@ from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.data.checks import check_probes
 from dpkfc.data.loading import MicroBatches, layout
 from dpkfc.data.units import units_of
-from dpkfc.distributed import Ranks, check_alike, check_in_step
+from dpkfc.distributed import DistributedContext, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import At, LossFn, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
@@ -215,7 +215,7 @@ def check_dataset(dataset: Any) -> None:
 # does not hold.
 
 
-def open_shared(plan: Plan, path: str | os.PathLike[str] | None, ranks: Ranks) -> Ledger:
+def open_shared(plan: Plan, path: str | os.PathLike[str] | None, ranks: DistributedContext) -> Ledger:
     """The ledger on the first process, one in memory on the others.
 
     After a restart another host may be the first, and find nothing under a path where its predecessor had written: the budget
@@ -225,12 +225,12 @@ def open_shared(plan: Plan, path: str | os.PathLike[str] | None, ranks: Ranks) -
         LedgerError: another process finds releases under this path that the first does not; before anything is spent.
         ValueError: as `Plan.open_ledger`.
     """
-    ledger = ranks.together(lambda: plan.open_ledger(path if ranks.first else None))
-    if ranks.world_size == 1 or ranks.everyone(path) == [None] * ranks.world_size:
+    ledger = ranks.run_on_all(lambda: plan.open_ledger(path if ranks.is_rank0 else None))
+    if ranks.world_size == 1 or ranks.all_gather(path) == [None] * ranks.world_size:
         return ledger
 
     def found() -> tuple[int, str]:
-        if path is None or ranks.first or not Path(path).is_file() or not Path(path).stat().st_size:
+        if path is None or ranks.is_rank0 or not Path(path).is_file() or not Path(path).stat().st_size:
             return 0, ""
         own = verify(path)
         return len(own.releases), own.heads[len(own.releases)]
@@ -244,8 +244,8 @@ def open_shared(plan: Plan, path: str | os.PathLike[str] | None, ranks: Ranks) -
                 )
 
     try:
-        known = ranks.everyone(ranks.together(found))
-        ranks.from_first(check, "ledger")
+        known = ranks.all_gather(ranks.run_on_all(found))
+        ranks.broadcast_from_rank0(check, "ledger")
     except BaseException:
         ledger.close()
         raise
@@ -303,7 +303,7 @@ class Session:
         public_records: Sequence[Any] | None = None,
     ) -> None:
         self.plan, self.model, self.optimizer = plan, model, optimizer
-        self._ranks, self._step = Ranks.current(), 0
+        self._ranks, self._step = DistributedContext.current(), 0
         check_dataset(dataset)
         self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
         passes = {n: getattr(plan.config, n) for n in ("max_physical_batch_size", "pad_to_multiple")} | {"verify": verify}
@@ -332,7 +332,7 @@ class Session:
             postprocess=Chain(plan.config.postprocess, plan.config.readout),
             ranks=self._ranks,
         )
-        self._pipeline.match_release_count(self._step, self._ranks.from_first(lambda: ledger.count))
+        self._pipeline.match_release_count(self._step, self._ranks.broadcast_from_rank0(lambda: ledger.count))
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None
         self._verify, self._public_records = checked_verify(verify), public_records
@@ -355,7 +355,7 @@ class Session:
         while self.ledger.count < self.plan.steps:
             if self._pending is not None:
                 raise RuntimeError("the last batch was not passed to session.step(); a sampled batch may not be skipped")
-            self._pending = Batch(self._step, *self._ranks.from_first(self._draw, f"batch {self._step}"))
+            self._pending = Batch(self._step, *self._ranks.broadcast_from_rank0(self._draw, f"batch {self._step}"))
             yield self._pending
 
     def _draw(self) -> tuple[Any, Any]:
@@ -383,12 +383,12 @@ class Session:
             raise BudgetExhausted(f"all {self.plan.steps} releases of the plan are spent (ε = {self.epsilon:.3g})")
         if batch is not self._pending:
             raise RuntimeError("pass each batch of session.batches() to session.step() once, in the order drawn")
-        self._ranks.together(lambda: check_unchanged(self.model, self.layers, self._parameters, finite=self._divided))
-        self._ranks.together(self._weights.check)
-        warn_of_others(self._others if self._first and self._ranks.first else 0, self.ledger.remaining)
+        self._ranks.run_on_all(lambda: check_unchanged(self.model, self.layers, self._parameters, finite=self._divided))
+        self._ranks.run_on_all(self._weights.check)
+        warn_of_others(self._others if self._first and self._ranks.is_rank0 else 0, self.ledger.remaining)
         self._average.before_step()
         self._pipeline.refresh(self._step)
-        run = self._ranks.in_step if self._divided else self._ranks.together
+        run = self._ranks.run_collective if self._divided else self._ranks.run_on_all
         sums, norms = run(lambda: self._clipped_sum(batch, loss_fn))
         clipped = ClippedSum(self._ranks.sum(sums), self._clip.max_grad_norm, self._clip.clipping)
         released = self._release(clipped)
@@ -410,10 +410,10 @@ class Session:
     def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[dict[str, Tensor], Tensor]:
         """The clipped sum of this rank's units and their private norms; nothing outlives an exception in here."""
         self._check_once(loss_fn)
-        drawn = np.asarray(self._ranks.share(batch.drawn))
+        drawn = np.asarray(self._ranks.shard(batch.drawn))
         config, points = self.plan.config, self._points()
         records, views = drawn[drawn >= 0], config.augmentations
-        shares = self._ranks.shares(batch.drawn) if self._divided else []
+        shares = self._ranks.shards(batch.drawn) if self._divided else []
 
         def attempt(rows: Any, bound: int | None, multiple: int | None, at: list[At]) -> tuple[dict[str, Tensor], Tensor]:
             own, *others = (layout(x, bound, multiple, config.unit_reduction, views) for x in (rows, *shares))
@@ -567,8 +567,8 @@ class Session:
             CheckpointError: a folder that cannot be written, holds other files, or a checkpoint that was not gone on from.
         """
         check_in_step(self._ranks, self._parameters, "save")
-        self._ranks.together(self._weights.check)
-        self._ranks.from_first(lambda: checkpoint.keep_of_others(folder, self._others, self.ledger.contains))
+        self._ranks.run_on_all(self._weights.check)
+        self._ranks.broadcast_from_rank0(lambda: checkpoint.keep_of_others(folder, self._others, self.ledger.contains))
         tensors = {"model": self._model_state()}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()
@@ -588,9 +588,9 @@ class Session:
         meta |= {"world_size": self._ranks.world_size} if self._ranks.world_size > 1 else {}
         meta |= {"plain": plain} if (plain := checkpoint.plain_entries(self.model.state_dict())) else {}
         if self.plan.test_mode:  # bit for bit, dropout included; elsewhere a run goes on with whatever torch draws
-            meta["torch_rng"] = torch.cat(self._ranks.everyone(torch.get_rng_state()))
-        held, told = fsdp.whole((tensors, meta), keep=self._ranks.first)
-        self._ranks.from_first(lambda: checkpoint.write(folder, held, told))
+            meta["torch_rng"] = torch.cat(self._ranks.all_gather(torch.get_rng_state()))
+        held, told = fsdp.whole((tensors, meta), keep=self._ranks.is_rank0)
+        self._ranks.broadcast_from_rank0(lambda: checkpoint.write(folder, held, told))
 
     def _model_state(self) -> dict[str, Tensor]:
         return fsdp.model_state(self.model) if self._divided else checkpoint.unique_tensors(self.model.state_dict())
@@ -612,9 +612,9 @@ class Session:
             CheckpointError: damaged, of another plan, model, optimizer, ledger or number of processes; nothing is loaded then.
             RuntimeError: a drawn batch waits for `step`, and the checkpoint is of another step.
         """
-        tensors, meta = self._ranks.from_first(lambda: checkpoint.read_session(folder), "restore")
+        tensors, meta = self._ranks.broadcast_from_rank0(lambda: checkpoint.read_session(folder), "restore")
         checkpoint.check_run(meta, self.plan.hash, None if any_world_size else self._ranks.world_size, folder)
-        if not self._ranks.from_first(lambda: self.ledger.contains(meta["ledger_count"], meta["ledger_head"])):
+        if not self._ranks.broadcast_from_rank0(lambda: self.ledger.contains(meta["ledger_count"], meta["ledger_head"])):
             missing = f"the ledger does not contain the {meta['ledger_count']} releases before the checkpoint {Path(folder)}"
             raise checkpoint.CheckpointError(f"{missing}; resume with the ledger of the same run")
         if self._pending is not None and meta["step"] != self._step:
@@ -623,7 +623,7 @@ class Session:
                 f"{meta['step']} into a new session"
             )
         with checkpoint.fitting(folder):
-            self._ranks.together(lambda: self._load(tensors, meta))
+            self._ranks.run_on_all(lambda: self._load(tensors, meta))
         return meta["extra"]
 
     def _load(self, tensors: dict[str, dict[str, Tensor]], meta: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.distributed import Ranks
+from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipping import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations._opacus_loader import Draws, PrivateLoader, check_loader
@@ -363,7 +363,7 @@ def attached(plan: Plan, parts: Parts, options: Options, limit: int | None) -> t
 
 def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
     """Number of examples, once the three objects are of a kind that can be made private, in one process."""
-    if (processes := Ranks.current().world_size) > 1:
+    if (processes := DistributedContext.current().world_size) > 1:
         raise ValueError(
             f"this script runs in {processes} processes, each of which would train alone on all data, and together they would "
             f"spend {processes} times the budget; run it in one, or use dpkfc.Session, which shares each batch over them"
