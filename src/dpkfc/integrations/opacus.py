@@ -37,7 +37,7 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipping import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.integrations._opacus_loader import Draws, PrivateLoader, check_loader
+from dpkfc.integrations._opacus_loader import LogicalBatchSampler, PrivateLoader, check_loader
 from dpkfc.integrations._opacus_step import PrivateStep
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.ledger import Ledger
@@ -356,7 +356,7 @@ def attached(plan: Plan, parts: Parts, options: Options, limit: int | None) -> t
             plan, module, optimizer, ledger, loss_reduction=options.loss_reduction, verify=options.verify, source=source,
         )  # fmt: skip
         undo.callback(step.close)
-        loader = PrivateLoader(source, Draws(plan, _length(options, source, plan.dataset_size)), step)
+        loader = PrivateLoader(source, LogicalBatchSampler(plan, _length(options, source, plan.dataset_size)), step)
         undo.pop_all()
     return step, loader
 
