@@ -381,8 +381,8 @@ def _rank_lost(error: Exception) -> RankLost:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     reason = reason.split(". This is typically")[0][:300]
     return RankLost(
-        "another process of the group died or did not answer in time; restart all processes from "
-        f"the last checkpoint (docs/how-to-distributed.md). The backend says: {reason}"
+        "another process of the group died or did not answer in time; start all processes again and "
+        f"restore the last checkpoint (docs/how-to-distributed.md). The backend says: {reason}"
     )
 
 
