@@ -78,7 +78,7 @@ def is_begun(config: RunConfig, ranks: DistributedContext) -> bool:
                 f"run folder {config.out} holds a run of other settings: give those of its config.toml to continue it; another "
                 "--out begins a second run, with a budget of its own"
             )
-        return True, not checkpoint.is_there(folder.checkpoint) and not _spent(folder)
+        return True, not checkpoint.exists(folder.checkpoint) and not _spent(folder)
 
     seen = ranks.all_gather(ranks.run_on_all(begun))
     if len(set(seen)) > 1:
