@@ -225,9 +225,8 @@ def check_dataset(dataset: Any) -> None:
         )
     if hasattr(dataset, "iloc"):
         raise ValueError(
-            f"a {kind} is indexed by its columns, not by its records; pass tensors: "
-            "(torch.as_tensor(frame[features].to_numpy(), dtype=torch.float32), "
-            "torch.as_tensor(frame[label].to_numpy()))"
+            f"a {kind} is indexed by its columns, not by its records; pass a tuple of tensors, each "
+            "torch.as_tensor(frame[columns].to_numpy())"
         )
     is_mapping = isinstance(dataset, Mapping)
     if is_mapping and not all(isinstance(key, int) for key in dataset):

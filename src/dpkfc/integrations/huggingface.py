@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -39,10 +39,6 @@ from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
 from dpkfc.memory import is_out_of_memory
 from dpkfc.session import Session
 from dpkfc.verification import public_rows
-
-if TYPE_CHECKING:
-    pass
-
 
 # --------------------------------------------------------------------------------------------------
 # Which of `transformers.TrainingArguments` a private run can keep, and which contradict its plan.
@@ -415,8 +411,8 @@ class ModelLoss:
                 return (wide - targets).square().mean(1)
             return F.binary_cross_entropy_with_logits(wide, targets, reduction="none").mean(1)
         raise ValueError(
-            f"labels {tuple(labels.shape)} and logits {tuple(logits.shape)} of {self._name} are of no known task; pass "
-            "per_example_loss=, a function of (model, inputs) that returns one loss per example"
+            f"labels {tuple(labels.shape)} and logits {tuple(logits.shape)} of {self._name} are of no "
+            "known task; pass per_example_loss=, a function of (model, inputs)"
         )
 
     @torch.no_grad()
@@ -450,15 +446,18 @@ class ModelLoss:
             if own is None or logits is None or not bool(torch.isfinite(own)):
                 continue
             choices = (False, True) if logits.dim() == 3 and logits.shape[1] > 1 else (False,)
-            mine = {shifted: self._of_logits(logits, single["labels"], shifted, 0.0).sum() for shifted in choices}
-            same = [k for k, loss in mine.items() if float((loss - own).abs()) <= 1e-3 * float(own.abs()) + 1e-5]
-            if not same:
+            tolerance = 1e-3 * float(own.abs()) + 1e-5
+            matching = []
+            for shifted in choices:
+                loss = self._of_logits(logits, single["labels"], shifted, 0.0).sum()
+                if float((loss - own).abs()) <= tolerance:
+                    matching.append(shifted)
+            if not matching:
                 raise ValueError(
-                    f"{self._name} computes another loss than the cross-entropy of its logits and labels (several heads, an "
-                    "auxiliary loss, class weights?); pass per_example_loss=, a function of (model, inputs) that returns "
-                    "one loss per example"
+                    f"{self._name} computes another loss than the cross-entropy of its logits and labels; "
+                    "pass per_example_loss=, a function of (model, inputs)"
                 )
-            self._shifted = same[0]
+            self._shifted = matching[0]
             return
         if logits is None and failed is not None:
             text = str(failed).splitlines()[0][:60] if str(failed) else type(failed).__name__
@@ -564,9 +563,8 @@ def _public_singles(record: Any, collate: AsDict) -> Iterator[dict[str, Any]]:
 def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> None:
     if folder is None and session.steps_done:
         raise ValueError(
-            f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier run; continue it with "
-            "resume_from_checkpoint=True, or choose another output_dir for a run with a budget of its own (what was spent "
-            "here stays spent)"
+            f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier run; "
+            "continue with resume_from_checkpoint=True, or choose another output_dir"
         )
     handler, plan = trainer.callback_handler, trainer.plan
     exported = [x for x in [*handler.callbacks, trainer.control] if isinstance(x, ExportableState)]
