@@ -111,7 +111,7 @@ def prepare(model: nn.Module, world_size: int, *, automatic: bool = False) -> bo
                 if whole.dtype != p.dtype:
                     raise _refusal(
                         names[id(p)],
-                        f"is {p.dtype} and computed with in {whole.dtype} (MixedPrecisionPolicy)",
+                        f"is computed with in {whole.dtype} and kept in {p.dtype} (mp_policy)",
                     )
                 _gathered[p] = whole
                 _gathered_by[module] = ref(unit)
@@ -153,7 +153,7 @@ def refuse_layers(layers: Iterable[Layer]) -> None:
         if any(_units(module) for module in layer.modules):
             kind = type(layer.module).__name__
             raise ValueError(
-                f"fully_shard was applied to '{layer.display_name}' ({kind}) or inside, which runs "
+                f"fully_shard was applied to the module '{layer.display_name}' ({kind}), which runs "
                 "again for single examples; apply fully_shard to modules around it"
             )
 
