@@ -1,4 +1,4 @@
-"""The settings of a private run, checked when they are made, and the one place where they become a plan."""
+"""Hold the settings of a private run, check them, and turn them into a plan."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one private run does and costs. Make it with `PrivacyConfig.calibrate` or `PrivacyConfig.with_noise`.
+    """A fixed description of one private run and its cost. Make it with `PrivacyConfig.calibrate` or `PrivacyConfig.with_noise`.
 
     Everything in it is public, the number of examples included.
 
@@ -93,12 +93,12 @@ class Plan:
 
     @property
     def expected_batch_size(self) -> int:
-        """The one divisor of every noisy sum; public, and never the size of a batch that was drawn."""
+        """The public divisor of every noisy sum, which does not depend on the sampled batch."""
         return self.config.expected_batch_size
 
     @property
     def sensitivity(self) -> float:
-        """Largest change of the clipped sum between neighbouring datasets, in the coordinates of the noise.
+        """Largest change of the clipped sum between neighbouring datasets, in the preconditioned space.
 
         That of the sum as it is rounded, where the noise is.
         """
@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def privacy_unit(self) -> str:
-        """What is added, removed or replaced between neighbouring datasets."""
+        """The unit that neighbouring datasets differ in."""
         most = self.config.max_records_per_unit
         if most is None:
             return "one example"
@@ -145,7 +145,7 @@ class Plan:
 
     @property
     def certified(self) -> bool:
-        """Whether ε is a guarantee of what is run: there is noise, it is secret, and the event fits the sampler."""
+        """Whether ε is valid: the noise is positive and secret, and the event fits the sampler."""
         return not self.caveats
 
     @property
@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Why this run has no certified guarantee, one sentence each; empty where it has."""
+        """The reasons why this run has no certified guarantee, one sentence each."""
         told = vacuous(self.delta, self.dataset_size)
         return tuple(
             text
@@ -179,7 +179,7 @@ class Plan:
         return EpsilonCurve(self.event, self.delta, self.neighbouring_relation, self.accountant, horizon=self.steps)
 
     def epsilon(self, steps: int | None = None) -> float:
-        """ε after a number of releases, by default all the planned ones; infinite without noise.
+        """Return ε after a number of releases, by default all planned ones; infinite without noise.
 
         A plan without a certified guarantee warns once that this number is none.
 
@@ -191,12 +191,12 @@ class Plan:
 
     @cached_property
     def _warn_once(self) -> None:
-        """Without noise ε is infinite, which needs no warning."""
+        """Warn that ε is not valid; without noise it is infinite and needs no warning."""
         if self.caveats and self.noise_multiplier > 0:
             warnings.warn(f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=4)
 
     def cross_check(self) -> dict[str, float | None]:
-        """ε of the whole run by PLD (None where it does not apply) and by RDP.
+        """Return ε of the whole run by PLD (None if it does not apply) and by RDP.
 
         Raises:
             ValueError: the two contradict each other.
@@ -204,7 +204,7 @@ class Plan:
         return accounting.cross_check(self.event, self.steps, self.delta, self.neighbouring_relation)
 
     def check_accounting(self) -> None:
-        """Refuse a plan whose ε is in dispute; done before a ledger is opened, so that nothing is charged.
+        """Refuse a plan whose ε is in dispute, before a ledger is opened and charged.
 
         A plan without a certified guarantee claims no ε that could be wrong.
 
@@ -215,7 +215,7 @@ class Plan:
             accounting.check_before_a_run(self.event, self.steps, self.delta, self.neighbouring_relation)
 
     def open_ledger(self, path: str | os.PathLike[str] | None) -> Ledger:
-        """The ledger of a run of this plan, in memory where there is no path.
+        """Open the ledger of a run of this plan, in memory without a path.
 
         Raises:
             ValueError: as `check_accounting`.
@@ -242,17 +242,17 @@ class Plan:
         }
 
     def noise_stream(self) -> NoiseStream:
-        """A new noise stream: secure, or repeatable in test mode."""
+        """Return a new noise stream: secure, or repeatable in test mode."""
         seed = self.config.test_mode_seed
         return NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
 
     def sampling_stream(self) -> SamplingStream:
-        """A new stream for the sampler: secure, or repeatable in test mode."""
+        """Return a new stream for the sampler: secure, or repeatable in test mode."""
         seed = self.config.test_mode_seed
         return SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
 
     def draw(self, step: int, stream: SamplingStream) -> NDArray[np.int64]:
-        """Indices of the examples of one logical batch, possibly none."""
+        """Return the indices of the examples of one logical batch, possibly none."""
         return self.sampler.indices(step, self.generator(step, stream))
 
     def generator(self, step: int, stream: SamplingStream) -> np.random.Generator:
@@ -552,7 +552,7 @@ class PrivacyConfig:
         return self.accountant or ("rdp" if self.sampler == "fixed" else "pld")
 
     def calibrate(self, epsilon: float, delta: float, dataset_size: int) -> Plan:
-        """The plan with the least noise whose ε is at most the target.
+        """Return the plan with the least noise whose ε is at most the target.
 
         Args:
             epsilon: target ε > 0 of the whole run.
@@ -576,7 +576,7 @@ class PrivacyConfig:
         return self._plan(sampler, steps, noise_multiplier, delta, epsilon)
 
     def with_noise(self, noise_multiplier: float, delta: float, dataset_size: int) -> Plan:
-        """The plan with a given noise multiplier; 0 means no noise, no privacy and an infinite ε.
+        """Return the plan with a given noise multiplier; 0 means no noise and an infinite ε.
 
         Args:
             noise_multiplier: standard deviation of the noise over the sensitivity, >= 0.
@@ -624,7 +624,7 @@ class PrivacyConfig:
             raise ValueError(f"epochs = {self.epochs} are more steps than can be counted; choose fewer") from None
 
     def clip(self, layers: Iterable[str]) -> Clip:
-        """How examples are clipped in a model with these layers.
+        """Return how examples are clipped in a model with these layers.
 
         Raises:
             ValueError: `norm_methods` names another layer.
