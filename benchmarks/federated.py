@@ -93,7 +93,7 @@ def server_steps(sizes: Sequence[int], times: int) -> list[dict[str, Any]]:
         medians = {f"{name}_ms": round(1e3 * statistics.median(x), 3) for name, x in taken.items()}
         sofim = statistics.median(taken["fedsofim"])
         ratio, usual = (round(sofim / statistics.median(taken[name]), 3) for name in ("fedavg", "weighted"))
-        state = sum(x.numel() for x in servers["fedsofim"]._chain.state_dict().values())
+        state = sum(x.numel() for x in servers["fedsofim"]._pipeline.postprocess.state_dict().values())
         ratios = {"ratio": ratio, "ratio_to_weighted": usual}
         rows.append({"d": d, "clients": CLIENTS, **medians, **ratios, "state_over_d": round(state / d, 3)})
     return rows

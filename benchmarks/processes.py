@@ -87,7 +87,7 @@ def _worker(way: str, rank: int, world: int, threads: int, make: Make, folder: s
 
     def refresh() -> None:
         done[0] += 1
-        session._coordinates.refresh(10_000 * done[0])  # a step at which it is due
+        session._pipeline.refresh(10_000 * done[0])  # a step at which it is due
 
     work = {"step": lambda: session.step(next(batches), loss_fn), "refresh": refresh, "watch": watch.reset, "peak": watch.peak}
     pipe.send("ready")

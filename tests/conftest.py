@@ -21,7 +21,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch.overrides import _get_current_function_mode
 
-from dpkfc.integrations._opacus_batch import _take_off
+from dpkfc.integrations._opacus_batch import remove_finished_modes
 
 settings.register_profile(
     "repeatable",
@@ -58,12 +58,12 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _take_off_abandoned_modes() -> Iterator[None]:
+def remove_finished_modes_abandoned_modes() -> Iterator[None]:
     """End the scripts that a test left in the middle of their loop: the modes of their last batch see every operation."""
     yield
     if _get_current_function_mode() is not None:
         gc.collect()
-        _take_off()
+        remove_finished_modes()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "dpkfc"
 MACHINE = {"entropy", "fsdp", "distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
-LIBRARY |= {"preconditioning", "checkpoint", "config", "session"}
+LIBRARY |= {"preconditioning", "private_step", "checkpoint", "config", "session"}
 ALLOWED = {
     "linalg": set(),
     "tracking": set(),
@@ -40,6 +40,7 @@ ALLOWED = {
     "curvature": {"linalg", "memory"},
     "postprocess": {"linalg", "privacy", "gradients"},
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
+    "private_step": {"distributed", "fsdp", "linalg", "gradients", "postprocess", "preconditioning", "privacy"},
     "config": {"linalg", "data", "gradients", "postprocess", "privacy"},
     "session": LIBRARY,
     "": LIBRARY,  # dpkfc/__init__.py

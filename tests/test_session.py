@@ -206,7 +206,8 @@ def test_identity_metric_is_dp_sgd() -> None:
     from dpkfc.linalg.metric import Identity, Kronecker
 
     with session(plan(1.0), same) as s:
-        s._coordinates.current = type("Fixed", (), {"metric": {"0": Kronecker(Identity(), Identity())}, "step": 0})()
+        identity = {"metric": {"0": Kronecker(Identity(), Identity())}, "step": 0}
+        s._pipeline.preconditioning.current = type("Fixed", (), identity)()
         train(s)
     assert torch.equal(weights(plain), weights(same))
 

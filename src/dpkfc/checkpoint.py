@@ -1,7 +1,8 @@
-"""Checkpoints: tensors in safetensors, everything else in JSON, a manifest of hashes, written atomically.
+"""Write checkpoints: tensors in safetensors, all other values in JSON, a manifest of hashes.
 
-Nothing is unpickled. What may be written is decided by the caller; the session writes released parameters, optimizer
-state, the metric and its own counters, never a noise stream.
+A checkpoint is written atomically, and nothing is unpickled. The caller decides what is written.
+The session writes released parameters, optimizer state, the preconditioner and its own counters,
+never a noise stream.
 """
 
 from __future__ import annotations
@@ -25,55 +26,58 @@ from torch import Tensor
 # --------------------------------------------------------------------------------------------------
 # Plain values with tensors among them, as JSON that keeps them exactly beside named tensors.
 #
-# Nothing is pickled, so that reading a file runs no code of whoever wrote it.
+# Nothing is pickled, so reading a file runs no code of the file's author.
 
 _MARKS = ("!tensor", "!tuple", "!dict")
 
 
-def packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """What JSON keeps exactly: tensors move to `tensors` under their path; tuples and keys that are no texts are marked.
+def pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """Return a value that JSON keeps exactly.
+
+    Tensors move to `tensors` under their path. Tuples, and dicts with keys that are not text, are
+    marked.
 
     Raises:
         TypeError: a value of another kind, by its path.
     """
+    if isinstance(value, np.generic):
+        return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
-        return value.item() if isinstance(value, np.generic) else value
+        return value
     if isinstance(value, Tensor):
         while where in tensors:
             where += "'"
         tensors[where] = value
         return {"!tensor": where}
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and key not in _MARKS for key in value):
-            return {key: packed(item, f"{where}.{key}", tensors) for key, item in value.items()}
-        pairs = [
-            (packed(key, where, tensors), packed(item, f"{where}.{key}", tensors)) for key, item in value.items()
-        ]
-        return {"!dict": [list(pair) for pair in pairs]}
+            return {key: pack(item, f"{where}.{key}", tensors) for key, item in value.items()}
+        pairs = []
+        for key, item in value.items():
+            pairs.append([pack(key, where, tensors), pack(item, f"{where}.{key}", tensors)])
+        return {"!dict": pairs}
     if isinstance(value, (list, tuple)):
-        items = [packed(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
+        items = [pack(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"!tuple": items}
     raise TypeError(
-        f"{where} is a {type(value).__name__}, which no checkpoint can hold; give plain values and tensors in dicts, lists "
-        "and tuples"
+        f"{where} is a {type(value).__name__}, which no checkpoint can hold; give plain values and "
+        "tensors in dicts, lists and tuples"
     )
 
 
-def unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `packed` has written, with its tensors."""
+def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return what was given to `pack`, with its tensors."""
     match value:
         case {"!tensor": name}:
             return tensors[name]
         case {"!tuple": items}:
-            return tuple(unpacked(item, tensors) for item in items)
+            return tuple(unpack(item, tensors) for item in items)
         case {"!dict": pairs}:
-            return {unpacked(key, tensors): unpacked(item, tensors) for key, item in pairs}
+            return {unpack(key, tensors): unpack(item, tensors) for key, item in pairs}
         case dict():
-            return {key: unpacked(item, tensors) for key, item in value.items()}
+            return {key: unpack(item, tensors) for key, item in value.items()}
         case list():
-            return [unpacked(item, tensors) for item in value]
+            return [unpack(item, tensors) for item in value]
     return value
 
 
@@ -82,14 +86,15 @@ def unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 _ADVICE = "use another checkpoint, or start a new run: what the ledger holds stays spent"
 _FORMAT = 3
 _READABLE = (2, 3)  # 2 had no digest of the manifest itself
-_STATE = "state"  # the group of tensors that were found inside meta
+_STATE = "state"  # the group of the tensors inside meta
 _GROUP = re.compile(r"\w[\w-]*")  # a name that stays inside the folder
 _PART = re.compile(r"manifest\.json|.+\.safetensors")
-_BEGUN = re.compile(rf"{_PART.pattern}|\.tmp\w{{6}}")  # safetensors writes into a file of such a name, then renames it
+# safetensors writes into a file with a name of this form, then renames it.
+_UNFINISHED_PART = re.compile(rf"{_PART.pattern}|\.tmp\w{{6}}")
 _NO_STATE = torch.empty(0, dtype=torch.uint8)
 _SESSION = {"plan": str, "step": int, "ledger_count": int, "ledger_head": str, "optimizer": dict}
-# What code that trusts its input does with a file that was made by hand: it is the file that is wrong.
-_UNFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+# Errors of code that trusts its input, when a file was made by hand. The file is wrong then.
+_MISFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 
 
 class CheckpointError(RuntimeError):
@@ -106,38 +111,30 @@ def write(
     """Write a checkpoint so that a crash leaves the old one or the new one, never a mixture.
 
     Args:
-        folder: the checkpoint's folder, or a link to it; an existing checkpoint is replaced, and nothing else ever is.
+        folder: the checkpoint's folder, or a link to it. An existing checkpoint is replaced, and
+            nothing else ever is.
         tensors: group name (a file each) to named tensors.
         meta: plain values and tensors in dicts, lists and tuples.
         private: let the owner alone read the folder (mode 0700) and its files (mode 0600).
 
     Raises:
-        CheckpointError: the folder cannot be written or holds something else, such as the ledger; `meta` holds a value of
-            another kind.
+        CheckpointError: the folder cannot be written or holds something else, such as the ledger, or
+            `meta` holds a value of another kind.
     """
     target = Path(folder).resolve()
-    fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
-    inside: dict[str, Tensor] = {}
-    file_mode = 0o600 if private else 0o666
+    fresh = target.with_name(target.name + ".new")
+    old = target.with_name(target.name + ".old")
+    meta_tensors: dict[str, Tensor] = {}
     try:
-        manifest: dict[str, Any] = {"format": _FORMAT, "meta": packed(dict(meta), "meta", inside), "sha256": {}}
+        packed_meta = pack(dict(meta), "meta", meta_tensors)
+        groups = dict(tensors)
+        if meta_tensors:
+            groups[_STATE] = meta_tensors
         for place in (target, fresh, old):
             _check_replaceable(place, whole=place == target)
         _bring_back(target, old)
         shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(0o700 if private else 0o777, parents=True)
-        for group, named in {**tensors, **({_STATE: inside} if inside else {})}.items():
-            path = fresh / f"{group}.safetensors"
-            path.touch(file_mode)
-            mode = path.stat().st_mode  # safetensors renames a file over it that its owner alone may read
-            save_file(_separate(named), path)
-            path.chmod(mode)
-            _sync(path)
-            manifest["sha256"][group] = file_digest(path)
-        (fresh / "manifest.json").touch(file_mode)
-        (fresh / "manifest.json").write_text(json.dumps(manifest | {"digest": _digest_of(manifest)}, indent=1), "utf-8")
-        _sync(fresh / "manifest.json")
-        _sync(fresh)
+        _write_files(fresh, groups, packed_meta, private)
         shutil.rmtree(old, ignore_errors=True)
         if target.exists():
             target.rename(old)
@@ -154,85 +151,119 @@ def write(
         raise CheckpointError(f"cannot write the checkpoint {target}: {error}{kept}") from error
 
 
+def _write_files(
+    folder: Path, groups: Mapping[str, Mapping[str, Tensor]], meta: Any, private: bool
+) -> None:
+    """Write and sync the files of a checkpoint into a new folder."""
+    file_mode = 0o600 if private else 0o666
+    manifest: dict[str, Any] = {"format": _FORMAT, "meta": meta, "sha256": {}}
+    folder.mkdir(0o700 if private else 0o777, parents=True)
+    for group, named in groups.items():
+        path = folder / f"{group}.safetensors"
+        path.touch(file_mode)
+        # safetensors renames a file over it that its owner alone may read.
+        mode = path.stat().st_mode
+        save_file(_separate(named), path)
+        path.chmod(mode)
+        _sync(path)
+        manifest["sha256"][group] = file_digest(path)
+    path = folder / "manifest.json"
+    path.touch(file_mode)
+    path.write_text(json.dumps(manifest | {"digest": _digest_manifest(manifest)}, indent=1), "utf-8")
+    _sync(path)
+    _sync(folder)
+
+
 def _check_replaceable(place: Path, *, whole: bool) -> None:
-    """Raise where a folder holds anything but a checkpoint (`whole`) or what is left of one: it would be deleted with it.
+    """Refuse to replace a folder that holds anything but a checkpoint.
+
+    Args:
+        place: the folder.
+        whole: whether it must be a complete checkpoint. Otherwise parts of one will do.
 
     Raises:
-        CheckpointError: naming it.
+        CheckpointError: naming a file that would be deleted.
     """
     if not place.exists():
         return
-    held, part = list(place.iterdir()), _PART if whole else _BEGUN
-    others = [x for x in held if x.is_dir() or not part.fullmatch(x.name)]
-    if whole and "manifest.json" not in {x.name for x in held}:
-        others = others or held
-    if others:
+    files = list(place.iterdir())
+    part = _PART if whole else _UNFINISHED_PART
+    foreign = [x.name for x in files if x.is_dir() or not part.fullmatch(x.name)]
+    if whole and "manifest.json" not in {x.name for x in files}:
+        foreign = foreign or [x.name for x in files]
+    if foreign:
         raise CheckpointError(
-            f"cannot write the checkpoint {place}: the folder holds {sorted(x.name for x in others)[0]!r}, which is no part of a "
-            "checkpoint and would be deleted with the one before; give a folder of its own, such as "
-            f"{place / 'checkpoint'}"
+            f"cannot write the checkpoint {place}: the folder holds {min(foreign)!r}, which is no "
+            f"part of a checkpoint; give a folder of its own, such as {place / 'checkpoint'}"
         )
 
 
 def _bring_back(target: Path, old: Path) -> None:
-    """After a crash between the two renames the old checkpoint is the only complete one."""
+    """Restore the old checkpoint, the only complete one, if a crash came between two renames."""
     if not target.exists() and old.exists():
         old.rename(target)
 
 
-def is_there(folder: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint lies here, or the one before that a crash has left."""
+def exists(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a checkpoint is here, or an earlier one that a crash has left."""
     target = Path(folder).resolve()
     return target.exists() or target.with_name(target.name + ".old").exists()
 
 
-def keep_of_others(folder: str | os.PathLike[str], releases: int, is_own: Callable[[int, str], bool]) -> None:
-    """Raise where a session that began at new weights, on a ledger that was in use, would write over a checkpoint.
+def keep_of_others(
+    folder: str | os.PathLike[str], releases: int, is_own: Callable[[int, str], bool]
+) -> None:
+    """Refuse to overwrite a checkpoint that may be of an earlier run on the same ledger.
 
     Args:
-        folder: where it is to write.
-        releases: in the ledger from before, neither made nor restored by the session.
-        is_own: whether the session's ledger passed through a head after so many releases.
+        folder: where a session is about to write.
+        releases: the releases in the ledger that the session neither made nor restored.
+        is_own: whether the session's ledger had a head after a number of releases.
 
     Raises:
-        CheckpointError: the folder is there, with a checkpoint or what is left of one; it stays as it is. One that knows of
+        CheckpointError: the folder holds a checkpoint, or parts of one. A checkpoint that knows of
             later releases is the session's own.
     """
-    if not releases or not is_there(folder):
+    if not releases or not exists(folder):
         return
     with contextlib.suppress(CheckpointError):
         count, head = remembered_ledger(folder) or (0, "")
         if count > releases and is_own(count, head):
-            return  # written since, on this ledger, which is open here alone: by this session
+            # It was written since, on this ledger, which is open here alone.
+            return
     raise CheckpointError(
-        f"the ledger holds {releases} releases from before this session, which began without them, and {folder}, which "
-        "may hold their checkpoint, stays as it is. Go on from it with session.restore(), or save into another folder"
+        f"the ledger holds {releases} releases from before this session, so their checkpoint in {folder} "
+        "stays as it is; go on from it with session.restore(), or save into another folder"
     )
 
 
 def remembered_ledger(folder: str | os.PathLike[str]) -> tuple[int, str] | None:
-    """Releases and head of the ledger when a checkpoint was written, from its manifest alone; None without a checkpoint.
+    """Return releases and head of the ledger when a checkpoint was written; None without one.
+
+    Only the manifest is read.
 
     Raises:
         CheckpointError: damaged, or it remembers no ledger.
     """
     target = Path(folder).resolve()
-    if not is_there(target):
+    if not exists(target):
         return None
     try:
-        meta = _manifest(_newest(target))["meta"]
+        meta = _read_manifest(_find_newest(target))["meta"]
         return int(meta["ledger_count"]), str(meta["ledger_head"])
-    except (OSError, *_UNFIT) as error:
-        raise CheckpointError(f"checkpoint {target} is damaged ({_reason(error)}); {_ADVICE}") from error
+    except (OSError, *_MISFIT) as error:
+        raise _damaged(target, error) from error
 
 
-def _newest(target: Path) -> Path:
-    """Where the files are: in the folder, or in the one before, if a crash came between the two renames."""
+def _find_newest(target: Path) -> Path:
+    """Return the folder, or the one before if a crash came between the two renames."""
     if (target / "manifest.json").exists():
         return target
     previous = target.with_name(target.name + ".old")
     if not (previous / "manifest.json").exists():
-        raise CheckpointError(f"no checkpoint in {target}: manifest.json is missing")
+        raise CheckpointError(
+            f"no checkpoint in {target}: manifest.json is missing; name the folder that was saved to"
+        )
     return previous
 
 
@@ -247,29 +278,34 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], 
     """
     target = Path(folder).resolve()
     try:
-        target = _newest(target)
-        manifest = _manifest(target)
+        target = _find_newest(target)
+        manifest = _read_manifest(target)
         tensors = {}
         for group, digest in manifest["sha256"].items():
             path = target / f"{group}.safetensors"
             if file_digest(path) != digest:
-                raise CheckpointError(f"{path} is damaged (its hash is not the one in manifest.json); {_ADVICE}")
-            # Copies: those of a file begin at any address, and sums over them could differ in the last bit.
+                raise CheckpointError(
+                    f"{path} is damaged (its hash is not the one in manifest.json); {_ADVICE}"
+                )
+            # Tensors of a file begin at any address, and sums over them could differ in the last bit.
             tensors[group] = {name: tensor.clone() for name, tensor in load_file(path).items()}
-        return tensors, unpacked(manifest["meta"], tensors.pop(_STATE, {}))
-    except (OSError, SafetensorError, *_UNFIT) as error:
-        raise CheckpointError(f"checkpoint {target} is damaged ({_reason(error)}); {_ADVICE}") from error
+        return tensors, unpack(manifest["meta"], tensors.pop(_STATE, {}))
+    except (OSError, SafetensorError, *_MISFIT) as error:
+        raise _damaged(target, error) from error
 
 
-def _manifest(target: Path) -> dict[str, Any]:
-    """The manifest, once it is known to be whole."""
+def _read_manifest(target: Path) -> dict[str, Any]:
+    """Return the manifest after its own hash was checked."""
     path = target / "manifest.json"
     manifest = json.loads(path.read_text("utf-8"))
-    found = manifest["format"]
-    if found not in _READABLE:
-        raise CheckpointError(f"checkpoint {target} has format {found!r:.40}, this version reads {_FORMAT}")
+    version = manifest["format"]
+    if version not in _READABLE:
+        raise CheckpointError(
+            f"checkpoint {target} has format {version!r:.40}, this version reads {_FORMAT}; {_ADVICE}"
+        )
     digest = manifest.pop("digest", None)
-    if digest != (None if found == _READABLE[0] else _digest_of(manifest)):
+    expected = None if version == _READABLE[0] else _digest_manifest(manifest)
+    if digest != expected:
         raise CheckpointError(f"{path} is damaged (its hash does not fit); {_ADVICE}")
     wrong = [name for name in manifest["sha256"] if not _GROUP.fullmatch(name)]
     if wrong or not isinstance(manifest["meta"], dict):
@@ -277,72 +313,99 @@ def _manifest(target: Path) -> dict[str, Any]:
     return manifest
 
 
-def _digest_of(manifest: Mapping[str, Any]) -> str:
+def _digest_manifest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode("utf-8")).hexdigest()
 
 
-def read_session(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """`read` what a session saved.
+def read_session(
+    folder: str | os.PathLike[str],
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Read what a session saved.
 
     Raises:
-        CheckpointError: as `read`, or something that a session writes is missing or of another kind.
+        CheckpointError: as `read`, or a value that a session writes is missing or of another kind.
     """
     tensors, meta = read(folder)
-    wrong = [name for name, kind in _SESSION.items() if not isinstance(meta.get(name), kind)]
-    wrong += [name for name in ("extra",) if name not in meta] + [name for name in ("model",) if name not in tensors]
-    if not wrong and not 0 <= meta["step"] <= meta["ledger_count"]:
-        wrong = ["step"]
-    if not wrong and not meta["plan"].isprintable():
-        wrong = ["plan"]
-    world = meta.setdefault("world_size", 1)  # older checkpoints do not say it
-    if not isinstance(world, int) or world < 1:
-        wrong += ["world_size"]
-        world = 1
-    state = meta.get("torch_rng", _NO_STATE)
-    if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.numel() % world:
-        wrong += ["torch_rng"]
-    if wrong:
-        raise CheckpointError(f"checkpoint {Path(folder)} was not saved by a session: {wrong[0]} does not fit; {_ADVICE}")
+    meta.setdefault("world_size", 1)  # older checkpoints do not have it
+    wrong = _find_misfit(tensors, meta)
+    if wrong is not None:
+        raise CheckpointError(
+            f"checkpoint {Path(folder)} was not saved by a session: {wrong} does not fit; {_ADVICE}"
+        )
     return tensors, meta
 
 
-def check_run(meta: Mapping[str, Any], plan_hash: str, world_size: int | None, folder: str | os.PathLike[str]) -> None:
-    """Raise where a checkpoint is of another plan, or of another number of processes (more often a mistake than meant).
+def _find_misfit(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
+    """Return the name of a value that a session would not have written; None without one."""
+    for name, kind in _SESSION.items():
+        if not isinstance(meta.get(name), kind):
+            return name
+    if "extra" not in meta:
+        return "extra"
+    if "model" not in tensors:
+        return "model"
+    if not 0 <= meta["step"] <= meta["ledger_count"]:
+        return "step"
+    if not meta["plan"].isprintable():
+        return "plan"
+    world_size = meta["world_size"]
+    if not isinstance(world_size, int) or world_size < 1:
+        return "world_size"
+    state = meta.get("torch_rng", _NO_STATE)
+    if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.numel() % world_size:
+        return "torch_rng"
+    return None
+
+
+def check_run(
+    meta: Mapping[str, Any],
+    plan_hash: str,
+    world_size: int | None,
+    folder: str | os.PathLike[str],
+) -> None:
+    """Check that a checkpoint is of this plan and this number of processes.
 
     Args:
         meta: of the checkpoint.
-        plan_hash: of this run.
-        world_size: processes of this run; None where any number will do.
+        plan_hash: the hash of this run's plan.
+        world_size: the processes of this run; None accepts any number.
         folder: for the message.
 
     Raises:
-        CheckpointError: with the way out.
+        CheckpointError: with the fix.
     """
     if meta["plan"] != plan_hash:
         raise CheckpointError(
-            f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan {plan_hash[:12]}…; "
-            "resume with the configuration that wrote it"
+            f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan "
+            f"{plan_hash[:12]}…; resume with the configuration that wrote it"
         )
     before = meta["world_size"]
     if world_size is not None and before != world_size:
+        noun = "process" if before == 1 else "processes"
         raise CheckpointError(
-            f"the checkpoint {Path(folder)} was written by {before} process{'es' * (before > 1)}, this run has {world_size}. "
-            f"Start {before} (torchrun --nproc-per-node={before}), or go on with session.restore(folder, any_world_size=True), "
-            "dpkfc train --any-world-size: no release depends on it, but for its last bits"
+            f"the checkpoint {Path(folder)} was written by {before} {noun}, this run has "
+            f"{world_size}; start {before} (torchrun --nproc-per-node={before}), or go on with "
+            "session.restore(folder, any_world_size=True), dpkfc train --any-world-size"
         )
 
 
 @contextlib.contextmanager
 def fitting(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Around the loading of what a checkpoint holds: whatever does not fit where it goes is the checkpoint's fault.
+    """Turn errors inside the body, which loads a checkpoint, into one that names the checkpoint.
 
     Raises:
-        CheckpointError: it does not; names the folder.
+        CheckpointError: a value of the checkpoint does not fit; names the folder.
     """
     try:
         yield
-    except _UNFIT as error:
-        raise CheckpointError(f"checkpoint {Path(folder)} does not fit ({_reason(error)}); {_ADVICE}") from error
+    except _MISFIT as error:
+        raise CheckpointError(
+            f"checkpoint {Path(folder)} does not fit ({_reason(error)}); {_ADVICE}"
+        ) from error
+
+
+def _damaged(target: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"checkpoint {target} is damaged ({_reason(error)}); {_ADVICE}")
 
 
 def _reason(error: Exception) -> str:
@@ -350,7 +413,7 @@ def _reason(error: Exception) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of what a file holds."""
+    """Return the SHA-256 of the content of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 24):
@@ -359,20 +422,25 @@ def file_digest(path: Path) -> str:
 
 
 def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, copied only where they are views or share memory, which the format cannot hold."""
+    """Return the tensors on the CPU.
+
+    Those that are views or share memory are copied, since the format cannot hold them.
+    """
     seen: set[int] = set()
-    result = {}
+    tensors = {}
     for name, tensor in named.items():
         x = tensor.detach().cpu()
         storage = x.untyped_storage()
-        alone = x.is_contiguous() and storage.nbytes() == x.nbytes and storage.data_ptr() not in seen
+        is_whole = x.is_contiguous() and storage.nbytes() == x.nbytes
+        if not is_whole or storage.data_ptr() in seen:
+            x = x.clone(memory_format=torch.contiguous_format)
         seen.add(storage.data_ptr())
-        result[name] = x if alone else x.clone(memory_format=torch.contiguous_format)
-    return result
+        tensors[name] = x
+    return tensors
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has a file or, where folders can be synced, the names in a folder."""
+    """Wait until the disk has a file or, where the system can, the names in a folder."""
     with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -382,35 +450,40 @@ def _sync(path: Path) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state into an optimizer of the same shape.
+    """Load a state into an optimizer of the same parameter groups.
 
     Raises:
-        CheckpointError: the optimizer has other parameter groups, or is of another kind; it keeps its own state then.
+        CheckpointError: the optimizer has other parameter groups, or is of another kind. It keeps
+            its own state then.
     """
-    own = optimizer.state_dict()
+    before = optimizer.state_dict()
     try:
         optimizer.load_state_dict(state)
-    except _UNFIT as error:
-        optimizer.load_state_dict(own)  # what went wrong may have gone wrong halfway
-        raise CheckpointError(f"the checkpoint belongs to another optimizer ({_reason(error)})") from error
-    pairs = zip(own["param_groups"], optimizer.param_groups, strict=True)
-    missing = {name for before, group in pairs for name in before if name not in group}
-    if missing:
-        optimizer.load_state_dict(own)
+    except _MISFIT as error:
+        optimizer.load_state_dict(before)  # the error may have come halfway
         raise CheckpointError(
-            f"the checkpoint belongs to another optimizer: it has no {sorted(missing)[0]!r} for {type(optimizer).__name__}"
+            f"the checkpoint belongs to another optimizer ({_reason(error)})"
+        ) from error
+    missing = set()
+    for expected, group in zip(before["param_groups"], optimizer.param_groups, strict=True):
+        missing |= {name for name in expected if name not in group}
+    if missing:
+        optimizer.load_state_dict(before)
+        raise CheckpointError(
+            f"the checkpoint belongs to another optimizer: it has no {min(missing)!r} for "
+            f"{type(optimizer).__name__}"
         )
 
 
 def plain_entries(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What modules keep in a state dict that is no tensor (`get_extra_state`)."""
+    """Return the entries of a state dict that are not tensors (`get_extra_state`)."""
     return {name: value for name, value in state.items() if not isinstance(value, Tensor)}
 
 
 def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state dict, each storage once (tied weights keep their first name)."""
+    """Return the tensors of a state dict; tied weights keep their first name only."""
     seen: set[tuple[int, torch.Size]] = set()
-    result = {}
+    tensors = {}
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             continue
@@ -418,20 +491,21 @@ def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
         if tensor.numel() and key in seen:
             continue
         seen.add(key)
-        result[name] = tensor
-    return result
+        tensors[name] = tensor
+    return tensors
 
 
 def check_same_tensors(model: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Raise unless a model and a checkpoint hold tensors of the same names and shapes.
+    """Check that a model and a checkpoint hold tensors of the same names and shapes.
 
     Raises:
-        CheckpointError: naming the first that differs.
+        CheckpointError: naming the first tensor that differs.
     """
     for name in sorted(set(model) | set(saved)):
-        if name not in model or name not in saved or model[name].shape != saved[name].shape:
-            mine = tuple(model[name].shape) if name in model else "absent"
-            theirs = tuple(saved[name].shape) if name in saved else "absent"
+        in_model = tuple(model[name].shape) if name in model else "absent"
+        in_checkpoint = tuple(saved[name].shape) if name in saved else "absent"
+        if in_model != in_checkpoint:
             raise CheckpointError(
-                f"the checkpoint belongs to another model: '{name}' is {theirs} in the checkpoint and {mine} in the model"
+                f"the checkpoint belongs to another model: '{name}' is {in_checkpoint} in the "
+                f"checkpoint and {in_model} in the model"
             )

@@ -1,4 +1,4 @@
-"""The settings of a private run, checked when they are made, and the one place where they become a plan."""
+"""Hold the settings of a private run, check them, and turn them into a plan."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one private run does and costs. Make it with `PrivacyConfig.calibrate` or `PrivacyConfig.with_noise`.
+    """A fixed description of one private run and its cost. Make it with `PrivacyConfig.calibrate` or `PrivacyConfig.with_noise`.
 
     Everything in it is public, the number of examples included.
 
@@ -93,12 +93,12 @@ class Plan:
 
     @property
     def expected_batch_size(self) -> int:
-        """The one divisor of every noisy sum; public, and never the size of a batch that was drawn."""
+        """The public divisor of every noisy sum, which does not depend on the sampled batch."""
         return self.config.expected_batch_size
 
     @property
     def sensitivity(self) -> float:
-        """Largest change of the clipped sum between neighbouring datasets, in the coordinates of the noise.
+        """Largest change of the clipped sum between neighbouring datasets, in the preconditioned space.
 
         That of the sum as it is rounded, where the noise is.
         """
@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def privacy_unit(self) -> str:
-        """What is added, removed or replaced between neighbouring datasets."""
+        """The unit that neighbouring datasets differ in."""
         most = self.config.max_records_per_unit
         if most is None:
             return "one example"
@@ -145,7 +145,7 @@ class Plan:
 
     @property
     def certified(self) -> bool:
-        """Whether ε is a guarantee of what is run: there is noise, it is secret, and the event fits the sampler."""
+        """Whether ε is valid: the noise is positive and secret, and the event fits the sampler."""
         return not self.caveats
 
     @property
@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Why this run has no certified guarantee, one sentence each; empty where it has."""
+        """The reasons why this run has no certified guarantee, one sentence each."""
         told = vacuous(self.delta, self.dataset_size)
         return tuple(
             text
@@ -179,7 +179,7 @@ class Plan:
         return EpsilonCurve(self.event, self.delta, self.neighbouring_relation, self.accountant, horizon=self.steps)
 
     def epsilon(self, steps: int | None = None) -> float:
-        """ε after a number of releases, by default all the planned ones; infinite without noise.
+        """Return ε after a number of releases, by default all planned ones; infinite without noise.
 
         A plan without a certified guarantee warns once that this number is none.
 
@@ -191,12 +191,12 @@ class Plan:
 
     @cached_property
     def _warn_once(self) -> None:
-        """Without noise ε is infinite, which needs no warning."""
+        """Warn that ε is not valid; without noise it is infinite and needs no warning."""
         if self.caveats and self.noise_multiplier > 0:
             warnings.warn(f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=4)
 
     def cross_check(self) -> dict[str, float | None]:
-        """ε of the whole run by PLD (None where it does not apply) and by RDP.
+        """Return ε of the whole run by PLD (None if it does not apply) and by RDP.
 
         Raises:
             ValueError: the two contradict each other.
@@ -204,7 +204,7 @@ class Plan:
         return accounting.cross_check(self.event, self.steps, self.delta, self.neighbouring_relation)
 
     def check_accounting(self) -> None:
-        """Refuse a plan whose ε is in dispute; done before a ledger is opened, so that nothing is charged.
+        """Refuse a plan whose ε is in dispute, before a ledger is opened and charged.
 
         A plan without a certified guarantee claims no ε that could be wrong.
 
@@ -215,7 +215,7 @@ class Plan:
             accounting.check_before_a_run(self.event, self.steps, self.delta, self.neighbouring_relation)
 
     def open_ledger(self, path: str | os.PathLike[str] | None) -> Ledger:
-        """The ledger of a run of this plan, in memory where there is no path.
+        """Open the ledger of a run of this plan, in memory without a path.
 
         Raises:
             ValueError: as `check_accounting`.
@@ -242,17 +242,17 @@ class Plan:
         }
 
     def noise_stream(self) -> NoiseStream:
-        """A new noise stream: secure, or repeatable in test mode."""
+        """Return a new noise stream: secure, or repeatable in test mode."""
         seed = self.config.test_mode_seed
         return NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
 
     def sampling_stream(self) -> SamplingStream:
-        """A new stream for the sampler: secure, or repeatable in test mode."""
+        """Return a new stream for the sampler: secure, or repeatable in test mode."""
         seed = self.config.test_mode_seed
         return SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
 
     def draw(self, step: int, stream: SamplingStream) -> NDArray[np.int64]:
-        """Indices of the examples of one logical batch, possibly none."""
+        """Return the indices of the examples of one logical batch, possibly none."""
         return self.sampler.indices(step, self.generator(step, stream))
 
     def generator(self, step: int, stream: SamplingStream) -> np.random.Generator:
@@ -328,10 +328,10 @@ SAMPLERS = ("poisson", "truncated_poisson", "fixed", "shuffle")
 
 @runtime_checkable
 class Preconditioner(Protocol):
-    """What a plan needs to know of a preconditioner: its public description."""
+    """Describes itself to a plan. The rest of the interface is in `curvature`."""
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that say all that decides its result."""
+        """Return plain values that determine its result."""
         ...
 
 
@@ -340,41 +340,52 @@ class PrivacyConfig:
     """Settings of a private run.
 
     Attributes:
-        expected_batch_size: B, the mean (or fixed) size of a logical batch and the divisor of every noisy sum.
-        epochs: passes over the dataset, in expectation; exactly one of `epochs` and `steps` is given.
-        steps: number of releases.
-        max_grad_norm: C, in the coordinates of the preconditioner.
-        clipping: "flat", "normalised", "automatic" or "per_layer" (C / √L for each of L layers); with a basis along which
-            gradients are split (GEP) "embedding_residual", or "embedding" where it drops the residual.
+        expected_batch_size: B, the mean (or fixed) size of a logical batch and the divisor of every
+            noisy sum.
+        epochs: expected passes over the dataset. Give either `epochs` or `steps`.
+        steps: the number of releases.
+        max_grad_norm: C, in the preconditioned space.
+        clipping: "flat", "normalised", "automatic" or "per_layer" (C / √L for each of L layers). For
+            a basis along which gradients are split (GEP), "embedding_residual", or "embedding" if
+            GEP drops the residual.
         automatic_gamma: γ of automatic clipping.
-        noise: "gaussian" in floating-point numbers, or "rounded": sum and noise on a grid that no data move, against attacks
-            on low bits, for a sensitivity wider by 2⁻²⁰.
-        sampler: "poisson", "truncated_poisson" (at most `max_batch_size`), "fixed" (without replacement, drawn anew at every
-            step) or "shuffle" (uncertified).
-        max_batch_size: most examples that a batch of "truncated_poisson" keeps, at least `expected_batch_size`; a larger one
-            costs less. Bounds memory without making a batch's size known; the divisor stays `expected_batch_size`.
-        uncertified: must be True for "shuffle", whose ε is no guarantee.
-        accountant: "pld" or "rdp"; None takes PLD, or RDP for "fixed", which PLD cannot treat.
+        noise: "gaussian" in floating-point numbers, or "rounded". "rounded" puts sum and noise on a
+            grid that does not depend on data, against attacks on low bits, and widens the
+            sensitivity by 2⁻²⁰.
+        sampler: "poisson", "truncated_poisson" (at most `max_batch_size`), "fixed" (without
+            replacement, a new draw at every step) or "shuffle" (uncertified).
+        max_batch_size: the most examples in a batch of "truncated_poisson", at least
+            `expected_batch_size`. A larger value costs less ε. It bounds memory without revealing
+            the size of a batch, and the divisor stays `expected_batch_size`.
+        uncertified: must be True for "shuffle", whose ε is not a guarantee.
+        accountant: "pld" or "rdp". None uses PLD, or RDP for "fixed", which PLD cannot treat.
         preconditioner: a preconditioner such as `curvature.KFAC`, or None for plain DP-SGD.
-        readout: "whitened" steps along the release itself (DP-KFC), "natural" maps it once more (DP-NGD), "inverse" back.
-        postprocess: what happens to releases before the optimizer, in order, such as `DiSK(...)` and `AdamBC(...)`.
-        weight_average: an average of the weights for evaluation, see `Session.averaged_weights`; it changes no training.
-        augmentations: K, views of every example whose mean gradient is clipped (De et al. 2022); the session's `augment`, or
-            a dataset that is random itself, makes them.
-        unit: what is protected: "example", or the name of a larger unit such as "patient". All records of a unit share one
-            clip; `expected_batch_size` and `dataset_size` then count units, and the session is given `units`.
-        max_records_per_unit: most records of one unit that count in a step, drawn anew at every step; for a unit that is not
-            an example.
-        unit_reduction: a unit's loss is the "mean" or the "sum" of those of its records (both are clipped).
-        max_physical_batch_size: most rows of a micro-batch; "auto" finds what fits into memory; None takes the whole batch.
-            Changes memory and speed, never a result. A refresh runs no more examples of its probe at once than that, or than
-            there are in a batch; see `refresh_rows`.
-        pad_to_multiple: micro-batches are padded to a multiple of it by rows that count nothing, so that few shapes occur
-            (for kernels that are tuned for each shape). Changes speed, never a result.
-        norm_methods: layer name to "gram" or "materialised", how its per-example norms are computed, instead of the rule by the
-            layer's widths; `dpkfc doctor --cost` measures what is fastest. Must be chosen without looking at private data.
-            Changes speed, memory and rounding, never the guarantee.
-        test_mode_seed: makes noise and sampling repeatable; such a run is NOT PRIVATE and its card says so.
+        readout: "whitened" steps along the release itself (DP-KFC), "natural" applies the
+            preconditioner again (DP-NGD), "inverse" undoes it.
+        postprocess: steps that change releases before the optimizer, in order, such as `DiSK(...)`
+            and `AdamBC(...)`.
+        weight_average: an average of the weights for evaluation, see `Session.averaged_weights`. It
+            does not change training.
+        augmentations: K views of every example, whose mean gradient is clipped (De et al. 2022). The
+            session's `augment`, or a random dataset, makes them.
+        unit: the protected unit: "example", or the name of a larger unit such as "patient". All
+            records of a unit share one clip. `expected_batch_size` and `dataset_size` then count
+            units, and the session is given `units`.
+        max_records_per_unit: the most records of one unit that count in a step, drawn again at every
+            step. For a unit that is not an example.
+        unit_reduction: a unit's loss is the "mean" or the "sum" of the losses of its records. Both
+            are clipped.
+        max_physical_batch_size: the most rows of a micro-batch. "auto" finds what fits into memory,
+            and None takes the whole batch. It changes memory and speed, never a result. It also
+            bounds the examples that a refresh runs at once, see `refresh_rows`.
+        pad_to_multiple: pad micro-batches to a multiple of this number with masked rows, so that few
+            shapes occur (for kernels that are tuned for each shape). It changes speed, never a
+            result.
+        norm_methods: layer name to "gram" or "materialised", the method of its per-example norms.
+            `dpkfc doctor --cost` measures the fastest. Choose it without private data. It changes
+            speed, memory and rounding, never the guarantee.
+        test_mode_seed: makes noise and sampling repeatable. Such a run is NOT PRIVATE and its card
+            says so.
 
     Raises:
         ValueError: a value outside its range, or settings that do not go together.
@@ -409,8 +420,9 @@ class PrivacyConfig:
         _check_integer("steps", self.steps, 1)
         _check_integer("max_records_per_unit", self.max_records_per_unit, 1)
         _check_integer("augmentations", self.augmentations, 1)
-        alone = isinstance(self.postprocess, PostProcess)
-        object.__setattr__(self, "postprocess", (self.postprocess,) if alone else tuple(self.postprocess))
+        steps = self.postprocess
+        steps = (steps,) if isinstance(steps, PostProcess) else tuple(steps)
+        object.__setattr__(self, "postprocess", steps)
         check_chain(self.postprocess, self.readout)
         self._check_micro_batches()
         object.__setattr__(self, "norm_methods", dict(self.norm_methods))
@@ -479,7 +491,10 @@ class PrivacyConfig:
 
     @property
     def micro_batch(self) -> tuple[int | None, bool, int]:
-        """Micro-batches in rows: (most, None for no bound; whether the bound is found by trying; what is never divided)."""
+        """Micro-batches in rows: (most rows or None, is the bound found by trying, least rows).
+
+        The least rows are never divided.
+        """
         most, multiple = self.max_physical_batch_size, self.pad_to_multiple or 1
         rows = (self.max_records_per_unit or 1) * self.augmentations
         least = -(-rows // multiple) * multiple
@@ -487,16 +502,20 @@ class PrivacyConfig:
 
     @property
     def expected_rows(self) -> int:
-        """Rows of a batch of the expected size: every view of every record of its units, rounded up by padding."""
+        """Rows of a batch of the expected size, rounded up by padding.
+
+        Every view of every record of its units is a row.
+        """
         multiple = self.pad_to_multiple or 1
         rows = self.expected_batch_size * self.augmentations * (self.max_records_per_unit or 1)
         return -(-rows // multiple) * multiple
 
     def refresh_rows(self, processes: int = 1) -> tuple[int, bool]:
-        """Examples of a probe that a refresh may run at once: (most, whether fewer are tried where memory runs out).
+        """Return (the probe examples that a refresh runs at once, whether fewer are tried).
 
-        As many as a step holds on each of so many processes, from public settings alone, so that memory need not be larger for
-        a refresh. `KFAC.chunk` bounds it further.
+        Fewer examples are tried if memory runs out. A refresh runs as many examples as a step holds
+        on each process, so it needs no more memory than a step. Only public settings decide the
+        number. `KFAC.chunk` bounds it further.
         """
         most, automatic, _ = self.micro_batch
         batch = -(-self.expected_batch_size * self.augmentations // processes)
@@ -533,7 +552,7 @@ class PrivacyConfig:
         return self.accountant or ("rdp" if self.sampler == "fixed" else "pld")
 
     def calibrate(self, epsilon: float, delta: float, dataset_size: int) -> Plan:
-        """The plan with the least noise whose ε is at most the target.
+        """Return the plan with the least noise whose ε is at most the target.
 
         Args:
             epsilon: target ε > 0 of the whole run.
@@ -557,7 +576,7 @@ class PrivacyConfig:
         return self._plan(sampler, steps, noise_multiplier, delta, epsilon)
 
     def with_noise(self, noise_multiplier: float, delta: float, dataset_size: int) -> Plan:
-        """The plan with a given noise multiplier; 0 means no noise, no privacy and an infinite ε.
+        """Return the plan with a given noise multiplier; 0 means no noise and an infinite ε.
 
         Args:
             noise_multiplier: standard deviation of the noise over the sensitivity, >= 0.
@@ -605,7 +624,7 @@ class PrivacyConfig:
             raise ValueError(f"epochs = {self.epochs} are more steps than can be counted; choose fewer") from None
 
     def clip(self, layers: Iterable[str]) -> Clip:
-        """How examples are clipped in a model with these layers.
+        """Return how examples are clipped in a model with these layers.
 
         Raises:
             ValueError: `norm_methods` names another layer.

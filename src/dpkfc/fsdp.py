@@ -1,10 +1,11 @@
-"""A model that the user has divided over the processes with FSDP2 (`torch.distributed.fsdp.fully_shard`).
+"""Train a model that the user has sharded with FSDP2 (`torch.distributed.fsdp.fully_shard`).
 
-Between passes every parameter is a DTensor, of which a process holds one part; FSDP2 gathers the parameters of a module before
-it runs and lets them go afterwards. Everything that reads or writes parameters elsewhere does it through this module. Gathering
-is an exchange: all processes must do it, equally often and in the same order, so each of them makes as many passes as any other.
+Between passes every parameter is a DTensor, of which a process holds one part. FSDP2 gathers the
+parameters of a module before it runs and frees them afterwards. All other code reads and writes
+parameters through this module. Gathering is an exchange: all processes must do it equally often and
+in the same order, so each of them makes as many passes as any other.
 
-Of a model that is not divided, all of this is the identity.
+For a model that is not sharded, everything here is the identity.
 """
 
 from __future__ import annotations
@@ -23,39 +24,43 @@ from torch.utils.weak import WeakIdKeyDictionary
 if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer
 
-_FIX = (
-    "A session takes fully_shard over one mesh with all processes in it (`fully_shard(module)` as it is), parameters cut along "
-    "their first axis, without mixed precision and CPU offload; or leave the model whole on every process"
-)
-_VALUES_OF = ("", "before.", "average.")  # names in a state dict, in the state of a filter that looks ahead, in an average
-_gathered_as = WeakIdKeyDictionary()  # a divided parameter to the tensor that stands in its place while a module runs
-_held_by: WeakKeyDictionary[nn.Module, ref[Any]] = WeakKeyDictionary()  # a module to the one that gathers its parameters
+_FIX = "use plain fully_shard(module) over all processes, or leave the model whole on every process"
+# Prefixes of names of parameters: in a state dict, in the state of a look-ahead filter, in an average.
+_PREFIXES = ("", "before.", "average.")
+# A sharded parameter to the tensor that takes its place while a module runs.
+_gathered = WeakIdKeyDictionary()
+# A module to the module that gathers its parameters.
+_gathered_by: WeakKeyDictionary[nn.Module, ref[Any]] = WeakKeyDictionary()
 
 
 def is_divided(x: Any) -> bool:
-    """Whether a tensor is a DTensor or, of a model between passes, one of its parameters is."""
+    """Return whether a tensor, or a parameter of a model between passes, is sharded."""
     if isinstance(x, nn.Module):
         return any(is_divided(p) for p in x.parameters())
     return isinstance(x, Tensor) and hasattr(x, "placements")
 
 
 def _units(model: nn.Module) -> list[Any]:
-    """The modules that `fully_shard` was applied to, outer ones first."""
+    """Return the modules that `fully_shard` was applied to, outer ones first."""
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    if kind is None or not kind.__subclasses__():  # fully_shard makes one of every class that it is applied to
+    # fully_shard makes a subclass of every class that it is applied to.
+    if kind is None or not kind.__subclasses__():
         return []
     return [module for module in model.modules() if isinstance(module, kind)]
 
 
 def reshard(model: nn.Module) -> None:
-    """Let go of gathered parameters: after a forward pass without a backward pass, FSDP2 keeps those of the outermost module."""
+    """Free gathered parameters.
+
+    After a forward pass without a backward pass, FSDP2 keeps those of the outermost module.
+    """
     for unit in _units(model):
         unit.reshard()
 
 
 @contextmanager
 def resharded(model: nn.Module, work: AbstractContextManager[None]) -> Iterator[None]:
-    """A context that writes parameters when it is entered and left, each time into parts that FSDP2 gathers anew."""
+    """Run a context that writes parameters, each time into parts that FSDP2 gathers anew."""
     reshard(model)
     try:
         with work:
@@ -65,18 +70,18 @@ def resharded(model: nn.Module, work: AbstractContextManager[None]) -> Iterator[
 
 
 def prepare(model: nn.Module, world_size: int, *, automatic: bool = False) -> bool:
-    """Look how a model is divided, and note what stands for its parameters while its modules run.
+    """Check how a model is sharded, and record the tensors that replace its parameters in a pass.
 
     Args:
         model: as `fully_shard` has left it.
-        world_size: processes of the run.
+        world_size: the processes of the run.
         automatic: the size of micro-batches is to be found by trying.
 
     Returns:
-        Whether it is divided.
+        Whether the model is sharded.
 
     Raises:
-        ValueError: it is divided in another way than is known to work, by name, with the fix.
+        ValueError: the model is sharded in a way that is not known to work, by name of a parameter.
     """
     units = _units(model)
     reshard(model)
@@ -87,25 +92,33 @@ def prepare(model: nn.Module, world_size: int, *, automatic: bool = False) -> bo
         return False
     if automatic:
         raise ValueError(
-            "max_physical_batch_size='auto' tries again on the process that runs out of memory, but of a model that fully_shard "
-            "has divided all processes must make the same passes: give max_physical_batch_size as a number"
+            "max_physical_batch_size='auto' tries again on one process, but processes of a sharded model "
+            "must make the same passes; give max_physical_batch_size as a number"
         )
     names = {id(p): name for name, p in model.named_parameters()}
     for unit in units:
-        before = [(m, leaf, p) for m in unit.modules() for leaf, p in m._parameters.items() if is_divided(p)]
+        sharded = []
+        for module in unit.modules():
+            for leaf, p in module._parameters.items():
+                if is_divided(p):
+                    sharded.append((module, leaf, p))
         unit.unshard()
         try:
-            for module, leaf, p in before:
-                now = module._parameters[leaf]
-                if now is None or now is p:
+            for module, leaf, p in sharded:
+                whole = module._parameters[leaf]
+                if whole is None or whole is p:
                     continue  # an inner unit gathers it
-                if now.dtype != p.dtype:
-                    raise _refusal(names[id(p)], f"is computed with in {now.dtype} and kept in {p.dtype} (MixedPrecisionPolicy)")
-                _gathered_as[p], _held_by[module] = now, ref(unit)
+                if whole.dtype != p.dtype:
+                    raise _refusal(
+                        names[id(p)],
+                        f"is computed with in {whole.dtype} and kept in {p.dtype} (mp_policy)",
+                    )
+                _gathered[p] = whole
+                _gathered_by[module] = ref(unit)
         finally:
             unit.reshard()
     for name, p in model.named_parameters():
-        if is_divided(p) and p not in _gathered_as:
+        if is_divided(p) and p not in _gathered:
             raise _refusal(name, "is a DTensor that no fully_shard gathers (tensor parallelism?)")
     return True
 
@@ -115,30 +128,33 @@ def _check_placement(name: str, p: Any, world_size: int, sharded: bool) -> None:
     if not sharded:
         raise _refusal(name, "is a DTensor that no fully_shard gathers (tensor parallelism?)")
     if mesh.ndim != 1 or mesh.size() != world_size:
-        raise _refusal(name, f"is divided over a mesh of shape {tuple(mesh.shape)}, and the run has {world_size} processes")
+        shape = tuple(mesh.shape)
+        raise _refusal(name, f"is divided over a mesh of shape {shape} in {world_size} processes")
     if not all(x.is_shard(0) for x in p.placements):
         raise _refusal(name, f"is divided as {p.placements}")
     if local(p).device.type != mesh.device_type:
-        raise _refusal(name, f"is kept on {local(p).device.type} and computed with on {mesh.device_type} (an offload policy)")
+        kept, used = local(p).device.type, mesh.device_type
+        raise _refusal(name, f"is kept on {kept} and computed with on {used} (an offload policy)")
 
 
 def _refusal(name: str, what: str) -> ValueError:
-    return ValueError(f"parameter '{name}' {what}, which has not been tested under a session. {_FIX}")
+    return ValueError(f"parameter '{name}' {what}, which a session does not take; {_FIX}")
 
 
 def refuse_layers(layers: Iterable[Layer]) -> None:
-    """Raise where a module would have to run for single examples and FSDP2 would gather parameters inside of that.
+    """Refuse a sharded module that runs again for single examples, where FSDP2 would gather inside.
 
     Raises:
         ValueError: naming the module.
     """
     for layer in layers:
-        inside = [unit for module in layer.modules for unit in _units(module)] if _runs_again(layer) else []
-        if inside:
+        if not _runs_again(layer):
+            continue
+        if any(_units(module) for module in layer.modules):
+            kind = type(layer.module).__name__
             raise ValueError(
-                f"fully_shard was applied to the module '{layer.display_name}' ({type(layer.module).__name__}) or to one inside, "
-                "which owns parameters directly and is run once more for the gradients of single examples. Apply fully_shard to "
-                "modules around it, or move those parameters into a module of their own"
+                f"fully_shard was applied to the module '{layer.display_name}' ({kind}), which runs "
+                "again for single examples; apply fully_shard to modules around it"
             )
 
 
@@ -148,11 +164,17 @@ def _runs_again(layer: Layer) -> bool:
 
 @contextmanager
 def gathered(layer: Layer) -> Iterator[None]:
-    """The parameters of a layer whose module is run again after the pass; an exchange where they are divided."""
+    """Gather the parameters of a layer whose module runs again after the pass.
+
+    This is an exchange if the parameters are sharded.
+    """
     units: list[Any] = []
-    if _held_by and _runs_again(layer):
-        inside = (m for module in layer.modules for m in module.modules())
-        units = list(dict.fromkeys(_held_by[m]() for m in inside if m in _held_by))
+    if _gathered_by and _runs_again(layer):
+        for module in layer.modules:
+            for inner in module.modules():
+                if inner in _gathered_by:
+                    units.append(_gathered_by[inner]())
+        units = list(dict.fromkeys(units))
     for unit in units:
         unit.unshard()
     try:
@@ -163,56 +185,60 @@ def gathered(layer: Layer) -> Iterator[None]:
 
 
 def refuse_let_go(layer: Layer, inputs: Any) -> None:
-    """Raise where a layer was called with a parameter itself, of which FSDP2 has let go when its gradient is taken.
+    """Refuse a layer that was called with a parameter, which FSDP2 has freed before the gradient.
 
     Raises:
         ValueError: naming the layer.
     """
-    for x in tree_flatten(inputs)[0] if _held_by else ():
+    if not _gathered_by:
+        return
+    for x in tree_flatten(inputs)[0]:
         if isinstance(x, Tensor) and x.numel() and not x.untyped_storage().nbytes():
             raise ValueError(
-                f"layer '{layer.display_name}' is called with a parameter as its input, which fully_shard gathers for a pass "
-                "alone: hand on a copy (parameter.clone()), or leave it out with fully_shard(ignored_params={parameter})"
+                f"layer '{layer.display_name}' is called with a parameter as its input, which "
+                "fully_shard frees after the pass; pass parameter.clone(), or use ignored_params="
             )
 
 
 def in_graph(p: Tensor) -> Tensor:
-    """What autograd reaches where a parameter is used: the gathered tensor of a divided one."""
-    found: Tensor = _gathered_as.get(p, p) if _gathered_as else p
-    return found
+    """Return the tensor of a parameter in the graph of autograd: the gathered one if sharded."""
+    tensor: Tensor = _gathered.get(p, p) if _gathered else p
+    return tensor
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 def local(x: Tensor) -> Tensor:
-    """The part of a tensor that this process holds (it may be empty), sharing its memory; no exchange."""
-    held: Any = x.detach()
-    part: Tensor = held.to_local() if is_divided(x) else held
+    """Return the part of a tensor on this process, without a copy or an exchange; may be empty."""
+    detached: Any = x.detach()
+    part: Tensor = detached.to_local() if is_divided(x) else detached
     return part
 
 
 def whole(tree: Any, keep: bool = True) -> Any:
-    """Dicts, lists and tuples with whole tensors, on the CPU, in place of divided ones. An exchange for each of these.
+    """Return dicts, lists and tuples with whole tensors on the CPU in place of sharded ones.
+
+    Each sharded tensor is an exchange.
 
     Args:
         tree: the same structure on every process.
-        keep: whether this process wants them; others hold one at a time.
+        keep: whether this process keeps the tensors. Others hold one at a time.
     """
-    if not _gathered_as:  # no model is
+    if not _gathered:  # no model is sharded
         return tree
 
-    def of(x: Any) -> Any:
+    def gather(x: Any) -> Any:
         if not is_divided(x):
             return x
         full = x.detach().full_tensor()
         return full.cpu() if keep else torch.empty(0, dtype=x.dtype)
 
-    return tree_map(of, tree)
+    return tree_map(gather, tree)
 
 
 def divided_as(full: Tensor, like: Any) -> Tensor:
-    """A whole tensor divided as another one of its shape is: each process takes its part, nothing is sent."""
+    """Return a whole tensor sharded like another one of its shape; no tensor is sent."""
     if not is_divided(like) or is_divided(full):
         return full
     from torch.distributed.tensor import DTensor
@@ -220,39 +246,60 @@ def divided_as(full: Tensor, like: Any) -> Tensor:
     mesh, placements = like.device_mesh, like.placements
     size = -(-full.shape[0] // mesh.size())
     start = min(mesh.get_local_rank() * size, full.shape[0])
-    part = full[start : start + size].to(local(like).device, copy=True)  # the whole one can be let go
+    # A copy lets the whole tensor be freed.
+    part = full[start : start + size].to(local(like).device, copy=True)
     return DTensor.from_local(part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a divided model, tied parameters under their first name alone."""
+    """Return the state dict of a sharded model; tied parameters keep their first name only."""
     reshard(model)
-    first: dict[int, str] = {}
-    others = {name for name, p in model.named_parameters(remove_duplicate=False) if first.setdefault(id(p), name) != name}
-    return {name: x for name, x in model.state_dict().items() if name not in others and isinstance(x, Tensor)}
+    first_names: dict[int, str] = {}
+    repeated = set()
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if first_names.setdefault(id(p), name) != name:
+            repeated.add(name)
+    state = {}
+    for name, x in model.state_dict().items():
+        if name not in repeated and isinstance(x, Tensor):
+            state[name] = x
+    return state
 
 
 def divided_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Named whole tensors, divided where they are values of a divided parameter: its own, an earlier one, an average."""
-    parameters = {of + name: p for name, p in model.named_parameters() if is_divided(p) for of in _VALUES_OF}
-    return {name: divided_as(x, parameters[name]) if name in parameters else x for name, x in state.items()}
+    """Return named whole tensors, sharded if they are values of a sharded parameter.
+
+    The value may be the parameter's own, an earlier one or an average.
+    """
+    parameters: dict[str, Any] = {}
+    for name, p in model.named_parameters():
+        if is_divided(p):
+            parameters |= {prefix + name: p for prefix in _PREFIXES}
+    sharded = {}
+    for name, x in state.items():
+        sharded[name] = divided_as(x, parameters[name]) if name in parameters else x
+    return sharded
 
 
 def divided_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of an optimizer with what has a divided parameter's shape divided in the same way.
+    """Return the state of an optimizer, with tensors of a parameter's shape sharded like it.
 
     Raises:
         KeyError, IndexError: the state of an optimizer of other parameters.
     """
-    if not any(is_divided(p) for group in optimizer.param_groups for p in group["params"]):
+    own_parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(is_divided(p) for p in own_parameters):
         return dict(state)
-    own = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = [i for group in state["param_groups"] for i in group["params"]]
-    parameters = dict(zip(numbers, own, strict=False))
+    parameters = dict(zip(numbers, own_parameters, strict=False))
 
-    def of(i: Any, x: Any) -> Any:
-        p = parameters.get(i)
-        return divided_as(x, p) if isinstance(x, Tensor) and p is not None and x.shape == p.shape else x
+    def shard(x: Any, parameter: Any) -> Any:
+        if not isinstance(x, Tensor) or parameter is None or x.shape != parameter.shape:
+            return x
+        return divided_as(x, parameter)
 
-    held = {i: {name: of(i, x) for name, x in values.items()} for i, values in state["state"].items()}
-    return {**state, "state": held}
+    states = {}
+    for i, values in state["state"].items():
+        parameter = parameters.get(i)
+        states[i] = {name: shard(x, parameter) for name, x in values.items()}
+    return {**state, "state": states}

@@ -14,7 +14,7 @@ from dpkfc.curvature.base import probe_examples
 from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.curvature.probe_pass import Capture, agreed, blocks_on_probe, digest_of_probes, moved_to, undisturbed
 from dpkfc.curvature.refresh import SCALE_SIZE
-from dpkfc.distributed import Ranks, advice, check_in_step
+from dpkfc.distributed import DistributedContext, advice, check_in_step
 from dpkfc.fsdp import is_divided, reshard
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.clipping import diagonal_metric
@@ -62,7 +62,7 @@ class ProbeRows:
         self._most, self._size = most, MicroBatchSize(automatic=automatic, what="probe example")
 
     def measure(
-        self, config: Any, model: nn.Module, capture: Capture, step: int, *, ranks: Ranks, device: torch.device
+        self, config: Any, model: nn.Module, capture: Capture, step: int, *, ranks: DistributedContext, device: torch.device
     ) -> None:
         """Before the first refresh of an automatic run on a CPU: bound the number by the bytes of a few probe examples.
 
@@ -86,7 +86,7 @@ class ProbeRows:
                         formed(piece.blocks[name])
 
         self._size.measure(look, rows, device)
-        self._size.bound = min(ranks.everyone(min(rows, self._size.bound or rows)))
+        self._size.bound = min(ranks.all_gather(min(rows, self._size.bound or rows)))
 
     def fit(self, config: Any, build: Callable[[Any], T]) -> T:
         """The result of `build` for the preconditioner with as many examples at once as may be.
@@ -119,7 +119,7 @@ def _with_rows(config: Any, build: Callable[[Any], T], rows: int, bound: int | N
 
 # --------------------------------------------------------------------------------------------------
 
-_ALONE = Ranks()
+_ALONE = DistributedContext()
 
 
 class Coordinates:
@@ -143,7 +143,7 @@ class Coordinates:
         config: Any,
         model: nn.Module,
         layers: Sequence[Layer],
-        ranks: Ranks = _ALONE,
+        ranks: DistributedContext = _ALONE,
         rows: tuple[int | None, bool] = (None, False),
     ) -> None:
         self._config, self._model, self._layers, self._ranks, self._rows = config, model, layers, ranks, ProbeRows(*rows)
@@ -178,17 +178,17 @@ class Coordinates:
             more |= {} if divided else {"team": self._ranks}
             build = partial(self._built, step, self._ranks, **more)  # through a divided model all make the same passes
             if divided:  # and none of them sees that another has other inputs: what differs would be put down to rounding
-                agreed("probe", self._ranks.everyone(self._ranks.together(partial(digest_of_probes, self._config, step))))
-            self.current = self._ranks.in_step(build) if divided else build()
-            self._ranks.agree(lambda: {"metric": ("", self.current and self.current.digest)}, advice)
+                agreed("probe", self._ranks.all_gather(self._ranks.run_on_all(partial(digest_of_probes, self._config, step))))
+            self.current = self._ranks.run_collective(build) if divided else build()
+            self._ranks.check_consistent(lambda: {"metric": ("", self.current and self.current.digest)}, advice)
         else:
             self.current = self._from_first(step, **more)
         if self.current is not None and self.current.step not in self.refreshed[-1:]:  # one that stands is no refresh
             self.refreshed.append(self.current.step)
 
-    def _built(self, step: int, ranks: Ranks, **more: Any) -> Preconditioner:
+    def _built(self, step: int, ranks: DistributedContext, **more: Any) -> Preconditioner:
         """Built by these processes, with as many examples at once as fit on all of them."""
-        alike = ranks.together if "team" in more else None  # or memory that one lacks would end the run on it alone
+        alike = ranks.run_on_all if "team" in more else None  # or memory that one lacks would end the run on it alone
 
         def build(config: Any) -> Preconditioner:
             make: Callable[[], Preconditioner] = partial(config.build, self._model, self._capture, step, **more)
@@ -205,7 +205,7 @@ class Coordinates:
     def _from_first(self, step: int, **more: Any) -> Preconditioner:
         """Built on the first rank, while the others wait: what does not say how to be divided."""
         cpu, here = torch.device("cpu"), device_of(self._layers)
-        return moved_to(self._ranks.from_first(lambda: moved_to(self._built(step, _ALONE, **more), cpu)), here)
+        return moved_to(self._ranks.broadcast_from_rank0(lambda: moved_to(self._built(step, _ALONE, **more), cpu)), here)
 
     def loaded(self, state: Mapping[str, Tensor]) -> Preconditioner:
         """The preconditioner of a checkpoint, once it is known to fit the model.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import dpkfc.session
+import dpkfc.private_step
 from dpkfc.audit.attacks import audited_plan, one_run
 from dpkfc.audit.canaries import Impulses, Listener
 from dpkfc.config import Plan, PrivacyConfig
@@ -103,14 +103,14 @@ def test_an_honest_run_stays_below_its_claim(method: str, evidence):
 @pytest.mark.parametrize("kept", size([0.1], [0.1, 0.0]))
 def test_a_run_with_too_little_noise_exceeds_its_claim(method: str, kept: float, monkeypatch, evidence):
     """The plan and the ledger speak of the whole noise; what is added is a tenth of it, or none."""
-    real = dpkfc.session.release
+    real = dpkfc.private_step.release
 
     def weak(clipped: Any, plan: Plan, *others: Any) -> Released:
         honest = real(clipped, plan, *others)
         bare = {name: x / plan.expected_batch_size for name, x in clipped.tensors.items()}
         return replace(honest, gradients={n: bare[n] + kept * (x - bare[n]) for n, x in honest.gradients.items()})
 
-    monkeypatch.setattr(dpkfc.session, "release", weak)
+    monkeypatch.setattr(dpkfc.private_step, "release", weak)
     result = audit(settings(**METHODS[method]).with_noise(NOISE, DELTA, EXAMPLES), claimed_epsilon=4.0)
     assert not result.passed and result.epsilon_lower > 4.0
     assert not result.finding().passed

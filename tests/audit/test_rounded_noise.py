@@ -322,7 +322,7 @@ def test_a_run_releases_grid_points_and_charges_what_it_adds(settings: dict[str,
         seen.append((found, grid_of(p.sensitivity, numbers, p.stddev)))
         return found
 
-    monkeypatch.setattr("dpkfc.session.release", watched)
+    monkeypatch.setattr("dpkfc.private_step.release", watched)
     p, model = small(**settings), net()
     with session(p, model, ledger_path=tmp_path / "ledger.jsonl") as s:
         for batch in s.batches():

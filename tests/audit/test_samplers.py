@@ -19,7 +19,7 @@ from dpkfc.audit.statistics import ALPHA, Sizes, draw_batches, sampler_battery, 
 from dpkfc.config import Plan
 from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson
 from dpkfc.data.units import Units
-from dpkfc.distributed import Ranks
+from dpkfc.distributed import DistributedContext
 from dpkfc.privacy.rng import SamplingStream
 from tests.audit.sizes import size
 
@@ -106,7 +106,7 @@ def test_a_session_draws_by_the_law_of_its_plan(evidence) -> None:
 
 def test_ranks_divide_a_batch_without_overlap() -> None:
     for batch in drawn(Poisson(0.1, 50).indices, 30):
-        shares = [Ranks(rank, 3).share(batch) for rank in range(3)]
+        shares = [DistributedContext(rank, 3).shard(batch) for rank in range(3)]
         assert np.array_equal(np.sort(np.concatenate(shares)), batch)
 
 

@@ -287,8 +287,8 @@ def memory_of_sums(patched: pytest.MonkeyPatch) -> None:
     release = Session._release
 
     def leaky(self: Session, clipped: ClippedSum) -> Released:
-        held = self._coordinates.past.get("total", torch.zeros((), dtype=torch.float64))
-        self._coordinates.past = {"total": held + sum(x.sum() for x in clipped.tensors.values())}
+        held = self._pipeline.preconditioning.past.get("total", torch.zeros((), dtype=torch.float64))
+        self._pipeline.preconditioning.past = {"total": held + sum(x.sum() for x in clipped.tensors.values())}
         return release(self, clipped)
 
     patched.setattr(Session, "_release", leaky)
@@ -304,8 +304,8 @@ def filter_of_sums(patched: pytest.MonkeyPatch) -> None:
             first.append(1e-9 * sum(x.sum() for x in clipped.tensors.values()))
         return release(self, clipped)
 
-    def leaky(self: Chain, *args: Any) -> Released:
-        found = apply(self, *args)
+    def leaky(self: Chain, *args: Any, **options: Any) -> Released:
+        found = apply(self, *args, **options)
         self._states = [{key: x + first[0] for key, x in state.items()} for state in self._states]
         return found
 
@@ -321,7 +321,7 @@ def release_of_sums(patched: pytest.MonkeyPatch) -> None:
         found = current(clipped, *rest)
         return replace(found, gradients={n: g + 1e-12 * clipped.tensors[n] for n, g in found.gradients.items()})
 
-    patched.setattr("dpkfc.session.release", leaky)
+    patched.setattr("dpkfc.private_step.release", leaky)
 
 
 def learning_rate_of_norms(patched: pytest.MonkeyPatch) -> Work:
@@ -377,7 +377,7 @@ def refreshed_on_the_batch(patched: pytest.MonkeyPatch) -> None:
 
     def leaky(self: Session, batch: Any, loss: Any) -> Any:
         sums, norms = original(self, batch, loss)
-        current = self._coordinates.current
+        current = self._pipeline.preconditioning.current
         scaled = {name: entry.scaled(float(1 + norms.mean())) for name, entry in current.metric.items()}
         object.__setattr__(current, "metric", scaled)
         return sums, norms
@@ -389,7 +389,7 @@ PLANTED: dict[str, tuple[Task, Plant, str]] = {
     "buffer of a forward pass": (replace(TASKS["plain"], model=lambda: nn.Sequential(Remembers(), net())), no_work, "mean"),
     "attribute of a forward pass": (replace(TASKS["plain"], model=lambda: nn.Sequential(Caches(), net())), no_work, "largest"),
     "memory fed the clipped sum": (TASKS["plain"], memory_of_sums, "checkpoint/past.safetensors"),
-    "filter fed the clipped sum": (TASKS["kfac, a filter and an average"], filter_of_sums, "_chain._states"),
+    "filter fed the clipped sum": (TASKS["kfac, a filter and an average"], filter_of_sums, "postprocess._states"),
     "a trace of the sum in the release": (TASKS["plain"], release_of_sums, "checkpoint/model.safetensors"),
     "learning rate that follows norms": (TASKS["plain"], learning_rate_of_norms, "param_groups"),
     "log of a private figure": (TASKS["plain"], logged_loss, "log dpkfc.session: clipped"),

@@ -194,7 +194,7 @@ def test_every_release_equals_a_loop_over_examples(name: str, kind: str, monkeyp
         for step, batch in enumerate(s.batches()):
             before = copy.deepcopy(net)
             s.step(batch, loss_fn)
-            metric = s._coordinates.metric
+            metric = s._pipeline.metric
             update = expected(before, p, metric, batch.indices, kind, step)
             size = float(torch.sqrt(sum(u.square().sum() for u in update.values())))
             for (full, q), held in zip(net.named_parameters(), before.parameters(), strict=True):
@@ -216,7 +216,7 @@ def test_one_example_moves_the_sum_by_at_most_the_sensitivity(name: str, kind: s
             s.step(batch, loss_fn)
             if step == 3:
                 break
-        metric = s._coordinates.metric
+        metric = s._pipeline.metric
     layers, (x, y) = find_layers(net), data(kind)
     assert p.sensitivity == p.max_grad_norm
 

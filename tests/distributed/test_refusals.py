@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpkfc.curvature.probes import FeatureNoise
-from dpkfc.distributed import Ranks
+from dpkfc.distributed import DistributedContext
 from dpkfc.session import Session
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
@@ -27,7 +27,7 @@ class Drifting(FeatureNoise):
 
     def sample(self, n: int, generator: torch.Generator) -> tuple[Tensor, None]:
         x, _ = super().sample(n, generator)
-        return x + Ranks.current().rank, None
+        return x + DistributedContext.current().rank, None
 
 
 def _moved(rank: int) -> nn.Module:
@@ -117,7 +117,7 @@ def _out_of_step(rank: int) -> None:
     with _session(rank) as s:
         if rank == 0:
             s.batches()
-            s._ranks.from_first(lambda: None, "save")
+            s._ranks.broadcast_from_rank0(lambda: None, "save")
         else:
             next(s.batches())
             return

@@ -57,8 +57,8 @@ def train(folder: Path, fault: str = "-1:0:nowhere") -> None:
             return loss_fn(model, batch)
 
         if armed and place == "release":  # charged, and gone before the others receive it
-            spread = s._ranks.__class__.spread
-            s._ranks.__class__.spread = lambda *a: die(folder) if s.steps_done > int(step) else spread(*a)
+            spread = s._ranks.__class__.broadcast_tensors
+            s._ranks.__class__.broadcast_tensors = lambda *a: die(folder) if s.steps_done > int(step) else spread(*a)
         for batch in s.batches():
             s.step(batch, loss)
             s.save(folder / "checkpoint")

@@ -80,7 +80,7 @@ def test_running_out_in_the_middle_starts_the_whole_batch_again() -> None:
     with session(plan(1.0, expected_batch_size=10, steps=1), whole) as s:
         train(s)
     with session(p, model, verify=False) as s:
-        s._size.bound, s._size._measured = 4, True
+        s._size.bound, s._size._is_measured = 4, True
         record = s.step(next(s.batches()), counting)
         assert record.release == s.ledger.count == 1
     assert sorted(steps, reverse=True) == [4, *[1] * record.batch_size]
@@ -92,7 +92,7 @@ def test_dropout_starts_from_the_same_numbers_again() -> None:
     for capacity in (N, 4):  # at 4 some attempts fail before the one that counts, and every one is of single rows
         model = limited(N, nn.Dropout(0.5))
         with session(plan(1.0, max_physical_batch_size="auto"), model, verify=False) as s:
-            s._size.bound, s._size._measured = 1, True
+            s._size.bound, s._size._is_measured = 1, True
             if capacity == 4:
                 s._size.bound, failures = 2, Heard()
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import dpkfc.session
+import dpkfc.private_step
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.gradients.clipped_sum import clipped_sum, example_gradient
 from dpkfc.gradients.clipping import Clip
@@ -123,14 +123,14 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sums: list[ClippedSum] = []
         self.releases: list[Released] = []
-        real = dpkfc.session.release
+        real = dpkfc.private_step.release
 
         def release(clipped: ClippedSum, *rest: object) -> Released:
             self.sums.append(clipped)
             self.releases.append(real(clipped, *rest))
             return self.releases[-1]
 
-        monkeypatch.setattr(dpkfc.session, "release", release)
+        monkeypatch.setattr(dpkfc.private_step, "release", release)
 
 
 @pytest.mark.parametrize("loss", [loss_fn, inside(torch.bfloat16)], ids=["weights", "autocast"])

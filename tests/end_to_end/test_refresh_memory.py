@@ -70,7 +70,7 @@ def test_a_refresh_takes_no_more_memory_than_a_step(name: str, settings: dict[st
     config = PrivacyConfig(preconditioner=METHODS[name], steps=2, sampler="fixed", **settings, **MORE.get(name, {}))
     with Session(config.with_noise(1.0, 1e-3, N), model, torch.optim.SGD(model.parameters(), 0.1), tokens(N), verify=False) as s:
         batch = next(s.batches())
-        refresh = peak_bytes(lambda: s._coordinates.refresh(0))
+        refresh = peak_bytes(lambda: s._pipeline.refresh(0))
         assert s.preconditioner is not None
         step = peak_bytes(partial(s.step, batch, loss_fn))
     whole = peak_bytes(lambda: _alone(METHODS[name], Tokens()))
@@ -279,10 +279,10 @@ def test_on_a_cpu_the_bytes_of_a_few_probe_examples_are_looked_at(monkeypatch: p
         model = limited(100)
         settings = {**AUTO, "expected_batch_size": 30, "preconditioner": kfac(probe_size=24)}
         with session(plan(1.0, **settings), model, verify=False) as s:
-            s._coordinates.refresh(0)
+            s._pipeline.refresh(0)
             model[-1].seen.clear()
-            s._coordinates._config = kfac(probe_size=24, seed=1)
-            s._coordinates.refresh(2)
+            s._pipeline.preconditioning._config = kfac(probe_size=24, seed=1)
+            s._pipeline.refresh(2)
         seen[free] = max(model[-1].seen)
     assert seen[1 << 50] == 24 and 1 <= seen[12_000] < 24
 
@@ -295,7 +295,7 @@ def test_a_loss_that_draws_numbers_keeps_the_examples_it_draws_for() -> None:
 
     model = limited(100)
     with session(plan(1.0, preconditioner=kfac(loss=loss, probe_size=24), expected_batch_size=4), model, verify=False) as s:
-        s._coordinates.refresh(0)
+        s._pipeline.refresh(0)
     assert set(model[-1].seen) == {24}
 
 

@@ -85,7 +85,7 @@ def test_a_trusted_servers_run_is_a_session_to_the_bit_where_one_client_holds_al
     model = head()
     central = config.with_noise(1.0, 1e-3, RECORDS)
     with Session(central, model, torch.optim.SGD(model.parameters(), lr=0.25), records()) as session:
-        session._noise = NoiseStream.repeatable(stream_seed(plan, 0))
+        session._pipeline.noise = NoiseStream.repeatable(stream_seed(plan, 0))
         for batch in session.batches():
             session.step(batch, loss_fn)
     assert torch.equal(vector(dict(model.named_parameters())), vector(run.server.parameters))

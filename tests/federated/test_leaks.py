@@ -84,7 +84,7 @@ class Frozen(Client):
     """Repeats its noise in every round."""
 
     def _released(self, sums, step):
-        self._noise = NoiseStream.repeatable(1)
+        self._pipeline.noise = NoiseStream.repeatable(1)
         clipped = super()._released(sums, 0)
         return clipped
 
@@ -112,7 +112,7 @@ def test_one_seed_on_two_clients_is_found():
     clients = clients_of(plan)
     assert all(f.passed for f in found(plan, clients).values())
     clients = clients_of(plan)
-    clients[5]._noise = NoiseStream.repeatable(stream_seed(plan, 1 + 1))
+    clients[5]._pipeline.noise = NoiseStream.repeatable(stream_seed(plan, 1 + 1))
     finding = found(plan, clients)["independence of the noise"]
     assert not finding.passed and "(1, 5)" in finding.detail
 

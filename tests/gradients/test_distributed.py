@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 
 from dpkfc import distributed
-from dpkfc.distributed import Ranks, _device
+from dpkfc.distributed import DistributedContext, _device
 from tests.test_session import net, plan, session
 
 
 def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert Ranks.current() == Ranks()
+    assert DistributedContext.current() == DistributedContext()
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(RuntimeError, match=r"spend 4 times the budget.*init_process_group\(\)"):
         session(plan(), net())
@@ -32,16 +32,16 @@ def test_a_lack_of_memory_is_not_taken_for_the_death_of_another_process(monkeypa
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no room for the sum")
 
-    monkeypatch.setattr(distributed, "_flat", full)
+    monkeypatch.setattr(distributed, "_flatten", full)
     monkeypatch.setattr(distributed, "_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(dist, "all_reduce", lambda *_: None)
     with pytest.raises(torch.OutOfMemoryError, match="no room for the sum"):
-        Ranks(1, 2).sum({"a": torch.ones(2)})
+        DistributedContext(1, 2).sum({"a": torch.ones(2)})
 
 
 def test_without_a_process_group_nothing_is_sent() -> None:
-    ranks = Ranks.current()
-    assert ranks == Ranks() and ranks.first
-    assert list(ranks.share([3, 4])) == [3, 4]
+    ranks = DistributedContext.current()
+    assert ranks == DistributedContext() and ranks.is_rank0
+    assert list(ranks.shard([3, 4])) == [3, 4]
     tensors = {"a": torch.ones(2)}
     assert ranks.sum(tensors)["a"] is tensors["a"]

@@ -54,7 +54,7 @@ def cancelling(width: int, out: int, lengths: list[int]) -> list[Example]:
 
 def change(session: Session, loss_fn: Callable[..., Tensor], count: int = N) -> float:
     """How far the sum of the first examples moves when the one behind them joins, over the sensitivity of the plan."""
-    session._coordinates.refresh(0)
+    session._pipeline.refresh(0)
     without, _ = session._clipped_sum(Batch(0, np.arange(count)), loss_fn)
     with_it, _ = session._clipped_sum(Batch(0, np.arange(count + 1)), loss_fn)
     moved = sum(float((with_it[k].double() - x.double()).square().sum()) for k, x in without.items())
@@ -162,7 +162,7 @@ def test_a_neighbouring_unit_with_more_records_does_not_move_the_others() -> Non
             expected_batch_size=N // 2, steps=9, unit="patient", max_records_per_unit=3, **settings
         ).with_noise(1.0, 1e-9, N + 1)
         session = Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), data, units=units, verify=False)
-        session._coordinates.refresh(0)
+        session._pipeline.refresh(0)
         rows = np.stack([np.arange(N), np.full(N, -1), np.full(N, -1)], 1)
         more = np.concatenate([rows, [[N, N + 1, N + 2]]])
 

@@ -30,14 +30,14 @@ def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
         session, _ = watched(
             subject, plan, some.dataset(subject), units=some.units(subject), ledger_path=path, verify=False
         )
-        sync, normal = os.fsync, session._noise.normal
+        sync, normal = os.fsync, session._pipeline.noise.normal
 
         def fsync(descriptor: int) -> None:
             events.append("sync" if os.path.samestat(os.fstat(descriptor), path.stat()) else "")
             sync(descriptor)
 
         m.setattr(os, "fsync", fsync)
-        m.setattr(session._noise, "normal", lambda *args: (events.append("noise"), normal(*args))[1])
+        m.setattr(session._pipeline.noise, "normal", lambda *args: (events.append("noise"), normal(*args))[1])
         with session:
             for batch in session.batches():
                 session.step(batch, some.loss(subject))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc import checkpoint, session
+from dpkfc import checkpoint, private_step, session
 from dpkfc.config import Plan
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
@@ -23,7 +23,7 @@ from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy import ledger
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import SamplingStream
-from dpkfc.session import Session, count_along
+from dpkfc.session import Session
 from dpkfc.tracking import BatchAxis, Tracker
 from tests.injected_bugs.leak import Leak, noting_batches, noting_sums, swapped
 
@@ -235,7 +235,7 @@ def after_release(m: pytest.MonkeyPatch) -> None:
 
         return release
 
-    swapped(m, session, "release", make)
+    swapped(m, private_step, "release", make)
 
 
 def with_the_update(m: pytest.MonkeyPatch) -> None:
@@ -244,12 +244,12 @@ def with_the_update(m: pytest.MonkeyPatch) -> None:
     def make(real: Any) -> Any:
         def apply(self: Session, released: Any) -> None:
             real(self, released)
-            count_along(self._ledger, self.plan, self._step, self._ledger.count + 1)
+            self._pipeline.match_release_count(self._step, self.ledger.count + 1)
 
         return apply
 
     swapped(
-        m, session, "release",
+        m, private_step, "release",
         lambda real: lambda clipped, plan, noise, book, step: real(clipped, plan, noise, Ledger.in_memory(plan.hash), step),
     )  # fmt: skip
     swapped(m, Session, "_apply", make)

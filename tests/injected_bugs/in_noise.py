@@ -151,14 +151,14 @@ def repeated_after_resume(m: pytest.MonkeyPatch) -> None:
     def saving(real: Any) -> Any:
         def save(self: Session, *args: Any, **options: Any) -> None:
             real(self, *args, **options)
-            kept["state"] = self._noise._key, self._noise._draws
+            kept["state"] = self._pipeline.noise._key, self._pipeline.noise._draws
 
         return save
 
     def restoring(real: Any) -> Any:
         def restore(self: Session, folder: Any) -> Any:
             extra = real(self, folder)
-            self._noise._key, self._noise._draws = kept["state"]
+            self._pipeline.noise._key, self._pipeline.noise._draws = kept["state"]
             return extra
 
         return restore

@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 from dpkfc.audit.harness import Finding, Subject, failed, scripted, watched
 from dpkfc.audit.neighbors import SEED, distance
 from dpkfc.audit.statistics import judge_noise
-from dpkfc.distributed import Ranks
+from dpkfc.distributed import DistributedContext
 from dpkfc.privacy.mechanism import release
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.session import Session
@@ -30,19 +30,21 @@ BATCHES = [[0, 1, 2, 3, 4], [5], [], [6, 7]]
 
 def shared_by_none(m: pytest.MonkeyPatch) -> None:
     """Every rank takes the whole batch, so that each example counts once a rank."""
-    m.setattr(Ranks, "share", lambda self, indices: indices)
+    m.setattr(DistributedContext, "shard", lambda self, indices: indices)
 
 
 def noise_of_its_own(m: pytest.MonkeyPatch) -> None:
     """Every rank adds noise of its own to the common sum: who averages their weights averages the noise away."""
-    m.setattr(Session, "_release", lambda self, x: release(x, self.plan, self._noise, self._ledger, self._step))
+    m.setattr(
+        Session, "_release", lambda self, x: release(x, self.plan, self._pipeline.noise, self.ledger, self._step)
+    )
 
 
 def one_seed(m: pytest.MonkeyPatch) -> None:
     """Every rank adds its part of the noise before sums are reduced, from the same seed."""
 
     def make(real: Any) -> Any:
-        def total(self: Ranks, tensors: Any) -> Any:
+        def total(self: DistributedContext, tensors: Any) -> Any:
             noise = NoiseStream.repeatable(0)
             parts = enumerate(tensors.items())
             own = {n: noise.normal(x.numel(), k, "float64").reshape(x.shape) for k, (n, x) in parts}
@@ -50,7 +52,7 @@ def one_seed(m: pytest.MonkeyPatch) -> None:
 
         return total
 
-    swapped(m, Ranks, "sum", make)
+    swapped(m, DistributedContext, "sum", make)
     m.setattr("dpkfc.privacy.mechanism.gaussian_release", lambda x, _, divisor, __: {n: y / divisor for n, y in x.items()})
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 pytest.importorskip("transformers")
 from transformers import BertForSequenceClassification, EarlyStoppingCallback, TrainerCallback
 
-from dpkfc.integrations.huggingface import AsDict, PrivateTrainer, _settle_loss, per_example_cross_entropy
+from dpkfc.integrations.huggingface import AsDict, PrivateTrainer, _verify_default_loss, per_example_cross_entropy
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
 from tests.integrations.hf_cases import (
@@ -152,7 +152,7 @@ def test_the_loss_of_a_model_is_compared_on_public_rows(tmp_path) -> None:
 
     read, rows = set(), Read(examples("causal"))
     trainer = trainer_of(tmp_path, "causal")
-    _settle_loss(trainer, rows, AsDict(pad))
+    _verify_default_loss(trainer, rows, AsDict(pad))
     assert read == {0}
     assert trainer.default_loss._shifted
 

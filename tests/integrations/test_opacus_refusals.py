@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from dpkfc.distributed import Ranks
+from dpkfc.distributed import DistributedContext
 from dpkfc.integrations.opacus import PrivacyEngine
 from tests.integrations.opacus_cases import (
     B,
@@ -170,7 +170,7 @@ def test_validation() -> None:
 
 
 def test_processes_that_would_each_train_on_all_data_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ranks, "current", classmethod(lambda cls: cls(0, 3)))
+    monkeypatch.setattr(DistributedContext, "current", classmethod(lambda cls: cls(0, 3)))
     with pytest.raises(ValueError, match=r"3 processes.*spend 3 times the budget.*dpkfc\.Session"):
         private()
     monkeypatch.undo()

@@ -16,14 +16,14 @@ from dpkfc.app.assembly import as_asked
 from dpkfc.app.preparation import Prepared
 from dpkfc.app.run_folder import RunFolder, RunFolderError
 from dpkfc.app.settings import ConfigError, RunConfig, flatten, of_the_run, read_toml, to_toml
-from dpkfc.distributed import Ranks, is_launched
+from dpkfc.distributed import DistributedContext, is_launched
 from dpkfc.privacy.ledger import verify
 
 _PATIENCE = 20.0  # seconds
 
 
 @contextmanager
-def processes() -> Iterator[Ranks]:
+def processes() -> Iterator[DistributedContext]:
     """The processes of a run: those of torchrun, joined for its time, those of a group that is there, or this one alone.
 
     A group that was joined is left at the end; an error ends the process, and torchrun the others.
@@ -31,7 +31,7 @@ def processes() -> Iterator[Ranks]:
     joins = is_launched() and not dist.is_initialized()
     if joins:
         dist.init_process_group()  # gloo between CPUs, NCCL between GPUs
-    yield Ranks.current()
+    yield DistributedContext.current()
     if joins:
         dist.destroy_process_group()
 
@@ -51,16 +51,16 @@ def check_named(config: RunConfig) -> None:
         raise ConfigError(f"device = {config.device!r} would be that of all processes of a host; give its kind alone, as cuda")
 
 
-def check_alike(config: RunConfig, ranks: Ranks) -> None:
+def check_alike(config: RunConfig, ranks: DistributedContext) -> None:
     """Processes that decide by different settings would wait for one another in different places.
 
     Raises:
         RuntimeError: naming a process and the first setting that differs.
     """
-    ranks.agree(lambda: {f"setting {name}": (repr(value), None) for name, value in of_the_run(config).items()})
+    ranks.check_consistent(lambda: {f"setting {name}": (repr(value), None) for name, value in of_the_run(config).items()})
 
 
-def is_begun(config: RunConfig, ranks: Ranks) -> bool:
+def is_begun(config: RunConfig, ranks: DistributedContext) -> bool:
     """Whether torchrun has started this command before: its folder holds a run of the same settings.
 
     What was cut off before its first checkpoint, which comes before the first release, is taken away and begun anew.
@@ -78,14 +78,14 @@ def is_begun(config: RunConfig, ranks: Ranks) -> bool:
                 f"run folder {config.out} holds a run of other settings: give those of its config.toml to continue it; another "
                 "--out begins a second run, with a budget of its own"
             )
-        return True, not checkpoint.is_there(folder.checkpoint) and not _spent(folder)
+        return True, not checkpoint.exists(folder.checkpoint) and not _spent(folder)
 
-    seen = ranks.everyone(ranks.together(begun))
+    seen = ranks.all_gather(ranks.run_on_all(begun))
     if len(set(seen)) > 1:
         raise _apart(config.out)
     found, cut_off = seen[0]
     if cut_off:
-        ranks.from_first(folder.take_away, "cut off")
+        ranks.broadcast_from_rank0(folder.take_away, "cut off")
     return found and not cut_off
 
 
@@ -102,7 +102,7 @@ def _spent(folder: RunFolder) -> bool:
     return folder.ledger.is_file() and folder.ledger.stat().st_size > 0 and bool(verify(folder.ledger).releases)
 
 
-def check_seen(folder: RunFolder, ranks: Ranks) -> None:
+def check_seen(folder: RunFolder, ranks: DistributedContext) -> None:
     """A restart may make another host the first: the run must be where every process sees it.
 
     Raises:
@@ -111,7 +111,7 @@ def check_seen(folder: RunFolder, ranks: Ranks) -> None:
     until = time.monotonic() + _PATIENCE
     while not folder.config.is_file() and time.monotonic() < until:
         time.sleep(0.2)  # a network disk shows a new file late
-    if not all(ranks.everyone(folder.config.is_file())):
+    if not all(ranks.all_gather(folder.config.is_file())):
         raise _apart(str(folder.path))
 
 
@@ -129,7 +129,7 @@ def on_own_device(config: RunConfig) -> RunConfig:
     return replace(config, device=f"{config.device}:{os.environ.get('LOCAL_RANK', '0')}")
 
 
-def apart(ranks: Ranks, prepared: Prepared) -> None:
+def apart(ranks: DistributedContext, prepared: Prepared) -> None:
     """Let several processes begin with equal weights and with random numbers of their own, for dropout and augmentation."""
     if ranks.world_size == 1:
         return
@@ -137,5 +137,5 @@ def apart(ranks: Ranks, prepared: Prepared) -> None:
     if prepared.start:  # pre-trained on every process, whose threads may have rounded otherwise
         own = dict(prepared.model.named_parameters())
         with torch.no_grad():
-            for name, value in ranks.spread(own, own, next(iter(own.values())).device).items():
+            for name, value in ranks.broadcast_tensors(own, own, next(iter(own.values())).device).items():
                 own[name].copy_(value)

@@ -27,7 +27,7 @@ from dpkfc.app.results import curve_of, judged_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder
 from dpkfc.app.settings import ConfigError, RunConfig, check_unchanged, flatten, of_the_run, read_toml, to_toml
 from dpkfc.data.checks import check_disjoint
-from dpkfc.distributed import Ranks
+from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.state import check_finite
 from dpkfc.report.card import stamp
 from dpkfc.session import Session, StepRecord
@@ -207,17 +207,17 @@ def run(config: RunConfig, console: Console | None = None, *, any_world_size: bo
         check_alike(config, ranks)
         if is_begun(config, ranks):
             return _continued(config.out, console, ranks, any_world_size)
-        folder = ranks.from_first(lambda: _new_folder(config), "run folder")
+        folder = ranks.broadcast_from_rank0(lambda: _new_folder(config), "run folder")
         try:
-            config = ranks.from_first(partial(structured, config), "structure")
-            prepared = ranks.together(lambda: prepare(on_own_device(config)))
+            config = ranks.broadcast_from_rank0(partial(structured, config), "structure")
+            prepared = ranks.run_on_all(lambda: prepare(on_own_device(config)))
         except BaseException:
-            if ranks.first:
+            if ranks.is_rank0:
                 folder.remove_if_empty()
             raise
-        ranks.from_first(lambda: folder.begin(to_toml(config)), "settings")
+        ranks.broadcast_from_rank0(lambda: folder.begin(to_toml(config)), "settings")
         check_seen(folder, ranks)
-        if console is not None and ranks.first and told(config):
+        if console is not None and ranks.is_rank0 and told(config):
             console.print(told(config), markup=False, highlight=False)
         return _train(prepared, folder, Metrics(config.eval_on, settings=of_the_run(config)), console, ranks)
 
@@ -241,7 +241,7 @@ def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -
     """
     folder.begin(to_toml(prepared.config))
     metrics = Metrics(prepared.config.eval_on, settings=of_the_run(prepared.config))
-    return _train(prepared, folder, metrics, None, Ranks.current(), watch=watch, figures_only=True)
+    return _train(prepared, folder, metrics, None, DistributedContext.current(), watch=watch, figures_only=True)
 
 
 def resume(path: str | Path, console: Console | None = None, *, any_world_size: bool = False) -> Result:
@@ -261,7 +261,7 @@ def resume(path: str | Path, console: Console | None = None, *, any_world_size: 
         return _continued(path, console, ranks, any_world_size)
 
 
-def _continued(path: str | Path, console: Console | None, ranks: Ranks, any_world_size: bool) -> Result:
+def _continued(path: str | Path, console: Console | None, ranks: DistributedContext, any_world_size: bool) -> Result:
     own: list[Metrics] = []
 
     def begun() -> tuple[RunFolder, RunConfig, Metrics]:
@@ -269,9 +269,9 @@ def _continued(path: str | Path, console: Console | None, ranks: Ranks, any_worl
         own.append(metrics)
         return folder, config, metrics.without_private()
 
-    folder, config, metrics = ranks.from_first(begun, "run folder")
+    folder, config, metrics = ranks.broadcast_from_rank0(begun, "run folder")
     check_seen(folder, ranks)
-    prepared = ranks.together(lambda: prepare(on_own_device(config)))
+    prepared = ranks.run_on_all(lambda: prepare(on_own_device(config)))
     metrics = own[0] if own else metrics
     return _train(prepared, folder, metrics, console, ranks, resumed=True, any_world_size=any_world_size)
 
@@ -293,7 +293,7 @@ def _train(
     folder: RunFolder,
     metrics: Metrics,
     console: Console | None,
-    ranks: Ranks,
+    ranks: DistributedContext,
     *,
     resumed: bool = False,
     any_world_size: bool = False,
@@ -315,15 +315,15 @@ def _train(
     with session:
         if resumed:
             session.restore(folder.checkpoint, any_world_size=any_world_size)
-            if session.steps_done >= plan.steps and ranks.from_first(lambda: folder.is_complete, "results"):
+            if session.steps_done >= plan.steps and ranks.broadcast_from_rank0(lambda: folder.is_complete, "results"):
                 raise ConfigError(f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are spent")
         loop = _Loop(prepared, folder, session, metrics, ranks=ranks, watch=watch)
-        label, shown = LABELS[config.method], console if ranks.first else None
+        label, shown = LABELS[config.method], console if ranks.is_rank0 else None
         with TrainingProgress(plan.steps, done=session.steps_done, console=shown, label=label) as progress:
             interrupted = loop.run(progress)
-        ranks.together(lambda: check_finite(session.layers))
+        ranks.run_on_all(lambda: check_finite(session.layers))
         if not interrupted and not figures_only:
-            ranks.from_first(lambda: write_results(prepared, folder, session, metrics), "results")
+            ranks.broadcast_from_rank0(lambda: write_results(prepared, folder, session, metrics), "results")
         return _result(prepared, folder, session, metrics, interrupted)
 
 
@@ -337,7 +337,7 @@ class _Loop:
         session: Session,
         metrics: Metrics,
         *,
-        ranks: Ranks,
+        ranks: DistributedContext,
         watch: Watch | None,
     ) -> None:
         self._prepared, self._folder, self._session, self._metrics = prepared, folder, session, metrics
@@ -406,7 +406,7 @@ class _Loop:
 
     def _save(self) -> None:
         self._session.save(self._folder.checkpoint)
-        self._ranks.from_first(lambda: self._metrics.write(self._folder.metrics), "metrics")
+        self._ranks.broadcast_from_rank0(lambda: self._metrics.write(self._folder.metrics), "metrics")
 
 
 def _row(record: StepRecord, epsilon: float) -> Row:

@@ -718,7 +718,7 @@ class _Heard(Session):
 
     def _release(self, clipped: ClippedSum) -> Released:
         released = super()._release(clipped)
-        self._hear(released, self._coordinates.metric)
+        self._hear(released, self._pipeline.metric)
         return released
 
 

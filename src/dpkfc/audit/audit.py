@@ -107,8 +107,8 @@ class _Broken:
 
 def _step_without_a_ledger(session: Watched, batch: Any, loss: Any) -> str:
     """What a step did although it could not be charged; "" where it did nothing."""
-    before, drawn, real = len(session.released), session.noise_draws, session._ledger
-    session._ledger = _Broken(real)  # type: ignore[assignment]
+    before, drawn, real = len(session.released), session.noise_draws, session.ledger
+    session._pipeline.ledger = _Broken(real)  # type: ignore[assignment]
     try:
         session.step(batch, loss)
     except LedgerError:
@@ -116,7 +116,7 @@ def _step_without_a_ledger(session: Watched, batch: Any, loss: Any) -> str:
             return "a release got out"
         return "noise was drawn" if session.noise_draws > drawn else ""
     finally:
-        session._ledger = real
+        session._pipeline.ledger = real
     return "a release got out"
 
 

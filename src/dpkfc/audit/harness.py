@@ -353,7 +353,7 @@ class Watched(Session):
     def batches(self) -> Iterator[Batch]:
         """Those of the script."""
         script, found = len(self.plan.sampler.rows), super().batches()  # type: ignore[union-attr]
-        while max(self._step, self._ledger.count) < script and (batch := next(found, None)) is not None:
+        while max(self._step, self.ledger.count) < script and (batch := next(found, None)) is not None:
             yield batch
 
     @property
@@ -364,7 +364,7 @@ class Watched(Session):
     @property
     def metric(self) -> Metric:
         """The metric in force."""
-        return self._coordinates.metric
+        return self._pipeline.metric
 
     @property
     def digest(self) -> str:
@@ -374,12 +374,12 @@ class Watched(Session):
     @property
     def noise_draws(self) -> int:
         """How often noise was drawn."""
-        return self._noise._draws
+        return self._pipeline.noise._draws
 
     @property
     def past(self) -> Mapping[str, Tensor]:
         """What a preconditioner that is made from past releases keeps of them."""
-        return self._coordinates.past
+        return self._pipeline.preconditioning.past
 
     def differs_from(self, other: Watched) -> str:
         """The first parameter or buffer whose values differ between two sessions, "" where none does."""

@@ -318,8 +318,8 @@ def fisher_of_layers(
     if team is None:
         parts, note, _ = _parts(model, capture, run, max_factor_size)
         return _finished({name: [part] for name, part in parts.items()}), note
-    parts, note, digest = team.together(lambda: _parts(model, capture, run, max_factor_size, team))
-    told = team.everyone((digest, note))
+    parts, note, digest = team.run_on_all(lambda: _parts(model, capture, run, max_factor_size, team))
+    told = team.all_gather((digest, note))
     agreed("probe", [of for of, _ in told])
     found = joined(team, parts, _cost, _finished, device_of(model))
     return found, next((text for _, text in told if text), "")

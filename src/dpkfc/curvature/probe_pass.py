@@ -57,11 +57,11 @@ class Team(Protocol):
         """Number of processes."""
         ...
 
-    def together(self, work: Callable[[], T]) -> T:
+    def run_on_all(self, work: Callable[[], T]) -> T:
         """Do work everywhere; an error anywhere is raised everywhere."""
         ...
 
-    def everyone(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The values of all, in their order."""
         ...
 
@@ -98,7 +98,7 @@ def joined(
         Layer name to what was made of it, the same on every process.
     """
     mine = handed_over(team, parts, cost)
-    return told_to_all(team, team.together(lambda: finish(moved_to(mine, device))), device)
+    return told_to_all(team, team.run_on_all(lambda: finish(moved_to(mine, device))), device)
 
 
 def handed_over(team: Team, parts: Mapping[str, P], cost: Callable[[P], float]) -> dict[str, list[P]]:
@@ -107,7 +107,7 @@ def handed_over(team: Team, parts: Mapping[str, P], cost: Callable[[P], float]) 
     Returns:
         The layers that this process owns to their parts, in the order of the processes, on the CPU.
     """
-    owners = owners_of(team.everyone({name: cost(part) for name, part in parts.items()}))
+    owners = owners_of(team.all_gather({name: cost(part) for name, part in parts.items()}))
     mine: dict[str, list[P]] = {}
     for owner in range(team.world_size):
         sent = {name: part for name, part in parts.items() if owners[name] == owner}
@@ -119,7 +119,7 @@ def handed_over(team: Team, parts: Mapping[str, P], cost: Callable[[P], float]) 
 
 def told_to_all(team: Team, made: Mapping[str, R], device: torch.device) -> dict[str, R]:
     """What each process has made of its layers, on all of them; in one order, as owners hold consecutive layers."""
-    found = team.everyone(moved_to(dict(made), torch.device("cpu")))
+    found = team.all_gather(moved_to(dict(made), torch.device("cpu")))
     return {name: moved_to(x, device) for part in found for name, x in part.items()}
 
 

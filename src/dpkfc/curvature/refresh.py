@@ -87,7 +87,7 @@ def drift_of(layers: Mapping[str, LayerAccumulator], past: Running, team: Team |
             for side, sums in layer.sides.items()
         ]
 
-    parts = [distances()] if team is None else team.everyone(team.together(distances))
+    parts = [distances()] if team is None else team.all_gather(team.run_on_all(distances))
     found = [distance for part in parts for distance in part]
     return sum(found) / len(found) if found else 0.0
 
@@ -165,8 +165,8 @@ def measure(
     """
     if team is None:
         return _measured(model, capture, run, structure)[0]
-    own, digest = team.together(lambda: _measured(model, capture, run, structure, team))
-    told = team.everyone((digest, dict(own.unknown), own.note))
+    own, digest = team.run_on_all(lambda: _measured(model, capture, run, structure, team))
+    told = team.all_gather((digest, dict(own.unknown), own.note))
     agreed("probe", [of for of, _, _ in told])
     unknown = {name: kind for _, of, _ in told for name, kind in of.items()}
     return Measured(layers=own.layers, unknown=unknown, last=None, note=next((note for _, _, note in told if note), ""))
@@ -215,7 +215,7 @@ def gathered(
         return layers
     own = {name: layer.apart() for name, layer in layers.items()}
     parts = handed_over(team, own, lambda layer: layer.cost(team.world_size))
-    return team.together(lambda: added(moved_to(parts, device_of(model))))
+    return team.run_on_all(lambda: added(moved_to(parts, device_of(model))))
 
 
 def decomposed(
@@ -246,7 +246,7 @@ def decomposed(
         kept = running_of(total, made) if remember else {}
         return {name: (made[name], kept.get(name)) for name in made}
 
-    found = finished() if team is None else told_to_all(team, team.together(finished), device_of(model))
+    found = finished() if team is None else told_to_all(team, team.run_on_all(finished), device_of(model))
     running = {name: kept for name, (_, kept) in found.items() if kept is not None}
     return {name: factors for name, (factors, _) in found.items()}, running
 
@@ -290,8 +290,8 @@ def probe_scale(
     else:
         rows = own_rows(team, run.size, first)
         pieces = blocks_on_probe(model, capture, run, rows.start, stop=rows.stop)
-        own = team.together(lambda: _norms(pieces, rows.start, metric))
-        found = team.everyone([x.cpu() for x in own])
+        own = team.run_on_all(lambda: _norms(pieces, rows.start, metric))
+        found = team.all_gather([x.cpu() for x in own])
         norms = [torch.cat(x) for x in zip(*found, strict=True)]
     if not norms[0].numel():
         return 1.0

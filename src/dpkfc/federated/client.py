@@ -40,9 +40,11 @@ from dpkfc.federated.secure_aggregation import (
     round_scope,
     seal_shares,
 )
+from dpkfc.postprocess.pipeline import Chain
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
-from dpkfc.privacy.mechanism import ClippedSum, release
+from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
+from dpkfc.private_step import ReleasePipeline
 from dpkfc.verification.examples import checked_verify
 
 # --------------------------------------------------------------------------------------------------
@@ -179,11 +181,19 @@ class Client:
         if plan.config.privacy.masked and plan.share > 0 and plan.share / plan.grid(local.numbers) < FEWEST_STEPS:
             raise ValueError("the noise of one client is too small for the grid of secure aggregation; raise the noise")
         seed = stream_seed(plan, number + 1)
-        self._noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
+        noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
         self._sampling = SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
         header = {**plan.ledger_header, "client": number}
         opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
         self.ledger: Ledger = opened(plan.hash, header, plan.releases)
+        self._pipeline = ReleasePipeline(
+            Mechanism(plan, plan.share),
+            noise,
+            self.ledger,
+            layers=local.layers,
+            preconditioning=local.coordinates,
+            postprocess=Chain(()),  # the server post-processes
+        )
         if verify:
             local.verify(self.records, strict=verify == "strict")
         self._tried = Tried(local, self.records)
@@ -342,7 +352,7 @@ class Client:
         if self.plan.config.privacy.masked:  # the grid needs more digits than float32 has
             sums = {name: x.double() for name, x in sums.items()}
         clipped = ClippedSum(sums, self.plan.config.max_grad_norm)
-        return release(clipped, Mechanism(self.plan, self.plan.share), self._noise, self.ledger, step).gradients
+        return self._pipeline.release(clipped, step).gradients
 
     def _drawn(self, step: int) -> NDArray[np.int64]:
         """All records, or a Poisson sample of them."""

@@ -126,7 +126,7 @@ class App:
             [self.records(number, chosen) for number in range(plan.config.clients)],
             ledger_path=place / "ledger.jsonl",
             checkpoint=place / "checkpoint",
-            resume=checkpoint.is_there(place / "checkpoint"),
+            resume=checkpoint.exists(place / "checkpoint"),
             evaluate=self.evaluated(chosen),
             on_round=on_round,
             collate_fn=self.collate_fn,
@@ -495,7 +495,7 @@ def _check_types(model: nn.Module) -> None:
 
 def _resume(run: Run, place: Path) -> None:
     """Continue from a checkpoint; a new run, whose ledger is empty, writes its first one before its first round."""
-    if checkpoint.is_there(place):
+    if checkpoint.exists(place):
         run.restore(place)
     else:
         check_unused(run.server)

@@ -50,8 +50,9 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess.pipeline import Chain
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
-from dpkfc.privacy.mechanism import ClippedSum, Released, release
+from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
+from dpkfc.private_step import ReleasePipeline
 
 # --------------------------------------------------------------------------------------------------
 # What a server holds of a round while it is open, and what it says of it afterwards.
@@ -255,10 +256,16 @@ class Server:
         opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
         self.ledger: Ledger = opened(plan.hash, plan.ledger_header, plan.releases)
         seed = stream_seed(plan, 0)
-        self._noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
+        noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
         self._sampling = SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
-        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
-        self._chain = Chain((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout)
+        self._pipeline = ReleasePipeline(
+            Mechanism(plan, plan.stddev, plan.config.divisor),
+            noise,
+            self.ledger,
+            layers=self.layers,
+            preconditioning=Coordinates(plan.config.preconditioner, model, self.layers),
+            postprocess=Chain((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout),
+        )
         self._state: Tensors = {}
         self._stepped = -1  # number of the last round with a release
         self._delivery = MetricDelivery(plan.config.metric == FACTORS)
@@ -320,7 +327,7 @@ class Server:
         if self.plan.config.privacy.masked and exchange is None:
             exchange = self._new_exchange(recovers=False)
         cohort = self._cohort(number) if exchange is None else exchange.ready_clients(self.plan.config.survivors)
-        self._coordinates.refresh(number)
+        self._pipeline.refresh(number)
         extra = self.plan.config.rule.broadcast(self._state)
         control = sum(float(x.double().square().sum()) for x in extra.values()) ** 0.5
         ticket = Charged.write(self.ledger, self.plan, number)
@@ -477,16 +484,15 @@ class Server:
         plan, divisor = self.plan, self.plan.config.divisor
         step = open_.number * plan.per_round
         if plan.config.privacy.noise_by == "server":
-            mechanism = Mechanism(plan, plan.stddev, divisor)
-            ticket = cast(Ledger, open_.ticket)
-            return release(ClippedSum(added, plan.config.max_grad_norm), mechanism, self._noise, ticket, step)
+            clipped = ClippedSum(added, plan.config.max_grad_norm)
+            return self._pipeline.release(clipped, step, ledger=cast(Ledger, open_.ticket))
         number = open_.ticket.charge(step, plan.event)
         mean = {name: x.div_(divisor).to(accumulated(self.parameters[name])) for name, x in added.items()}
         return Released(gradients=mean, noise_variance=plan.mean_variance(survivors), step=step, release=number)
 
     def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
         config = self.plan.config
-        direction = self._chain.apply(released, self._coordinates.metric, self.layers, spare=True)
+        direction = self._pipeline.make_update(released, spare=True)
         hidden = config.privacy.unit == "client" and config.client_rate < 1
         took_part = config.client_rate if hidden else survivors / config.clients
         shares = Shares(divided=config.divisor / config.clients, took_part=took_part)
@@ -525,7 +531,7 @@ class Server:
     @property
     def preconditioner(self) -> Preconditioner | None:
         """The preconditioner in force."""
-        return self._coordinates.current
+        return self._pipeline.preconditioning.current
 
     def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
         """Write a checkpoint between rounds: released parameters, states of filters and rule, metric; never a message.
@@ -538,7 +544,7 @@ class Server:
             raise RuntimeError("a round is open: its messages are in no checkpoint; close it first")
         groups = {
             "model": checkpoint.unique_tensors(self.model.state_dict()),
-            "filters": self._chain.state_dict(),
+            "filters": self._pipeline.postprocess.state_dict(),
             "rule": self._state,
             "preconditioner": {} if self.preconditioner is None else self.preconditioner.state_dict(),
         }
@@ -572,10 +578,10 @@ class Server:
         with checkpoint.fitting(folder):
             checkpoint.check_same_tensors(checkpoint.unique_tensors(self.model.state_dict()), tensors["model"])
             held, device = tensors.get("preconditioner"), next(iter(self.parameters.values())).device
-            current = None if held is None else self._coordinates.loaded(held)
-            self._chain.load_state_dict(moved_to(tensors.get("filters", {}), device))
+            current = None if held is None else self._pipeline.preconditioning.loaded(held)
+            self._pipeline.postprocess.load_state_dict(moved_to(tensors.get("filters", {}), device))
             self._state = moved_to(dict(tensors.get("rule", {})), device)
-            self._coordinates.current = current
+            self._pipeline.preconditioning.current = current
             self._stepped = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)
         self._delivery.forget()

@@ -1,4 +1,4 @@
-"""What may not be hooked to a private run: steps without a release, and whoever is shown gradients before they are noised."""
+"""Guard the optimizer of a session against steps without a release, and write `privacy.json`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch.utils.hooks import RemovableHandle
 from dpkfc.session import Session
 
 
-def refuse_unreleased_steps(session: Session, held: torch.optim.Optimizer | None = None) -> RemovableHandle:
-    """Make every `optimizer.step()` that is not the session's own an error, before it changes a parameter.
+def refuse_unreleased_steps(session: Session, guarded: torch.optim.Optimizer | None = None) -> RemovableHandle:
+    """Make every `optimizer.step()` that is not the session's own an error.
 
-    A session charges its ledger first and steps the optimizer once for each release: a step without a new release in the
-    ledger is one on gradients without noise.
+    A session charges its ledger first and steps the optimizer once for each release. A step without
+    a new release in the ledger therefore uses gradients without noise.
 
     Args:
-        session: whose releases are waited for.
-        held: the torch optimizer that is guarded; default: the session's.
+        session: makes the releases.
+        guarded: the guarded torch optimizer; default: the session's.
 
     Returns:
         A handle; `remove()` ends the guard.
@@ -31,37 +31,37 @@ def refuse_unreleased_steps(session: Session, held: torch.optim.Optimizer | None
     Raises:
         RuntimeError: from the optimizer's step, not from here.
     """
-    seen = session.steps_done
+    steps_before = session.steps_done
 
     def check(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal seen
-        if session.steps_done <= seen:
+        nonlocal steps_before
+        if session.steps_done <= steps_before:
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     p.grad = None
             raise RuntimeError(
-                "optimizer.step() was called without a release of the session: its gradients would hold private data without "
-                "noise. Leave backward() and step() to session.step(batch, loss_fn)"
+                "optimizer.step() was called without a release of the session, so its gradients have no "
+                "noise; leave backward() and step() to session.step(batch, loss_fn)"
             )
-        seen = session.steps_done
+        steps_before = session.steps_done
 
-    return (held or session.optimizer).register_step_pre_hook(check)
+    return (guarded or session.optimizer).register_step_pre_hook(check)
 
 
 # --------------------------------------------------------------------------------------------------
-# `privacy.json`: what a run of another library's loop has cost, beside its weights or its ledger.
+# `privacy.json`: the privacy cost of a run in another library's loop.
 
 
 def write_summary(
     folder: str | os.PathLike[str], session: Session, ledger_path: str | os.PathLike[str], not_private: Sequence[str]
 ) -> None:
-    """Write `privacy.json`: what was spent, by which plan, recorded in which ledger.
+    """Write `privacy.json`: the spent budget, the plan and the ledger.
 
     Args:
-        folder: made where it is missing.
+        folder: made if it is missing.
         session: open or closed.
-        ledger_path: of its ledger; only the name is written.
-        not_private: what was logged or saved that ε does not cover.
+        ledger_path: the path of its ledger. Only the file name is written.
+        not_private: logged or saved values that ε does not cover.
     """
     plan, epsilon = session.plan, session.epsilon
     summary = {

@@ -1,13 +1,14 @@
-"""A `transformers.Trainer` whose training loop is a `Session`; the rest of the Trainer stays as it is.
+"""Train with a `transformers.Trainer` whose training loop is a `Session`.
 
     plan = PrivacyConfig(expected_batch_size=256, epochs=3).calibrate(epsilon=3.0, delta=1e-5, dataset_size=len(train))
     trainer = PrivateTrainer(model, TrainingArguments("out"), plan=plan, train_dataset=train, eval_dataset=test)
     trainer.train()
 
-Sampling, clipping, noise and ledger are the session's. The Trainer's own step, in which a gradient of a batch would reach
-the optimizer, is closed. Evaluation, metrics, callbacks, the learning rate schedule, `save_model` and adapters of peft work
-as ever. Logged are ε, the number of releases and the learning rate; the training loss is computed from private data without
-noise and is left out unless `log_private_loss=True`.
+The session samples, clips, adds noise and writes the ledger. The Trainer's own step is closed, because
+it would pass the gradient of a batch to the optimizer. Evaluation, metrics, callbacks, the learning
+rate schedule, `save_model` and adapters of peft work as usual. The logs hold ε, the number of releases
+and the learning rate. The training loss is computed from private data without noise, so it is logged
+only with `log_private_loss=True`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -40,10 +41,6 @@ from dpkfc.memory import is_out_of_memory
 from dpkfc.session import Session
 from dpkfc.verification import public_rows
 
-if TYPE_CHECKING:
-    pass
-
-
 # --------------------------------------------------------------------------------------------------
 # Which of `transformers.TrainingArguments` a private run can keep, and which contradict its plan.
 
@@ -51,27 +48,28 @@ _DEFAULT_BATCH, _DEFAULT_EPOCHS, _DEFAULT_CLIP = 8, 3.0, 1.0
 
 
 def steps_per_epoch(plan: Plan) -> int:
-    """Releases in one pass over the dataset, in expectation; a public number."""
+    """Return the expected number of releases in one pass over the dataset, a public number."""
     return max(1, round(plan.dataset_size / plan.expected_batch_size))
 
 
 def check_arguments(args: Any, plan: Plan) -> None:
-    """Raise where an argument would be ignored silently, or would let private data out.
+    """Refuse arguments that would be ignored silently, or would let private data out.
 
     Args:
         args: `transformers.TrainingArguments`.
-        plan: of the run; batch size, steps and clip are its own.
+        plan: of the run. It sets batch size, steps and clip.
 
     Raises:
         ValueError: naming the argument and the fix.
     """
-    for refused, message in (*_of_the_plan(args, plan), *_of_the_loop(args), *_of_the_machine(args)):
+    checks = (*_check_plan(args, plan), *_check_loop(args), *_check_machine(args))
+    for refused, message in checks:
         if refused:
             raise ValueError(message)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise on a keyword of `transformers.Trainer` that private training has no use for.
+    """Refuse keywords of `transformers.Trainer` that private training does not take.
 
     Raises:
         ValueError: naming what to pass instead.
@@ -79,19 +77,24 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     for name, instead in (("model_init", "model="), ("compute_loss_func", "per_example_loss=")):
         if settings.get(name) is not None:
             raise ValueError(f"{name}= is not supported by private training; pass {instead}")
-    train, held_out = settings.get("train_dataset"), settings.get("eval_dataset")
-    if isinstance(train, IterableDataset) or (train is not None and not hasattr(train, "__getitem__")):
+    train = settings.get("train_dataset")
+    has_no_index = train is not None and not hasattr(train, "__getitem__")
+    if isinstance(train, IterableDataset) or has_no_index:
         raise ValueError(
             f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a dataset with a length and "
             "an index"
         )
-    for name, dataset in held_out.items() if isinstance(held_out, dict) else (("eval_dataset", held_out),):
+    held_out = settings.get("eval_dataset")
+    named = {"eval_dataset": held_out}
+    if isinstance(held_out, dict):
+        named = {f"eval_dataset['{name}']": dataset for name, dataset in held_out.items()}
+    for name, dataset in named.items():
         if dataset is not None:
-            check_held_out(dataset, train, name if name == "eval_dataset" else f"eval_dataset['{name}']")
+            check_held_out(dataset, train, name)
 
 
 def check_overrides(kind: type, base: type, has_loss: bool) -> None:
-    """Raise on a method of a subclass that the private loop would pass over in silence.
+    """Refuse methods of a subclass that the private loop would never call.
 
     Args:
         kind: the class of the trainer.
@@ -116,7 +119,7 @@ def check_overrides(kind: type, base: type, has_loss: bool) -> None:
 
 
 def check_schedule(optimizer: Any, schedule: Any) -> None:
-    """Raise on a learning rate schedule that is not stepped on releases alone, and on an optimizer that has modes.
+    """Refuse a schedule that is not stepped on releases alone, and an optimizer with modes.
 
     Raises:
         ValueError: the schedule reads a metric; the optimizer keeps other weights for training than for evaluation.
@@ -133,7 +136,7 @@ def check_schedule(optimizer: Any, schedule: Any) -> None:
         )
 
 
-def _of_the_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
+def _check_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
     logical, physical = plan.expected_batch_size, plan.config.max_physical_batch_size
     size = args.per_device_train_batch_size
     yield (
@@ -166,7 +169,7 @@ def _of_the_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _of_the_loop(args: Any) -> Iterator[tuple[bool, str]]:
+def _check_loop(args: Any) -> Iterator[tuple[bool, str]]:
     yield (
         args.train_sampling_strategy != "random",
         f"TrainingArguments.train_sampling_strategy='{args.train_sampling_strategy}' groups or orders the examples; the plan's "
@@ -183,7 +186,7 @@ def _of_the_loop(args: Any) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _of_the_machine(args: Any) -> Iterator[tuple[bool, str]]:
+def _check_machine(args: Any) -> Iterator[tuple[bool, str]]:
     yield (
         args.fp16,
         "TrainingArguments.fp16 multiplies the loss by a factor that follows overflows of private gradients, before they are "
@@ -214,7 +217,7 @@ PRIVATE_LOSS = "loss (NOT private)"
 
 
 class ClosedTrainer(Trainer):
-    """A Trainer that evaluates, logs and saves, and whose own training step is an error.
+    """Evaluates, logs and saves like a Trainer, and refuses the Trainer's own training step.
 
     Attributes:
         plan: of the run.
@@ -234,7 +237,7 @@ class ClosedTrainer(Trainer):
     # -- closed --------------------------------------------------------------------------------------------------------
 
     def training_step(self, *_: Any, **__: Any) -> NoReturn:
-        """Closed.
+        """Refuse to step without noise.
 
         Raises:
             RuntimeError: always.
@@ -246,7 +249,7 @@ class ClosedTrainer(Trainer):
     _inner_training_loop = training_step
 
     def hyperparameter_search(self, *_: Any, **__: Any) -> NoReturn:
-        """Closed: every trial is a run on the private data.
+        """Refuse to search: every trial is a run on the private data.
 
         Raises:
             RuntimeError: always.
@@ -254,58 +257,63 @@ class ClosedTrainer(Trainer):
         raise RuntimeError("every trial of a search spends a budget of its own; plan and train each run by itself")
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """As of `transformers.Trainer`, for other data than was trained on.
+        """Return the Trainer's loader for data that was not trained on.
 
         Raises:
             ValueError: the train_dataset or a part of it, whose metrics would be logged without noise.
         """
-        used: Any = self.eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else eval_dataset
-        used = used[eval_dataset] if isinstance(eval_dataset, str) else used
-        if used is not None and not any(used is x for x in self._held_out):
-            check_held_out(used, self.train_dataset, "eval_dataset")
-            self._held_out = [*self._held_out, used]
+        held_out: Any = eval_dataset
+        if eval_dataset is None:
+            held_out = self.eval_dataset
+        elif isinstance(eval_dataset, str):
+            held_out = self.eval_dataset[eval_dataset]  # type: ignore[index]
+        if held_out is not None and not any(held_out is x for x in self._held_out):
+            check_held_out(held_out, self.train_dataset, "eval_dataset")
+            self._held_out = [*self._held_out, held_out]
         return super().get_eval_dataloader(eval_dataset)
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
-        """Autocast of the forward pass where `bf16=True`."""
+        """Return autocast of the forward pass if `bf16=True`."""
         if not self.args.bf16:
             return nullcontext()
         return torch.autocast(self.args.device.type, torch.bfloat16, cache_enabled=cache_enabled)
 
     def _build_accelerator_args(self, **others: Any) -> dict[str, Any]:
-        """Accelerate would replace `model.forward` by one under autocast and scale losses; neither is left to it."""
+        """Turn off mixed precision in Accelerate, which would replace `model.forward`."""
         return {**super()._build_accelerator_args(**others), "mixed_precision": "no"}
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """No random state is kept: a stream that is restored and meets other batches gives something away."""
+        """Save no random state: a restored stream on other batches could reveal private data."""
 
     def _save_scaler(self, output_dir: str) -> None:
-        """There is none."""
+        """Save nothing, as there is no scaler."""
 
     # -- what it leaves ------------------------------------------------------------------------------------------------
 
     def spent(self) -> dict[str, float]:
-        """ε and the number of releases so far."""
+        """Return ε and the number of releases so far."""
         session = self.session
         return {} if session is None else {"epsilon": session.epsilon, "releases": session.steps_done}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the released weights for `from_pretrained`, and `privacy.json` beside them: what they cost."""
+        """Save the released weights for `from_pretrained`, and `privacy.json` beside them."""
         self.write_summary(output_dir or self.args.output_dir)
         super().save_model(output_dir, _internal_call)
 
     def write_summary(self, folder: str | None) -> None:
-        """Write `privacy.json`: what was spent, by which plan, recorded in which ledger."""
+        """Write `privacy.json`: the spent budget, the plan and the ledger."""
         if self.session is not None and folder is not None:
             write_summary(folder, self.session, self.ledger_path, self._not_private())
 
     def _not_private(self) -> list[str]:
-        """What the logs hold, those of resumed runs included, that ε does not cover."""
+        """Return the logged values, those of resumed runs included, that ε does not cover."""
         names = {name for row in self.state.log_history for name in row}
-        found = [f"{PRIVATE_LOSS}, in logs and trainer_state.json"] if PRIVATE_LOSS in names else []
+        uncovered = []
+        if PRIVATE_LOSS in names:
+            uncovered.append(f"{PRIVATE_LOSS}, in logs and trainer_state.json")
         if any(name.startswith("eval_") for name in names):
-            found.append("eval_*, in logs and trainer_state.json: of eval_dataset, which the plan does not cover")
-        return found
+            uncovered.append("eval_*, in logs and trainer_state.json: of eval_dataset, which the plan does not cover")
+        return uncovered
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         assert self.session is not None
@@ -319,18 +327,19 @@ class ClosedTrainer(Trainer):
 
 @dataclass(frozen=True)
 class AsDict:
-    """A collate function whose batches are plain dicts, which can be moved to a device part by part."""
+    """A collate function whose batches are plain dicts, so that parts can move to a device."""
 
     collate: Callable[[list[Any]], Any]
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
-        """The batch of these examples.
+        """Return the batch of these examples.
 
         Raises:
             ValueError: the collate function makes no mapping.
         """
-        # copied: some collate functions change the examples they are given
-        batch = self.collate([dict(x) if isinstance(x, Mapping) else x for x in examples])
+        # Some collate functions change the examples that they are given.
+        copies = [dict(x) if isinstance(x, Mapping) else x for x in examples]
+        batch = self.collate(copies)
         if not isinstance(batch, Mapping):
             raise ValueError(f"data_collator returned a {type(batch).__name__}; it must return a dict of tensors")
         return dict(batch)
@@ -344,18 +353,19 @@ IGNORED = -100
 
 
 def per_example_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy of each example, averaged over the example's OWN labelled positions.
+    """Return the cross-entropy of each example, averaged over its OWN labelled positions.
 
     Args:
         logits: `[N, classes]` or `[N, positions, classes]`.
-        labels: `[N]` or `[N, positions]`; positions labelled -100 count for nothing.
+        labels: `[N]` or `[N, positions]`; positions labelled -100 are masked.
         label_smoothing: as in `torch.nn.functional.cross_entropy`.
 
     Returns:
-        `[N]` in float32 or wider; 0 for an example without a labelled position. No other example enters it, unlike a mean
-        over all positions of a batch.
+        `[N]` in float32 or wider; 0 for an example without a labelled position. Each loss depends on
+        its own example only, unlike a mean over all positions of a batch.
     """
-    n, classes = logits.shape[0], logits.shape[-1]
+    n = logits.shape[0]
+    classes = logits.shape[-1]
     wide = logits if logits.dtype == torch.float64 else logits.float()
     losses = F.cross_entropy(
         wide.reshape(-1, classes),
@@ -385,10 +395,10 @@ class ModelLoss:
         self._label_smoothing = label_smoothing
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-        """Losses `[N]` of a batch.
+        """Return the losses `[N]` of a batch.
 
         Raises:
-            ValueError: no labels or logits, or of shapes that belong to no known task.
+            ValueError: no labels or logits, or shapes of no known task.
         """
         labels = inputs.get("labels")
         # An encoder-decoder model makes its decoder's inputs of the labels.
@@ -396,9 +406,9 @@ class ModelLoss:
         logits = None if labels is None else _part(model(**given), "logits")
         if labels is None or logits is None:
             raise ValueError(f"{self._name} takes no labels or returns no logits; pass per_example_loss=")
-        return self._of_logits(logits, labels, self._shifted, self._label_smoothing)
+        return self._loss_of_logits(logits, labels, self._shifted, self._label_smoothing)
 
-    def _of_logits(self, logits: Tensor, labels: Tensor, shifted: bool, label_smoothing: float) -> Tensor:
+    def _loss_of_logits(self, logits: Tensor, labels: Tensor, shifted: bool, label_smoothing: float) -> Tensor:
         if not labels.is_floating_point() and labels.shape == logits.shape[:-1] and logits.shape[-1] > 1:
             if shifted:
                 logits, labels = logits[:, :-1], labels[:, 1:]
@@ -415,13 +425,15 @@ class ModelLoss:
                 return (wide - targets).square().mean(1)
             return F.binary_cross_entropy_with_logits(wide, targets, reduction="none").mean(1)
         raise ValueError(
-            f"labels {tuple(labels.shape)} and logits {tuple(logits.shape)} of {self._name} are of no known task; pass "
-            "per_example_loss=, a function of (model, inputs) that returns one loss per example"
+            f"labels {tuple(labels.shape)} and logits {tuple(logits.shape)} of {self._name} are of no "
+            "known task; pass per_example_loss=, a function of (model, inputs)"
         )
 
     @torch.no_grad()
-    def settle(self, model: nn.Module, singles: Iterable[Mapping[str, Any]]) -> None:
-        """Compare with the loss that the model itself computes for one example, where a mean has nothing to mix.
+    def check_against_model(self, model: nn.Module, singles: Iterable[Mapping[str, Any]]) -> None:
+        """Check the default against the loss that the model itself computes for one example.
+
+        In a batch of one, a mean cannot mix examples.
 
         Args:
             model: in eval mode.
@@ -450,15 +462,18 @@ class ModelLoss:
             if own is None or logits is None or not bool(torch.isfinite(own)):
                 continue
             choices = (False, True) if logits.dim() == 3 and logits.shape[1] > 1 else (False,)
-            mine = {shifted: self._of_logits(logits, single["labels"], shifted, 0.0).sum() for shifted in choices}
-            same = [k for k, loss in mine.items() if float((loss - own).abs()) <= 1e-3 * float(own.abs()) + 1e-5]
-            if not same:
+            tolerance = 1e-3 * float(own.abs()) + 1e-5
+            matching = []
+            for shifted in choices:
+                loss = self._loss_of_logits(logits, single["labels"], shifted, 0.0).sum()
+                if float((loss - own).abs()) <= tolerance:
+                    matching.append(shifted)
+            if not matching:
                 raise ValueError(
-                    f"{self._name} computes another loss than the cross-entropy of its logits and labels (several heads, an "
-                    "auxiliary loss, class weights?); pass per_example_loss=, a function of (model, inputs) that returns "
-                    "one loss per example"
+                    f"{self._name} computes another loss than the cross-entropy of its logits and labels; "
+                    "pass per_example_loss=, a function of (model, inputs)"
                 )
-            self._shifted = same[0]
+            self._shifted = matching[0]
             return
         if logits is None and failed is not None:
             text = str(failed).splitlines()[0][:60] if str(failed) else type(failed).__name__
@@ -484,25 +499,28 @@ _log = logging.getLogger(__name__)
 
 
 def frozen_statistics(model: nn.Module) -> list[nn.Module]:
-    """Modules in eval mode whose training mode would make or move statistics: batch and instance norms, spectral norms."""
+    """Return modules in eval mode whose training mode would change statistics.
 
-    def moves(module: nn.Module) -> bool:
-        hooks = module._forward_pre_hooks.values()
-        spectral = type(module).__name__ == "_SpectralNorm" or any(type(x).__name__ == "SpectralNorm" for x in hooks)
-        return isinstance(module, _NormBase) or spectral
+    They are batch, instance and spectral norms.
+    """
 
-    return [x for x in model.modules() if not x.training and moves(x)]
+    def has_statistics(module: nn.Module) -> bool:
+        if isinstance(module, _NormBase) or type(module).__name__ == "_SpectralNorm":
+            return True
+        return any(type(x).__name__ == "SpectralNorm" for x in module._forward_pre_hooks.values())
+
+    return [x for x in model.modules() if not x.training and has_statistics(x)]
 
 
-def to_training(trainer: PrivateTrainer) -> None:
-    """Put the model into training mode, but for what had frozen statistics when the trainer was made."""
+def set_training_mode(trainer: PrivateTrainer) -> None:
+    """Put the model into training mode, without modules that had frozen statistics at the start."""
     trainer.model.train()
     for module in trainer.frozen:
         module.eval()
 
 
 def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
-    """The session of a run; optimizer, schedule and state of the trainer are set, from the beginning or a checkpoint.
+    """Return the session of a run; set optimizer, schedule and state of the trainer.
 
     Args:
         trainer: before its run.
@@ -522,7 +540,7 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
     collate = AsDict(loader.collate_fn)
     if trainer.args.activation_checkpointing:  # spares memory where most layers are frozen, as with adapters
         trainer.model.activation_checkpointing_enable()
-    _settle_loss(trainer, loader.dataset, collate)
+    _verify_default_loss(trainer, loader.dataset, collate)
     trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
     check_schedule(trainer.optimizer, trainer.lr_scheduler)
     trainer.ledger_path.parent.mkdir(parents=True, exist_ok=True)
@@ -544,13 +562,13 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
     return session
 
 
-def _settle_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict) -> None:
+def _verify_default_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict) -> None:
     """Check on public rows that the default loss is the model's own."""
     if trainer.default_loss is not None:
         trainer.model.eval()
         singles = _public_singles(dataset[0], collate)
-        trainer.default_loss.settle(trainer.model, (trainer._prepare_inputs(single) for single in singles))
-    to_training(trainer)
+        trainer.default_loss.check_against_model(trainer.model, (trainer._prepare_inputs(single) for single in singles))
+    set_training_mode(trainer)
 
 
 def _public_singles(record: Any, collate: AsDict) -> Iterator[dict[str, Any]]:
@@ -564,9 +582,8 @@ def _public_singles(record: Any, collate: AsDict) -> Iterator[dict[str, Any]]:
 def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> None:
     if folder is None and session.steps_done:
         raise ValueError(
-            f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier run; continue it with "
-            "resume_from_checkpoint=True, or choose another output_dir for a run with a budget of its own (what was spent "
-            "here stays spent)"
+            f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier run; "
+            "continue with resume_from_checkpoint=True, or choose another output_dir"
         )
     handler, plan = trainer.callback_handler, trainer.plan
     exported = [x for x in [*handler.callbacks, trainer.control] if isinstance(x, ExportableState)]
@@ -636,8 +653,13 @@ class PrivateTrainer(ClosedTrainer):
         super().__init__(model, args, **settings)
         self.plan = plan
         self.units = self.train_dataset[units] if isinstance(units, str) else units
-        default = ModelLoss(model, args.label_smoothing_factor) if per_example_loss is None else None
-        self.default_loss, self._loss_fn = default, default if per_example_loss is None else isolated(per_example_loss)
+        self.default_loss: ModelLoss | None = None
+        self._loss_fn: Any
+        if per_example_loss is None:
+            self.default_loss = ModelLoss(model, args.label_smoothing_factor)
+            self._loss_fn = self.default_loss
+        else:
+            self._loss_fn = isolated(per_example_loss)
         self.ledger_path = Path(ledger_path or Path(str(args.output_dir)) / "ledger.jsonl")
         self._losses: list[Tensor] | None = [] if log_private_loss else None
         self._private_loss = math.nan
@@ -666,7 +688,8 @@ class PrivateTrainer(ClosedTrainer):
         """
         if trial is not None:
             self.hyperparameter_search()
-        started, self.is_in_train = time.time(), True
+        started = time.time()
+        self.is_in_train = True
         try:
             with open_session(self, resume_from_checkpoint) as session:
                 guard = refuse_unreleased_steps(session)
@@ -684,7 +707,7 @@ class PrivateTrainer(ClosedTrainer):
         return TrainOutput(self.state.global_step, math.nan, metrics)
 
     def _run(self, session: Session, ignore_keys: list[str] | None) -> None:
-        """The loop over logical batches, with the events of a Trainer around each."""
+        """Loop over the logical batches, with the events of a Trainer around each."""
         length = steps_per_epoch(self.plan)
         self._event("on_train_begin")
         if self.args.eval_on_start:
@@ -693,7 +716,7 @@ class PrivateTrainer(ClosedTrainer):
             if self.state.global_step % length == 0:
                 self._event("on_epoch_begin")
             self._event("on_step_begin")
-            to_training(self)
+            set_training_mode(self)
             refuse_gradient_hooks(self.model)
             record = session.step(batch, self.per_example_loss)
             if self._losses and record.batch_size:  # those before are of the check of the first step
@@ -714,7 +737,7 @@ class PrivateTrainer(ClosedTrainer):
         self.control = getattr(self.callback_handler, name)(self.args, self.state, self.control)
 
     def _respond(self, ignore_keys: list[str] | None) -> None:
-        """Log, evaluate and save where a callback has asked for it."""
+        """Log, evaluate and save if a callback has asked for it."""
         if self.control.should_log:
             shown = {} if self._losses is None else {PRIVATE_LOSS: self._private_loss}
             self.log({**self.spent(), "learning_rate": self.lr_scheduler.get_last_lr()[0], **shown})
@@ -727,9 +750,12 @@ class PrivateTrainer(ClosedTrainer):
             self._event("on_save")
 
     def per_example_loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-        """Losses `[N]` of a batch; autocast only where the model trains, so that checks compare in full precision."""
+        """Return the losses `[N]` of a batch.
+
+        Autocast is on only in training mode, so that checks compare in full precision.
+        """
         with self.autocast_smart_context_manager() if model.training else nullcontext():
-            losses = self._loss_fn(model, inputs)  # type: ignore[misc]
+            losses: Tensor = self._loss_fn(model, inputs)
         if self._losses is not None:
             self._losses.append(losses.detach())
         return losses

@@ -70,8 +70,8 @@ class PrivateModule(pl.LightningModule):
         for name in ("training_step", "train_dataloader"):
             if name in vars(cls):
                 raise TypeError(
-                    f"{cls.__name__} must not define {name}: the loss of a whole batch cannot be clipped for each example, and "
-                    "the session draws the batches. Define per_example_loss(batch) and give the dataset to PrivateTraining"
+                    f"{cls.__name__} must not define {name}, since the session makes batches and steps; "
+                    "define per_example_loss(batch) and give the dataset to PrivateTraining"
                 )
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -98,14 +98,13 @@ class PrivateModule(pl.LightningModule):
         trainer = self._trainer
         if self._in_release and not name.endswith(MARK):
             raise ValueError(
-                f"per_example_loss logs '{name}', which is computed from private examples without noise: loggers and "
-                f"checkpoints would hold it and ε would not cover it. Leave it out, or call it '{name} {MARK}'"
+                f"per_example_loss logs '{name}', a private value that ε does not cover; leave it out, or "
+                f"call it '{name} {MARK}'"
             )
         if trainer is not None and trainer.training and not name.endswith((MARK, PUBLIC)):
             raise ValueError(
-                f"'{name}' is logged while training, where a meter that per_example_loss has filled would be private: call it "
-                f"'{name} {MARK}', or '{name} {PUBLIC}' where it is made of released weights, learning rates and counts of steps "
-                "alone. What validation hooks log needs no mark"
+                f"'{name}' is logged while training, and may be private; call it '{name} {MARK}', or "
+                f"'{name} {PUBLIC}' if it depends on released values alone"
             )
         super().log(name, *args, **settings)
 
@@ -133,8 +132,8 @@ class PrivateModule(pl.LightningModule):
             if isinstance(callback, PrivateTraining):
                 return callback
         raise RuntimeError(
-            f"{type(self).__name__} trains under a plan; add PrivateTraining(plan, dataset) to Trainer(callbacks=[...]). A "
-            "search for a learning rate or a batch size takes callbacks away, and would spend budget: leave it out"
+            f"{type(self).__name__} has no plan; add PrivateTraining(plan, dataset) to Trainer(callbacks="
+            "[...]). A search for a learning rate removes callbacks; leave it out"
         )
 
 
@@ -274,8 +273,8 @@ class PrivateTraining(pl.Callback):
                 raise ValueError(message)
         if self._ledger_path is None and self.session is not None and self.session.steps_done:
             raise ValueError(
-                f"this callback made {self.session.steps_done} releases in an earlier fit, with a ledger in memory; a second "
-                "fit would spend a second budget. Give PrivateTraining a ledger_path, and resume with ckpt_path="
+                f"this callback made {self.session.steps_done} releases in an earlier fit, with a ledger in "
+                "memory; give PrivateTraining a ledger_path, and resume with ckpt_path="
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -297,8 +296,8 @@ class PrivateTraining(pl.Callback):
             _restore(session, self._restored)
         elif session.steps_done:
             raise ValueError(
-                f"the ledger {self._ledger_path} holds {session.steps_done} releases of an earlier run; continue it with "
-                "trainer.fit(ckpt_path=...), or choose another ledger_path for a run with a budget of its own"
+                f"the ledger {self._ledger_path} holds {session.steps_done} releases of an earlier run; "
+                "continue with trainer.fit(ckpt_path=...), or choose another ledger_path"
             )
         session.optimizer = pl_module.optimizers()  # type: ignore[assignment]  # Lightning's own, which counts the steps
         refuse_unreleased_steps(session, plain)
@@ -314,8 +313,8 @@ class PrivateTraining(pl.Callback):
         session = self.session
         if session is None or not isinstance(token, int):
             raise ValueError(
-                "the session draws the batches: call trainer.fit(module) without train_dataloaders or datamodule (its "
-                "val_dataloader() goes to val_dataloaders=) and give the dataset to PrivateTraining"
+                "the session draws the batches; call trainer.fit(module) without train_dataloaders or "
+                "datamodule, and give the dataset to PrivateTraining"
             )
         if session.steps_done >= self.plan.steps:
             raise BudgetExhausted(f"all {self.plan.steps} releases of the plan are spent; nothing is left to train")

@@ -1,20 +1,21 @@
-"""The interface of Opacus 1.6: a script for a CNN, an LSTM or a transformer runs with only its import changed.
+"""Offer the interface of Opacus 1.6, so that a script runs with only its import changed.
 
     from dpkfc.integrations.opacus import PrivacyEngine, BatchMemoryManager
 
-The model and the optimizer that `make_private` returns are the very objects it was given: the model gets hooks that
-record its forward passes in training mode, the optimizer hooks around its step, and `close()` takes them off again. What
-Opacus offers and this library does otherwise is refused by name; nothing is accepted and ignored.
+`make_private` returns the very model and optimizer that it was given. The model gets hooks that record
+its forward passes in training mode, and the optimizer gets hooks around its step. `close()` removes
+them. Options of Opacus that this library does not have are refused by name, never ignored.
 
-Differences that show:
+Visible differences:
 
-* the preconditioner: `preconditioner=KFAC(...)`, with `readout="natural"` to map the release back;
-* q = batch_size / len(dataset) and the divisor is batch_size, exact where Opacus rounds through len(data_loader);
-* noise and sampling are keyed by the operating system; no generator reaches them, `test_mode_seed` makes a run
-  repeatable and not private;
-* the accountant is PLD by default ("prv" names the same numerical composition and selects it);
-* a model or loss that mixes examples, a skipped batch, two backward passes before a step, a penalty on weights: errors. A tracker
-  follows each batch from the loader to `loss.backward()`, which is taken over (`_recording`).
+* The preconditioner: `preconditioner=KFAC(...)`, with `readout="natural"` for the natural-gradient step.
+* q = batch_size / len(dataset) and the divisor is batch_size. Opacus rounds through len(data_loader).
+* Noise and sampling are keyed by the operating system, and no generator reaches them.
+  `test_mode_seed` makes a run repeatable and not private.
+* The accountant is PLD by default ("prv" names the same numerical composition and selects it).
+* Some programs are errors: a model or loss that mixes examples, a skipped batch, two backward passes
+  before a step, a penalty on weights. A tracker follows each batch from the loader to
+  `loss.backward()`, which is taken over (`_opacus_batch`).
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.distributed import Ranks
+from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipping import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.integrations._opacus_loader import Draws, PrivateLoader, check_loader
+from dpkfc.integrations._opacus_loader import LogicalBatchSampler, PrivateLoader, check_loader
 from dpkfc.integrations._opacus_step import PrivateStep
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.ledger import Ledger
@@ -49,7 +50,7 @@ _ACCOUNTANTS = {"pld": "pld", "prv": "pld", "rdp": "rdp"}
 
 
 class Accountant:
-    """What was spent; the `accountant` attribute of an engine."""
+    """Reports the spent budget; the `accountant` attribute of an engine."""
 
     def __init__(self, name: str) -> None:
         if name not in _ACCOUNTANTS:
@@ -67,9 +68,10 @@ class Accountant:
         self._run, self._curves, self._warned = (plan, ledger), {}, False
 
     def get_epsilon(self, delta: float) -> float:
-        """ε of all releases so far, those that the ledger file held before included.
+        """Return ε of all releases so far, those of earlier runs on the ledger included.
 
-        A plan without a certified guarantee (test mode, shuffled batches) warns once that this number is none.
+        A plan without a certified guarantee (test mode, shuffled batches) warns once that ε is not
+        valid.
 
         Args:
             delta: any δ in (0, 1), not only the one a plan was made for.
@@ -88,14 +90,15 @@ class Accountant:
         return self._curves[delta].at(ledger.count)
 
     def _warn_once(self, plan: Plan) -> None:
-        """Without noise ε is infinite, which needs no warning."""
+        """Warn once that ε is not valid; without noise it is infinite and needs no warning."""
         if plan.caveats and plan.noise_multiplier > 0 and not self._warned:
             self._warned = True
-            text = f"epsilon is no guarantee of this run. {'. '.join(plan.caveats)}"
-            warnings.warn(text, stacklevel=4)  # the caller of the engine's get_epsilon
+            reasons = ". ".join(plan.caveats)
+            text = f"the reported epsilon is no guarantee of this run. {reasons}"
+            warnings.warn(text, stacklevel=4)  # the caller of get_epsilon
 
     def mechanism(self) -> str:
-        """Name of the accountant: "pld" or "rdp"."""
+        """Return the name of the accountant: "pld" or "rdp"."""
         return self.name
 
     def __len__(self) -> int:
@@ -136,7 +139,7 @@ class BatchMemoryManager:
         self._step, self._loader = data_loader.listener, data_loader.cut(max_physical_batch_size)
 
     def __enter__(self) -> PrivateLoader:
-        """The loader of physical batches."""
+        """Return the loader of physical batches."""
         return self._loader
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -209,7 +212,7 @@ class Options:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Options:
-        """The options of a call.
+        """Return the options of a call.
 
         Raises:
             ValueError: an unknown keyword, naming the nearest known one or what there is in its place; a value that is not taken.
@@ -300,16 +303,15 @@ def check_mode(secure_mode: bool) -> None:
     """
     if secure_mode:
         raise ValueError(
-            "secure_mode=True is not supported; leave it out: noise comes from a cipher keyed by the operating system in "
-            "every mode (on an accelerator from its own generator, seeded anew for each release), but here the rounding of "
-            "floating-point numbers is not guarded against; a Session does that, with PrivacyConfig(noise='rounded')"
+            "secure_mode=True is not supported; leave it out (noise always comes from a cipher). Against "
+            "floating-point attacks use a Session with PrivacyConfig(noise='rounded')"
         )
 
 
-def configured(
+def make_config(
     options: Options, accountant: str, parts: Parts, max_grad_norm: Any, epochs: float
 ) -> tuple[PrivacyConfig, int]:
-    """The configuration behind a call, for passes over the loader, and the number of examples.
+    """Return the configuration behind a call and the number of examples.
 
     Raises:
         ValueError: parts of a kind that cannot be made private, a bound a layer, a senseless number of passes.
@@ -336,8 +338,8 @@ def configured(
     return config, size
 
 
-def attached(plan: Plan, parts: Parts, options: Options, limit: int | None) -> tuple[PrivateStep, PrivateLoader]:
-    """Open the ledger and put the hooks on.
+def attach(plan: Plan, parts: Parts, options: Options, limit: int | None) -> tuple[PrivateStep, PrivateLoader]:
+    """Open the ledger and register the hooks.
 
     Raises:
         ValueError: what cannot be made private.
@@ -356,17 +358,17 @@ def attached(plan: Plan, parts: Parts, options: Options, limit: int | None) -> t
             plan, module, optimizer, ledger, loss_reduction=options.loss_reduction, verify=options.verify, source=source,
         )  # fmt: skip
         undo.callback(step.close)
-        loader = PrivateLoader(source, Draws(plan, _length(options, source, plan.dataset_size)), step)
+        loader = PrivateLoader(source, LogicalBatchSampler(plan, _length(options, source, plan.dataset_size)), step)
         undo.pop_all()
     return step, loader
 
 
 def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
-    """Number of examples, once the three objects are of a kind that can be made private, in one process."""
-    if (processes := Ranks.current().world_size) > 1:
+    """Check the three objects and return the number of examples."""
+    if (processes := DistributedContext.current().world_size) > 1:
         raise ValueError(
-            f"this script runs in {processes} processes, each of which would train alone on all data, and together they would "
-            f"spend {processes} times the budget; run it in one, or use dpkfc.Session, which shares each batch over them"
+            f"this script runs in {processes} processes, which would spend {processes} times the budget; "
+            "run it in one, or use dpkfc.Session, which shares each batch"
         )
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch module, got {type(module).__name__}")
@@ -390,9 +392,13 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
 
 
 def _length(options: Options, data_loader: DataLoader[Any], size: int) -> int:
-    """Logical batches in one pass: as many as the script's own loader has, drop_last included; shuffled, the whole ones."""
+    """Return the logical batches of one pass, as many as the script's own loader has.
+
+    Shuffled batches must be whole, so a smaller last one does not count.
+    """
     assert data_loader.batch_size is not None
-    return max(1, len(data_loader) if options.poisson_sampling else size // data_loader.batch_size)
+    length = len(data_loader) if options.poisson_sampling else size // data_loader.batch_size
+    return max(1, length)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -445,7 +451,7 @@ class PrivacyEngine:
             LedgerError: the ledger cannot be written or belongs to another run.
         """
         chosen = self._options(options)
-        config, size = configured(chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, 1.0)
+        config, size = make_config(chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, 1.0)
         plan = config.with_noise(noise_multiplier, min(1e-5, 0.1 / size), size)
         return self._attach(plan, (module, optimizer, data_loader), chosen, None)
 
@@ -475,7 +481,7 @@ class PrivacyEngine:
             LedgerError: the ledger cannot be written or belongs to another run.
         """
         chosen = self._options(options)
-        config, size = configured(chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, epochs)
+        config, size = make_config(chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, epochs)
         plan = config.calibrate(target_epsilon, target_delta, size)
         return self._attach(plan, (module, optimizer, data_loader), chosen, plan.steps)
 
@@ -486,7 +492,7 @@ class PrivacyEngine:
 
     def _attach(self, plan: Plan, parts: Parts, options: Options, limit: int | None) -> tuple[Any, ...]:
         module, optimizer, _ = parts
-        self._step, loader = attached(plan, parts, options, limit)
+        self._step, loader = attach(plan, parts, options, limit)
         self.accountant.attach(plan, self._step.ledger)
         if options.grad_sample_mode == "ghost":
             criterion = options.criterion or nn.CrossEntropyLoss(reduction=options.loss_reduction)
@@ -494,17 +500,17 @@ class PrivacyEngine:
         return module, optimizer, loader
 
     def get_epsilon(self, delta: float) -> float:
-        """ε of all releases so far at δ; 0 before anything was made private."""
+        """Return ε of all releases so far at δ; 0 before `make_private`."""
         return self.accountant.get_epsilon(delta)
 
     @property
     def plan(self) -> Plan:
-        """The plan; public. A RuntimeError before anything was made private."""
+        """The plan, which is public. Raises a RuntimeError before `make_private`."""
         return self._private.plan
 
     @property
     def ledger(self) -> Ledger:
-        """The privacy ledger. A RuntimeError before anything was made private."""
+        """The privacy ledger. Raises a RuntimeError before `make_private`."""
         return self._private.ledger
 
     @property
@@ -514,11 +520,11 @@ class PrivacyEngine:
         return self._step
 
     def validate(self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> None:
-        """Raise a ValueError, naming the module and the ways out, unless the module can be trained privately."""
+        """Check that a module can be trained privately; the ValueError names the fixes."""
         find_layers(module)
 
     def is_compatible(self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> bool:
-        """Whether `validate` would pass."""
+        """Return whether `validate` would pass."""
         try:
             find_layers(module)
         except ValueError:
@@ -527,7 +533,7 @@ class PrivacyEngine:
 
     @classmethod
     def get_compatible_module(cls, module: nn.Module) -> nn.Module:
-        """The module itself where it can be trained privately; nothing is replaced behind its owner's back.
+        """Return the module itself if it can be trained privately. No part of it is replaced.
 
         Raises:
             ValueError: naming the module that cannot, and the ways out.
@@ -536,22 +542,22 @@ class PrivacyEngine:
         return module
 
     def save_checkpoint(self, **_: Any) -> NoReturn:
-        """Refused by a NotImplementedError: a checkpoint needs nothing of the engine."""
+        """Refuse to save: a checkpoint needs no state of the engine."""
         raise NotImplementedError(
-            "save model.state_dict() and optimizer.state_dict() as in plain torch; what was spent is in the ledger, which a "
-            "later run continues with make_private(ledger_path=...)"
+            "save model.state_dict() and optimizer.state_dict() as in plain torch; continue the ledger "
+            "with make_private(ledger_path=...)"
         )
 
     load_checkpoint = save_checkpoint
 
     def close(self) -> None:
-        """Take every hook off model and optimizer, which are then ordinary and NOT private, and close the ledger."""
+        """Remove all hooks and close the ledger. Model and optimizer are then NOT private."""
         if self._step is not None:
             self._step.close()
             self._step.ledger.close()
 
     def __enter__(self) -> PrivacyEngine:
-        """The engine itself."""
+        """Return the engine itself."""
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:

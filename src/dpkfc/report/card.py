@@ -468,7 +468,7 @@ def _name_of(ledger: Ledger) -> str:
 
 def _refreshes(trained: Any) -> list[dict[str, Any]]:
     """Steps before which the preconditioner was rebuilt, with the digest of the one in force."""
-    current, steps = trained.preconditioner, list(trained._coordinates.refreshed)
+    current, steps = trained.preconditioner, list(trained._pipeline.preconditioning.refreshed)
     if current is None:
         return []
     if current.step not in steps:  # it came with a checkpoint
