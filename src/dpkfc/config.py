@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import dp_accounting
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,7 +29,7 @@ from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, widened
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 if TYPE_CHECKING:
-    pass
+    import dp_accounting
 
 
 # --------------------------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dp_accounting
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,6 +19,9 @@ from dpkfc.linalg.metric import Metric
 from dpkfc.postprocess.protocol import LookAhead
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Batch, Session
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
 # Canaries: examples whose gradient is chosen, put among a user's own examples by a loss function.
@@ -494,6 +496,8 @@ def to_rows(findings: Sequence[Finding]) -> list[list[str]]:
 
 def accounted_noise(event: dp_accounting.DpEvent) -> float | None:
     """Noise over sensitivity of the one Gaussian release that an event is about; None for an event of another form."""
+    import dp_accounting
+
     if isinstance(event, dp_accounting.GaussianDpEvent | dp_accounting.TruncatedSubsampledGaussianDpEvent):
         return float(event.noise_multiplier)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent | dp_accounting.SampledWithoutReplacementDpEvent):
@@ -503,6 +507,8 @@ def accounted_noise(event: dp_accounting.DpEvent) -> float | None:
 
 def accounting(plan: Plan) -> Iterator[Finding]:
     """Whether the plan claims a guarantee, its event, ε by every accountant that knows it, the reported ε, and the budget."""
+    import dp_accounting
+
     yield Finding(
         check="guarantee", measured="claimed" if plan.certified else "none", bound="claimed", passed=plan.certified,
         detail="; ".join(plan.caveats) or "the plan has no caveat",

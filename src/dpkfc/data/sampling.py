@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dp_accounting
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 __all__ = ["ADD_OR_REMOVE_ONE", "REPLACE_ONE", "FixedSize", "Poisson", "Sampler", "Shuffle", "TruncatedPoisson"]
 
@@ -29,12 +31,16 @@ def _check_size(name: str, value: int, largest: int | None = None) -> None:
 
 
 def _gaussian(noise_multiplier: float) -> dp_accounting.GaussianDpEvent:
+    import dp_accounting
+
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
         raise ValueError(f"noise_multiplier must be finite and >= 0, got {noise_multiplier}")
     return dp_accounting.GaussianDpEvent(float(noise_multiplier))
 
 
 def _poisson_event(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
+    import dp_accounting
+
     gaussian = _gaussian(noise_multiplier)
     return gaussian if sample_rate == 1.0 else dp_accounting.PoissonSampledDpEvent(sample_rate, gaussian)
 
@@ -119,7 +125,7 @@ class TruncatedPoisson:
     def expected_batch_size(self) -> float:
         """Mean number of examples in a batch, min(Binomial(N, q), B_max); at most q N."""
         below = np.arange(min(self.max_batch_size, self.dataset_size))
-        return float(stats.binom.sf(below, self.dataset_size, self.sample_rate).sum())
+        return float(scipy.stats.binom.sf(below, self.dataset_size, self.sample_rate).sum())
 
     def sensitivity(self, max_grad_norm: float) -> float:
         """C, on which the noise multiplier of the event is based; the 2 C of full batches are part of the event."""
@@ -127,6 +133,8 @@ class TruncatedPoisson:
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """The event of one step whose noise has standard deviation noise_multiplier · C."""
+        import dp_accounting
+
         return dp_accounting.TruncatedSubsampledGaussianDpEvent(
             int(self.dataset_size),
             self.sample_rate,
@@ -181,6 +189,8 @@ class FixedSize:
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """The event of one step whose noise has standard deviation noise_multiplier · 2 C."""
+        import dp_accounting
+
         # The bound behind this event (Wang, Balle and Kasiviswanathan 2019, Theorem 27, as in dp-accounting's
         # RdpAccountant with REPLACE_ONE) takes the Renyi curve of the base mechanism on two batches of size m that
         # differ in one example: alpha Delta^2 / (2 s^2) for noise of standard deviation s and a sum that moves by at

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import dp_accounting
 import numpy as np
 
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
@@ -32,7 +31,7 @@ from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target, 
 from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, grid_of, widened
 
 if TYPE_CHECKING:
-    pass
+    import dp_accounting
 
 
 # --------------------------------------------------------------------------------------------------

@@ -20,9 +20,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import dp_accounting
 import torch
 from torch import Tensor, nn
 
@@ -52,6 +51,9 @@ from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
 # What a server holds of a round while it is open, and what it says of it afterwards.

@@ -10,13 +10,9 @@ import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dp_accounting
 import numpy as np
-from dp_accounting import pld, rdp
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from numpy.typing import NDArray
 
 from dpkfc.privacy.integration import (
@@ -26,6 +22,9 @@ from dpkfc.privacy.integration import (
     neighbouring_sizes,
     two_parts,
 )
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
 # Events of dp-accounting as plain values, for ledgers and cards, and what can be read off them.
@@ -44,6 +43,8 @@ def event_from_dict(data: Mapping[str, Any]) -> dp_accounting.DpEvent:
     Raises:
         ValueError: an unknown class of event, or fields that do not fit it.
     """
+    import dp_accounting
+
     kind = getattr(dp_accounting, str(data.get("type")), None)
     if not (isinstance(kind, type) and issubclass(kind, dp_accounting.DpEvent)):
         raise ValueError(f"unknown privacy event {data.get('type')!r}; expected the name of a dp_accounting event")
@@ -60,6 +61,8 @@ def fields(event: dp_accounting.DpEvent) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
+    import dp_accounting
+
     if isinstance(value, dp_accounting.DpEvent):
         return event_to_dict(value)
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -73,6 +76,8 @@ def _rich(value: Any) -> Any:
 
 def parts(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
     """The event and all events within it."""
+    import dp_accounting
+
     yield event
     for name in fields(event):
         value = getattr(event, name)
@@ -86,6 +91,8 @@ def has_no_noise(event: dp_accounting.DpEvent) -> bool:
 
     A release at a thousandth of the sensitivity may lose 5·10⁵; to say so exactly helps nobody, and overflows further on.
     """
+    import dp_accounting
+
     gaussian = (dp_accounting.GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent)
     return any(
         isinstance(part, dp_accounting.NonPrivateDpEvent)
@@ -96,6 +103,8 @@ def has_no_noise(event: dp_accounting.DpEvent) -> bool:
 
 def convolutions(event: dp_accounting.DpEvent) -> int:
     """How many sampled releases PLD convolves for an event."""
+    import dp_accounting
+
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return int(event.count) * convolutions(event.event)
     if isinstance(event, dp_accounting.ComposedDpEvent):
@@ -105,6 +114,8 @@ def convolutions(event: dp_accounting.DpEvent) -> int:
 
 def is_gaussian(event: dp_accounting.DpEvent) -> bool:
     """Whether it is one Gaussian release without sampling."""
+    import dp_accounting
+
     return isinstance(event, dp_accounting.GaussianDpEvent)
 
 
@@ -112,17 +123,16 @@ def is_gaussian(event: dp_accounting.DpEvent) -> bool:
 # The distribution of the privacy loss of one release, by dp-accounting, on a grid that is as fine
 # as the losses need.
 
-RELATIONS = {
-    "add_or_remove_one": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace_one": dp_accounting.NeighboringRelation.REPLACE_ONE,
-}
+RELATIONS = ("add_or_remove_one", "replace_one")
 _INTERVAL = 1e-4  # of the grid, wider where a release loses much
 
 
 def pld_of_one(
     event: dp_accounting.DpEvent, relation: str, interval: float | None = None
-) -> privacy_loss_distribution.PrivacyLossDistribution:
+) -> dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution:
     """The distribution of the privacy loss of one sampled release, pessimistically rounded to a grid, by default its own."""
+    import dp_accounting
+
     if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
         full, ordinary, replacing = two_parts(event)
         shared = interval_of(event)  # a mixture is of parts on one grid
@@ -135,17 +145,21 @@ def pld_of_one(
 @functools.lru_cache(maxsize=8)
 def _sampled_pld(
     rate: float, noise: float, relation: str, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    return privacy_loss_distribution.from_gaussian_mechanism(
+) -> dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution:
+    import dp_accounting
+
+    return dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=noise,
         sampling_prob=rate,
-        neighboring_relation=RELATIONS[relation],
+        neighboring_relation=dp_accounting.NeighboringRelation[relation.upper()],
         value_discretization_interval=interval,
     )
 
 
 def interval_of(event: dp_accounting.DpEvent) -> float:
     """Of the coarsest grid that a part of the event is held on."""
+    import dp_accounting
+
     if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
         return max(interval_of(one) for one in two_parts(event)[1:])
     return max((_interval_at(part.noise_multiplier) for part in parts(event) if hasattr(part, "noise_multiplier")), default=0.0)
@@ -207,6 +221,8 @@ def delta_of_epsilon(
     Raises:
         ValueError: an accountant that cannot treat the event under this relation, a negative count, ε negative or NaN.
     """
+    import dp_accounting
+
     _check_pair(event, accountant, neighbouring_relation)
     _check_count(count)
     if not epsilon >= 0:
@@ -217,6 +233,7 @@ def delta_of_epsilon(
         return 1.0
     with quiet_accountants():
         if accountant == "rdp":
+            compute_delta = dp_accounting.rdp.rdp_privacy_accountant.compute_delta
             curves = [_rdp_of_one(one, neighbouring_relation) for one in neighbouring_sizes(event)]
             return max(float(compute_delta(orders, count * of_one, epsilon)[0]) for orders, of_one in curves)
         if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
@@ -372,6 +389,8 @@ class EpsilonCurve:
         return _values[key]
 
     def _compute(self, count: int) -> float:
+        import dp_accounting
+
         if isinstance(self.event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
             full = count * max(two_parts(one)[0] for one in neighbouring_sizes(self.event))
             if full <= _RARE * self.delta:  # a full batch may as well give everything away
@@ -392,9 +411,11 @@ class EpsilonCurve:
             return max(self._repeated(one, count) for one in self._one_step)
 
     def _repeated(self, one: Any, count: int) -> float:
+        import dp_accounting
+
         if self.accountant == "rdp":  # adds up
             orders, of_one = one
-            return float(rdp.compute_epsilon(orders, count * of_one, self.delta)[0])
+            return float(dp_accounting.rdp.compute_epsilon(orders, count * of_one, self.delta)[0])
         return float(one.self_compose(count).get_epsilon_for_delta(self._resolved(count)))
 
     def _resolved(self, count: int) -> float:
@@ -423,6 +444,8 @@ def _check_count(count: int) -> None:
 
 def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) -> None:
     """Refuse what the accountant would not bound, or would bound on another scale of the noise multiplier."""
+    import dp_accounting
+
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}")
     if relation not in RELATIONS:
@@ -441,8 +464,10 @@ def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) ->
 
 
 def _accountant(accountant: str, relation: str) -> dp_accounting.PrivacyAccountant:
-    kind = pld.PLDAccountant if accountant == "pld" else rdp.RdpAccountant
-    return kind(neighboring_relation=RELATIONS[relation])
+    import dp_accounting
+
+    kind = dp_accounting.pld.PLDAccountant if accountant == "pld" else dp_accounting.rdp.RdpAccountant
+    return kind(neighboring_relation=dp_accounting.NeighboringRelation[relation.upper()])
 
 
 def _composed(
@@ -456,6 +481,8 @@ def _rdp_of_one(event: dp_accounting.DpEvent, relation: str) -> tuple[NDArray[np
 
     dp-accounting would take a divergence that came out as zero or below for an ε of zero.
     """
+    import dp_accounting
+
     if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
         full, ordinary, replacing = two_parts(event)
         orders, of_ordinary = _rdp_of_one(ordinary, relation)

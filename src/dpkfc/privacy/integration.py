@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import dp_accounting
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import fft, optimize, special, stats
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
 # Truncated Poisson sampling: what an example costs when it may take another one's place in a full
@@ -39,6 +42,8 @@ def neighbouring_sizes(event: dp_accounting.DpEvent) -> list[dp_accounting.DpEve
     A truncated event speaks of the larger of two data sets: without an example of its own the data set has N - 1, with one
     more N + 1, and which of the two pairs costs more depends on the settings. Any other event stands alone.
     """
+    import dp_accounting
+
     kind = dp_accounting.TruncatedSubsampledGaussianDpEvent
     if not isinstance(event, kind):
         return [event]
@@ -50,12 +55,14 @@ def two_parts(
     event: dp_accounting.TruncatedSubsampledGaussianDpEvent,
 ) -> tuple[float, dp_accounting.DpEvent, dp_accounting.DpEvent]:
     """(probability of a full batch, event of a step whose batch is not full, event of one whose batch is)."""
+    import dp_accounting
+
     n, q, most = event.dataset_size, event.sampling_probability, event.truncated_batch_size
-    full = float(stats.binom.sf(most - 1, n - 1, q))
+    full = float(scipy.stats.binom.sf(most - 1, n - 1, q))
     ordinary = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(event.noise_multiplier))
     if full == 0:
         return 0.0, ordinary, ordinary
-    chance = min(1.0, float(stats.binom.sf(most, n, q)) * most / n / full)
+    chance = min(1.0, float(scipy.stats.binom.sf(most, n, q)) * most / n / full)
     replacing = dp_accounting.GaussianDpEvent(event.noise_multiplier / 2)
     return full, ordinary, dp_accounting.PoissonSampledDpEvent(chance, replacing)
 
@@ -103,7 +110,7 @@ class Losses:
 
     def cumulant(self, tilt: float) -> float:
         """log E exp(tilt · loss)."""
-        return float(special.logsumexp(tilt * self.loss, b=self.mass))
+        return float(scipy.special.logsumexp(tilt * self.loss, b=self.mass))
 
     def part(self, weight: float) -> tuple[Floats, Floats]:
         """As a part of a mixture."""
@@ -135,10 +142,10 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     h = max(width / MOST_POINTS, min(1e-3, spread / 100, math.sqrt(1e-3 / (count * (1 + tilt)))))
     first, mass = _on_grid(losses.loss[seen], losses.mass[seen], h)
     at = h * (first + np.arange(mass.size))
-    scale = float(special.logsumexp(tilt * at, b=mass))
+    scale = float(scipy.special.logsumexp(tilt * at, b=mass))
     tilted = mass * np.exp(tilt * at - scale)
-    points = fft.next_fast_len(math.ceil(max(width / h, 2 * mass.size)), real=True)
-    composed = fft.irfft(fft.rfft(tilted, points) ** count, points)
+    points = scipy.fft.next_fast_len(math.ceil(max(width / h, 2 * mass.size)), real=True)
+    composed = scipy.fft.irfft(scipy.fft.rfft(tilted, points) ** count, points)
     lowest = round(count * float(tilted @ np.arange(mass.size))) - points // 2
     composed = np.maximum(np.roll(composed, -(lowest % points)), 0.0)
     start, begin = h * (count * first + lowest), int(np.argmax(composed > _SEEN))
@@ -157,7 +164,7 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     high = start + h * (points - 1)
     while excess(0.5 * high) < 0:
         high *= 0.5
-    return float(optimize.brentq(excess, 0.0, high, xtol=1e-9))
+    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-9))
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -165,7 +172,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     mu = 1 / noise_multiplier
 
     def excess(epsilon: float) -> float:
-        above, below = special.log_ndtr(mu / 2 - epsilon / mu), epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
+        above, below = scipy.special.log_ndtr(mu / 2 - epsilon / mu), epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
         return float(above + math.log(-math.expm1(min(below - above, -1e-300)))) - math.log(delta)
 
     if excess(0.0) <= 0:
@@ -173,7 +180,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     high = 1.0
     while excess(high) > 0:
         high *= 2
-    return float(optimize.brentq(excess, 0.0, high, xtol=1e-12))
+    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12))
 
 
 def integrated_epsilon(event: dp_accounting.DpEvent, count: int, delta: float) -> float | None:
@@ -183,6 +190,8 @@ def integrated_epsilon(event: dp_accounting.DpEvent, count: int, delta: float) -
     For batches of fixed size it is what known neighbours cost (every other example pulls the other way): no accountant may
     claim less.
     """
+    import dp_accounting
+
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return gaussian_epsilon(event.noise_multiplier / math.sqrt(count), delta)
     if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
@@ -227,4 +236,7 @@ def _tilt(losses: Losses, count: int, delta: float) -> float:
         tilt = math.exp(log_tilt)
         return (count * losses.cumulant(tilt) - math.log(delta)) / tilt
 
-    return math.exp(float(optimize.minimize_scalar(bound, bounds=(-14.0, 7.0), method="bounded", options={"xatol": 0.01}).x))
+    best = scipy.optimize.minimize_scalar(
+        bound, bounds=(-14.0, 7.0), method="bounded", options={"xatol": 0.01}
+    )
+    return math.exp(float(best.x))

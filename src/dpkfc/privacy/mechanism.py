@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import dp_accounting
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -23,6 +22,9 @@ from torch import Tensor
 from dpkfc.entropy import draw_key
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import CHUNK, NoiseStream
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
 # The grid of rounded noise: multiples of a power of two, fine enough that rounding to it costs
