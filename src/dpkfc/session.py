@@ -37,7 +37,7 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.state import WeightGuard, check_moved, check_optimizer, check_unchanged, traces
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.optimizers import WeightAverage
-from dpkfc.postprocess.pipeline import Chain, check_with_optimizer
+from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
@@ -337,7 +337,7 @@ class Session:
         count_along(self._ledger, self.plan, self._step, self._ranks.from_first(lambda: self._ledger.count))
         rows = plan.config.refresh_rows(self._ranks.world_size)
         self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, self._ranks, rows)
-        self._chain = Chain(plan.config.postprocess, plan.config.readout)
+        self._chain = PostprocessPipeline(plan.config.postprocess, plan.config.readout)
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None
         self._verify, self._public_records = checked_verify(verify), public_records
@@ -391,7 +391,7 @@ class Session:
         self._ranks.together(lambda: check_unchanged(self.model, self.layers, self._parameters, finite=self._divided))
         self._ranks.together(self._weights.check)
         warn_of_others(self._others if self._first and self._ranks.first else 0, self._ledger.remaining)
-        self._average.before_step()
+        self._average.start()
         self._coordinates.refresh(self._step)
         run = self._ranks.in_step if self._divided else self._ranks.together
         sums, norms = run(lambda: self._clipped_sum(batch, loss_fn))
@@ -456,7 +456,8 @@ class Session:
 
     def _points(self, all_of_them: bool = False) -> list[At]:
         """Where this step's gradients are taken: one point, or several that a filter combines before the clip."""
-        return [At(self._chain.displaced(self._parameters, x.ahead), x.weight) for x in self._chain.evaluations(all_of_them)]
+        points = self._chain.evaluations(all_of_them)
+        return [At(self._chain.parameters_at(self._parameters, point.lookahead), point.weight) for point in points]
 
     def _check_once(self, loss_fn: LossFn) -> None:
         """Check a loss on public rows before its first release."""
@@ -523,7 +524,7 @@ class Session:
     def _apply(self, released: Released) -> None:
         """Hand a release, and only a release, to the optimizer."""
         before = traces(self._parameters) if self._first else {}
-        self._chain.before_update(self._parameters)
+        self._chain.record_parameters(self._parameters)
         self.optimizer.zero_grad(set_to_none=True)  # a gradient left on a frozen parameter is nobody's release
         for name, parameter in self._parameters.items():
             parameter.grad = fsdp.divided_as(released.gradients[name].to(parameter.dtype), parameter)
@@ -541,7 +542,7 @@ class Session:
         Raises:
             RuntimeError: the plan keeps none (`PrivacyConfig.weight_average`), or it is in the model already.
         """
-        return fsdp.resharded(self.model, self._weights.around(self._average.in_model()))
+        return fsdp.resharded(self.model, self._weights.around(self._average.swap_in()))
 
     def accept_weights(self) -> None:
         """Go on from weights that you have written between two releases, such as an average of released ones.

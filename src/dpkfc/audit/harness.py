@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from dpkfc.config import Plan
 from dpkfc.data.sampling import Sampler
 from dpkfc.linalg.metric import Metric
-from dpkfc.postprocess.protocol import LookAhead
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Batch, Session
 
@@ -295,7 +294,7 @@ def scripted(plan: Plan, script: Script, dataset_size: int, *, seed: int | None 
     return Plan(
         config=config,
         dataset_size=dataset_size,
-        sampler=Scripted(plan.sampler, rows, dataset_size),  # type: ignore[arg-type]
+        sampler=Scripted(plan.sampler, rows, dataset_size),
         noise_multiplier=plan.noise_multiplier,
         delta=plan.delta,
         steps=steps,
@@ -354,7 +353,7 @@ class Watched(Session):
 
     def batches(self) -> Iterator[Batch]:
         """Those of the script."""
-        script, found = len(self.plan.sampler.rows), super().batches()  # type: ignore[union-attr]
+        script, found = len(self.plan.sampler.rows), super().batches()  # type: ignore[attr-defined]
         while max(self._step, self._ledger.count) < script and (batch := next(found, None)) is not None:
             yield batch
 
@@ -443,7 +442,7 @@ def watched(
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0  # two runs would drop other units of the examples that they share
     # Where gradients are also taken ahead, those of far points differ most, and show whether they are clipped together.
-    length = LONG if any(isinstance(step, LookAhead) for step in plan.config.postprocess) else SHORT
+    length = LONG if any(step.evaluations is not None for step in plan.config.postprocess) else SHORT
     trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     walk = Walk(trained, length=0.0 if still else length)
     options |= {"augment": on_examples(subject.augment), "collate_fn": together(subject.collate_fn)}

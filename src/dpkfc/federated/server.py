@@ -46,7 +46,7 @@ from dpkfc.federated.plan import FACTORS, FederatedPlan, Mechanism, stream_seed
 from dpkfc.federated.secure_aggregation import decoded, round_scope, total, unmask
 from dpkfc.federated.server_rules import Shares
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
@@ -260,7 +260,7 @@ class Server:
         self._noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
         self._sampling = SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
         self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
-        self._chain = Chain((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout)
+        self._chain = PostprocessPipeline((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout)
         self._state: Tensors = {}
         self._stepped = -1  # number of the last round with a release
         self._delivery = MetricDelivery(plan.config.metric == FACTORS)
@@ -488,7 +488,7 @@ class Server:
 
     def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
         config = self.plan.config
-        direction = self._chain.apply(released, self._coordinates.metric, self.layers, spare=True)
+        direction = self._chain.apply(released, self._coordinates.metric, self.layers, in_place=True)
         hidden = config.privacy.unit == "client" and config.client_rate < 1
         took_part = config.client_rate if hidden else survivors / config.clients
         shares = Shares(divided=config.divisor / config.clients, took_part=took_part)

@@ -34,7 +34,7 @@ from dpkfc.gradients.state import (
 )
 from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_padding
 from dpkfc.integrations._opacus_loader import Drawn
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
@@ -262,7 +262,7 @@ class PrivateStep:
         self.plan, self.model, self.optimizer, self.ledger = plan, model, optimizer, ledger
         self.layers = find_layers(model)
         self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, rows=plan.config.refresh_rows())
-        self._chain = Chain((), plan.config.readout)  # make_private takes no filters
+        self._chain = PostprocessPipeline((), plan.config.readout)  # make_private takes no filters
         self.step = self._before = ledger.count
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
