@@ -41,8 +41,8 @@ from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
-from dpkfc.verification import public_rows
-from dpkfc.verification.examples import check_on_public_rows, checked_verify, program_of
+from dpkfc.verification import draw_public_rows
+from dpkfc.verification.examples import check_on_public_rows, check_verify_setting, identify_program
 from dpkfc.verification.public_rows import PublicRows
 
 # --------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class Session:
         self._chain = PostprocessPipeline(plan.config.postprocess, plan.config.readout)
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None
-        self._verify, self._public_records = checked_verify(verify), public_records
+        self._verify, self._public_records = check_verify_setting(verify), public_records
         self._proof = Proof()
         self._checked: set[Any] = set()
         self._unchecked = ""
@@ -461,7 +461,7 @@ class Session:
 
     def _check_once(self, loss_fn: LossFn) -> None:
         """Check a loss on public rows before its first release."""
-        code = program_of(loss_fn)
+        code = identify_program(loss_fn)
         if not self._verify or code in self._checked:
             return
         self._proof.operation = None
@@ -680,4 +680,4 @@ class Session:
 
 
 def _drawn_rows(record: Any, collate: Callable[[list[Any]], Any], integers: str, count: int) -> PublicRows:
-    return public_rows(record, count, collate, integers)
+    return draw_public_rows(record, count, collate, integers)

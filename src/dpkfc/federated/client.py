@@ -43,7 +43,7 @@ from dpkfc.federated.secure_aggregation import (
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
-from dpkfc.verification.examples import checked_verify
+from dpkfc.verification.examples import check_verify_setting
 
 # --------------------------------------------------------------------------------------------------
 # What a client sends where work on its records fails: whether it takes part must not depend on one
@@ -164,7 +164,7 @@ class Client:
         channel: bytes | None = None,
         verify: bool | str = True,
     ) -> None:
-        verify = checked_verify(verify)
+        verify = check_verify_setting(verify)
         if not 0 <= number < plan.config.clients:
             raise ValueError(f"client {number} is not one of the {plan.config.clients} of the plan")
         if local.plan.hash != plan.hash:

@@ -34,7 +34,7 @@ from dpkfc.gradients.tape import Tape, custom_function, nodes_of
 from dpkfc.memory import is_out_of_memory
 from dpkfc.tracking.axes import BatchAxis, State, Total, Unknown, example_first
 from dpkfc.tracking.tracker import Tracker
-from dpkfc.verification import public_rows
+from dpkfc.verification import draw_public_rows
 from dpkfc.verification.examples import Verdict, check_on_public_rows
 from dpkfc.verification.public_rows import PublicRows
 
@@ -678,13 +678,13 @@ def rows_of(call: _Call, rows: list[Tensor]) -> range:
 
 
 def _rows(call: _Call, integers: str, count: int) -> PublicRows:
-    return public_rows(call.record(), count, call.collate, integers)
+    return draw_public_rows(call.record(), count, call.collate, integers)
 
 
 def _output_axes(model: nn.Module, call: _Call) -> list[BatchAxis | None]:
     """Return where the outputs of a model have the batch: as a tracker finds, or the axis that grows with the batch."""
     for integers in ("bits", "ones"):
-        rows = public_rows(call.record(), 3, call.collate, integers)
+        rows = draw_public_rows(call.record(), 3, call.collate, integers)
         try:
             three, two = rows.batch(range(3)), rows.batch(range(2))
             tracker = batch_tracker(model, None, 3)
@@ -740,7 +740,7 @@ def check_padding(model: nn.Module, args: Any, kwargs: Any, batch: Any, source: 
     if places is None:
         return
     for integers in ("tokens", "bits", "ones"):
-        rows = public_rows(source.dataset[0], 0, source.collate_fn, integers)
+        rows = draw_public_rows(source.dataset[0], 0, source.collate_fn, integers)
         if len(rows.longer) < 2:
             return
         try:

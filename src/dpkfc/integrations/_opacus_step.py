@@ -38,7 +38,7 @@ from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
-from dpkfc.rng_state import kept_numbers, renew
+from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.session import GradientTally
 from dpkfc.tracking.axes import Unknown
 
@@ -411,7 +411,7 @@ class PrivateStep:
             return
         self._busy = True  # the check runs the model itself
         try:
-            with recording.suspended(), checked_state(self.model), kept_numbers():
+            with recording.suspended(), checked_state(self.model), preserve_generators():
                 strict = self._verify == "strict"
                 expected = self.plan.config.expected_rows
                 verdict = check_model(self.model, self.layers, args, kwargs, recording.tracker, expected, strict)
