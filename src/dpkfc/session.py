@@ -29,7 +29,7 @@ from dpkfc.config import Plan
 from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.data.checks import check_probes
 from dpkfc.data.loading import MicroBatches, layout
-from dpkfc.data.units import units_of
+from dpkfc.data.units import make_units
 from dpkfc.distributed import RankLost, Ranks, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import At, LossFn, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
@@ -327,7 +327,7 @@ class Session:
         self._parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
         self._dataset, self._collate_fn, self._augment = dataset, collate_fn, augment
-        self._units = units_of(plan.config, dataset, units, len(self._loader), plan.dataset_size)
+        self._units = make_units(plan.config, dataset, units, len(self._loader), plan.dataset_size)
         check_probes(plan.config.preconditioner, dataset)
         check_with_optimizer(plan.config.postprocess, optimizer)
         self._size = MicroBatchSize(*plan.config.micro_batch)
