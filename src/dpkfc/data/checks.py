@@ -298,7 +298,7 @@ def _find_inner(dataset: Any) -> tuple[Any, _Rows | None]:
         if isinstance(value, (Subset, ConcatDataset)) or hasattr(value, "_indices"):
             candidates.append(value)
     for candidate in candidates:
-        if hasattr(candidate, "__len__") and len(candidate) == len(dataset):
+        if candidate is not None and hasattr(candidate, "__len__") and len(candidate) == len(dataset):
             return candidate, None
     return None, None
 
