@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -101,3 +102,10 @@ def test_python_3_10_can_read_it(path: Path):
 def test_the_licence_is_apache():
     text = (ROOT / "LICENSE").read_text("utf-8")
     assert "Apache License" in text and "Version 2.0, January 2004" in text and len(text) > 11_000
+
+
+def test_importing_the_package_loads_no_slow_library_before_it_is_used():
+    slow = ["dp_accounting", "scipy.stats", "scipy.signal", "scipy.optimize", "matplotlib", "pyarrow", "rich", "typer"]
+    code = f"import sys, dpkfc; print([name for name in {slow} if name in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"

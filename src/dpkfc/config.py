@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import dp_accounting
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +19,7 @@ from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedP
 from dpkfc.gradients.clipping import SPLIT, Clip, contribution_bound
 from dpkfc.linalg.norms import check_methods
 from dpkfc.postprocess.optimizers import WeightEMA
-from dpkfc.postprocess.pipeline import check_chain, check_not_a_step
+from dpkfc.postprocess.pipeline import check_fields, check_pipeline
 from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import ACCOUNTANTS, NEGLIGIBLE_NOISE, EpsilonCurve
@@ -30,7 +29,7 @@ from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, widened
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 if TYPE_CHECKING:
-    pass
+    import dp_accounting
 
 
 # --------------------------------------------------------------------------------------------------
@@ -423,7 +422,7 @@ class PrivacyConfig:
         steps = self.postprocess
         steps = (steps,) if isinstance(steps, PostProcess) else tuple(steps)
         object.__setattr__(self, "postprocess", steps)
-        check_chain(self.postprocess, self.readout)
+        check_pipeline(self.postprocess, self.readout)
         self._check_micro_batches()
         object.__setattr__(self, "norm_methods", dict(self.norm_methods))
         check_methods(self.norm_methods)
@@ -438,7 +437,7 @@ class PrivacyConfig:
         if self.noise not in NOISES:
             raise ValueError(f"unknown noise {self.noise!r}; choose one of {', '.join(NOISES)}")
         self._check_sampler()
-        check_not_a_step(self.preconditioner, self.weight_average)
+        check_fields(self.preconditioner, self.weight_average)
         if self.preconditioner is not None and not isinstance(self.preconditioner, Preconditioner):
             raise ValueError(
                 f"preconditioner must have a describe() method, got {type(self.preconditioner).__name__}; "

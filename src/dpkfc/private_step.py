@@ -17,7 +17,7 @@ from dpkfc.distributed import DistributedContext, RankLost
 from dpkfc.fsdp import divided_as
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, MechanismPlan, Released, release
@@ -51,7 +51,7 @@ class ReleasePipeline:
         *,
         layers: Sequence[Layer],
         preconditioning: Coordinates,
-        postprocess: Chain,
+        postprocess: PostprocessPipeline,
         ranks: DistributedContext = _SINGLE_PROCESS,
     ) -> None:
         self.plan = plan
@@ -113,15 +113,15 @@ class ReleasePipeline:
                 step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity
             )
 
-    def make_update(self, released: Released, *, spare: bool = False) -> Released:
+    def make_update(self, released: Released, *, in_place: bool = False) -> Released:
         """Return the post-processed release, after the preconditioner has observed the release.
 
         Args:
             released: the release of this step.
-            spare: whether the memory of `released` may hold the result.
+            in_place: whether the memory of `released` may hold the result.
         """
         self.preconditioning.observe(released)
-        return self.postprocess.apply(released, self.metric, self.layers, spare=spare)
+        return self.postprocess.apply(released, self.metric, self.layers, in_place=in_place)
 
 
 def set_gradients(

@@ -1,8 +1,9 @@
-"""The random state of the CPU and of a model's device: noted, compared, put back, and replaced by one that nobody knows.
+"""The random state of the CPU and of a model's device: read, compared, restored, or made unknown.
 
-Dropout masks and augmented views belong to places in a batch. One example more moves those of all that come after it, and then
-the sum differs by more than that example's gradient. It is as if every example had numbers of its own as long as nobody can tell
-one mask from another: the numbers must be as unknown as the noise. A seed (`set_seed(42)`) makes them known.
+Dropout masks and augmented views belong to places in a batch. One more example moves those of all later
+examples, and the sum then differs by more than the gradient of this example. The guarantee still holds
+while nobody can tell one mask from another: these random numbers must be as unknown as the noise. A seed
+(`set_seed(42)`) makes them known.
 """
 
 from __future__ import annotations
@@ -24,73 +25,62 @@ if TYPE_CHECKING:
 
 
 def device_of(layers: Sequence[Layer]) -> torch.device:
-    """Where the parameters of a model lie."""
+    """Return the device of a model's parameters."""
     return layers[0].tensor(next(iter(layers[0].parameters))).device
 
 
 def random_states(device: torch.device) -> list[Tensor]:
-    """The states of the generators now."""
-    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    """Return the states of torch's generators for the CPU and a device."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
 
 
-def put_back_on(device: torch.device, states: Sequence[Tensor]) -> None:
-    """The generators of torch as `random_states` has found them."""
+def restore_states(device: torch.device, states: Sequence[Tensor]) -> None:
+    """Restore the generators of torch from `random_states`."""
     torch.set_rng_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state(states[1], device)
 
 
-def same_states(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Whether nothing was drawn in between."""
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+def are_states_equal(states: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether nothing was drawn between two calls of `random_states`."""
+    return all(torch.equal(a, b) for a, b in zip(states, others, strict=True))
 
 
 def restarter(device: torch.device) -> Callable[[], None]:
-    """A function that puts the generators of torch, numpy and Python back to where they are now."""
-    states = _everything(device)
+    """Return a function that restores the present state of torch, numpy and Python."""
+    torch_states = random_states(device)
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
 
     def restart() -> None:
-        put_back_on(device, states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+        restore_states(device, torch_states)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
 
     return restart
 
 
-def drawn_since_now(device: torch.device) -> Callable[[], bool]:
-    """A function that says whether torch, numpy or Python have drawn global random numbers since now."""
-    before = _everything(device)
-
-    def drawn() -> bool:
-        now = _everything(device)
-        alike = same_states(before[0], now[0]) and before[2] == now[2]
-        return not (alike and all(np.array_equal(a, b) for a, b in zip(before[1], now[1], strict=True)))
-
-    return drawn
-
-
 @contextmanager
-def kept_numbers() -> Iterator[None]:
-    """Whatever is drawn inside, the global generators, those of all devices too, go on where they were."""
+def preserve_generators() -> Iterator[None]:
+    """Restore the global generators, those of all devices too, after the body."""
     states = all_states()
     try:
         yield
     finally:
-        put_back(states)
-
-
-def _everything(device: torch.device) -> tuple[list[Tensor], Any, Any]:
-    return random_states(device), np.random.get_state(), random.getstate()
+        restore_all_states(states)
 
 
 def all_states() -> tuple[Any, ...]:
-    """The states of the global generators of torch, its devices, numpy and Python."""
-    own = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return torch.get_rng_state(), own, np.random.get_state(), random.getstate()
+    """Return the states of the global generators of torch, its devices, numpy and Python."""
+    device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return torch.get_rng_state(), device_states, np.random.get_state(), random.getstate()
 
 
-def put_back(states: tuple[Any, ...]) -> None:
-    """The global generators as they were."""
+def restore_all_states(states: tuple[Any, ...]) -> None:
+    """Restore the global generators from `all_states`."""
     torch.set_rng_state(states[0])
     if states[1]:
         torch.cuda.set_rng_state_all(states[1])
@@ -99,14 +89,17 @@ def put_back(states: tuple[Any, ...]) -> None:
 
 
 def renew() -> None:
-    """Let the global generators go on from numbers of the operating system."""
-    _seed(fresh_seed())
+    """Seed the global generators from the operating system."""
+    _seed_torch(fresh_seed())
     np.random.seed(np.frombuffer(draw_key(), dtype=np.uint32))
     random.seed(int.from_bytes(draw_key(), "big"))
 
 
-def _seed(seed: int) -> None:
-    """Of torch, and of its devices where there are any: seeding those that do not exist takes longer than a small step."""
+def _seed_torch(seed: int) -> None:
+    """Seed torch, and its devices where there are any.
+
+    Seeding devices that do not exist takes longer than a small step.
+    """
     if _devices():
         torch.manual_seed(seed)
     else:
@@ -115,7 +108,10 @@ def _seed(seed: int) -> None:
 
 @cache
 def _devices() -> bool:
-    """Whether torch has another device than the CPU; none appears while a process runs. A torch that cannot tell may have one."""
+    """Return whether torch has another device than the CPU, or is too old to tell.
+
+    No device appears while a process runs.
+    """
     accelerator = getattr(torch, "accelerator", None)
     return accelerator is None or bool(accelerator.is_available())
 
@@ -125,23 +121,23 @@ def fresh_seed() -> int:
     return int.from_bytes(draw_key()[:8], "big") >> 1
 
 
-def begin_at(seed: int) -> None:
-    """Let the global generators go on from a seed below 2⁶⁴, the same on every process that has it."""
+def seed_generators(seed: int) -> None:
+    """Seed the global generators with a number below 2⁶⁴, equally on every process."""
     torch.manual_seed(seed)
     np.random.seed([seed >> 32, seed & 0xFFFFFFFF])
     random.seed(seed)
 
 
 @contextmanager
-def unknown_numbers(repeatable: bool = False) -> Iterator[None]:
-    """Inside, the global generators begin at numbers of the operating system; afterwards each goes on where it was.
+def randomize_generators(repeatable: bool = False) -> Iterator[None]:
+    """Seed the global generators from the operating system, and restore them after the body.
 
     Args:
-        repeatable: leave them as they are. TEST MODE, NOT PRIVATE.
+        repeatable: leave the generators as they are. TEST MODE, NOT PRIVATE.
     """
     if repeatable:
         yield
         return
-    with kept_numbers():
+    with preserve_generators():
         renew()
         yield

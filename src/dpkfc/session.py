@@ -29,7 +29,7 @@ from dpkfc.config import Plan
 from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.data.checks import check_probes
 from dpkfc.data.loading import MicroBatches, layout
-from dpkfc.data.units import units_of
+from dpkfc.data.units import make_units
 from dpkfc.distributed import DistributedContext, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import At, LossFn, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
@@ -43,13 +43,13 @@ from dpkfc.gradients.state import (
 )
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.optimizers import WeightAverage
-from dpkfc.postprocess.pipeline import Chain, check_with_optimizer
+from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import ReleasePipeline, set_gradients
-from dpkfc.verification import public_rows
-from dpkfc.verification.examples import check_on_public_rows, checked_verify, program_of
+from dpkfc.verification import draw_public_rows
+from dpkfc.verification.examples import check_on_public_rows, check_verify_setting, identify_program
 from dpkfc.verification.public_rows import PublicRows
 
 # --------------------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ class Session:
         check_optimizer(optimizer, self._parameters)
         self._dataset = dataset
         self._augment = augment
-        self._units = units_of(config, dataset, units, len(self._loader), plan.dataset_size)
+        self._units = make_units(config, dataset, units, len(self._loader), plan.dataset_size)
         check_probes(config.preconditioner, dataset)
         check_with_optimizer(config.postprocess, optimizer)
         self._size = MicroBatchSize(*config.micro_batch)
@@ -383,14 +383,14 @@ class Session:
             preconditioning=Coordinates(
                 config.preconditioner, model, self.layers, self._ranks, rows
             ),
-            postprocess=Chain(config.postprocess, config.readout),
+            postprocess=PostprocessPipeline(config.postprocess, config.readout),
             ranks=self._ranks,
         )
         count = self._ranks.broadcast_from_rank0(lambda: ledger.count)
         self._pipeline.match_release_count(self._step, count)
         self._average = WeightAverage(config.weight_average, self._parameters)
         self._pending: Batch | None = None
-        self._verify = checked_verify(verify)
+        self._verify = check_verify_setting(verify)
         self._public_records = public_records
         self._proof = Proof()
         self._verified: set[Any] = set()
@@ -454,7 +454,7 @@ class Session:
                 "pass each batch of session.batches() to session.step() once, in the order drawn"
             )
         self._check_state()
-        self._average.before_step()
+        self._average.start()
         self._pipeline.refresh(self._step)
         run = self._ranks.run_collective if self._is_sharded else self._ranks.run_on_all
         sums, norms = run(lambda: self._clipped_sum(batch, loss_fn))
@@ -557,13 +557,13 @@ class Session:
         chain = self._pipeline.postprocess
         points = []
         for point in chain.evaluations(all_of_them):
-            parameters = chain.displaced(self._parameters, point.ahead)
+            parameters = chain.parameters_at(self._parameters, point.lookahead)
             points.append(At(parameters, point.weight))
         return points
 
     def _maybe_verify(self, loss_fn: LossFn) -> None:
         """Check a loss on public rows before its first release."""
-        program = program_of(loss_fn)
+        program = identify_program(loss_fn)
         if not self._verify or program in self._verified:
             return
         self._proof.operation = None
@@ -638,7 +638,7 @@ class Session:
     def _apply(self, update: Released) -> None:
         """Hand a post-processed release, and nothing else, to the optimizer."""
         before = traces(self._parameters) if self._is_first_step else {}
-        self._pipeline.postprocess.before_update(self._parameters)
+        self._pipeline.postprocess.record_parameters(self._parameters)
         # A gradient that was left on a frozen parameter is not a release.
         self.optimizer.zero_grad(set_to_none=True)
         set_gradients(self._parameters, update)
@@ -657,7 +657,7 @@ class Session:
             RuntimeError: the plan keeps no average (`PrivacyConfig.weight_average`), or the average
                 is in the model already.
         """
-        return fsdp.resharded(self.model, self._weights.around(self._average.in_model()))
+        return fsdp.resharded(self.model, self._weights.around(self._average.swap_in()))
 
     def accept_weights(self) -> None:
         """Continue from weights that you have written between two releases.
@@ -842,4 +842,4 @@ class Session:
 def _draw_public_rows(
     record: Any, collate: Callable[[list[Any]], Any], integers: str, count: int
 ) -> PublicRows:
-    return public_rows(record, count, collate, integers)
+    return draw_public_rows(record, count, collate, integers)

@@ -331,7 +331,7 @@ def test_a_disagreement_stops_a_run_before_anything_is_charged(name: str, tmp_pa
     monkeypatch.setattr(accounting, "_values", {})  # what this process has computed, by the honest accountants
     with monkeypatch.context() as planted:
         plant(planted, factor)
-        with pytest.raises(ValueError, match="the accountants disagree on 37 x .* train nothing on them"):
+        with pytest.raises(ValueError, match="the accountants disagree on 37 x .* do not train"):
             build(plan, tmp_path / "ledger.jsonl")
     assert not (tmp_path / "ledger.jsonl").exists()
     monkeypatch.setattr(accounting, "_values", {})

@@ -112,7 +112,7 @@ def test_ranks_divide_a_batch_without_overlap() -> None:
 
 def test_units_are_drawn_and_their_records_uniformly(evidence) -> None:
     """Patients with 1, 2, 3, 4 and 9 records, of whom at most 3 count: the unit's law is the sampler's, its records are even."""
-    units = Units.of(np.repeat(np.arange(5), [1, 2, 3, 4, 9]), limit=3)
+    units = Units.from_ids(np.repeat(np.arange(5), [1, 2, 3, 4, 9]), limit=3)
     stream, sampler, steps = SamplingStream.repeatable(5), Poisson(0.4, 5), size(4000, 20_000)
     batches, records, per_unit = [], np.zeros(19, dtype=int), np.zeros(5, dtype=int)
     for step in range(steps):

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from dpkfc.app import train as recipe_train
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.run_folder import not_private
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
 from dpkfc.verification import Verdict
@@ -296,7 +296,7 @@ def memory_of_sums(patched: pytest.MonkeyPatch) -> None:
 
 def filter_of_sums(patched: pytest.MonkeyPatch) -> None:
     """A filter whose state is fed the clipped sum at its first step, in the last bits."""
-    release, apply = Session._release, Chain.apply
+    release, apply = Session._release, PostprocessPipeline.apply
     first: list[Tensor] = []
 
     def keeping(self: Session, clipped: ClippedSum) -> Released:
@@ -304,13 +304,13 @@ def filter_of_sums(patched: pytest.MonkeyPatch) -> None:
             first.append(1e-9 * sum(x.sum() for x in clipped.tensors.values()))
         return release(self, clipped)
 
-    def leaky(self: Chain, *args: Any, **options: Any) -> Released:
+    def leaky(self: PostprocessPipeline, *args: Any, **options: Any) -> Released:
         found = apply(self, *args, **options)
         self._states = [{key: x + first[0] for key, x in state.items()} for state in self._states]
         return found
 
     patched.setattr(Session, "_release", keeping)
-    patched.setattr(Chain, "apply", leaky)
+    patched.setattr(PostprocessPipeline, "apply", leaky)
 
 
 def release_of_sums(patched: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.data.units import Units, unit_ids
+from dpkfc.data.units import Units, read_unit_ids
 
 
 def rng(seed=0):
@@ -17,7 +17,7 @@ def rng(seed=0):
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(1, 70))
 def test_records_of_every_unit(ids, limit):
-    units = Units.of(ids, limit)
+    units = Units.from_ids(ids, limit)
     assert len(units) == len(set(ids))
     table = units.draw(np.arange(len(units)), rng())
     for unit, row in zip(sorted(set(ids)), table, strict=True):
@@ -30,7 +30,7 @@ def test_records_of_every_unit(ids, limit):
 
 
 def test_which_records_count_is_drawn_anew_and_evenly():
-    units = Units.of(["a"] * 6 + ["b"], 2)
+    units = Units.from_ids(["a"] * 6 + ["b"], 2)
     counts = np.zeros(7)
     draws = 3000
     generator = rng(1)
@@ -42,7 +42,7 @@ def test_which_records_count_is_drawn_anew_and_evenly():
 
 
 def test_no_units_no_records():
-    units = Units.of([3, 3, 1], 2)
+    units = Units.from_ids([3, 3, 1], 2)
     assert units.draw(np.array([], dtype=np.int64), rng()).shape == (0, 1)
     assert units.draw(np.array([1, 1]), rng()).tolist() == [[0, 1], [0, 1]]
 
@@ -61,7 +61,7 @@ def test_no_units_no_records():
     ids=lambda x: f"{type(x).__name__}-{type(x[0]).__name__}",
 )
 def test_ids_of_any_kind(ids):
-    assert Units.of(ids, 3).draw(np.arange(2), rng()).tolist() == [[0, 2], [1, -1]]
+    assert Units.from_ids(ids, 3).draw(np.arange(2), rng()).tolist() == [[0, 2], [1, -1]]
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_ids_of_any_kind(ids):
 )
 def test_bad_ids(ids, message):
     with pytest.raises(ValueError, match=message):
-        Units.of(ids, 2)
+        Units.from_ids(ids, 2)
 
 
 @pytest.mark.parametrize("ids", [[2**63 + 1, 2**63 + 3, -1], ["a", "a\0", "b"], [np.str_("a"), "b", "c"]])
 def test_ids_that_numpy_would_change_stay_apart(ids):
-    assert len(Units.of(ids, 2)) == 3
+    assert len(Units.from_ids(ids, 2)) == 3
 
 
 @pytest.mark.parametrize("kind", ["string", "Int64", "object"])
@@ -96,14 +96,14 @@ def test_a_missing_id_of_pandas_is_named(kind: str):
     pandas = pytest.importorskip("pandas")
     column = pandas.Series([1, 2, pandas.NA] if kind == "Int64" else ["a", "b", pandas.NA], dtype=kind)
     with pytest.raises(ValueError, match=r"record 2 has no unit \(1 records in all\)"):
-        Units.of(column, 2)
+        Units.from_ids(column, 2)
 
 
 def test_a_column_of_the_dataset():
     columns = {"patient": [1, 1, 2], "x": [0, 0, 0]}
-    assert unit_ids(columns, "patient") == [1, 1, 2]
-    assert unit_ids(columns, [4, 5, 6]) == [4, 5, 6]
+    assert read_unit_ids(columns, "patient") == [1, 1, 2]
+    assert read_unit_ids(columns, [4, 5, 6]) == [4, 5, 6]
     with pytest.raises(ValueError, match=r"no column 'user' \(KeyError\)"):
-        unit_ids(columns, "user")
+        read_unit_ids(columns, "user")
     with pytest.raises(ValueError, match=r"no column 'user' \(TypeError\)"):
-        unit_ids([1, 2], "user")
+        read_unit_ids([1, 2], "user")

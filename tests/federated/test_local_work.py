@@ -24,6 +24,7 @@ from dpkfc.federated import (
 from dpkfc.federated.local_training import LocalModel, Records
 from dpkfc.federated.secure_aggregation import encoded
 from dpkfc.federated.simulation import one_round
+from dpkfc.postprocess.protocol import PostProcessBase
 from tests.federated.test_equality import plain_clipped_sum
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
 
@@ -77,10 +78,8 @@ def test_private_local_steps_of_single_examples():
     assert run.server.ledger.count == 6 == plan.releases
 
 
-class Listening:
+class Listening(PostProcessBase):
     """A filter that changes nothing and notes the mean square of what it is given, and the variance that it is told."""
-
-    smooths = adaptive = needs_variance = momentum_allowed = False
 
     def __init__(self) -> None:
         self.heard: list[tuple[float, float | None]] = []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy.mechanism import Released
 
@@ -33,7 +33,7 @@ def chained(
     steps: Sequence[PostProcess], readout: str, metrics: Sequence[Metric], layers: Sequence[Layer], inputs: Sequence[dict]
 ) -> Released:
     """The last value of a chain fed with one release a metric."""
-    chain = Chain(steps, readout)
+    chain = PostprocessPipeline(steps, readout)
     for t, (metric, gradients) in enumerate(zip(metrics, inputs, strict=True)):
         value = chain.apply(released(gradients, 0.25, t), metric, layers)
     return value

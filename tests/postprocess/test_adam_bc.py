@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpkfc.linalg.metric import Diagonal, Elementwise, Kronecker
 from dpkfc.postprocess import EMA, AdamBC, DiSK, LowPass
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.mechanism import Released
 from tests.postprocess.cases import released, run, several_layers
 
@@ -88,7 +88,7 @@ def test_what_is_subtracted_is_the_mean_of_v_on_pure_noise(filter_: object, read
     adam = AdamBC(betas=(0.9, 0.9), floor=1e-9)
     total: dict[str, Tensor] = {}
     for _ in range(runs // 50):  # 50 independent runs at a time would need another model; entries are pooled instead
-        chain = Chain([s for s in (filter_, adam) if s is not None], readout)
+        chain = PostprocessPipeline([s for s in (filter_, adam) if s is not None], readout)
         for t in range(steps):
             noise = {n: 0.5 * torch.randn_like(p) for n, p in model.named_parameters()}
             chain.apply(released(noise, 0.25, t), metrics[t // 3], layers)

@@ -67,7 +67,7 @@ def test_dp_kfc_with_disk_equals_brute_force(disk: DiSK, optimizer: type) -> Non
         for batch in s.batches():
             s.step(batch, loss_fn)
             own = {n: q.detach().clone() for n, q in theirs.named_parameters()}
-            points = [(0.0, 1.0)] if before is None else [(e.ahead, e.weight) for e in disk.evaluations]
+            points = [(0.0, 1.0)] if before is None else [(e.lookahead, e.weight) for e in disk.evaluations]
             rows = []
             for i in batch.indices:
                 row = {n: torch.zeros_like(q) for n, q in own.items()}
@@ -148,7 +148,7 @@ def test_lora_with_disk_and_dp_kfc(steps: tuple[PostProcess, ...]) -> None:
         ([AdamBC(), SOFIM()], "SOFIM would rescale what AdamBC has rescaled"),
         ([DiSK(), DiSK(0.2)], "only one step can decide where gradients are taken"),
         ([kfac()], "KFAC in postprocess.*preconditioner="),
-        ([torch.optim.Adam([torch.zeros(1)])], "Adam in postprocess.*torch optimizer is handed to the session"),
+        ([torch.optim.Adam([torch.zeros(1)])], "Adam in postprocess.*hand a torch optimizer to the session"),
     ],
     ids=str,
 )

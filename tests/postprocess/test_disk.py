@@ -67,11 +67,11 @@ def test_passes_through_the_model(disk: DiSK | EMA, first: int, later: int) -> N
 
 def test_weights_and_points_of_the_modes() -> None:
     (point,) = DiSK(0.7, mode="look_ahead").evaluations
-    assert point.weight == 1 and point.ahead == pytest.approx(0.3 / 0.7)
+    assert point.weight == 1 and point.lookahead == pytest.approx(0.3 / 0.7)
     ahead, here = DiSK(0.7, 0.5).evaluations
-    assert (ahead.ahead, here.ahead) == (0.5, 0.0) and ahead.weight == pytest.approx(0.3 / 0.35)
+    assert (ahead.lookahead, here.lookahead) == (0.5, 0.0) and ahead.weight == pytest.approx(0.3 / 0.35)
     back, here = DiSK(0.1, mode="storm").evaluations
-    assert back.ahead == -1 and back.weight == pytest.approx(-9) and here.weight == pytest.approx(10)
+    assert back.lookahead == -1 and back.weight == pytest.approx(-9) and here.weight == pytest.approx(10)
     assert all(sum(p.weight for p in DiSK(k, g).evaluations) == pytest.approx(1) for k in (0.1, 0.9) for g in (-2, 0.3, 1))
     assert DiSK(1.0, mode="storm").evaluations == AT_PARAMETERS
 
@@ -98,7 +98,7 @@ def test_on_a_quadratic_the_combination_is_the_gradient_plus_hessian_times_d_for
     model, batch, hessian = quadratic()
     d = torch.randn(1, 4).double()
     points = [
-        At({"weight": model.weight.detach() + e.ahead * d}, e.weight) for e in DiSK(kappa, gamma).evaluations
+        At({"weight": model.weight.detach() + e.lookahead * d}, e.weight) for e in DiSK(kappa, gamma).evaluations
     ]
     results = []
     for at in (points, (HERE,)):

@@ -68,7 +68,7 @@ def names(case: Case) -> str:
 
 def points_of(disk: DiSK, model: nn.Module, d: dict[str, Tensor]) -> list[At]:
     own = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    return [At({n: p + e.ahead * d[n] for n, p in own.items()} if e.ahead else None, e.weight) for e in disk.evaluations]
+    return [At({n: p + e.lookahead * d[n] for n, p in own.items()} if e.lookahead else None, e.weight) for e in disk.evaluations]
 
 
 def change(model: nn.Module, size: float) -> dict[str, Tensor]:

@@ -105,7 +105,7 @@ def test_before_the_first_step_the_average_is_the_weights() -> None:
 def test_half_precision_weights_are_averaged_in_single_precision() -> None:
     p = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     average = WeightAverage(WeightEMA(0.999, warmup=False), {"w": p})
-    average.before_step()
+    average.start()
     with torch.no_grad():
         p.fill_(2.0)
     for _ in range(100):
@@ -113,7 +113,7 @@ def test_half_precision_weights_are_averaged_in_single_precision() -> None:
     held: Tensor = average.state_dict()["average.w"]
     assert held.dtype == torch.float32
     torch.testing.assert_close(held, torch.full((3,), 2 - 0.999**100), rtol=1e-4, atol=0)
-    with average.in_model():
+    with average.swap_in():
         torch.testing.assert_close(p.float(), held, rtol=1e-2, atol=0)
     assert torch.equal(p, torch.full((3,), 2.0, dtype=torch.bfloat16))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from dpkfc.config import PrivacyConfig
 from dpkfc.linalg.metric import Dense, Diagonal, Eigenbasis, Elementwise, Identity, Kronecker, LowRank, Metric
 from dpkfc.postprocess import EMA, DiSK, LowPass
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
@@ -83,7 +83,7 @@ def test_repeated_releases_of_a_zero_sum_have_the_stated_variance(steps: tuple[P
     noise, ledger = plan.noise_stream(), Ledger.in_memory(plan.hash, {}, plan.steps)
     zero = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     squares = {n: torch.zeros_like(p) for n, p in zero.items()}
-    chain = Chain(steps, readout)
+    chain = PostprocessPipeline(steps, readout)
     for r in range(runs):
         chain.load_state_dict({})
         for t in range(length):
@@ -118,7 +118,7 @@ def test_maps_are_formed_once_for_a_metric(monkeypatch: pytest.MonkeyPatch) -> N
         return original(side)
 
     monkeypatch.setattr(Dense, "inverse", counted)
-    chain, old, new = Chain((), "inverse"), some_metric(1), some_metric(2)
+    chain, old, new = PostprocessPipeline((), "inverse"), some_metric(1), some_metric(2)
     zero = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     counts = []
     for t, metric in enumerate([old, old, old, new, new]):

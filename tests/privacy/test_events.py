@@ -121,7 +121,7 @@ def test_nothing_released_costs_nothing_and_no_noise_costs_everything(monkeypatc
     ("event", "accountant", "relation", "message"),
     [
         (without_replacement(100, 5, 1.0), "pld", "replace_one", "PLD cannot account .* use accountant='rdp'"),
-        (without_replacement(100, 5, 1.0), "rdp", "add_or_remove_one", "goes with 'replace_one'"),
+        (without_replacement(100, 5, 1.0), "rdp", "add_or_remove_one", "use 'replace_one' for sampling without replacement"),
         (poisson(0.1, 1.0), "rdp", "replace_one", "cannot be accounted for under 'replace_one'"),
         (poisson(0.1, 1.0), "pld", "replace_one", "cannot be accounted for under 'replace_one'"),
         (dp_accounting.GaussianDpEvent(1.0), "pld", "replace_one", "cannot be accounted for under 'replace_one'"),

@@ -170,7 +170,7 @@ def test_the_global_generators_are_renewed_from_fresh_keys() -> None:
     states = rng_state.all_states()
     seen = []
     for _ in range(2):
-        rng_state.put_back(states)
-        with rng_state.unknown_numbers():
+        rng_state.restore_all_states(states)
+        with rng_state.randomize_generators():
             seen.append((rng_state.torch.rand(()).item(), np.random.rand(), rng_state.random.random()))
     assert all(a != b for a, b in zip(*seen, strict=True))

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dp_accounting
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,9 +16,11 @@ from torch import Tensor, nn
 from dpkfc.config import Plan
 from dpkfc.data.sampling import Sampler
 from dpkfc.linalg.metric import Metric
-from dpkfc.postprocess.protocol import LookAhead
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Batch, Session
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
 # Canaries: examples whose gradient is chosen, put among a user's own examples by a loss function.
@@ -293,7 +294,7 @@ def scripted(plan: Plan, script: Script, dataset_size: int, *, seed: int | None 
     return Plan(
         config=config,
         dataset_size=dataset_size,
-        sampler=Scripted(plan.sampler, rows, dataset_size),  # type: ignore[arg-type]
+        sampler=Scripted(plan.sampler, rows, dataset_size),
         noise_multiplier=plan.noise_multiplier,
         delta=plan.delta,
         steps=steps,
@@ -352,7 +353,7 @@ class Watched(Session):
 
     def batches(self) -> Iterator[Batch]:
         """Those of the script."""
-        script, found = len(self.plan.sampler.rows), super().batches()  # type: ignore[union-attr]
+        script, found = len(self.plan.sampler.rows), super().batches()  # type: ignore[attr-defined]
         while max(self._step, self.ledger.count) < script and (batch := next(found, None)) is not None:
             yield batch
 
@@ -441,7 +442,7 @@ def watched(
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0  # two runs would drop other units of the examples that they share
     # Where gradients are also taken ahead, those of far points differ most, and show whether they are clipped together.
-    length = LONG if any(isinstance(step, LookAhead) for step in plan.config.postprocess) else SHORT
+    length = LONG if any(step.evaluations is not None for step in plan.config.postprocess) else SHORT
     trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     walk = Walk(trained, length=0.0 if still else length)
     options |= {"augment": on_examples(subject.augment), "collate_fn": together(subject.collate_fn)}
@@ -494,6 +495,8 @@ def to_rows(findings: Sequence[Finding]) -> list[list[str]]:
 
 def accounted_noise(event: dp_accounting.DpEvent) -> float | None:
     """Noise over sensitivity of the one Gaussian release that an event is about; None for an event of another form."""
+    import dp_accounting
+
     if isinstance(event, dp_accounting.GaussianDpEvent | dp_accounting.TruncatedSubsampledGaussianDpEvent):
         return float(event.noise_multiplier)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent | dp_accounting.SampledWithoutReplacementDpEvent):
@@ -503,6 +506,8 @@ def accounted_noise(event: dp_accounting.DpEvent) -> float | None:
 
 def accounting(plan: Plan) -> Iterator[Finding]:
     """Whether the plan claims a guarantee, its event, ε by every accountant that knows it, the reported ε, and the budget."""
+    import dp_accounting
+
     yield Finding(
         check="guarantee", measured="claimed" if plan.certified else "none", bound="claimed", passed=plan.certified,
         detail="; ".join(plan.caveats) or "the plan has no caveat",

@@ -29,7 +29,7 @@ from dpkfc.audit.harness import Finding, Script, Subject, failed, scripted, unmo
 from dpkfc.audit.statistics import standardised
 from dpkfc.config import Plan
 from dpkfc.data.sampling import REPLACE_ONE
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.mechanism import ROUNDED, Released
 
 SIZES = (0, 1, 3, 7, 16)  # of the batch that a canary joins
@@ -212,7 +212,7 @@ class World:
             subject, plan, canaries.dataset(subject), still=still, units=canaries.units(subject), verify=False
         )
         self.batches, self.loss, self.stopped = self.session.batches(), canaries.loss(subject), False
-        self._chain = Chain(plan.config.postprocess, plan.config.readout)
+        self._chain = PostprocessPipeline(plan.config.postprocess, plan.config.readout)
         self._observe = getattr(plan.config.preconditioner, "observe", None)
         self._past: Mapping[str, Tensor] = {}
 

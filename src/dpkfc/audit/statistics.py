@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dp_accounting
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -28,6 +27,9 @@ from dpkfc.audit.harness import Finding, Subject, Watched, accounted_noise, scri
 from dpkfc.config import Plan
 from dpkfc.privacy.mechanism import ROUNDED, Released, grid_of
 from dpkfc.privacy.rng import SamplingStream
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
 # Tests of noise samples: tails, granularity, repeated values, and variance in windows of steps.
@@ -608,6 +610,8 @@ class Sizes:
         Raises:
             ValueError: an event that is not about batches, or one of another data set.
         """
+        import dp_accounting
+
         every = np.arange(dataset_size + 1)
         if isinstance(event, dp_accounting.GaussianDpEvent):
             return cls(dataset_size, (every == dataset_size).astype(float))

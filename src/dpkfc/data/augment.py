@@ -1,8 +1,9 @@
 """Random changes of images for `Session(augment=...)`: each row on its own, in one pass over the batch.
 
-A batch is a tensor of images `[N, C, H, W]`, or a tuple, list or dict whose first image tensor is changed and whose rest is
-handed on. All random numbers come from torch's global generator, so that a run in test mode repeats them. In every other run the
-session begins it at numbers of the operating system for each private pass: which view an example gets must not be known.
+A batch is a tensor of images `[N, C, H, W]`, or a tuple, list or dict. Of these the first image tensor is
+changed, and the rest is passed on. All random numbers come from torch's global generator, so that a run in
+test mode repeats them. In every other run the session seeds it from the operating system for each private
+pass, because the view of an example must stay unknown.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Augment", "horizontal_flip", "random_crop", "reflect_pad_crop_flip"]
-
 Augment = Callable[[Any], Any]
 
 
 def random_crop(pad: int = 4, mode: str = "reflect") -> Augment:
-    """Pad every image and cut a window of the old size out of it at a random place.
+    """Return an augmentation that pads every image and crops it to the old size at a random place.
 
     Args:
         pad: pixels on each side.
@@ -30,22 +29,22 @@ def random_crop(pad: int = 4, mode: str = "reflect") -> Augment:
         ValueError: a pad below 1 or an unknown mode.
     """
     _check_pad(pad, mode)
-    return _on_images(lambda x: _cropped(x, pad, mode))
+    return _augment_images(lambda x: _crop(x, pad, mode))
 
 
 def horizontal_flip(p: float = 0.5) -> Augment:
-    """Mirror every image with probability p.
+    """Return an augmentation that mirrors every image with probability p.
 
     Raises:
         ValueError: p outside [0, 1].
     """
     if not 0 <= p <= 1:
         raise ValueError(f"p must lie in [0, 1], got {p}")
-    return _on_images(lambda x: _flipped(x, p))
+    return _augment_images(lambda x: _flip(x, p))
 
 
 def reflect_pad_crop_flip(pad: int = 4) -> Augment:
-    """Reflect-pad, random crop, random flip: the augmentation of De et al. (2022) for CIFAR.
+    """Return the augmentation of De et al. (2022) for CIFAR: reflect-pad, random crop, random flip.
 
     Args:
         pad: pixels on each side, less than height and width.
@@ -54,7 +53,7 @@ def reflect_pad_crop_flip(pad: int = 4) -> Augment:
         ValueError: a pad below 1.
     """
     _check_pad(pad, "reflect")
-    return _on_images(lambda x: _flipped(_cropped(x, pad, "reflect"), 0.5))
+    return _augment_images(lambda x: _flip(_crop(x, pad, "reflect"), 0.5))
 
 
 def _check_pad(pad: int, mode: str) -> None:
@@ -64,18 +63,20 @@ def _check_pad(pad: int, mode: str) -> None:
         raise ValueError(f"mode must be 'reflect' or 'constant', got {mode!r}")
 
 
-def _on_images(change: Callable[[Tensor], Tensor]) -> Augment:
+def _augment_images(change: Callable[[Tensor], Tensor]) -> Augment:
+    """Return an augmentation that changes the first image tensor of a batch."""
+
     def augment(batch: Any) -> Any:
         if _is_images(batch):
             return change(batch)
         if isinstance(batch, Mapping):
-            key = next((key for key, x in batch.items() if _is_images(x)), None)
-            if key is not None:
-                return {**batch, key: change(batch[key])}
+            for key, value in batch.items():
+                if _is_images(value):
+                    return {**batch, key: change(value)}
         elif isinstance(batch, (tuple, list)):
-            i = next((i for i, x in enumerate(batch) if _is_images(x)), None)
-            if i is not None:
-                return type(batch)([*batch[:i], change(batch[i]), *batch[i + 1 :]])
+            for i, value in enumerate(batch):
+                if _is_images(value):
+                    return type(batch)([*batch[:i], change(value), *batch[i + 1 :]])
         raise ValueError(
             f"the batch ({type(batch).__name__}) holds no floating-point images [N, C, H, W]; write an augment of your own for it"
         )
@@ -87,19 +88,21 @@ def _is_images(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point()
 
 
-def _cropped(x: Tensor, pad: int, mode: str) -> Tensor:
+def _crop(x: Tensor, pad: int, mode: str) -> Tensor:
     n, _, height, width = x.shape
     if mode == "reflect" and pad >= min(height, width):
         raise ValueError(f"pad={pad} must be less than height and width of the images, {height}×{width}")
     padded = F.pad(x, (pad, pad, pad, pad), mode=mode)
-    top, left = (torch.randint(2 * pad + 1, (n, 1)).to(x.device) for _ in range(2))
+    top = torch.randint(2 * pad + 1, (n, 1)).to(x.device)
+    left = torch.randint(2 * pad + 1, (n, 1)).to(x.device)
     rows = top + torch.arange(height, device=x.device)
     columns = left + torch.arange(width, device=x.device)
-    own = torch.arange(n, device=x.device).view(n, 1, 1)
-    cut = padded.permute(0, 2, 3, 1)[own, rows.unsqueeze(2), columns.unsqueeze(1)]  # [N, H, W, C]
-    return cut.permute(0, 3, 1, 2).contiguous()
+    images = torch.arange(n, device=x.device).view(n, 1, 1)
+    channels_last = padded.permute(0, 2, 3, 1)
+    cropped = channels_last[images, rows.unsqueeze(2), columns.unsqueeze(1)]
+    return cropped.permute(0, 3, 1, 2).contiguous()
 
 
-def _flipped(x: Tensor, p: float) -> Tensor:
-    mirrored = (torch.rand(len(x)) < p).to(x.device)
-    return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(3), x)
+def _flip(x: Tensor, p: float) -> Tensor:
+    is_mirrored = (torch.rand(len(x)) < p).to(x.device)
+    return torch.where(is_mirrored.view(-1, 1, 1, 1), x.flip(3), x)

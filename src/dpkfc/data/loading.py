@@ -1,8 +1,8 @@
-"""Logical batches to micro-batches: the indices of one step become batches of bounded size."""
+"""Loading: the indices of one logical batch become micro-batches of bounded size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 def split(indices: ArrayLike, max_physical_batch_size: int | None) -> list[NDArray[np.int64]]:
-    """Cut indices into nearly equal parts of bounded size, in order; none at all for no indices.
+    """Cut indices into nearly equal parts of bounded size, in order; no indices give no parts.
 
     Args:
         indices: `[n]`.
@@ -34,94 +34,92 @@ def split(indices: ArrayLike, max_physical_batch_size: int | None) -> list[NDArr
     if array.size == 0:
         return []
     array = array.astype(np.int64, casting="same_kind")
-    return np.array_split(array, -(-array.size // (max_physical_batch_size or array.size)))
-
-
-def readings(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None = None) -> Callable[..., Any]:
-    """A function of places in `indices` to the batch of the examples there, which reads each once: augmentation may be random.
-
-    Args:
-        source: as of `collate`.
-        indices: `[n]`.
-        collate_fn: as of `collate`.
-    """
-    rows, held = Rows(source), dict[int, Any]()
-
-    def batch_of(*places: int) -> Any:
-        held.update({k: rows[int(indices[k])] for k in places if k not in held})
-        return collate(held, np.array(places), collate_fn)
-
-    return batch_of
+    bound = max_physical_batch_size or array.size
+    return np.array_split(array, -(-array.size // bound))
 
 
 def collate(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None = None) -> Any:
-    """One batch of the examples at these indices.
+    """Return one batch of the examples at these indices.
 
     Args:
-        source: a map-style dataset, a TensorDataset or a tuple of tensors with a common first axis. The tensors of the
-            last two are indexed at once unless a `collate_fn` is given.
+        source: a map-style dataset, a TensorDataset or a tuple of tensors with a common first axis. The
+            tensors of the last two are indexed at once unless a `collate_fn` is given.
         indices: `[n]`, n >= 1.
         collate_fn: list of examples to a batch; by default torch's own.
 
     Returns:
-        The batch, with a dict in the place of any mapping of another kind (a tokenizer's `BatchEncoding`).
+        The batch. A dict replaces any mapping of another kind (a tokenizer's `BatchEncoding`).
     """
-    tensors = tensors_of(source)
-    if tensors is not None:
-        chosen = torch.tensor(indices)
-        if collate_fn is None:
-            return tuple(x[chosen.to(x.device)] for x in tensors)
-        return _Plain(collate_fn)([tuple(x[i] for x in tensors) for i in indices.tolist()])
-    return _Plain(collate_fn or default_collate)([source[i] for i in indices.tolist()])
+    if collate_fn is None:
+        tensors = tensors_of(source)
+        if tensors is not None:
+            index = torch.tensor(indices)
+            return tuple(x[index.to(x.device)] for x in tensors)
+    rows = Rows(source)
+    return _PlainCollate(collate_fn or default_collate)([rows[i] for i in indices.tolist()])
 
 
 @dataclass(frozen=True)
-class _Plain:
+class _PlainCollate:
     """A collate function whose batches are made of containers that torch looks into.
 
-    What torch takes for one value is moved to no device, and no shape in it is seen.
+    Any other container counts as one value: its tensors are not moved, and their shapes are not seen.
     """
 
     function: Collate
 
     def __call__(self, examples: list[Any]) -> Any:
-        return _plain(self.function(examples))
+        return _replace_mappings(self.function(examples))
 
 
 class Fields(dict[str, Any]):
-    """A dict whose items are attributes too, as those of a tokenizer's `BatchEncoding`, in whose place it stands."""
+    """A dict whose items are attributes too, as those of the `BatchEncoding` that it replaces."""
 
     def __getattr__(self, name: str) -> Any:
-        """The item of this name."""
+        """Return the item of this name."""
         if name in self:
             return self[name]
         raise AttributeError(f"the batch is a dict without {name!r}; it has {', '.join(map(str, self))}")
 
     def to(self, device: Any) -> Fields:
-        """The batch with its tensors on a device; a session has moved them already."""
+        """Return the batch with its tensors on a device; a session has moved them already."""
         moved: Fields = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, self)
         return moved
 
 
-register_pytree_node(Fields, lambda x: (list(x.values()), list(x)), lambda held, names: Fields(zip(names, held, strict=True)))
+def _flatten_fields(fields: Fields) -> tuple[list[Any], list[str]]:
+    return list(fields.values()), list(fields)
 
 
-def _plain(batch: Any) -> Any:
-    """The batch with mappings that pytree does not know as dicts, whatever they lie in."""
-    return tree_map(lambda x: Fields((k, _plain(v)) for k, v in x.items()) if isinstance(x, Mapping) else x, batch)
+def _unflatten_fields(values: Iterable[Any], names: list[str]) -> Fields:
+    return Fields(zip(names, values, strict=True))
+
+
+register_pytree_node(Fields, _flatten_fields, _unflatten_fields)
+
+
+def _replace_mappings(batch: Any) -> Any:
+    """Return the batch with `Fields` in place of mappings that pytree does not know, at any depth."""
+
+    def replace_mapping(x: Any) -> Any:
+        if not isinstance(x, Mapping):
+            return x
+        return Fields((name, _replace_mappings(value)) for name, value in x.items())
+
+    return tree_map(replace_mapping, batch)
 
 
 class MicroBatches:
-    """Cuts the indices of each step into micro-batches, with worker processes that live as long as this object.
+    """Cuts the indices of each step into micro-batches; its worker processes live as long as the object.
 
     Args:
         dataset: a map-style dataset, a TensorDataset or a tuple of tensors with a common first axis.
         max_physical_batch_size: largest micro-batch; None for one micro-batch a step.
         collate_fn: list of examples to a batch; by default torch's own.
-        num_workers: processes that load examples; tensors are indexed in this process anyway.
+        num_workers: processes that load examples; tensors are always indexed in this process.
 
     Raises:
-        ValueError: a dataset without a length or without indices, tensors of different lengths, a bound below 1.
+        ValueError: a dataset without a length or indices, tensors of different lengths, a bound below 1.
     """
 
     def __init__(
@@ -136,15 +134,16 @@ class MicroBatches:
             raise ValueError(f"num_workers must be >= 0, got {num_workers}")
         self._source: Any = dataset
         self._size = _length(dataset)
-        self._bound, self._collate_fn = max_physical_batch_size, collate_fn
-        self._planned: list[list[int]] = []
+        self._bound = max_physical_batch_size
+        self._collate_fn = collate_fn
+        self._batch_indices: list[list[int]] = []
         self._loader: DataLoader[Any] | None = None
         if num_workers > 0 and (tensors_of(dataset) is None or collate_fn is not None):
             self._loader = DataLoader(
                 Rows(dataset),
-                batch_sampler=self._planned,
+                batch_sampler=self._batch_indices,
                 num_workers=num_workers,
-                collate_fn=_Plain(collate_fn or default_collate),
+                collate_fn=_PlainCollate(collate_fn or default_collate),
                 persistent_workers=True,
             )
 
@@ -152,19 +151,19 @@ class MicroBatches:
         return self._size
 
     def example(self, index: int = 0) -> Any:
-        """Return a record before it is collated; types and shapes of one tell how public rows look."""
+        """Return a record before it is collated, whose types and shapes public rows copy."""
         return Rows(self._source)[index]
 
     def collate(self, records: list[Any]) -> Any:
         """Return a batch of records as the loader makes it."""
-        return _Plain(self._collate_fn or default_collate)(records)
+        return _PlainCollate(self._collate_fn or default_collate)(records)
 
     def alone(self, index: int) -> Any:
         """Return a batch of one record."""
         return collate(self._source, np.array([index]), self._collate_fn)
 
     def __call__(self, indices: ArrayLike) -> Iterator[Any]:
-        """The micro-batches of one step, in order; none for an empty batch.
+        """Yield the micro-batches of one step, in order; none for an empty batch.
 
         A caller may stop early: the next call starts with its own indices.
 
@@ -175,17 +174,18 @@ class MicroBatches:
         return self.load(split(indices, self._bound))
 
     def load(self, parts: Sequence[NDArray[np.int64]]) -> Iterator[Any]:
-        """The micro-batches of one step, cut already.
+        """Yield the micro-batches of one step that is already cut.
 
         Args:
-            parts: indices `[n]` of the examples of each, n >= 1.
+            parts: indices `[n]` of the examples of each micro-batch, n >= 1.
 
         Raises:
             IndexError: an index outside the dataset.
         """
-        outside = [i for part in parts for i in part.tolist() if not 0 <= i < self._size]
-        if outside:
-            raise IndexError(f"index {outside[0]} is outside the dataset of {self._size} examples")
+        for part in parts:
+            for i in part.tolist():
+                if not 0 <= i < self._size:
+                    raise IndexError(f"index {i} is outside the dataset of {self._size} examples")
         return self._load(parts)
 
     def _load(self, parts: Sequence[NDArray[np.int64]]) -> Iterator[Any]:
@@ -193,11 +193,11 @@ class MicroBatches:
             for part in parts:
                 yield collate(self._source, part, self._collate_fn)
         elif parts:
-            self._planned[:] = [part.tolist() for part in parts]
+            self._batch_indices[:] = [part.tolist() for part in parts]
             yield from self._loader
 
     def close(self) -> None:
-        """Let the worker processes go; later batches are loaded in this process."""
+        """End the worker processes; later batches are loaded in this process."""
         self._loader = None
 
     def __enter__(self) -> MicroBatches:
@@ -208,17 +208,20 @@ class MicroBatches:
 
 
 class Rows(Dataset[Any]):
-    """A dataset, or a tuple of tensors seen as one."""
+    """A dataset, or a tuple of tensors as one."""
 
     def __init__(self, source: Any) -> None:
-        self._source, self._tensors = source, tensors_of(source)
+        self._source = source
+        self._tensors = tensors_of(source)
 
     def __getitem__(self, index: int) -> Any:
-        return self._source[index] if self._tensors is None else tuple(x[index] for x in self._tensors)
+        if self._tensors is None:
+            return self._source[index]
+        return tuple(x[index] for x in self._tensors)
 
 
 def tensors_of(source: Any) -> tuple[Tensor, ...] | None:
-    """The tensors that a dataset is, None where it is none of tensors with a common first axis."""
+    """Return the tensors of a dataset of tensors with a common first axis, None for another dataset."""
     if type(source) is TensorDataset:
         return tuple(source.tensors)
     if isinstance(source, (tuple, list)) and source and all(isinstance(x, Tensor) for x in source):
@@ -245,18 +248,17 @@ def _length(source: Any) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# How the records of a logical batch are laid out in micro-batches: which rows are loaded and how
-# much each counts.
+# The layout of a logical batch in micro-batches: the loaded rows and their weights.
 
 
 @dataclass(frozen=True)
 class Part:
-    """One micro-batch. The first `units · group` rows are units, `group` rows each; what follows is padding.
+    """One micro-batch: `units · group` rows of units, `group` rows each, and then padding.
 
     Attributes:
         records: rows to load `[n]`.
-        weights: factor of each row's loss `[n]`, zero where a row fills a short unit or pads the micro-batch; None where
-            all are 1.
+        weights: factor of each row's loss `[n]`, zero where a row fills a short unit or pads the
+            micro-batch; None where all are 1.
         units: privacy units.
         group: rows a unit.
     """
@@ -274,47 +276,58 @@ def layout(
     reduction: str = "mean",
     views: int = 1,
 ) -> list[Part]:
-    """Cut what was drawn into micro-batches of bounded size; a unit is never split.
+    """Cut a sampled batch into micro-batches of bounded size; a unit is never split.
 
     Args:
-        drawn: record numbers, `[n]` where a unit is a record, or `[n, k]` with -1 where a unit has fewer than k.
-        bound: most rows of a micro-batch, None for one micro-batch; a single unit with more rows exceeds it.
+        drawn: record numbers, `[n]` where a unit is a record, or `[n, k]` with -1 where a unit has fewer
+            than k.
+        bound: most rows of a micro-batch, None for one micro-batch. A single unit may exceed it.
         multiple: rows are padded to a multiple of it, so that few shapes occur.
         reduction: a unit's loss is the "mean" or the "sum" over its records.
-        views: how often every record is loaded; its loss is the mean over them.
+        views: how often every record is loaded; its loss is the mean over the views.
 
     Returns:
         Parts that hold every unit once; none for an empty batch.
     """
     table = np.asarray(drawn, dtype=np.int64)
     if views > 1:
-        table = np.repeat(table[:, None] if table.ndim == 1 else table, views, axis=1)
+        if table.ndim == 1:
+            table = table[:, None]
+        table = np.repeat(table, views, axis=1)
     if table.ndim == 1:
-        cuts = split(table, bound) if multiple is None else _runs(table, bound)
-        return [_part(cut[:, None], multiple, reduction, 1) for cut in cuts]
+        runs = split(table, bound) if multiple is None else _full_runs(table, bound)
+        return [_part(run[:, None], multiple, reduction, 1) for run in runs]
     counts = (table >= 0).sum(1)
-    order = np.argsort(-counts, kind="stable")  # units of like size together: less filling
-    parts, start = [], 0
+    # Units of similar size lie together, so that fewer rows fill short units.
+    order = np.argsort(-counts, kind="stable")
+    parts = []
+    start = 0
     while start < len(order):
         width = int(counts[order[start]])
-        rows = order[start:] if bound is None else order[start : start + max(1, bound // width)]
-        parts.append(_part(table[rows, :width], multiple, reduction, views))
-        start += len(rows)
+        end = len(order) if bound is None else start + max(1, bound // width)
+        parts.append(_part(table[order[start:end], :width], multiple, reduction, views))
+        start = end
     return parts
 
 
-def _runs(records: NDArray[np.int64], bound: int | None) -> list[NDArray[np.int64]]:
-    """Full micro-batches and a rest."""
+def _full_runs(records: NDArray[np.int64], bound: int | None) -> list[NDArray[np.int64]]:
+    """Return full micro-batches and a smaller last one."""
     step = bound or max(1, records.size)
     return [records[i : i + step] for i in range(0, records.size, step)]
 
 
 def _part(table: NDArray[np.int64], multiple: int | None, reduction: str, views: int) -> Part:
-    """The part of units `[u, k]`; short units repeat a record of their own, padding repeats the first record."""
-    real = table >= 0
-    counts = real.sum(1, keepdims=True) if reduction == "mean" else views
-    records, weights = np.where(real, table, table[:, :1]).ravel(), (real / counts).ravel()
+    """Return the part of units `[u, k]`.
+
+    Short units are filled with their first record. Padding repeats the first record of the part.
+    """
+    is_record = table >= 0
+    divisor = is_record.sum(1, keepdims=True) if reduction == "mean" else views
+    records = np.where(is_record, table, table[:, :1]).ravel()
+    weights = (is_record / divisor).ravel()
     padding = -records.size % multiple if multiple else 0
     records = np.concatenate([records, np.repeat(records[:1], padding)])
     weights = np.concatenate([weights, np.zeros(padding)])
-    return Part(records, None if bool((weights == 1).all()) else weights, *table.shape)
+    has_weights = not bool((weights == 1).all())
+    units, group = table.shape
+    return Part(records, weights if has_weights else None, units, group)

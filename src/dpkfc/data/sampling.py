@@ -1,24 +1,97 @@
-"""Samplers: how the examples of one logical batch are chosen, and which privacy event that makes.
+"""Samplers: the choice of examples in a logical batch, with the privacy event of that choice.
 
-A sampler is a frozen value that holds public information only. The event, the neighbouring relation and the sensitivity
-come from the object that draws the indices, so that they cannot be paired wrongly.
+A sampler is a frozen value of public information. Event, neighbouring relation and sensitivity come
+from the object that samples the indices, so they cannot be paired wrongly.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import dp_accounting
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
-__all__ = ["ADD_OR_REMOVE_ONE", "REPLACE_ONE", "FixedSize", "Poisson", "Sampler", "Shuffle", "TruncatedPoisson"]
+if TYPE_CHECKING:
+    import dp_accounting
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """The choice of the examples in every logical batch, and its privacy event.
+
+    Inherit from `SamplerBase` for the defaults, and write `dataset_size`, `expected_batch_size`,
+    `event`, `indices` and `describe`.
+    """
+
+    @property
+    def dataset_size(self) -> int:
+        """Return the number of examples N."""
+        ...
+
+    @property
+    def certified(self) -> bool:
+        """Return whether `event` bounds the privacy loss of the batches of `indices`."""
+        ...
+
+    @property
+    def neighbouring_relation(self) -> str:
+        """Return the relation of neighbouring datasets: "add_or_remove_one" or "replace_one"."""
+        ...
+
+    @property
+    def steps_per_draw(self) -> int:
+        """Return the number of steps whose batches come from one draw of random numbers.
+
+        The generators of these steps are equal.
+        """
+        ...
+
+    @property
+    def expected_batch_size(self) -> float:
+        """Return the mean number of examples in a batch."""
+        ...
+
+    def sensitivity(self, max_grad_norm: float) -> float:
+        """Return the largest change of the clipped sum between neighbours, for the clip norm C."""
+        ...
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """Return the event of one step.
+
+        Args:
+            noise_multiplier: standard deviation of the noise over `sensitivity(C)`.
+        """
+        ...
+
+    def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Return the indices of one batch, possibly none."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values for the card, the header of the ledger and the hash of the plan."""
+        ...
+
+
+class SamplerBase:
+    """Defaults of a sampler: uncertified, add or remove one example, a new draw at every step."""
+
+    certified: bool = False
+    neighbouring_relation: str = ADD_OR_REMOVE_ONE
+
+    @property
+    def steps_per_draw(self) -> int:
+        """Return 1: every step has random numbers of its own."""
+        return 1
+
+    def sensitivity(self, max_grad_norm: float) -> float:
+        """Return C: an example that is added or removed moves the clipped sum by at most C."""
+        return max_grad_norm
 
 
 def _check_size(name: str, value: int, largest: int | None = None) -> None:
@@ -29,19 +102,33 @@ def _check_size(name: str, value: int, largest: int | None = None) -> None:
 
 
 def _gaussian(noise_multiplier: float) -> dp_accounting.GaussianDpEvent:
+    import dp_accounting
+
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
         raise ValueError(f"noise_multiplier must be finite and >= 0, got {noise_multiplier}")
     return dp_accounting.GaussianDpEvent(float(noise_multiplier))
 
 
 def _poisson_event(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
+    import dp_accounting
+
     gaussian = _gaussian(noise_multiplier)
-    return gaussian if sample_rate == 1.0 else dp_accounting.PoissonSampledDpEvent(sample_rate, gaussian)
+    if sample_rate == 1.0:
+        return gaussian
+    return dp_accounting.PoissonSampledDpEvent(sample_rate, gaussian)
+
+
+def _describe_common(sampler: Sampler) -> dict[str, Any]:
+    return {
+        "dataset_size": int(sampler.dataset_size),
+        "neighbouring_relation": sampler.neighbouring_relation,
+        "certified": sampler.certified,
+    }
 
 
 @dataclass(frozen=True)
-class Poisson:
-    """Every example is in the batch with probability `sample_rate`, independently of all others and of all steps.
+class Poisson(SamplerBase):
+    """Every example is in the batch with probability `sample_rate`, independently of all else.
 
     The batch size varies and may be 0. Neighbours: one example added or removed.
 
@@ -57,8 +144,6 @@ class Poisson:
     dataset_size: int
 
     certified = True
-    neighbouring_relation = ADD_OR_REMOVE_ONE
-    steps_per_draw = 1
 
     def __post_init__(self) -> None:
         _check_size("dataset_size", self.dataset_size)
@@ -67,35 +152,32 @@ class Poisson:
 
     @property
     def expected_batch_size(self) -> float:
-        """Mean number of examples in a batch, q N."""
+        """Return the mean number of examples in a batch, q N."""
         return self.sample_rate * self.dataset_size
 
-    def sensitivity(self, max_grad_norm: float) -> float:
-        """Largest change of the clipped sum between neighbours: C."""
-        return max_grad_norm
-
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """The event of one step whose noise has standard deviation noise_multiplier · C."""
+        """Return the event of one step whose noise has standard deviation noise_multiplier · C."""
         return _poisson_event(self.sample_rate, noise_multiplier)
 
     def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Indices of one batch, increasing, possibly none; `step` plays no part."""
+        """Return the indices of one batch, increasing, possibly none; `step` is not used."""
         return np.flatnonzero(generator.random(self.dataset_size) < self.sample_rate)
 
     def describe(self) -> dict[str, Any]:
-        """Public description for the card, the header of the ledger and the hash of the plan."""
-        return {"name": "poisson", "sample_rate": self.sample_rate, **_common(self)}
+        """Return plain values for the card, the header of the ledger and the hash of the plan."""
+        return {"name": "poisson", "sample_rate": self.sample_rate, **_describe_common(self)}
 
 
 @dataclass(frozen=True)
-class TruncatedPoisson:
-    """A Poisson batch, of which a uniform subset of `max_batch_size` is kept where it is larger; so memory is bounded.
+class TruncatedPoisson(SamplerBase):
+    """A Poisson batch, cut to a uniform subset of `max_batch_size` where it is larger.
 
-    Neighbours: one example added or removed. In a full batch an example takes the place of another, which moves the sum by
-    up to 2 C; the event counts that in, so `noise_multiplier` stays noise over C (Ganesh 2025, arXiv 2508.15089).
+    Memory is therefore bounded. Neighbours: one example added or removed. In a full batch an example
+    takes the place of another one, which moves the sum by up to 2 C. The event accounts for this, so
+    `noise_multiplier` stays noise over C (Ganesh 2025, arXiv 2508.15089).
 
     Attributes:
-        sample_rate: q in (0, 1], before anything is left out.
+        sample_rate: q in (0, 1], before the cut.
         dataset_size: number of examples N.
         max_batch_size: most examples in a batch, B_max >= 1.
 
@@ -108,8 +190,6 @@ class TruncatedPoisson:
     max_batch_size: int
 
     certified = True
-    neighbouring_relation = ADD_OR_REMOVE_ONE
-    steps_per_draw = 1
 
     def __post_init__(self) -> None:
         _check_size("max_batch_size", self.max_batch_size)
@@ -117,16 +197,17 @@ class TruncatedPoisson:
 
     @property
     def expected_batch_size(self) -> float:
-        """Mean number of examples in a batch, min(Binomial(N, q), B_max); at most q N."""
-        below = np.arange(min(self.max_batch_size, self.dataset_size))
-        return float(stats.binom.sf(below, self.dataset_size, self.sample_rate).sum())
-
-    def sensitivity(self, max_grad_norm: float) -> float:
-        """C, on which the noise multiplier of the event is based; the 2 C of full batches are part of the event."""
-        return max_grad_norm
+        """Return the mean number of examples in a batch, min(Binomial(N, q), B_max); at most q N."""
+        sizes = np.arange(min(self.max_batch_size, self.dataset_size))
+        return float(scipy.stats.binom.sf(sizes, self.dataset_size, self.sample_rate).sum())
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """The event of one step whose noise has standard deviation noise_multiplier · C."""
+        """Return the event of one step whose noise has standard deviation noise_multiplier · C.
+
+        The 2 C of full batches are part of the event.
+        """
+        import dp_accounting
+
         return dp_accounting.TruncatedSubsampledGaussianDpEvent(
             int(self.dataset_size),
             self.sample_rate,
@@ -135,21 +216,27 @@ class TruncatedPoisson:
         )
 
     def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Indices of one batch, increasing, possibly none; `step` plays no part."""
-        drawn = Poisson(self.sample_rate, self.dataset_size).indices(step, generator)
-        if drawn.size <= self.max_batch_size:
-            return drawn
-        return np.sort(generator.choice(drawn, size=self.max_batch_size, replace=False, shuffle=False))
+        """Return the indices of one batch, increasing, possibly none; `step` is not used."""
+        indices = Poisson(self.sample_rate, self.dataset_size).indices(step, generator)
+        if indices.size <= self.max_batch_size:
+            return indices
+        return np.sort(generator.choice(indices, size=self.max_batch_size, replace=False, shuffle=False))
 
     def describe(self) -> dict[str, Any]:
-        """Public description for the card, the header of the ledger and the hash of the plan."""
-        public = {"sample_rate": self.sample_rate, "max_batch_size": int(self.max_batch_size)}
-        return {"name": "truncated_poisson", **public, **_common(self)}
+        """Return plain values for the card, the header of the ledger and the hash of the plan."""
+        return {
+            "name": "truncated_poisson",
+            "sample_rate": self.sample_rate,
+            "max_batch_size": int(self.max_batch_size),
+            **_describe_common(self),
+        }
 
 
 @dataclass(frozen=True)
-class FixedSize:
-    """Exactly `batch_size` distinct examples, drawn anew and uniformly at every step. Neighbours: one example replaced.
+class FixedSize(SamplerBase):
+    """Exactly `batch_size` distinct examples, uniform and new at every step.
+
+    Neighbours: one example replaced.
 
     Attributes:
         batch_size: examples in every batch, at most `dataset_size`.
@@ -164,7 +251,6 @@ class FixedSize:
 
     certified = True
     neighbouring_relation = REPLACE_ONE
-    steps_per_draw = 1
 
     def __post_init__(self) -> None:
         _check_size("dataset_size", self.dataset_size)
@@ -172,41 +258,44 @@ class FixedSize:
 
     @property
     def expected_batch_size(self) -> float:
-        """The number of examples in every batch."""
+        """Return the number of examples in every batch."""
         return float(self.batch_size)
 
     def sensitivity(self, max_grad_norm: float) -> float:
-        """Largest change of the clipped sum between neighbours: 2 C, one vector of norm C leaves, another comes."""
+        """Return 2 C: one vector of norm C leaves the sum, and another one enters."""
         return 2.0 * max_grad_norm
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """The event of one step whose noise has standard deviation noise_multiplier · 2 C."""
-        # The bound behind this event (Wang, Balle and Kasiviswanathan 2019, Theorem 27, as in dp-accounting's
-        # RdpAccountant with REPLACE_ONE) takes the Renyi curve of the base mechanism on two batches of size m that
-        # differ in one example: alpha Delta^2 / (2 s^2) for noise of standard deviation s and a sum that moves by at
-        # most Delta between such batches. dp-accounting evaluates alpha / (2 z^2) with the z of the Gaussian event and
-        # does not rescale it for the relation, so z must be s / Delta. Here Delta = 2 C and s = noise_multiplier * 2 C,
-        # hence z = noise_multiplier. The documentation of GaussianDpEvent calls z "s / C": taken literally that would
-        # be 2 * noise_multiplier, half the true cost.
+        """Return the event of one step whose noise has standard deviation noise_multiplier · 2 C."""
+        import dp_accounting
+
+        # The bound behind this event is Theorem 27 of Wang, Balle and Kasiviswanathan (2019), as in
+        # dp-accounting's RdpAccountant with REPLACE_ONE. It takes the Renyi curve of the base mechanism
+        # on two batches that differ in one example: alpha Delta^2 / (2 s^2), for noise of standard
+        # deviation s and a sum that moves by at most Delta between such batches. dp-accounting evaluates
+        # alpha / (2 z^2) with the z of the Gaussian event and does not rescale z for the relation, so z
+        # must be s / Delta. Here Delta = 2 C and s = noise_multiplier * 2 C, hence z = noise_multiplier.
+        # The documentation of GaussianDpEvent calls z "s / C". Taken literally, z would be
+        # 2 * noise_multiplier, half the true cost.
         return dp_accounting.SampledWithoutReplacementDpEvent(
             int(self.dataset_size), int(self.batch_size), _gaussian(noise_multiplier)
         )
 
     def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Indices of one batch, increasing; `step` plays no part."""
+        """Return the indices of one batch, increasing; `step` is not used."""
         return np.sort(generator.choice(self.dataset_size, size=self.batch_size, replace=False, shuffle=False))
 
     def describe(self) -> dict[str, Any]:
-        """Public description for the card, the header of the ledger and the hash of the plan."""
-        return {"name": "fixed", "batch_size": self.batch_size, **_common(self)}
+        """Return plain values for the card, the header of the ledger and the hash of the plan."""
+        return {"name": "fixed", "batch_size": self.batch_size, **_describe_common(self)}
 
 
 @dataclass(frozen=True)
-class Shuffle:
-    """Fixed batches along a permutation that is drawn once an epoch; the incomplete last batch is left out.
+class Shuffle(SamplerBase):
+    """Fixed batches along one permutation an epoch; the incomplete last batch is skipped.
 
-    UNCERTIFIED: `event` is that of a Poisson sampler of the same rate, for comparison with papers only. The true loss
-    of shuffled batches can be several times larger (Chua et al. 2024).
+    UNCERTIFIED: `event` is that of a Poisson sampler of the same rate, for comparison with papers only.
+    The true loss of shuffled batches can be several times larger (Chua et al. 2024).
 
     Attributes:
         batch_size: examples in every batch, at most `dataset_size`.
@@ -219,48 +308,29 @@ class Shuffle:
     batch_size: int
     dataset_size: int
 
-    certified = False
-    neighbouring_relation = ADD_OR_REMOVE_ONE
-
     def __post_init__(self) -> None:
         _check_size("dataset_size", self.dataset_size)
         _check_size("batch_size", self.batch_size, self.dataset_size)
 
     @property
     def steps_per_draw(self) -> int:
-        """Batches of one epoch: they are cut from one permutation."""
+        """Return the number of batches of an epoch: they are cut from one permutation."""
         return self.dataset_size // self.batch_size
 
     @property
     def expected_batch_size(self) -> float:
-        """The number of examples in every batch."""
+        """Return the number of examples in every batch."""
         return float(self.batch_size)
 
-    def sensitivity(self, max_grad_norm: float) -> float:
-        """The C of the Poisson sampler it is compared with; no guarantee follows from it."""
-        return max_grad_norm
-
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """The event of a Poisson step of the same rate: a figure for comparison, NOT a bound for this sampler."""
+        """Return the event of a Poisson step of the same rate, which is NOT a bound for this sampler."""
         return _poisson_event(self.batch_size / self.dataset_size, noise_multiplier)
 
     def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Indices of one batch; the steps of one epoch must come with equal generators."""
-        position = step % self.steps_per_draw
-        permutation = generator.permutation(self.dataset_size)
-        return permutation[position * self.batch_size : (position + 1) * self.batch_size]
+        """Return the indices of one batch; the steps of one epoch need equal generators."""
+        start = (step % self.steps_per_draw) * self.batch_size
+        return generator.permutation(self.dataset_size)[start : start + self.batch_size]
 
     def describe(self) -> dict[str, Any]:
-        """Public description for the card, the header of the ledger and the hash of the plan."""
-        return {"name": "shuffle", "batch_size": self.batch_size, **_common(self)}
-
-
-Sampler = Poisson | TruncatedPoisson | FixedSize | Shuffle
-
-
-def _common(sampler: Sampler) -> dict[str, Any]:
-    return {
-        "dataset_size": int(sampler.dataset_size),
-        "neighbouring_relation": sampler.neighbouring_relation,
-        "certified": sampler.certified,
-    }
+        """Return plain values for the card, the header of the ledger and the hash of the plan."""
+        return {"name": "shuffle", "batch_size": self.batch_size, **_describe_common(self)}

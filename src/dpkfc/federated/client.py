@@ -40,12 +40,12 @@ from dpkfc.federated.secure_aggregation import (
     round_scope,
     seal_shares,
 )
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 from dpkfc.private_step import ReleasePipeline
-from dpkfc.verification.examples import checked_verify
+from dpkfc.verification.examples import check_verify_setting
 
 # --------------------------------------------------------------------------------------------------
 # What a client sends where work on its records fails: whether it takes part must not depend on one
@@ -166,7 +166,7 @@ class Client:
         channel: bytes | None = None,
         verify: bool | str = True,
     ) -> None:
-        verify = checked_verify(verify)
+        verify = check_verify_setting(verify)
         if not 0 <= number < plan.config.clients:
             raise ValueError(f"client {number} is not one of the {plan.config.clients} of the plan")
         if local.plan.hash != plan.hash:
@@ -192,7 +192,7 @@ class Client:
             self.ledger,
             layers=local.layers,
             preconditioning=local.coordinates,
-            postprocess=Chain(()),  # the server post-processes
+            postprocess=PostprocessPipeline(()),  # the server post-processes
         )
         if verify:
             local.verify(self.records, strict=verify == "strict")

@@ -23,8 +23,8 @@ from dpkfc.gradients.clipping import Clip, clip_factors
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import isolated
 from dpkfc.preconditioning import Coordinates
-from dpkfc.rng_state import device_of, unknown_numbers
-from dpkfc.verification import public_rows
+from dpkfc.rng_state import device_of, randomize_generators
+from dpkfc.verification import draw_public_rows
 from dpkfc.verification.examples import check_on_public_rows
 
 Tensors = dict[str, Tensor]
@@ -169,7 +169,7 @@ class LocalModel:
             self.model,
             self.layers,
             self.loss_fn,
-            [partial(public_rows, example, collate=collate, integers=kind) for kind in kinds],
+            [partial(draw_public_rows, example, collate=collate, integers=kind) for kind in kinds],
             expected=max(1, round(config.expected_records * config.example_rate / config.clients)),
             bound=config.max_physical_batch_size,
             strict=strict,
@@ -206,7 +206,7 @@ class LocalModel:
 
     def mean_gradient(self, records: Records) -> Tensors:
         """PRIVATE and unclipped: the gradient of the mean loss over all records of a client."""
-        with torch.enable_grad(), unknown_numbers(self.plan.test_mode):
+        with torch.enable_grad(), randomize_generators(self.plan.test_mode):
             losses = self.loss_fn(self.model, self._batch(records, np.arange(len(records))))
             found = torch.autograd.grad(losses.mean(), list(self.parameters.values()), allow_unused=True)
         pairs = zip(self.parameters.items(), found, strict=True)
@@ -216,7 +216,7 @@ class LocalModel:
         """PRIVATE: the empirical Fisher matrix of a client's records over all trained numbers `[d, d]`, float64."""
         matrix = torch.zeros(self.numbers, self.numbers, dtype=torch.float64, device=device_of(self.layers))
         for index in range(len(records)):
-            with torch.enable_grad(), unknown_numbers(self.plan.test_mode):
+            with torch.enable_grad(), randomize_generators(self.plan.test_mode):
                 loss = self.loss_fn(self.model, self._batch(records, np.array([index]))).sum()
                 found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
             pairs = zip(self.parameters.values(), found, strict=True)

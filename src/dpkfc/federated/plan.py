@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import dp_accounting
 import numpy as np
 
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
@@ -24,7 +23,7 @@ from dpkfc.federated.options import (
     SecureAggregation,
 )
 from dpkfc.federated.server_rules import FedGD, ServerRule
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import NEGLIGIBLE_NOISE, EpsilonCurve
@@ -32,7 +31,7 @@ from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target, 
 from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, grid_of, widened
 
 if TYPE_CHECKING:
-    pass
+    import dp_accounting
 
 
 # --------------------------------------------------------------------------------------------------
@@ -412,14 +411,14 @@ class FederatedConfig:
         if made is not None and self.local.counts == "clients" and self.readout != "whitened":
             raise ValueError("local steps are taken in the coordinates of the preconditioner; use readout='whitened'")
         steps = (*self.postprocess, *self.rule.postprocess)
-        chain = Chain(steps, self.readout)
+        chain = PostprocessPipeline(steps, self.readout)
         needing = [type(step).__name__ for step in steps if step.needs_variance]
         if needing and self.walks_privately:
             raise ValueError(
                 f"{needing[0]} needs the variance of the noise, which is not known of the change by private local steps; use "
                 "local=LocalGradient(), or another filter"
             )
-        if chain.needs_points:
+        if chain.has_lookahead:
             raise ValueError("DiSK at two points needs a second sum; use EMA, or DiSK with gamma=(1 - kappa) / kappa")
 
     @property

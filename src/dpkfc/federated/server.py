@@ -20,9 +20,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import dp_accounting
 import torch
 from torch import Tensor, nn
 
@@ -47,12 +46,15 @@ from dpkfc.federated.plan import FACTORS, FederatedPlan, Mechanism, stream_seed
 from dpkfc.federated.secure_aggregation import decoded, round_scope, total, unmask
 from dpkfc.federated.server_rules import Shares
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 from dpkfc.private_step import ReleasePipeline
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
 # What a server holds of a round while it is open, and what it says of it afterwards.
@@ -264,7 +266,7 @@ class Server:
             self.ledger,
             layers=self.layers,
             preconditioning=Coordinates(plan.config.preconditioner, model, self.layers),
-            postprocess=Chain((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout),
+            postprocess=PostprocessPipeline((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout),
         )
         self._state: Tensors = {}
         self._stepped = -1  # number of the last round with a release
@@ -492,7 +494,7 @@ class Server:
 
     def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
         config = self.plan.config
-        direction = self._pipeline.make_update(released, spare=True)
+        direction = self._pipeline.make_update(released, in_place=True)
         hidden = config.privacy.unit == "client" and config.client_rate < 1
         took_part = config.client_rate if hidden else survivors / config.clients
         shares = Shares(divided=config.divisor / config.clients, took_part=took_part)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from dpkfc.rng_state import put_back_on, random_states
+from dpkfc.rng_state import random_states, restore_states
 from dpkfc.tracking.axes import BatchAxis
 
 if TYPE_CHECKING:
@@ -169,8 +169,8 @@ class Attended:
         now = random_states(device)
         try:
             if self._states is not None:
-                put_back_on(device, self._states)
+                restore_states(device, self._states)
             with torch.autocast(self._device, dtype, enabled=enabled):
                 yield
         finally:
-            put_back_on(device, now)
+            restore_states(device, now)

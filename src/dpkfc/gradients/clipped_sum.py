@@ -29,7 +29,7 @@ from dpkfc.gradients.state import augmented, check_finite, forgotten, kept_attri
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.linalg.blocks import Block, ConvBlock, Formed, Outer
 from dpkfc.linalg.metric import Metric
-from dpkfc.rng_state import device_of, restarter, unknown_numbers
+from dpkfc.rng_state import device_of, randomize_generators, restarter
 from dpkfc.tracking.axes import Unknown
 from dpkfc.tracking.tracker import Tracker
 
@@ -294,7 +294,7 @@ def clipped_sum(
     passes = _Passes(model, layers, loss_fn, points, augment, one_record, proof)
     summer = ClippedSummer(layers, metric, clip)
     norms: list[Tensor] = []
-    with unknown_numbers(repeatable):
+    with randomize_generators(repeatable):
         for done, (loaded, rows) in enumerate(micro_batches):
             counts = counted is None or done < counted
             into = summer if counts else ClippedSummer(layers, metric, clip)

@@ -20,7 +20,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dpkfc.linalg.blocks import ConvBlock, Outer, PerExample
 from dpkfc.memory import is_out_of_memory
-from dpkfc.rng_state import random_states, same_states
+from dpkfc.rng_state import are_states_equal, random_states
 
 _log = logging.getLogger(__name__)
 _CHUNK_ELEMENTS = 1 << 23  # of effective gradients that are formed and pulled back at once
@@ -130,7 +130,7 @@ def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pul
     device = next(iter(held.values())).device
     before = random_states(device)
     value, pull = vjp(lambda own: functional_call(parametrization, own, ()), held)[:2]
-    if not same_states(before, random_states(device)):
+    if not are_states_equal(before, random_states(device)):
         raise ValueError(
             f"the parametrization of '{name}' of a {type(module).__name__} draws random numbers, so that the weight of the "
             "forward pass cannot be computed again; put it in eval mode or take the randomness out"

@@ -34,7 +34,7 @@ from dpkfc.gradients.tape import Tape, custom_function, nodes_of
 from dpkfc.memory import is_out_of_memory
 from dpkfc.tracking.axes import BatchAxis, State, Total, Unknown, example_first
 from dpkfc.tracking.tracker import Tracker
-from dpkfc.verification import public_rows
+from dpkfc.verification import draw_public_rows
 from dpkfc.verification.examples import Verdict, check_on_public_rows
 from dpkfc.verification.public_rows import PublicRows
 
@@ -673,7 +673,7 @@ class _Call:
 
     def public_rows(self, integers: str, count: int) -> PublicRows:
         """Return public rows with the shapes of the arguments."""
-        return public_rows(self.record(), count, self.collate, integers)
+        return draw_public_rows(self.record(), count, self.collate, integers)
 
     def outputs(self, model: nn.Module, rows: list[Tensor]) -> list[Tensor]:
         """Call the model with these rows; return its floating-point outputs that have axes."""
@@ -821,7 +821,7 @@ def check_padding(
             return _float_arrays(model(*args, **kwargs))
 
     for integers in ("tokens", "bits", "ones"):
-        public = public_rows(source.dataset[0], 0, source.collate_fn, integers)
+        public = draw_public_rows(source.dataset[0], 0, source.collate_fn, integers)
         if len(public.longer) < 2:
             return
         try:

@@ -36,12 +36,12 @@ from dpkfc.gradients.state import (
 )
 from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_padding
 from dpkfc.integrations._opacus_loader import PhysicalBatch
-from dpkfc.postprocess.pipeline import Chain
+from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import ReleasePipeline, set_gradients
-from dpkfc.rng_state import kept_numbers, renew
+from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.session import GradientTally
 from dpkfc.tracking.axes import Unknown
 
@@ -264,7 +264,7 @@ class PrivateStep:
             ledger,
             layers=self.layers,
             preconditioning=Coordinates(preconditioner, model, self.layers, rows=rows),
-            postprocess=Chain((), plan.config.readout),  # make_private takes no filters
+            postprocess=PostprocessPipeline((), plan.config.readout),  # make_private takes no filters
         )
         self.step = ledger.count
         self._releases_before = ledger.count
@@ -441,7 +441,7 @@ class PrivateStep:
         expected = self.plan.config.expected_rows
         self._is_running_model = True
         try:
-            with recording.suspended(), checked_state(self.model), kept_numbers():
+            with recording.suspended(), checked_state(self.model), preserve_generators():
                 verdict = check_model(
                     self.model, self.layers, args, kwargs, recording.tracker, expected, is_strict
                 )

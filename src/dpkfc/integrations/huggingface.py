@@ -39,7 +39,7 @@ from dpkfc.gradients.state import isolated, refuse_gradient_hooks
 from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
 from dpkfc.memory import is_out_of_memory
 from dpkfc.session import Session
-from dpkfc.verification import public_rows
+from dpkfc.verification import draw_public_rows
 
 # --------------------------------------------------------------------------------------------------
 # Which of `transformers.TrainingArguments` a private run can keep, and which contradict its plan.
@@ -574,7 +574,7 @@ def _verify_default_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict)
 def _public_singles(record: Any, collate: AsDict) -> Iterator[dict[str, Any]]:
     """Yield batches of one example, drawn to the types and shapes of a record."""
     for integers in ("tokens", "bits", "ones"):
-        rows = public_rows(record, 8, collate, integers)
+        rows = draw_public_rows(record, 8, collate, integers)
         for i in range(len(rows)):
             yield rows.batch([i])
 

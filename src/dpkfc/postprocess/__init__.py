@@ -1,8 +1,9 @@
-"""What is done to a release before the optimizer sees it: read-outs and filters. All of it is post-processing, free of charge."""
+"""Post-processing of a release before the optimizer: read-outs and filters, at no cost in privacy."""
 
 from __future__ import annotations
 
 from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
+from dpkfc.postprocess.protocol import PostProcess, PostProcessBase
 
-__all__ = ["EMA", "SOFIM", "AdamBC", "DiSK", "LowPass", "WeightEMA"]
+__all__ = ["EMA", "SOFIM", "AdamBC", "DiSK", "LowPass", "PostProcess", "PostProcessBase", "WeightEMA"]

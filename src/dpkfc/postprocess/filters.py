@@ -1,13 +1,4 @@
-"""DiSK: a simplified Kalman filter of the gradient (Zhang et al., ICLR 2025, Algorithm 3).
-
-With d the last change of the parameters and κ the weight of the new release,
-
-    c = (1 − κ) / (κ γ),
-    g_i = c ∇ℓ_i(θ + γ d) + (1 − c) ∇ℓ_i(θ)          combined BEFORE the clip: one clip, one sensitivity, one release
-    ĝ ← (1 − κ) ĝ + κ (Σ clip(g_i) + noise) / B
-
-since κ g = κ ∇ℓ(θ) + (1 − κ) [∇ℓ(θ + γ d) − ∇ℓ(θ)] / γ: what the filter remembers is moved along by the Hessian times d.
-"""
+"""Filters of releases over time: a moving average, DiSK and low-pass filters."""
 
 from __future__ import annotations
 
@@ -22,21 +13,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpkfc.postprocess.protocol import AT_PARAMETERS, Evaluation, State, entry, put
+from dpkfc.postprocess.protocol import (
+    AT_PARAMETERS,
+    EvaluationPoint,
+    PostProcessBase,
+    State,
+    get_tensor,
+    state_entries,
+)
 from dpkfc.privacy.mechanism import Released
 
 # --------------------------------------------------------------------------------------------------
 # Linear filters of releases over time, y_t = Σ b_τ g_{t-τ} − Σ a_τ y_{t-τ}, and the variance of the
 # noise in y_t.
 #
-# In the transposed second direct form a filter of order n remembers n tensors a parameter, z:
+# In the transposed second direct form a filter of order n stores n tensors a parameter, z:
 #
 #     y = b_0 g + z_1,        z_i ← b_i g − a_i y + z_{i+1},
 #
-# so z ← F z + r g with r_i = b_i − a_i b_0. The noise of different releases is independent, hence
-# its covariance K in z follows K ← F K Fᵀ + r rᵀ V and y has the variance b_0² V + K_11. Both are
-# exact while V, the variance of a release, changes with the step (a metric that was rebuilt under
-# the natural or the inverse read-out).
+# so z ← F z + r g with r_i = b_i − a_i b_0. The noise of different releases is independent. Hence its
+# covariance K in z follows K ← F K Fᵀ + r rᵀ V, and y has the variance b_0² V + K_11. Both are exact
+# where V, the variance of a release, changes with the step (a rebuilt metric under the natural or the
+# inverse read-out).
 
 Coefficients = tuple[float, ...]
 
@@ -50,133 +48,162 @@ class Recursion:
 
     @property
     def order(self) -> int:
-        """n, the tensors of memory a parameter."""
+        """Return n, the number of stored tensors a parameter."""
         return len(self.b) - 1
 
     def advance(self, g: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(y, next memory `[n, ...]`) for an input g `[...]`; no memory is one of zeros."""
+        """Return y and the next memory `[n, ...]` for an input g `[...]`; None is a memory of zeros."""
         y = self.b[0] * g
         if memory is not None:
             y += memory[0]
-        after = g.new_empty(self.order, *g.shape)
-        for i, z in enumerate(after, 1):
+        next_memory = g.new_empty(self.order, *g.shape)
+        for i, z in enumerate(next_memory, 1):
             torch.mul(y, -self.a[i], out=z)
             if self.b[i]:
                 z.add_(g, alpha=self.b[i])
             if memory is not None and i < self.order:
                 z.add_(memory[i])
-        return y, after
+        return y, next_memory
 
     def advance_variance(self, v: Tensor, covariance: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(variance of y, next covariance of the memory `[n, n, ...]`) for an input of variance v `[...]`."""
-        n, (f, drive) = self.order, _matrices(self, v.dtype, v.device)
+        """Return the variance of y and the next covariance `[n, n, ...]` of the memory.
+
+        Args:
+            v: variance of the input `[...]`.
+            covariance: of the memory; None before the first step.
+        """
+        n = self.order
+        transition, drive = _matrices(self, v.dtype, v.device)
         drive = drive.view(n, n, *[1] * v.dim()) * v
         if covariance is None:
             return self.b[0] ** 2 * v, drive
-        covariance = covariance.to(v)  # one number for all before there was one for each, or of a checkpoint on a device
-        k = covariance.view(n, n, *[1] * (v.dim() - covariance.dim() + 2), *covariance.shape[2:])
-        moved = k * float(f) ** 2 if n == 1 else _congruent(f, k)
-        return self.b[0] ** 2 * v + k[0, 0], moved + drive
+        # The covariance may be a single number from steps with one variance, or lie on another device.
+        covariance = covariance.to(v)
+        missing_dims = v.dim() - covariance.dim() + 2
+        k = covariance.view(n, n, *[1] * missing_dims, *covariance.shape[2:])
+        if n == 1:
+            next_covariance = k * float(transition) ** 2
+        else:
+            next_covariance = _congruence(transition, k)
+        return self.b[0] ** 2 * v + k[0, 0], next_covariance + drive
 
 
 @functools.lru_cache(maxsize=32)
-def _matrices(filter_: Recursion, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """F and r rᵀ `[n, n]`."""
-    n, a, b = filter_.order, np.array(filter_.a), np.array(filter_.b)
-    f, r = np.eye(n, k=1), b[1:] - a[1:] * b[0]
+def _matrices(recursion: Recursion, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return F and r rᵀ `[n, n]`."""
+    a = np.array(recursion.a)
+    b = np.array(recursion.b)
+    f = np.eye(recursion.order, k=1)
     f[:, 0] -= a[1:]
+    r = b[1:] - a[1:] * b[0]
     return torch.from_numpy(f).to(device, dtype), torch.from_numpy(np.outer(r, r)).to(device, dtype)
 
 
-def _congruent(f: Tensor, k: Tensor) -> Tensor:
-    """F K Fᵀ for symmetric K `[n, n, ...]`."""
+def _congruence(f: Tensor, k: Tensor) -> Tensor:
+    """Return F K Fᵀ for symmetric K `[n, n, ...]`."""
     n = len(f)
-    once = (f @ k.reshape(n, -1)).view(k.shape)
-    return (f @ once.transpose(0, 1).reshape(n, -1)).view(k.shape)
+    fk = (f @ k.reshape(n, -1)).view(k.shape)
+    return (f @ fk.transpose(0, 1).reshape(n, -1)).view(k.shape)
 
 
-def average(released: Released, state: State, filter_: Recursion, normalise: bool) -> tuple[Released, dict[str, Tensor]]:
-    """One step of a filter on every parameter.
+def filter_release(
+    released: Released, state: State, recursion: Recursion, normalise: bool
+) -> tuple[Released, dict[str, Tensor]]:
+    """Filter every parameter by one step.
 
     Args:
-        released: with the noise of a release, independent of that of all others.
+        released: its noise is independent of that of all other releases.
         state: of the step before.
-        filter_: its coefficients.
-        normalise: divide by c_t, the filter's answer to a constant 1 since the first step, so that a constant passes unchanged.
+        recursion: the coefficients.
+        normalise: divide by c_t, the answer of the filter to a constant 1 since the first step, so that
+            a constant passes unchanged.
 
     Returns:
         The filtered value with the variance of its noise, and the next state.
     """
-    outputs, memories, covariances = {}, {}, {}
+    outputs = {}
+    memories = {}
     for name, g in released.gradients.items():
-        outputs[name], memories[name] = filter_.advance(g, entry(state, "memory", name))
+        outputs[name], memories[name] = recursion.advance(g, get_tensor(state, "memory", name))
     variances: dict[str, Tensor] = {}
-    for name, v in variances_of(released, state).items():
-        held = entry(state, "covariance", name)
-        held = entry(state, "covariance", "") if held is None else held
-        variances[name], covariances[name] = filter_.advance_variance(v, held)
-    kept = put("memory", memories) | put("covariance", covariances)
+    covariances = {}
+    for name, v in noise_variances(released, state).items():
+        covariance = get_tensor(state, "covariance", name)
+        if covariance is None:
+            covariance = get_tensor(state, "covariance", "")
+        variances[name], covariances[name] = recursion.advance_variance(v, covariance)
+    new_state = state_entries("memory", memories) | state_entries("covariance", covariances)
     divisor = 1.0
     if normalise:
-        unit = entry(state, "unit", "")
-        c, unit = filter_.advance(torch.ones((), dtype=torch.float64), None if unit is None else unit.cpu())
-        divisor, kept = float(c), kept | put("unit", {"": unit})
+        unit = get_tensor(state, "unit", "")
+        one = torch.ones((), dtype=torch.float64)
+        answer, unit = recursion.advance(one, None if unit is None else unit.cpu())
+        divisor = float(answer)
+        new_state |= state_entries("unit", {"": unit})
         outputs = {name: y.div_(divisor) for name, y in outputs.items()}
-    return scaled(released, outputs, variances, 1 / divisor**2), kept
+    return with_outputs(released, outputs, variances, 1 / divisor**2), new_state
 
 
-def variances_of(released: Released, state: State) -> dict[str, Tensor]:
-    """The variance of the noise by parameter, or under "" where one number holds for all, now and in the past."""
+def noise_variances(released: Released, state: State) -> dict[str, Tensor]:
+    """Return the variance of the noise by parameter, under "" where all had one number at all steps."""
     if released.noise_variance is None:
         return {}
-    apart = any(key.startswith("covariance/") and key != "covariance/" for key in state)
-    if isinstance(released.noise_variance, float) and not apart:
+    prefix = "covariance/"
+    has_own_covariances = any(key.startswith(prefix) and key != prefix for key in state)
+    if isinstance(released.noise_variance, float) and not has_own_covariances:
         return {"": torch.tensor(released.noise_variance, dtype=torch.float64)}
-    found = {}
+    variances = {}
     for name, g in released.gradients.items():
         v = torch.as_tensor(released.variance_of(name), dtype=g.dtype, device=g.device)
-        found[name] = v.reshape((1,) * (g.dim() - v.dim()) + tuple(v.shape))
-    return found
+        variances[name] = v.reshape((1,) * (g.dim() - v.dim()) + tuple(v.shape))
+    return variances
 
 
-def scaled(released: Released, outputs: dict[str, Tensor], variances: Mapping[str, Tensor], factor: float) -> Released:
-    """The release with other gradients, and with variances as `variances_of` names them, times a number."""
+def with_outputs(
+    released: Released, outputs: dict[str, Tensor], variances: Mapping[str, Tensor], factor: float
+) -> Released:
+    """Return the release with other gradients, and with variances of `noise_variances` times a factor."""
     if not variances:
         return replace(released, gradients=outputs, noise_variance=None)
-    alone = set(variances) == {""}
-    noise = float(variances[""]) * factor if alone else {name: v * factor for name, v in variances.items()}
-    return replace(released, gradients=outputs, noise_variance=noise)
+    if set(variances) == {""}:
+        return replace(released, gradients=outputs, noise_variance=float(variances[""]) * factor)
+    noise_variance: dict[str, Tensor | float] = {name: v * factor for name, v in variances.items()}
+    return replace(released, gradients=outputs, noise_variance=noise_variance)
 
 
-def impulse_response(filter_: Recursion, steps: int) -> NDArray[np.float64]:
-    """h_0 ... h_{steps-1}."""
+def impulse_response(recursion: Recursion, steps: int) -> NDArray[np.float64]:
+    """Return h_0 ... h_{steps-1}."""
     from scipy.signal import lfilter
 
-    return np.asarray(lfilter(filter_.b, filter_.a, np.eye(1, steps)[0]))
+    return np.asarray(lfilter(recursion.b, recursion.a, np.eye(1, steps)[0]))
 
 
-def noise_gain(filter_: Recursion, step: int, normalise: bool = True) -> float:
-    """Variance of the noise after the filter over that of a release: Σ_{s ≤ step} h_s² (/ c_step² where normalised)."""
-    h = impulse_response(filter_, step + 1)
-    return float((h**2).sum() / (h.sum() ** 2 if normalise else 1.0))
+def noise_gain(recursion: Recursion, step: int, normalise: bool = True) -> float:
+    """Return the variance of the noise after the filter over that of a release.
+
+    It is Σ_{s ≤ step} h_s², divided by c_step² where the filter is normalised.
+    """
+    h = impulse_response(recursion, step + 1)
+    divisor = h.sum() ** 2 if normalise else 1.0
+    return float((h**2).sum() / divisor)
 
 
 # --------------------------------------------------------------------------------------------------
-# The exponential moving average of releases, which DiSK applies to its combined gradients and which
-# is no DiSK alone.
+# The exponential moving average of releases. DiSK applies it to combined gradients; alone it is not
+# DiSK.
 
 INITS = ("first", "zero", "bias_corrected")
 
 
 @dataclass(frozen=True)
-class EMA:
-    """The exponential moving average y_t = (1 − κ) y_{t-1} + κ g_t: a first-order low-pass filter, and no more than that.
+class EMA(PostProcessBase):
+    """The exponential moving average y_t = (1 − κ) y_{t-1} + κ g_t, a first-order low-pass filter.
 
     Attributes:
         kappa: κ, the weight of the NEW release, in (0, 1]; 1 changes nothing.
-        init: y before the first release: "first" starts at it (y_0 = g_0), "zero" at 0, "bias_corrected" at 0 with the result
-            divided by 1 − (1 − κ)^{t+1}.
-        momentum_allowed: momentum behind it is wanted.
+        init: y before the first release: "first" starts at it (y_0 = g_0), "zero" at 0,
+            "bias_corrected" at 0 with the result divided by 1 − (1 − κ)^{t+1}.
+        momentum_allowed: the caller wants momentum behind it.
 
     Raises:
         ValueError: a value outside its range.
@@ -185,22 +212,24 @@ class EMA:
     kappa: float = 0.7
     init: str = "first"
     momentum_allowed: bool = False
-    smooths = True
-    adaptive = False
-    needs_variance = False
+
+    is_filter = True
 
     def __post_init__(self) -> None:
         check_averaging("EMA", self.kappa, self.init)
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that say all that decides the result."""
+        """Return plain values that determine the result."""
         return {"name": "EMA", "kappa": self.kappa, "init": self.init}
 
     def noise_gain(self, step: int) -> float:
-        """Variance of the noise at a step (from 0) over that of a release, equal at all steps; towards κ / (2 − κ)."""
+        """Return the variance of the noise at a step (from 0) over that of a release.
+
+        The variance of a release is the same at all steps. The gain tends to κ / (2 − κ).
+        """
         if self.init == "first":
-            old = (1 - self.kappa) ** (2 * step)
-            return old + self.kappa / (2 - self.kappa) * (1 - old)
+            start = (1 - self.kappa) ** (2 * step)
+            return start + self.kappa / (2 - self.kappa) * (1 - start)
         return noise_gain(self._recursion, step, self.init == "bias_corrected")
 
     @property
@@ -208,53 +237,69 @@ class EMA:
         return Recursion((self.kappa, 0.0), (1.0, self.kappa - 1.0))
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
-        """The average with the variance of its noise."""
+        """Return the average with the variance of its noise."""
         if self.kappa == 1:
             return released, {}
         if self.init != "first" or state:
-            return average(released, state, self._recursion, self.init == "bias_corrected")
-        old, variances = 1 - self.kappa, variances_of(released, state)
-        memory = put("memory", {name: (old * g).unsqueeze(0) for name, g in released.gradients.items()})
-        covariance = {name: (old**2 * v).reshape(1, 1, *v.shape) for name, v in variances.items()}
-        return scaled(released, dict(released.gradients), variances, 1.0), memory | put("covariance", covariance)
+            return filter_release(released, state, self._recursion, self.init == "bias_corrected")
+        old_weight = 1 - self.kappa
+        variances = noise_variances(released, state)
+        memory = {}
+        for name, g in released.gradients.items():
+            memory[name] = (old_weight * g).unsqueeze(0)
+        covariance = {}
+        for name, v in variances.items():
+            covariance[name] = (old_weight**2 * v).reshape(1, 1, *v.shape)
+        new_state = state_entries("memory", memory) | state_entries("covariance", covariance)
+        return with_outputs(released, dict(released.gradients), variances, 1.0), new_state
 
 
-def check_averaging(who: str, kappa: float, init: str = "first") -> None:
-    """Raise unless κ is a weight and the start is a known one.
+def check_averaging(name: str, kappa: float, init: str = "first") -> None:
+    """Check the weight κ and the start of an average.
 
     Raises:
-        ValueError: naming the field and what to do.
+        ValueError: naming the field and the fix.
     """
     if not (isinstance(kappa, (int, float)) and 0 < kappa <= 1):
         raise ValueError(
-            f"kappa of {who} must lie in (0, 1], got {kappa!r}: it is the weight of the new release (1 switches the filter off), "
-            "not that of the memory"
+            f"kappa of {name} must lie in (0, 1], got {kappa!r}: it is the weight of the new release; 1 switches the "
+            "filter off"
         )
     if init not in INITS:
-        raise ValueError(f"init of {who} must be one of {', '.join(INITS)}; got {init!r}")
+        raise ValueError(f"init of {name} must be one of {', '.join(INITS)}; got {init!r}")
 
 
 # --------------------------------------------------------------------------------------------------
+# DiSK: a simplified Kalman filter of the gradient (Zhang et al., ICLR 2025, Algorithm 3). With d the
+# last change of the parameters and κ the weight of the new release,
+#
+#     c = (1 − κ) / (κ γ),
+#     g_i = c ∇ℓ_i(θ + γ d) + (1 − c) ∇ℓ_i(θ)       combined BEFORE the clip: one clip, one release
+#     ĝ ← (1 − κ) ĝ + κ (Σ clip(g_i) + noise) / B
+#
+# since κ g = κ ∇ℓ(θ) + (1 − κ) [∇ℓ(θ + γ d) − ∇ℓ(θ)] / γ: the Hessian times d moves the stored average
+# along.
 
 MODES = ("two_point", "look_ahead", "storm")
-_GAMMA = 0.5
+_DEFAULT_GAMMA = 0.5
 
 
 @dataclass(frozen=True)
-class DiSK:
-    """The filter of Algorithm 3. Its guarantee is that of DP-SGD, whatever c is: the combination of each example is clipped.
+class DiSK(PostProcessBase):
+    """The filter of Algorithm 3. It has the guarantee of DP-SGD: each example's combination is clipped.
 
-    Both gradients of an example see the same random numbers and the same augmentation. The first step has no d and takes θ.
+    Both gradients of an example see the same random numbers and the same augmentation. The first step
+    has no d and takes its gradients at θ.
 
     Attributes:
-        kappa: κ, the weight of the NEW release, in (0, 1]. The smaller, the smoother: of the noise's variance κ / (2 − κ)
-            remains. 1 is DP-SGD to the bit.
-        gamma: γ, where the second gradient is taken, in units of the last change of the parameters; not 0. None takes what the
-            mode says, 0.5 for "two_point".
-        mode: "two_point" (Algorithm 3, two passes a step), "look_ahead" (γ = (1 − κ) / κ, hence c = 1: one pass, at θ + γ d) or
-            "storm" (γ = −1: θ and the parameters of the step before).
-        init: how the average starts, see `EMA`; with "first", the default, every step has the weights for which c is right.
-        momentum_allowed: momentum behind the filter is wanted.
+        kappa: κ, the weight of the NEW release, in (0, 1]. The smaller, the smoother: κ / (2 − κ) of
+            the noise's variance remains. 1 is DP-SGD to the bit.
+        gamma: γ ≠ 0, the place of the second gradient in units of the last change of the parameters.
+            None takes the value of the mode, 0.5 for "two_point".
+        mode: "two_point" (Algorithm 3, two passes a step), "look_ahead" (γ = (1 − κ) / κ, hence c = 1:
+            one pass, at θ + γ d) or "storm" (γ = −1: θ and the parameters of the step before).
+        init: the start of the average, see `EMA`. With "first" every step has the weights of c.
+        momentum_allowed: the caller wants momentum behind the filter.
 
     Raises:
         ValueError: a value outside its range, by name.
@@ -265,9 +310,8 @@ class DiSK:
     mode: str = "two_point"
     init: str = "first"
     momentum_allowed: bool = False
-    smooths = True
-    adaptive = False
-    needs_variance = False
+
+    is_filter = True
 
     def __post_init__(self) -> None:
         check_averaging("DiSK", self.kappa, self.init)
@@ -275,42 +319,48 @@ class DiSK:
             raise ValueError("an average of gradients at one point is not DiSK: use EMA(kappa=...) in place of mode='ema'")
         if self.mode not in MODES:
             raise ValueError(f"mode of DiSK must be one of {', '.join(MODES)}; got {self.mode!r}")
-        if self.gamma is not None and not (math.isfinite(self.gamma) and self.gamma != 0):
+        if self.gamma is None:
+            return
+        if not (math.isfinite(self.gamma) and self.gamma != 0):
             raise ValueError(
-                f"gamma of DiSK must be finite and not 0, got {self.gamma}: at 0 both points are the same; for a single point "
-                "use mode='look_ahead', for no second point EMA(kappa=...)"
+                f"gamma of DiSK must be finite and not 0, got {self.gamma}: at 0 both points are the same; use "
+                "mode='look_ahead' or EMA(kappa=...)"
             )
-        if self.gamma is not None and self.mode != "two_point" and not math.isclose(self.gamma, self._step):
+        if self.mode != "two_point" and not math.isclose(self.gamma, self._lookahead):
             raise ValueError(
-                f"mode={self.mode!r} of DiSK means gamma={self._step:.6g}, got {self.gamma}; leave gamma out or use "
+                f"mode={self.mode!r} of DiSK means gamma={self._lookahead:.6g}, got {self.gamma}; leave gamma out or use "
                 "mode='two_point'"
             )
 
     @property
-    def _step(self) -> float:
-        """γ in force."""
+    def _lookahead(self) -> float:
+        """Return γ in force."""
         if self.mode == "look_ahead":
             return (1 - self.kappa) / self.kappa
-        return -1.0 if self.mode == "storm" else (_GAMMA if self.gamma is None else self.gamma)
+        if self.mode == "storm":
+            return -1.0
+        return _DEFAULT_GAMMA if self.gamma is None else self.gamma
 
     @property
     def weight(self) -> float:
-        """c, the weight of the gradient at θ + γ d."""
+        """Return c, the weight of the gradient at θ + γ d."""
         if self.kappa == 1:
             return 0.0
-        c = (1 - self.kappa) / (self.kappa * self._step)
+        c = (1 - self.kappa) / (self.kappa * self._lookahead)
         return 1.0 if math.isclose(c, 1.0, rel_tol=1e-12) else c
 
     @property
-    def evaluations(self) -> tuple[Evaluation, ...]:
-        """The points at which gradients are taken: one of them where c is 0 or 1."""
+    def evaluations(self) -> tuple[EvaluationPoint, ...]:
+        """Return the points at which gradients are taken, a single one where c is 0 or 1."""
         if self.kappa == 1:
             return AT_PARAMETERS
-        ahead = Evaluation(self._step, self.weight)
-        return (ahead,) if self.weight == 1 else (ahead, Evaluation(0.0, 1 - self.weight))
+        point = EvaluationPoint(self._lookahead, self.weight)
+        if self.weight == 1:
+            return (point,)
+        return (point, EvaluationPoint(0.0, 1 - self.weight))
 
     def noise_gain(self, step: int) -> float:
-        """Variance of the noise at a step (from 0) over that of a release: noise enters once, and is averaged."""
+        """Return the variance of the noise at a step (from 0) over that of a release."""
         return self._average.noise_gain(step)
 
     @property
@@ -318,19 +368,19 @@ class DiSK:
         return EMA(self.kappa, self.init)
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that say all that decides the result."""
-        return {"name": "DiSK", "kappa": self.kappa, "gamma": self._step, "mode": self.mode, "init": self.init}
+        """Return plain values that determine the result."""
+        return {"name": "DiSK", "kappa": self.kappa, "gamma": self._lookahead, "mode": self.mode, "init": self.init}
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
-        """The average of the combined gradients with the variance of its noise."""
+        """Return the average of the combined gradients with the variance of its noise."""
         return self._average.apply(released, state)
 
 
 def kalman_gain(ratio: float) -> float:
-    """κ at which a scalar Kalman filter settles: the root of κ² / (1 − κ) = r.
+    """Return the stationary κ of a scalar Kalman filter: the root of κ² / (1 − κ) = r.
 
     Args:
-        ratio: r > 0, variance of the gradient's change from step to step over the variance of a release.
+        ratio: r > 0, variance of the gradient's change between steps over the variance of a release.
 
     Raises:
         ValueError: a ratio that is not positive and finite.
@@ -344,21 +394,24 @@ def kalman_gain(ratio: float) -> float:
 # Low-pass filters of releases: the gradient changes slowly, the noise does not (DOPPLER, Zhang et
 # al. 2024).
 
-_BUTTERWORTH_B = (0.020083365564211232, 0.040166731128422464, 0.020083365564211232)  # scipy.signal.butter(2, 0.1)
+# The coefficients of scipy.signal.butter(2, 0.1).
+_BUTTERWORTH_B = (0.020083365564211232, 0.040166731128422464, 0.020083365564211232)
 _BUTTERWORTH_A = (1.0, -1.5610180758007182, 0.6413515380575631)
-_DIGITS = 12  # of coefficients in a plan's hash: the last bits of a design differ between versions of scipy
+# The last bits of a design differ between versions of scipy, so a plan's hash leaves them out.
+_DIGITS = 12
 
 
 @dataclass(frozen=True)
-class LowPass:
-    """DOPPLER: y_t = Σ b_τ g_{t-τ} − Σ a_τ y_{t-τ}, divided by c_t, its answer to a constant 1 since the first step.
+class LowPass(PostProcessBase):
+    """The filter of DOPPLER, y_t = Σ b_τ g_{t-τ} − Σ a_τ y_{t-τ}, divided by c_t.
 
-    The default is the Butterworth filter of order 2 with cutoff 0.1, which remembers about 20 steps and keeps 0.11 of the
-    noise's variance; the memory (2 / cutoff) should be a small part of the run.
+    c_t is the answer of the filter to a constant 1 since the first step. The default is the Butterworth
+    filter of order 2 with cutoff 0.1. It remembers about 20 steps and keeps 0.11 of the noise's
+    variance. The memory (2 / cutoff) should be a small part of the run.
 
     Attributes:
         b, a: coefficients, as scipy.signal names them; a_0 is divided out.
-        momentum_allowed: momentum behind it is wanted.
+        momentum_allowed: the caller wants momentum behind it.
 
     Raises:
         ValueError: an unstable filter, or one that passes no constant or turns its sign.
@@ -367,12 +420,12 @@ class LowPass:
     b: tuple[float, ...] = _BUTTERWORTH_B
     a: tuple[float, ...] = _BUTTERWORTH_A
     momentum_allowed: bool = False
-    smooths = True
-    adaptive = False
-    needs_variance = False
+
+    is_filter = True
 
     def __post_init__(self) -> None:
-        b, a = [float(x) for x in self.b], [float(x) for x in self.a]
+        b = [float(x) for x in self.b]
+        a = [float(x) for x in self.a]
         if not b or not a or not all(map(math.isfinite, b + a)) or a[0] == 0 or b[0] == 0:
             raise ValueError(f"b and a must be finite numbers with b[0] and a[0] not zero, got b={self.b} and a={self.a}")
         n = max(len(b), len(a), 2)
@@ -381,32 +434,35 @@ class LowPass:
         slowest = max(abs(np.roots(self.a)), default=0.0)
         if slowest >= 1 - 1e-9:
             raise ValueError(
-                f"the filter is unstable: a has a root of size {slowest:.6g}, and all must lie inside the unit circle; scale the "
-                "recursive coefficients down, or take LowPass.butterworth()"
+                f"the filter is unstable: a has a root of size {slowest:.6g}, and all must lie inside the unit circle; use "
+                "LowPass.butterworth()"
             )
         self._check_answer(slowest)
 
     def _check_answer(self, slowest: float) -> None:
+        """Check that the answer to a constant can be divided out: it has one sign and is never 0."""
         from scipy.signal import lfilter
 
-        steps = 100 if slowest < 1e-6 else min(100_000, 100 + round(30 / -math.log(slowest)))
+        steps = 100
+        if slowest >= 1e-6:
+            steps = min(100_000, 100 + round(30 / -math.log(slowest)))
         answer = lfilter(self.b, self.a, np.ones(steps))
-        final = sum(self.b) / sum(self.a)
-        if not (answer * math.copysign(1, final) > 1e-9 * abs(answer).max()).all():
+        sign = math.copysign(1, sum(self.b) / sum(self.a))
+        if not (answer * sign > 1e-9 * abs(answer).max()).all():
             raise ValueError(
-                "the filter's answer to a constant vanishes or turns its sign, so that it cannot be divided out; a low-pass "
-                "filter is needed, such as LowPass.first_order(0.1) or LowPass.butterworth()"
+                "the filter's answer to a constant vanishes or turns its sign, so it cannot be divided out; use "
+                "LowPass.first_order(0.1) or LowPass.butterworth()"
             )
 
     @classmethod
     def first_order(cls, kappa: float, momentum_allowed: bool = False) -> LowPass:
-        """The average of all releases with weights (1 − κ)^{t-s}: `EMA(kappa, "bias_corrected")`."""
+        """Return the average of all releases with weights (1 − κ)^{t-s}: `EMA(kappa, "bias_corrected")`."""
         check_averaging("LowPass.first_order", kappa)
         return cls((kappa,), (1.0, kappa - 1.0), momentum_allowed)
 
     @classmethod
     def butterworth(cls, order: int = 2, cutoff: float = 0.1, momentum_allowed: bool = False) -> LowPass:
-        """A Butterworth filter; the cutoff is a share of half the step rate, in (0, 1)."""
+        """Return a Butterworth filter; the cutoff is a fraction of half the step rate, in (0, 1)."""
         from scipy.signal import butter
 
         if not 0 < cutoff < 1:
@@ -416,9 +472,9 @@ class LowPass:
 
     @classmethod
     def chebyshev(cls, momentum_allowed: bool = False) -> LowPass:
-        """The authors' default, a Chebyshev filter of order 2 with 10 dB of ripple and cutoff 0.02, to reproduce them.
+        """Return the authors' default: a Chebyshev filter of order 2, 10 dB of ripple, cutoff 0.02.
 
-        It overshoots by 1.6 and rings for some 200 steps: not for short runs.
+        It overshoots by 1.6 and rings for some 200 steps: do not use it in short runs.
         """
         from scipy.signal import cheby1
 
@@ -426,16 +482,16 @@ class LowPass:
         return cls(tuple(map(float, b)), tuple(map(float, a)), momentum_allowed)
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that say all that decides the result."""
+        """Return plain values that determine the result."""
         return {"name": "LowPass", "b": [_rounded(x) for x in self.b], "a": [_rounded(x) for x in self.a]}
 
     def noise_gain(self, step: int) -> float:
-        """Variance of the noise at a step (from 0) over that of a release, equal at all steps: Σ_{s ≤ step} h_s² / c_step²."""
+        """Return the variance of the noise at a step (from 0) over that of a release: Σ h_s² / c_step²."""
         return noise_gain(Recursion(self.b, self.a), step)
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
-        """The filtered value with the variance of its noise."""
-        return average(released, state, Recursion(self.b, self.a), normalise=True)
+        """Return the filtered value with the variance of its noise."""
+        return filter_release(released, state, Recursion(self.b, self.a), normalise=True)
 
 
 def _rounded(x: float) -> float:

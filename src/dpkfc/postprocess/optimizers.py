@@ -1,10 +1,13 @@
-"""DP-AdamBC: Adam whose second moment is freed of the noise's variance (Tang, Shpilevskiy and Lécuyer, AAAI 2024).
+"""Post-processing steps that give the update of the parameters, and an average of the weights.
+
+DP-AdamBC is Adam whose second moment is freed of the noise's variance (Tang, Shpilevskiy and Lécuyer,
+AAAI 2024).
 
     m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²,   φ ← β₂ φ + (1 − β₂) Φ
     step = m̂ / √max(v̂ − φ̂, γ'),     m̂ = m / (1 − β₁^t),  v̂ = v / (1 − β₂^t),  φ̂ = φ / (1 − β₂^t)
 
-Φ is the variance of the noise in each entry of g. It is averaged with the weights of g², which changes nothing while it is
-constant and stays exact where it is not: behind a filter that warms up, or a read-out whose metric was rebuilt.
+Φ is the variance of the noise in each entry of g. Averaging it with the weights of g² keeps it exact
+where it changes: behind a filter that warms up, or where a metric is rebuilt.
 """
 
 from __future__ import annotations
@@ -18,23 +21,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.postprocess.protocol import State, entry, put
+from dpkfc.postprocess.protocol import PostProcessBase, State, get_tensor, state_entries
 from dpkfc.privacy.mechanism import Released
 
-_LEAST = 1e-16  # what floor="auto" becomes without noise: Adam's own 1e-8, squared
+_SMALLEST_FLOOR = 1e-16  # 1e-8 of Adam, squared
 
 
 @dataclass(frozen=True)
-class AdamBC:
-    """The step of DP-AdamBC, to be taken by `torch.optim.SGD(lr)`; the floor lies inside the root and on v.
+class AdamBC(PostProcessBase):
+    """The step of DP-AdamBC, to be taken by `torch.optim.SGD(lr)`; the floor lies inside the root.
 
-    v̂ estimates φ̂ with a relative standard deviation r_t = √(2 (1 − β₂)(1 + β₂^t) / ((1 + β₂)(1 − β₂^t))), which falls to 3 % for
-    β₂ = 0.999. Signals whose second moment is below that share of φ̂ cannot be told from noise, and with a floor far below it
-    about half of the coordinates sit on the floor at any time and change places: their steps are the noise of m̂ over √γ'.
+    v̂ estimates φ̂ with the relative standard deviation
+    r_t = √(2 (1 − β₂)(1 + β₂^t) / ((1 + β₂)(1 − β₂^t))), which falls to 3 % for β₂ = 0.999. A second
+    moment below that fraction of φ̂ cannot be told from noise. With a much lower floor, about half of
+    the coordinates sit on the floor at any time, and their steps are the noise of m̂ over √γ'.
 
     Attributes:
         betas: β₁ and β₂.
-        floor: γ' > 0, in units of v; or "auto", `resolution` times what v̂ resolves, resolution · r_t · φ̂.
+        floor: γ' > 0, in units of v; "auto" means resolution · r_t · φ̂.
         resolution: for floor="auto", > 0; 1 to 3 is sensible.
 
     Raises:
@@ -44,93 +48,102 @@ class AdamBC:
     betas: tuple[float, float] = (0.9, 0.999)
     floor: float | str = "auto"
     resolution: float = 2.0
-    smooths = False
-    adaptive = True
+
+    is_optimizer_step = True
     needs_variance = True
-    momentum_allowed = False
 
     def __post_init__(self) -> None:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas of AdamBC must be two numbers in [0, 1), got {self.betas}")
-        if isinstance(self.floor, str) and self.floor != "auto":
-            raise ValueError(f"floor of AdamBC must be a positive number or 'auto', got {self.floor!r}")
-        if not isinstance(self.floor, str) and not (self.floor > 0 and math.isfinite(self.floor)):
+        if isinstance(self.floor, str):
+            if self.floor != "auto":
+                raise ValueError(
+                    f"floor of AdamBC must be a positive number or 'auto', got {self.floor!r}"
+                )
+        elif not (self.floor > 0 and math.isfinite(self.floor)):
             raise ValueError(
-                f"floor of AdamBC must be positive and finite, got {self.floor}: it bounds what is left of v after the noise is "
-                "taken off, which can be negative; its size is that of the second moment of the signal, or use 'auto'"
+                f"floor of AdamBC must be positive and finite, got {self.floor}: v less the noise can be negative; use "
+                "the size of the squared signal, or 'auto'"
             )
         if not (self.resolution > 0 and math.isfinite(self.resolution)):
             raise ValueError(f"resolution of AdamBC must be positive and finite, got {self.resolution}")
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that say all that decides the result."""
-        said = {"name": "AdamBC", "betas": list(self.betas), "floor": self.floor}
-        return {**said, "resolution": self.resolution} if self.floor == "auto" else said
+        """Return plain values that determine the result."""
+        description = {"name": "AdamBC", "betas": list(self.betas), "floor": self.floor}
+        if self.floor == "auto":
+            description["resolution"] = self.resolution
+        return description
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
-        """The step; its note `adam_bc/floor_fraction` is the share of entries at the floor, in [0, 1]."""
+        """Return the step; its note `adam_bc/floor_fraction` is the fraction of entries at the floor."""
         beta1, beta2 = self.betas
         t = 1 + int(state.get("count/", torch.zeros(())))
-        steps, kept, low = {}, put("count", {"": torch.tensor(t)}), []
+        steps = {}
+        new_state = state_entries("count", {"": torch.tensor(t)})
+        at_floor = []
         for name, g in released.gradients.items():
             noise = torch.as_tensor(released.variance_of(name), dtype=g.dtype, device=g.device)
-            m = _mean(entry(state, "m", name), g, beta1)
-            v = _mean_square(entry(state, "v", name), g, beta2)
-            phi = _mean(entry(state, "phi", name), noise, beta2)
-            kept |= put("m", {name: m}) | put("v", {name: v}) | put("phi", {name: phi})
-            signal, floor = (v - phi).div_(1 - beta2**t), self._floor(phi / (1 - beta2**t), t)
-            low.append((signal <= floor).sum())
+            m = _mean(get_tensor(state, "m", name), g, beta1)
+            v = _mean_square(get_tensor(state, "v", name), g, beta2)
+            phi = _mean(get_tensor(state, "phi", name), noise, beta2)
+            new_state |= {f"m/{name}": m, f"v/{name}": v, f"phi/{name}": phi}
+            signal = (v - phi).div_(1 - beta2**t)
+            floor = self._floor(phi / (1 - beta2**t), t)
+            at_floor.append((signal <= floor).sum())
             steps[name] = (m / (1 - beta1**t)).div_(torch.maximum(signal, floor).sqrt_())
-        share = int(torch.stack(low).sum()) / max(1, sum(g.numel() for g in steps.values()))
-        notes = {**released.notes, "adam_bc/floor_fraction": share}
-        return replace(released, gradients=steps, noise_variance=None, notes=notes), kept
+        entries = sum(step.numel() for step in steps.values())
+        fraction = int(torch.stack(at_floor).sum()) / max(1, entries)
+        notes = {**released.notes, "adam_bc/floor_fraction": fraction}
+        return replace(released, gradients=steps, noise_variance=None, notes=notes), new_state
 
     def _floor(self, phi: Tensor, t: int) -> Tensor:
-        """γ', for the variance φ̂ of the noise after t steps."""
+        """Return γ' for the variance φ̂ of the noise after t steps."""
         if isinstance(self.floor, str):
             beta = self.betas[1]
             relative = 2 * (1 - beta) / (1 + beta) * (1 + beta**t) / (1 - beta**t)
-            return (self.resolution * math.sqrt(relative) * phi).clamp(min=_LEAST)
+            return (self.resolution * math.sqrt(relative) * phi).clamp(min=_SMALLEST_FLOOR)
         return torch.full_like(phi, self.floor)
 
 
 def _mean(old: Tensor | None, new: Tensor, beta: float) -> Tensor:
-    """β old + (1 − β) new, from 0."""
-    return (1 - beta) * new if old is None else torch.lerp(old, new, 1 - beta)
+    """Return β old + (1 − β) new, from 0."""
+    if old is None:
+        return (1 - beta) * new
+    return torch.lerp(old, new, 1 - beta)
 
 
 def _mean_square(old: Tensor | None, g: Tensor, beta: float) -> Tensor:
-    """β old + (1 − β) g², from 0."""
-    return g.square().mul_(1 - beta) if old is None else (beta * old).addcmul_(g, g, value=1 - beta)
+    """Return β old + (1 − β) g², from 0."""
+    if old is None:
+        return g.square().mul_(1 - beta)
+    return (beta * old).addcmul_(g, g, value=1 - beta)
 
 
 # --------------------------------------------------------------------------------------------------
-# SOFIM: a step along the inverse of ρI + M Mᵀ, with M a moving average of releases (DP-FedSOFIM's
-# server step).
-#
-# By Sherman and Morrison, over all parameters as one vector,
+# SOFIM: a step along the inverse of ρI + M Mᵀ, with M a moving average of releases. It is the server
+# step of DP-FedSOFIM. By Sherman and Morrison, over all parameters as one vector,
 #
 #     direction="gradient"    (ρI + MMᵀ)⁻¹ g = g / ρ − M (Mᵀg) / (ρ² + ρ ‖M‖²)        the paper
 #     direction="momentum"    (ρI + MMᵀ)⁻¹ M = M / (ρ + ‖M‖²)                        its later code
 #
-# The second one is momentum with a step that depends on its norm: no curvature is in it. While ‖M‖²
-# is far below ρ both are plain steps with a learning rate 1 / ρ times as large, which is what they
-# have to be compared with.
+# "momentum" is momentum with a step that depends on its norm; it uses no curvature. While ‖M‖² is far
+# below ρ both are plain steps with a learning rate 1 / ρ times as large. Compare them with such steps.
 
 DIRECTIONS = ("gradient", "momentum")
-_PIECE = 1 << 15  # numbers that are worked on while they lie in a core's own memory, by that core alone
+_CHUNK = 1 << 15  # numbers that fit the cache of one core
 
 
 @dataclass(frozen=True)
-class SOFIM:
+class SOFIM(PostProcessBase):
     """The step of DP-FedSOFIM, to be taken by `torch.optim.SGD(lr)`.
 
     Attributes:
         rho: ρ > 0.
         beta: M ← β M + (1 − β) g, β in [0, 1).
-        direction: what is multiplied by the inverse: "gradient" or "momentum".
+        direction: the vector that the inverse multiplies: "gradient" or "momentum".
         bias_correction: M is divided by 1 − β^t.
-        warmup: first steps in which M is formed and nothing moves. Each is a release, and charged.
+        warmup: first steps in which M is built and nothing moves. Each is a release, and charged.
 
     Raises:
         ValueError: a value outside its range, by name.
@@ -141,10 +154,8 @@ class SOFIM:
     direction: str = "gradient"
     bias_correction: bool = False
     warmup: int = 0
-    smooths = False
-    adaptive = True
-    needs_variance = False
-    momentum_allowed = False
+
+    is_optimizer_step = True
 
     def __post_init__(self) -> None:
         if not (self.rho > 0 and math.isfinite(self.rho)):
@@ -157,7 +168,7 @@ class SOFIM:
             raise ValueError(f"warmup of SOFIM must be a number of steps >= 0, got {self.warmup!r}")
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that say all that decides the result."""
+        """Return plain values that determine the result."""
         return {
             "name": "SOFIM",
             "rho": self.rho,
@@ -167,73 +178,101 @@ class SOFIM:
             "warmup": self.warmup,
         }
 
-    def apply(self, released: Released, state: State, *, spare: bool = False) -> tuple[Released, dict[str, Tensor]]:
-        """The step, zero during the warm-up.
+    def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+        """Return the step, zero during the warm-up."""
+        return self._apply(released, state, in_place=False)
 
-        Args:
-            released: of this step.
-            state: of the step before.
-            spare: whether nobody needs the arguments any more; their memory then holds the results, since fresh memory of this
-                size costs more than the arithmetic.
-        """
+    def apply_in_place(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+        """Return the step in the memory of the arguments: new memory would cost more than the arithmetic."""
+        return self._apply(released, state, in_place=True)
+
+    def _apply(
+        self, released: Released, state: State, *, in_place: bool
+    ) -> tuple[Released, dict[str, Tensor]]:
         t = 1 + int(state.get("count/", torch.zeros(())))
-        held, squares, products = {}, 0.0, 0.0
+        means = {}
+        squared_norm = 0.0
+        product = 0.0
         for name, g in released.gradients.items():
-            old = entry(state, "m", name)
-            held[name], square, product = _moments(old, g, 1 - self.beta, spare)
-            squares, products = squares + square, products + product
-        steps = self._steps(released.gradients, held, t, squares, products, spare=spare)
-        after = replace(released, gradients=steps, noise_variance=None)
-        return after, put("m", held) | put("count", {"": torch.tensor(t)})
+            old = get_tensor(state, "m", name)
+            means[name], square, inner = _update_mean(old, g, 1 - self.beta, in_place)
+            squared_norm += square
+            product += inner
+        steps = self._steps(released.gradients, means, t, squared_norm, product, in_place)
+        update = replace(released, gradients=steps, noise_variance=None)
+        new_state = state_entries("m", means) | state_entries("count", {"": torch.tensor(t)})
+        return update, new_state
 
     def _steps(
-        self, gradients: dict[str, Tensor], held: dict[str, Tensor], t: int, squares: float, products: float, *, spare: bool
+        self,
+        gradients: dict[str, Tensor],
+        means: dict[str, Tensor],
+        t: int,
+        squared_norm: float,
+        product: float,
+        in_place: bool,
     ) -> dict[str, Tensor]:
-        """From M before its correction, ‖M‖² and Mᵀg."""
+        """Return the steps from the uncorrected M, ‖M‖² and Mᵀg."""
         if t <= self.warmup:
             return {name: torch.zeros_like(g) for name, g in gradients.items()}
-        corrected = 1 - self.beta**t if self.bias_correction else 1.0
-        squares, products = squares / corrected**2, products / corrected
+        correction = 1 - self.beta**t if self.bias_correction else 1.0
+        squared_norm /= correction**2
+        product /= correction
         if self.direction == "momentum":
-            return {name: m / (corrected * (self.rho + squares)) for name, m in held.items()}
-        along = products / (self.rho**2 + self.rho * squares) / corrected
-        return {name: _combined(g, held[name], self.rho, along, spare) for name, g in gradients.items()}
+            divisor = correction * (self.rho + squared_norm)
+            return {name: mean / divisor for name, mean in means.items()}
+        factor = product / (self.rho**2 + self.rho * squared_norm) / correction
+        return {name: _combine(g, means[name], self.rho, factor, in_place) for name, g in gradients.items()}
 
 
-def _combined(g: Tensor, m: Tensor, rho: float, along: float, spare: bool) -> Tensor:
-    """g / ρ − along · M in one walk over memory, piece by piece."""
-    found = g if spare and g.is_contiguous() else torch.empty_like(g, memory_format=torch.contiguous_format)
-    for to, new, mean in _pieces(found, g, m):
-        torch.div(new, rho, out=to).sub_(mean, alpha=along)
-    return found
+def _combine(g: Tensor, mean: Tensor, rho: float, factor: float, in_place: bool) -> Tensor:
+    """Return g / ρ − factor · M in one pass over memory."""
+    if in_place and g.is_contiguous():
+        result = g
+    else:
+        result = torch.empty_like(g, memory_format=torch.contiguous_format)
+    for result_part, g_part, mean_part in _chunks(result, g, mean):
+        torch.div(g_part, rho, out=result_part).sub_(mean_part, alpha=factor)
+    return result
 
 
-def _moments(old: Tensor | None, g: Tensor, weight: float, spare: bool) -> tuple[Tensor, float, float]:
-    """M = old + weight (g − old), from 0 at first, with ‖M‖² and Mᵀg: one walk over memory, piece by piece."""
-    m = old if spare and old is not None else torch.empty_like(g, memory_format=torch.contiguous_format)
-    squares, products = [], []
-    for to, before, new in _pieces(m, g if old is None else old, g):
+def _update_mean(
+    old: Tensor | None, g: Tensor, weight: float, in_place: bool
+) -> tuple[Tensor, float, float]:
+    """Return M = old + weight (g − old), from 0 at first, with ‖M‖² and Mᵀg, in one pass over memory."""
+    if in_place and old is not None:
+        mean = old
+    else:
+        mean = torch.empty_like(g, memory_format=torch.contiguous_format)
+    squares = []
+    products = []
+    for mean_part, old_part, g_part in _chunks(mean, g if old is None else old, g):
         if old is None:
-            torch.mul(new, weight, out=to)
+            torch.mul(g_part, weight, out=mean_part)
         else:
-            torch.lerp(before, new, weight, out=to)
-        squares.append(torch.dot(to, to))
-        products.append(torch.dot(to, new))
-    square, product = (float(torch.stack(x).sum(dtype=torch.float64)) if x else 0.0 for x in (squares, products))
-    return m, square, product
+            torch.lerp(old_part, g_part, weight, out=mean_part)
+        squares.append(torch.dot(mean_part, mean_part))
+        products.append(torch.dot(mean_part, g_part))
+    return mean, _sum(squares), _sum(products)
 
 
-def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same pieces of tensors of one shape, each small enough for one core: waking others would cost more."""
-    yield from zip(*(x.flatten().split(_PIECE) for x in tensors), strict=True)
+def _sum(values: list[Tensor]) -> float:
+    if not values:
+        return 0.0
+    return float(torch.stack(values).sum(dtype=torch.float64))
+
+
+def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same chunks of tensors of one shape, each small enough for one core."""
+    yield from zip(*(x.flatten().split(_CHUNK) for x in tensors), strict=True)
 
 
 # --------------------------------------------------------------------------------------------------
 # An exponential moving average of the weights, for evaluation only (De et al. 2022).
 #
-#     μ_t = min(μ, (1 + t) / (10 + t)),    average ← μ_t average + (1 − μ_t) θ,    t = 0, 1, ... counts the updates
+#     μ_t = min(μ, (1 + t) / (10 + t)),    average ← μ_t average + (1 − μ_t) θ,    t counts the updates
 #
-# It is a function of released weights, costs no privacy and changes nothing of the training.
+# It is a function of released weights: it costs no privacy and does not change the training.
 
 
 @dataclass(frozen=True)
@@ -242,8 +281,8 @@ class WeightEMA:
 
     Attributes:
         decay: μ in [0, 1).
-        warmup: the first updates forget faster, by (1 + t) / (10 + t); without it the initial weights count until 1 / (1 − μ)
-            steps have passed.
+        warmup: use μ_t in place of μ, so that the first updates forget faster. Without a warm-up the
+            initial weights count until 1 / (1 − μ) steps have passed.
 
     Raises:
         ValueError: a decay outside [0, 1).
@@ -257,11 +296,13 @@ class WeightEMA:
             raise ValueError(f"decay of WeightEMA must lie in [0, 1), got {self.decay}")
 
     def decay_at(self, update: int) -> float:
-        """μ_t of an update, counted from 0."""
-        return min(self.decay, (1 + update) / (10 + update)) if self.warmup else self.decay
+        """Return μ_t of an update, counted from 0."""
+        if not self.warmup:
+            return self.decay
+        return min(self.decay, (1 + update) / (10 + update))
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that say all that decides the result."""
+        """Return plain values that determine the result."""
         return {"name": "WeightEMA", "decay": self.decay, "warmup": self.warmup}
 
 
@@ -270,60 +311,65 @@ class WeightAverage:
 
     Args:
         settings: None for no average.
-        parameters: trainable ones, by name; frozen ones do not move.
+        parameters: trainable parameters, by name; frozen ones do not move.
     """
 
     def __init__(self, settings: WeightEMA | None, parameters: Mapping[str, Tensor]) -> None:
-        self._settings, self._parameters, self._updates = settings, dict(parameters), 0
+        self._settings = settings
+        self._parameters = dict(parameters)
+        self._updates = 0
         self._average: dict[str, Tensor] | None = None
-        self._own: dict[str, Tensor] | None = None
+        self._trained_weights: dict[str, Tensor] | None = None
 
-    def before_step(self) -> None:
+    def start(self) -> None:
         """Start from the weights that the first step changes.
 
         Raises:
             RuntimeError: the averaged weights are in the model.
         """
-        self.check_own_weights()
+        self.check_swapped_out()
         if self._settings is not None and self._average is None:
-            self._average = {name: _wide(p).clone() for name, p in self._parameters.items()}
+            self._average = {name: _widen(p).clone() for name, p in self._parameters.items()}
 
     def update(self) -> None:
-        """Take in the parameters after a step."""
+        """Average the parameters after a step."""
         if self._settings is None or self._average is None:
             return
-        share = 1 - self._settings.decay_at(self._updates)
+        weight = 1 - self._settings.decay_at(self._updates)
         with torch.no_grad():
             for name, p in self._parameters.items():
-                self._average[name].lerp_(_wide(p), share)
+                self._average[name].lerp_(_widen(p), weight)
         self._updates += 1
 
     @contextmanager
-    def in_model(self) -> Iterator[None]:
-        """The averaged weights in the model; afterwards it has its own back, to the bit.
+    def swap_in(self) -> Iterator[None]:
+        """Put the averaged weights into the model, and restore the trained weights to the bit.
 
         Raises:
-            RuntimeError: no average is kept, or it is in the model already.
+            RuntimeError: there is no average, or it is in the model already.
         """
         if self._settings is None:
             raise RuntimeError("no average of the weights is kept: use PrivacyConfig(weight_average=WeightEMA())")
-        self.check_own_weights()
-        average = self._average or {}  # before the first step the average is the weights themselves
-        self._own = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self.check_swapped_out()
+        # Before the first step the average is the weights themselves.
+        average = self._average or {}
+        self._trained_weights = {name: p.detach().clone() for name, p in self._parameters.items()}
         try:
             self._write(average)
             yield
         finally:
-            self._write(self._own)
-            self._own = None
+            self._write(self._trained_weights)
+            self._trained_weights = None
 
-    def check_own_weights(self) -> None:
-        """Raise while the averaged weights are in the model.
+    def check_swapped_out(self) -> None:
+        """Refuse to go on while the averaged weights are in the model.
+
+        A step would be lost, and a checkpoint would hold the wrong weights.
 
         Raises:
-            RuntimeError: they are; a step would be lost, and a checkpoint would hold the wrong weights.
+            RuntimeError: the averaged weights are in the model.
         """
-        if self._own is not None:
+        if self._trained_weights is not None:
             raise RuntimeError("the averaged weights are in the model: leave `with session.averaged_weights()` first")
 
     def _write(self, values: Mapping[str, Tensor]) -> None:
@@ -332,20 +378,27 @@ class WeightAverage:
                 self._parameters[name].copy_(value)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The average and the number of updates; empty before the first."""
-        self.check_own_weights()
-        average = self._average or {}
-        updates = {"updates": torch.tensor(self._updates)} if average else {}
-        return {f"average.{name}": x for name, x in average.items()} | updates
+        """Return the average and the number of updates; nothing before the first."""
+        self.check_swapped_out()
+        if not self._average:
+            return {}
+        state = {f"average.{name}": value for name, value in self._average.items()}
+        state["updates"] = torch.tensor(self._updates)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state_dict`; from an empty one the average starts anew at the next step."""
-        self.check_own_weights()
-        found = {name.removeprefix("average."): x.clone() for name, x in state.items() if name != "updates"}
-        self._average = found or None
-        self._updates = int(state["updates"]) if found else 0
+        """Continue from `state_dict`; from an empty one the average starts again at the next step."""
+        self.check_swapped_out()
+        average = {}
+        for name, value in state.items():
+            if name != "updates":
+                average[name.removeprefix("average.")] = value.clone()
+        self._average = average or None
+        self._updates = int(state["updates"]) if average else 0
 
 
-def _wide(p: Tensor) -> Tensor:
-    """A parameter in a type that holds small changes."""
-    return p.detach() if p.dtype == torch.float64 else p.detach().float()
+def _widen(p: Tensor) -> Tensor:
+    """Return a parameter in a type that holds small changes."""
+    if p.dtype == torch.float64:
+        return p.detach()
+    return p.detach().float()

@@ -1,4 +1,7 @@
-"""The shape of a post-processing step: a frozen value with a function from a release and a state to the next of both."""
+"""The protocol of a post-processing step, and a base class with its defaults.
+
+A step is a frozen value that maps a release and a state to the next release and the next state.
+"""
 
 from __future__ import annotations
 
@@ -10,69 +13,103 @@ from torch import Tensor
 
 from dpkfc.privacy.mechanism import Released
 
-State = Mapping[str, Tensor]  # flat names such as "v/conv1.weight"; empty before the first step
+State = Mapping[str, Tensor]  # such as "v/conv1.weight"
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """One point at which every example's gradient is taken, and what it counts in the combination that is clipped.
+class EvaluationPoint:
+    """A point at which the gradient of every example is taken, with its weight in the clipped sum.
 
     Attributes:
-        ahead: the point is θ + ahead · d, with d the last change of the parameters; 0 is θ itself.
-        weight: factor of the gradient there; those of all points sum to 1.
+        lookahead: the point is θ + lookahead · d, with d the last change of the parameters.
+        weight: factor of the gradient at this point; the weights of all points sum to 1.
     """
 
-    ahead: float
+    lookahead: float
     weight: float
 
 
-AT_PARAMETERS = (Evaluation(0.0, 1.0),)
+AT_PARAMETERS = (EvaluationPoint(0.0, 1.0),)
 
 
 @runtime_checkable
 class PostProcess(Protocol):
     """A step between release and optimizer. It sees released values only, so it costs no privacy.
 
-    Attributes:
-        smooths: it averages over time (a filter); momentum behind it doubles the lag.
-        adaptive: it divides by second moments or norms: the result is a step, and its noise has no known variance.
-        needs_variance: it reads `Released.noise_variance`, which must be known where it stands.
-        momentum_allowed: for a filter, that the caller wants momentum behind it.
+    Inherit from `PostProcessBase` for the defaults, and write `describe` and `apply`.
     """
 
     @property
-    def smooths(self) -> bool: ...  # noqa: D102
+    def is_filter(self) -> bool:
+        """Return whether the step averages over time; momentum behind a filter doubles the lag."""
+        ...
+
     @property
-    def adaptive(self) -> bool: ...  # noqa: D102
+    def is_optimizer_step(self) -> bool:
+        """Return whether the step divides by second moments or norms.
+
+        Its result is an update of the parameters, whose noise has no known variance.
+        """
+        ...
+
     @property
-    def needs_variance(self) -> bool: ...  # noqa: D102
+    def needs_variance(self) -> bool:
+        """Return whether the step reads `Released.noise_variance`."""
+        ...
+
     @property
-    def momentum_allowed(self) -> bool: ...  # noqa: D102
+    def momentum_allowed(self) -> bool:
+        """Return whether the caller wants momentum behind this filter."""
+        ...
+
+    @property
+    def evaluations(self) -> tuple[EvaluationPoint, ...] | None:
+        """Return the points at which gradients are taken; None leaves them at the parameters.
+
+        The points hold from the second step on. The first step has no last change.
+        """
+        ...
 
     def describe(self) -> dict[str, Any]:
-        """Plain values, `name` among them, that say all that decides the result."""
+        """Return plain values, `name` among them, that determine the result."""
         ...
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
-        """The next value and state; neither argument is changed."""
+        """Return the next release and state; neither argument is changed."""
+        ...
+
+    def apply_in_place(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+        """Return the result of `apply`, which may use the memory of the arguments."""
         ...
 
 
-@runtime_checkable
-class LookAhead(Protocol):
-    """A post-processing step that also decides where gradients are taken (DiSK)."""
+class PostProcessBase:
+    """Defaults of a post-processing step: a linear map of one release at the parameters."""
+
+    is_filter: bool = False
+    is_optimizer_step: bool = False
+    needs_variance: bool = False
+    momentum_allowed: bool = False
 
     @property
-    def evaluations(self) -> tuple[Evaluation, ...]:
-        """The points, from the second step on; the first step has no last change and takes θ alone."""
-        ...
+    def evaluations(self) -> tuple[EvaluationPoint, ...] | None:
+        """Return None: gradients are taken at the parameters."""
+        return None
+
+    def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+        """Return the next release and state; neither argument is changed."""
+        raise NotImplementedError(f"{type(self).__name__} must define apply(released, state)")
+
+    def apply_in_place(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+        """Return the result of `apply`."""
+        return self.apply(released, state)
 
 
-def entry(state: State, kind: str, name: str) -> Tensor | None:
-    """The tensor of one kind for one parameter, None before the first step."""
+def get_tensor(state: State, kind: str, name: str) -> Tensor | None:
+    """Return the tensor of one kind for one parameter, None before the first step."""
     return state.get(f"{kind}/{name}")
 
 
-def put(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of all parameters under the names `entry` looks for."""
+def state_entries(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of all parameters under the names that `get_tensor` reads."""
     return {f"{kind}/{name}": tensor for name, tensor in tensors.items()}

@@ -1,6 +1,6 @@
-"""The privacy loss of composed events, by dp-accounting: PLD (tight) and RDP (a guard beside it).
+"""The privacy loss of composed events, by dp-accounting: PLD (tight) and RDP (to check PLD).
 
-An event describes one release; a run composes it with itself. Every ε returned is an upper bound.
+An event describes one release, and a run composes it with itself. Every returned ε is an upper bound.
 """
 
 from __future__ import annotations
@@ -10,149 +10,185 @@ import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dp_accounting
 import numpy as np
-from dp_accounting import pld, rdp
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from numpy.typing import NDArray
 
 from dpkfc.privacy.integration import (
     divergence_of_mixture,
     gaussian_epsilon,
     integrated_epsilon,
+    is_truncated,
     neighbouring_sizes,
     two_parts,
 )
 
+if TYPE_CHECKING:
+    import dp_accounting
+
 # --------------------------------------------------------------------------------------------------
-# Events of dp-accounting as plain values, for ledgers and cards, and what can be read off them.
+# Events of dp-accounting as plain values, for ledgers and cards, and their properties.
 
 NEGLIGIBLE_NOISE = 1e-3  # over the sensitivity
 
 
 def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
-    """The event as plain values that JSON keeps exactly: its class under "type", then its fields."""
-    return {"type": type(event).__name__} | {name: _plain(getattr(event, name)) for name in fields(event)}
+    """Return the event as plain values that JSON keeps exactly: its class under "type", and its fields."""
+    values = {name: _to_plain(getattr(event, name)) for name in field_names(event)}
+    return {"type": type(event).__name__, **values}
 
 
 def event_from_dict(data: Mapping[str, Any]) -> dp_accounting.DpEvent:
-    """The event that `event_to_dict` described.
+    """Return the event that `event_to_dict` described.
 
     Raises:
         ValueError: an unknown class of event, or fields that do not fit it.
     """
+    import dp_accounting
+
     kind = getattr(dp_accounting, str(data.get("type")), None)
     if not (isinstance(kind, type) and issubclass(kind, dp_accounting.DpEvent)):
         raise ValueError(f"unknown privacy event {data.get('type')!r}; expected the name of a dp_accounting event")
-    fields = {name: _rich(value) for name, value in data.items() if name != "type"}
+    fields = {name: _from_plain(value) for name, value in data.items() if name != "type"}
     try:
         return kind(**fields)
     except TypeError as error:
         raise ValueError(f"the fields {sorted(fields)} do not fit the event {data['type']}: {error}") from error
 
 
-def fields(event: dp_accounting.DpEvent) -> list[str]:
-    """Names of the fields; events are attrs classes, which list them there."""
+def field_names(event: dp_accounting.DpEvent) -> list[str]:
+    """Return the names of the fields of an event, which is an attrs class."""
     return [field.name for field in type(event).__attrs_attrs__]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dp_accounting.DpEvent):
+def _to_plain(value: Any) -> Any:
+    if _is_event(value):
         return event_to_dict(value)
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(item) for item in value]
+    return value
 
 
-def _rich(value: Any) -> Any:
+def _from_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return event_from_dict(value)
-    return [_rich(v) for v in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_from_plain(item) for item in value]
+    return value
 
 
-def parts(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
-    """The event and all events within it."""
+def _is_event(value: Any) -> bool:
+    import dp_accounting
+
+    return isinstance(value, dp_accounting.DpEvent)
+
+
+def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
+    """Yield the event and all events within it."""
     yield event
-    for name in fields(event):
+    for name in field_names(event):
         value = getattr(event, name)
         for inner in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(inner, dp_accounting.DpEvent):
-                yield from parts(inner)
+            if _is_event(inner):
+                yield from events_in(inner)
 
 
 def has_no_noise(event: dp_accounting.DpEvent) -> bool:
-    """Whether a part of the event releases something without noise, or with too little to hide anything: ε is infinite.
+    """Return whether a part of the event releases something with no noise, or with negligible noise.
 
-    A release at a thousandth of the sensitivity may lose 5·10⁵; to say so exactly helps nobody, and overflows further on.
+    Its ε is infinite. A release at a thousandth of the sensitivity may lose 5·10⁵: an exact figure is
+    useless, and would overflow.
     """
-    gaussian = (dp_accounting.GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent)
-    return any(
-        isinstance(part, dp_accounting.NonPrivateDpEvent)
-        or (isinstance(part, gaussian) and part.noise_multiplier < NEGLIGIBLE_NOISE)
-        for part in parts(event)
-    )
+    import dp_accounting
+
+    for part in events_in(event):
+        if isinstance(part, dp_accounting.NonPrivateDpEvent):
+            return True
+        if (is_gaussian(part) or is_truncated(part)) and part.noise_multiplier < NEGLIGIBLE_NOISE:
+            return True
+    return False
 
 
 def convolutions(event: dp_accounting.DpEvent) -> int:
-    """How many sampled releases PLD convolves for an event."""
+    """Return the number of sampled releases that PLD convolves for an event."""
+    import dp_accounting
+
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return int(event.count) * convolutions(event.event)
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return sum(map(convolutions, event.events))
-    return 0 if is_gaussian(event) else 1  # Gaussian losses add up in closed form
+    # Gaussian losses add up in closed form.
+    return 0 if is_gaussian(event) else 1
 
 
 def is_gaussian(event: dp_accounting.DpEvent) -> bool:
-    """Whether it is one Gaussian release without sampling."""
+    """Return whether the event is one Gaussian release without sampling."""
+    import dp_accounting
+
     return isinstance(event, dp_accounting.GaussianDpEvent)
 
 
 # --------------------------------------------------------------------------------------------------
-# The distribution of the privacy loss of one release, by dp-accounting, on a grid that is as fine
-# as the losses need.
+# The distribution of the privacy loss of one release, by dp-accounting, on a grid that suits the losses.
 
-RELATIONS = {
-    "add_or_remove_one": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace_one": dp_accounting.NeighboringRelation.REPLACE_ONE,
-}
-_INTERVAL = 1e-4  # of the grid, wider where a release loses much
+RELATIONS = ("add_or_remove_one", "replace_one")
+_INTERVAL = 1e-4  # of the grid, wider for large losses
 
 
 def pld_of_one(
     event: dp_accounting.DpEvent, relation: str, interval: float | None = None
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The distribution of the privacy loss of one sampled release, pessimistically rounded to a grid, by default its own."""
-    if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+) -> dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution:
+    """Return the distribution of the privacy loss of one sampled release, rounded up to a grid.
+
+    Args:
+        event: the release.
+        relation: one of `RELATIONS`.
+        interval: of the grid; None for the default of the event.
+    """
+    if is_truncated(event):
+        # Both parts of a mixture need one grid.
+        interval = interval_of(event)
         full, ordinary, replacing = two_parts(event)
-        shared = interval_of(event)  # a mixture is of parts on one grid
-        found = pld_of_one(ordinary, relation, shared)
-        return pld_of_one(replacing, relation, shared).compute_mixture(found, full) if full > 0 else found
+        distribution = pld_of_one(ordinary, relation, interval)
+        if full > 0:
+            return pld_of_one(replacing, relation, interval).compute_mixture(distribution, full)
+        return distribution
     noise = event.event.noise_multiplier
-    return _sampled_pld(event.sampling_probability, noise, relation, interval or _interval_at(noise))
+    return _sampled_pld(event.sampling_probability, noise, relation, interval or _interval_for_noise(noise))
 
 
 @functools.lru_cache(maxsize=8)
 def _sampled_pld(
     rate: float, noise: float, relation: str, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    return privacy_loss_distribution.from_gaussian_mechanism(
+) -> dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution:
+    import dp_accounting
+
+    return dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=noise,
         sampling_prob=rate,
-        neighboring_relation=RELATIONS[relation],
+        neighboring_relation=dp_accounting.NeighboringRelation[relation.upper()],
         value_discretization_interval=interval,
     )
 
 
 def interval_of(event: dp_accounting.DpEvent) -> float:
-    """Of the coarsest grid that a part of the event is held on."""
-    if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-        return max(interval_of(one) for one in two_parts(event)[1:])
-    return max((_interval_at(part.noise_multiplier) for part in parts(event) if hasattr(part, "noise_multiplier")), default=0.0)
+    """Return the interval of the coarsest grid of a part of the event."""
+    if is_truncated(event):
+        return max(interval_of(part) for part in two_parts(event)[1:])
+    intervals = [0.0]
+    for part in events_in(event):
+        if "noise_multiplier" in field_names(part):
+            intervals.append(_interval_for_noise(part.noise_multiplier))
+    return max(intervals)
 
 
-def _interval_at(noise: float) -> float:
-    """A release loses up to about 1/(2·noise²): the grid grows with it below 0.5, so that its size and the time stay the same."""
+def _interval_for_noise(noise: float) -> float:
+    """Return the interval of the grid for one release.
+
+    A release loses up to about 1/(2·noise²). Below 0.5 the grid grows with it, so that its size and the
+    time stay the same.
+    """
     return _INTERVAL * max(1.0, (0.5 / noise) ** 2)
 
 
@@ -162,10 +198,11 @@ logger = logging.getLogger(__name__)
 ACCOUNTANTS = ("pld", "rdp")
 PLD_RDP_TOLERANCE = 1e-3
 INTEGRAL_TOLERANCE = 0.01  # absolute and relative
-VOID = 1000.0  # an ε that promises nothing
-_GRID_RATIO = 1.2  # of the step counts at which upper_bound evaluates the accountant
-_RARE = 1e-3  # of δ: what full batches may take of it before their loss is looked at
-_REMEMBERED = 4096  # values of ε: calibration, the check before a run and the card ask for the same ones
+VOID = 1000.0  # an ε without any meaning
+_GRID_RATIO = 1.2  # of the step counts of upper_bound
+_RARE = 1e-3  # of δ, for the loss of full batches
+# Calibration, the check before a run and the card ask for the same values of ε.
+_CACHE_SIZE = 4096
 _values: dict[tuple[Any, ...], float] = {}
 _forwarded: set[str] = set()
 
@@ -177,7 +214,7 @@ def epsilon(
     accountant: str = "pld",
     neighbouring_relation: str = "add_or_remove_one",
 ) -> float:
-    """ε of `count` adaptive repetitions of an event, at δ.
+    """Return ε of `count` adaptive repetitions of an event, at δ.
 
     Args:
         event: one release.
@@ -190,7 +227,8 @@ def epsilon(
         ε >= 0; infinite for an event without noise, 0 for no release.
 
     Raises:
-        ValueError: an accountant that cannot treat the event under this relation, a negative count, δ outside (0, 1).
+        ValueError: an accountant that cannot treat the event under this relation, a negative count, or δ
+            outside (0, 1).
     """
     return EpsilonCurve(event, delta, neighbouring_relation, accountant).at(count)
 
@@ -202,11 +240,14 @@ def delta_of_epsilon(
     accountant: str = "pld",
     neighbouring_relation: str = "add_or_remove_one",
 ) -> float:
-    """δ of `count` adaptive repetitions of an event, at ε >= 0; 1 for an event without noise.
+    """Return δ of `count` adaptive repetitions of an event, at ε >= 0; 1 for an event without noise.
 
     Raises:
-        ValueError: an accountant that cannot treat the event under this relation, a negative count, ε negative or NaN.
+        ValueError: an accountant that cannot treat the event under this relation, a negative count, or ε
+            negative or NaN.
     """
+    import dp_accounting
+
     _check_pair(event, accountant, neighbouring_relation)
     _check_count(count)
     if not epsilon >= 0:
@@ -217,59 +258,67 @@ def delta_of_epsilon(
         return 1.0
     with quiet_accountants():
         if accountant == "rdp":
-            curves = [_rdp_of_one(one, neighbouring_relation) for one in neighbouring_sizes(event)]
-            return max(float(compute_delta(orders, count * of_one, epsilon)[0]) for orders, of_one in curves)
-        if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-            losses = [pld_of_one(one, neighbouring_relation).self_compose(count) for one in neighbouring_sizes(event)]
-            found = max(float(one.get_delta_for_epsilon(epsilon)) for one in losses)
+            compute_delta = dp_accounting.rdp.rdp_privacy_accountant.compute_delta
+            deltas = []
+            for neighbour in neighbouring_sizes(event):
+                orders, divergences = _rdp_of_one(neighbour, neighbouring_relation)
+                deltas.append(float(compute_delta(orders, count * divergences, epsilon)[0]))
+            return max(deltas)
+        if is_truncated(event):
+            deltas = []
+            for neighbour in neighbouring_sizes(event):
+                losses = pld_of_one(neighbour, neighbouring_relation).self_compose(count)
+                deltas.append(float(losses.get_delta_for_epsilon(epsilon)))
+            delta = max(deltas)
         else:
-            found = float(_composed(event, count, accountant, neighbouring_relation).get_delta(epsilon))
-        return min(1.0, found + _rounding(event, count))
+            delta = float(_composed(event, count, accountant, neighbouring_relation).get_delta(epsilon))
+        return min(1.0, delta + _rounding(event, count))
 
 
 def cross_check(
     event: dp_accounting.DpEvent, count: int, delta: float, neighbouring_relation: str = "add_or_remove_one"
 ) -> dict[str, float | None]:
-    """ε by PLD and by RDP, for the card, held against each other and against a numerical integration of our own.
+    """Return ε by PLD and by RDP, after a comparison with each other and with our own integration.
 
-    PLD may exceed RDP, the looser bound of the same loss, by 10⁻³ and what its grid of losses can add; both may fall below the
-    integral, and PLD rise above it, by 1 % and 0.01.
+    PLD may exceed RDP, the looser bound of the same loss, by 10⁻³ and the error of its grid of losses. Both
+    may fall below the integral by 1 % and 0.01, and PLD may exceed the integral by as much.
 
     Returns:
         `{"pld": ε or None where PLD cannot treat the event or resolve δ, "rdp": ε}`.
 
     Raises:
-        ValueError: neither accountant treats the event under this relation, or one of them went wrong.
+        ValueError: neither accountant treats the event under this relation, or the figures disagree.
     """
     by_rdp = epsilon(event, count, delta, "rdp", neighbouring_relation)
-    applies = neighbouring_relation != "replace_one" and pld_resolves(event, count, delta)
-    by_pld = epsilon(event, count, delta, "pld", neighbouring_relation) if applies else None
+    by_pld = None
+    if neighbouring_relation != "replace_one" and pld_resolves(event, count, delta):
+        by_pld = epsilon(event, count, delta, "pld", neighbouring_relation)
     if count > 0 and not has_no_noise(event):
         _compare(event, count, delta, by_pld, by_rdp)
     return {"pld": by_pld, "rdp": by_rdp}
 
 
 def _compare(event: dp_accounting.DpEvent, count: int, delta: float, by_pld: float | None, by_rdp: float) -> None:
+    """Refuse figures that contradict each other."""
     grid = interval_of(event) / 2 * math.sqrt(2 * count * math.log(1 / delta))
-    wrong = ""
+    problem = ""
     if by_pld is not None and by_pld > by_rdp + PLD_RDP_TOLERANCE + grid:
-        wrong = f"PLD gives epsilon {by_pld}, above the {by_rdp} of RDP, which is a looser bound of the same loss"
+        problem = f"PLD gives epsilon {by_pld}, above the {by_rdp} of RDP, a looser bound"
     elif (integral := _integral(event, count, delta)) is not None:
         slack = INTEGRAL_TOLERANCE * (1 + integral)
-        for name, found in (("PLD", by_pld), ("RDP", by_rdp)):
-            if found is not None and not found >= integral - slack:
-                wrong = f"{name} gives epsilon {found}, numerical integration {integral}: the bound is none"
+        for name, figure in (("PLD", by_pld), ("RDP", by_rdp)):
+            if figure is not None and not figure >= integral - slack:
+                problem = f"{name} gives epsilon {figure}, below {integral} by numerical integration"
         if by_pld is not None and not by_pld <= integral + slack + grid:
-            wrong = f"PLD gives epsilon {by_pld}, numerical integration {integral}"
-    if wrong:
+            problem = f"PLD gives epsilon {by_pld}, above {integral} by numerical integration"
+    if problem:
         raise ValueError(
-            f"the accountants disagree on {count} x {event} at delta = {delta}: {wrong}; report neither before the cause is "
-            "found, and train nothing on them"
+            f"the accountants disagree on {count} x {event} at delta = {delta}: {problem}; do not train, please report this"
         )
 
 
 def check_before_a_run(event: dp_accounting.DpEvent, count: int, delta: float, neighbouring_relation: str) -> None:
-    """`cross_check`, unless ε is above 1,000: that promises nothing, and PLD would take minutes to say so.
+    """Run `cross_check` unless ε is above 1,000, where PLD would take minutes for a useless figure.
 
     Raises:
         ValueError: as `cross_check`.
@@ -282,31 +331,31 @@ def check_before_a_run(event: dp_accounting.DpEvent, count: int, delta: float, n
 def _integral(event: dp_accounting.DpEvent, count: int, delta: float) -> float | None:
     key = (repr(event), delta, "integral", count)
     if key not in _values:
-        found = integrated_epsilon(event, count, delta)
-        _keep(key, math.nan if found is None else found)
+        integral = integrated_epsilon(event, count, delta)
+        _store(key, math.nan if integral is None else integral)
     return None if math.isnan(_values[key]) else _values[key]
 
 
-def _keep(key: tuple[Any, ...], value: float) -> None:
-    if len(_values) >= _REMEMBERED:
+def _store(key: tuple[Any, ...], value: float) -> None:
+    if len(_values) >= _CACHE_SIZE:
         _values.pop(next(iter(_values)), None)
     _values[key] = value
 
 
 def pld_resolves(event: dp_accounting.DpEvent, count: int, delta: float) -> bool:
-    """Whether δ is large enough for PLD, which convolves without a tilt: rounding leaves an absolute error in δ."""
+    """Return whether δ is large enough for PLD, whose rounding leaves an absolute error in δ."""
     return delta > 2 * _rounding(event, count)
 
 
 class EpsilonCurve:
-    """ε as a function of the number of releases of one event, remembered.
+    """ε as a function of the number of releases of one event, with a cache.
 
     Args:
         event: one release.
         delta: δ in (0, 1).
         relation: "add_or_remove_one" or "replace_one".
         accountant: "pld" or "rdp".
-        horizon: planned number of releases; `upper_bound` never looks beyond it for a count below it.
+        horizon: planned number of releases; `upper_bound` does not evaluate beyond it for a smaller count.
 
     Raises:
         ValueError: an accountant that cannot treat the event under this relation, δ outside (0, 1).
@@ -323,31 +372,34 @@ class EpsilonCurve:
         _check_pair(event, accountant, relation)
         if not 0 < delta < 1:
             raise ValueError(f"delta must be in (0, 1), got {delta}")
-        self.event, self.delta, self.relation, self.accountant = event, delta, relation, accountant
+        self.event = event
+        self.delta = delta
+        self.relation = relation
+        self.accountant = accountant
         self._horizon = horizon
         self._known: dict[int, float] = {0: 0.0}
         self._one_step: Any = None
 
     def at(self, count: int) -> float:
-        """ε after `count` releases, as dp-accounting computes it.
+        """Return ε after `count` releases, as dp-accounting computes it.
 
         Raises:
             ValueError: a negative count.
         """
         _check_count(count)
         if count not in self._known:
-            self._known[count] = math.inf if has_no_noise(self.event) else self._remembered(count)
+            self._known[count] = math.inf if has_no_noise(self.event) else self._cached(count)
         return self._known[count]
 
     def upper_bound(self, count: int, every: int = 0) -> float:
-        """An ε that is at least that of `count` releases, never falls with the count, and rarely costs a computation.
+        """Return an upper bound of ε of `count` releases that never falls with the count and is seldom computed.
 
-        It is the value at the next count of a fixed set: a geometric grid, the horizon, and the multiples of `every`. What has
-        been computed elsewhere plays no part, or a count that happens to be known would lie below the one before it.
+        It is the value at the next count of a fixed set: a geometric grid, the horizon, and the multiples of
+        `every`. Other known values are not used, because the bound could then fall with the count.
 
         Args:
             count: releases.
-            every: multiples of this are computed anyway, and are exact; 0 for none.
+            every: multiples of it are computed anyway, and are exact; 0 for none.
 
         Raises:
             ValueError: a negative count.
@@ -364,54 +416,62 @@ class EpsilonCurve:
             point = min(point, -(-count // every) * every)
         return self.at(point)
 
-    def _remembered(self, count: int) -> float:
-        """The value of an equal curve, where this process has computed it."""
+    def _cached(self, count: int) -> float:
+        """Return the value of an equal curve, where this process has computed it."""
         key = (repr(self.event), self.delta, self.relation, self.accountant, count)
         if key not in _values:
-            _keep(key, self._compute(count))
+            _store(key, self._compute(count))
         return _values[key]
 
     def _compute(self, count: int) -> float:
-        if isinstance(self.event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-            full = count * max(two_parts(one)[0] for one in neighbouring_sizes(self.event))
-            if full <= _RARE * self.delta:  # a full batch may as well give everything away
+        import dp_accounting
+
+        if is_truncated(self.event):
+            # Where full batches are rare enough, δ may cover everything that they reveal.
+            full = count * max(two_parts(neighbour)[0] for neighbour in neighbouring_sizes(self.event))
+            if full <= _RARE * self.delta:
                 ordinary = two_parts(self.event)[1]
                 return EpsilonCurve(ordinary, self.delta - full, self.relation, self.accountant).at(count)
-        sampled = isinstance(
-            self.event, (dp_accounting.PoissonSampledDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent)
-        )
+        is_sampled = is_truncated(self.event) or isinstance(self.event, dp_accounting.PoissonSampledDpEvent)
         with quiet_accountants():
             if is_gaussian(self.event) and self.accountant == "pld":
-                return gaussian_epsilon(self.event.noise_multiplier / math.sqrt(count), self.delta) * (1 + 1e-9) + 1e-9
-            if self.accountant == "pld" and not sampled:
+                noise = self.event.noise_multiplier / math.sqrt(count)
+                return gaussian_epsilon(noise, self.delta) * (1 + 1e-9) + 1e-9
+            if self.accountant == "pld" and not is_sampled:
                 composed = _composed(self.event, count, "pld", self.relation)
-                return float(composed.get_epsilon(self._resolved(count)))
-            if self._one_step is None:  # one release costs most and does not depend on the count
-                of_one = _rdp_of_one if self.accountant == "rdp" else pld_of_one
-                self._one_step = [of_one(event, self.relation) for event in neighbouring_sizes(self.event)]
-            return max(self._repeated(one, count) for one in self._one_step)
+                return float(composed.get_epsilon(self._resolved_delta(count)))
+            if self._one_step is None:
+                # One release costs most of the time and does not depend on the count.
+                analyse = _rdp_of_one if self.accountant == "rdp" else pld_of_one
+                self._one_step = [analyse(event, self.relation) for event in neighbouring_sizes(self.event)]
+            return max(self._repeat(one_step, count) for one_step in self._one_step)
 
-    def _repeated(self, one: Any, count: int) -> float:
-        if self.accountant == "rdp":  # adds up
-            orders, of_one = one
-            return float(rdp.compute_epsilon(orders, count * of_one, self.delta)[0])
-        return float(one.self_compose(count).get_epsilon_for_delta(self._resolved(count)))
+    def _repeat(self, one_step: Any, count: int) -> float:
+        """Return ε of `count` repetitions of one analysed release."""
+        import dp_accounting
 
-    def _resolved(self, count: int) -> float:
-        """δ less what the rounding of `count` convolutions may have taken from it."""
+        if self.accountant == "rdp":
+            orders, divergences = one_step
+            return float(dp_accounting.rdp.compute_epsilon(orders, count * divergences, self.delta)[0])
+        delta = self._resolved_delta(count)
+        return float(one_step.self_compose(count).get_epsilon_for_delta(delta))
+
+    def _resolved_delta(self, count: int) -> float:
+        """Return δ less the rounding of `count` convolutions."""
+        rounding = _rounding(self.event, count)
         if not pld_resolves(self.event, count, self.delta):
             raise ValueError(
-                f"PLD cannot resolve delta = {self.delta} after {count:,} releases, of which rounding alone may make "
-                f"{_rounding(self.event, count):.1e}; choose a larger delta, or accountant='rdp'"
+                f"PLD cannot resolve delta = {self.delta} after {count:,} releases, whose rounding may reach {rounding:.1e}; "
+                "choose a larger delta, or accountant='rdp'"
             )
-        return self.delta - _rounding(self.event, count)
+        return self.delta - rounding
 
 
 def _rounding(event: dp_accounting.DpEvent, count: int) -> float:
-    """What rounding may take from the δ of PLD: the FFT of one release is raised to the power of the count.
+    """Return a bound of the rounding in the δ of PLD, which raises the FFT of one release to a power.
 
-    Against an integration under a tilt (tests/audit) δ is short by up to 8e-17 a release, and PLD then no upper bound: for
-    10⁵ releases at δ = 1e-10 its ε is 0.07 too small.
+    Compared with an integration under a tilt (tests/audit), δ is too small by up to 8e-17 a release. PLD is
+    then not an upper bound: for 10⁵ releases at δ = 1e-10 its ε is 0.07 too small.
     """
     return 2.0**-52 * (count * convolutions(event) + 256)
 
@@ -422,27 +482,36 @@ def _check_count(count: int) -> None:
 
 
 def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) -> None:
-    """Refuse what the accountant would not bound, or would bound on another scale of the noise multiplier."""
+    """Refuse an event that the accountant would not bound, or would bound for another noise multiplier."""
+    import dp_accounting
+
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}")
     if relation not in RELATIONS:
         raise ValueError(f"unknown neighbouring relation {relation!r}; choose one of {', '.join(RELATIONS)}")
-    without_replacement = any(isinstance(p, dp_accounting.SampledWithoutReplacementDpEvent) for p in parts(event))
-    if without_replacement and accountant == "pld":
+    kind = dp_accounting.SampledWithoutReplacementDpEvent
+    is_without_replacement = any(isinstance(part, kind) for part in events_in(event))
+    if is_without_replacement and accountant == "pld":
         raise ValueError("PLD cannot account for sampling without replacement; use accountant='rdp'")
-    if without_replacement != (relation == "replace_one"):
+    if is_without_replacement != (relation == "replace_one"):
         raise ValueError(
-            f"the event {event} cannot be accounted for under {relation!r}: sampling without replacement goes with "
-            "'replace_one', Poisson sampling (truncated or not) and full batches with 'add_or_remove_one'"
+            f"the event {event} cannot be accounted for under {relation!r}; use 'replace_one' for sampling without "
+            "replacement, 'add_or_remove_one' otherwise"
         )
-    by_parts = accountant == "rdp" and isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent)
-    if not by_parts and not _accountant(accountant, relation).supports(event):
+    if accountant == "rdp" and is_truncated(event):
+        # Its two parts are accounted for.
+        return
+    if not _accountant(accountant, relation).supports(event):
         raise ValueError(f"the accountant {accountant!r} does not support the event {event} under {relation!r}")
 
 
 def _accountant(accountant: str, relation: str) -> dp_accounting.PrivacyAccountant:
-    kind = pld.PLDAccountant if accountant == "pld" else rdp.RdpAccountant
-    return kind(neighboring_relation=RELATIONS[relation])
+    import dp_accounting
+
+    neighbours = dp_accounting.NeighboringRelation[relation.upper()]
+    if accountant == "pld":
+        return dp_accounting.pld.PLDAccountant(neighboring_relation=neighbours)
+    return dp_accounting.rdp.RdpAccountant(neighboring_relation=neighbours)
 
 
 def _composed(
@@ -452,30 +521,36 @@ def _composed(
 
 
 def _rdp_of_one(event: dp_accounting.DpEvent, relation: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Orders and Rényi divergences of one release; infinite where rounding left nothing of a divergence.
+    """Return orders and Rényi divergences of one release; infinite where rounding destroyed a divergence.
 
-    dp-accounting would take a divergence that came out as zero or below for an ε of zero.
+    dp-accounting would read a divergence of zero or below as an ε of zero.
     """
-    if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+    import dp_accounting
+
+    if is_truncated(event):
         full, ordinary, replacing = two_parts(event)
-        orders, of_ordinary = _rdp_of_one(ordinary, relation)
-        return orders, divergence_of_mixture(orders, full, of_ordinary, _rdp_of_one(replacing, relation)[1])
+        orders, ordinary_divergences = _rdp_of_one(ordinary, relation)
+        _, replacing_divergences = _rdp_of_one(replacing, relation)
+        return orders, divergence_of_mixture(orders, full, ordinary_divergences, replacing_divergences)
     composed = _composed(event, 1, "rdp", relation)
-    values = np.where(composed.rdp > 0, composed.rdp, np.inf)
+    divergences = np.where(composed.rdp > 0, composed.rdp, np.inf)
     if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent) and is_gaussian(event.event):
-        # Both data sets draw the same numbers, so that this is a mixture too: equal batches, and with probability m / n batches
-        # of which one example is replaced. The bound in dp-accounting is the better one only where m / n is small.
+        # Both datasets draw the same numbers, so this is a mixture too: of equal batches and, with
+        # probability m / n, of batches with one replaced example. The bound of dp-accounting is better only
+        # where m / n is small.
         replaced = composed.orders / (2 * event.event.noise_multiplier**2)
         rate = event.sample_size / event.source_dataset_size
-        values = np.minimum(values, divergence_of_mixture(composed.orders, rate, np.zeros_like(values), replaced))
-    return composed.orders, values
+        mixture = divergence_of_mixture(composed.orders, rate, np.zeros_like(divergences), replaced)
+        divergences = np.minimum(divergences, mixture)
+    return composed.orders, divergences
 
 
 @contextlib.contextmanager
 def quiet_accountants() -> Iterator[None]:
-    """Hand the first warning that an order of RDP was left out to our own logger, and drop its repetitions.
+    """Pass the first warning about a skipped order of RDP to our own logger, and drop its repetitions.
 
-    dp-accounting logs one line an order through absl; the bound becomes looser by it and never wrong. Its other warnings pass.
+    dp-accounting logs one line an order through absl. A skipped order makes the bound looser and never
+    wrong. All other warnings pass.
     """
 
     def forward_once(record: logging.LogRecord) -> bool:

@@ -6,11 +6,13 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-
-import dp_accounting
+from typing import TYPE_CHECKING
 
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.integration import integrated_epsilon
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 __all__ = ["CalibrationError", "calibrate_noise_multiplier", "check_target", "vacuous"]
 

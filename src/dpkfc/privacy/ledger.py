@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-import dp_accounting
+from typing import TYPE_CHECKING, Any
 
 from dpkfc.entropy import count_forks
 from dpkfc.privacy.accounting import event_from_dict, event_to_dict
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
 # The lines of a ledger: one JSON object each, hashed together with the hash of the line before.

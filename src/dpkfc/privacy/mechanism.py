@@ -1,7 +1,7 @@
-"""The one place where noise is added: a clipped sum goes in, a noisy mean comes out, charged before it exists.
+"""The one place where noise is added: a clipped sum becomes a noisy mean, charged before it exists.
 
-Nothing downstream (optimisers, filters, checkpoints) takes any value but `Released`. Noise is either Gaussian in the
-floating-point numbers of the sum, or Gaussian rounded to a grid on which the sum is rounded too: see `grid`.
+Everything downstream (optimizers, filters, checkpoints) takes only a `Released`. The noise is Gaussian in
+the floating-point numbers of the sum, or Gaussian and rounded, with the sum, to one grid.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import dp_accounting
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -24,33 +23,38 @@ from dpkfc.entropy import draw_key
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import CHUNK, NoiseStream
 
+if TYPE_CHECKING:
+    import dp_accounting
+
 # --------------------------------------------------------------------------------------------------
-# The grid of rounded noise: multiples of a power of two, fine enough that rounding to it costs
-# almost nothing.
+# The grid of rounded noise: multiples of a power of two, so fine that rounding costs almost nothing.
 #
-# Gaussian noise in floating point is not Gaussian: which numbers `x + noise` can come out as
-# depends on x, and an observer who looks at the low bits can tell two sums apart (Mironov 2012).
-# Rounded noise closes that. With d released numbers, C the sensitivity of the clipped sum and s the
-# grid,
+# Gaussian noise in floating point is not Gaussian: the possible values of `x + noise` depend on x, and an
+# observer of the low bits can tell two sums apart (Mironov 2012). Rounded noise prevents this attack. With
+# d released numbers, C the sensitivity of the clipped sum and s the grid,
 #
-#     x̂ = x rounded to multiples of s,   y = x̂ + (noise rounded to multiples of s) = (x̂ + noise) rounded to multiples of s
+#     x̂ = x rounded to multiples of s
+#     y = x̂ + (noise rounded to multiples of s) = (x̂ + noise) rounded to multiples of s
 #
 # so that y is a rounding, hence a post-processing, of the ideal Gaussian mechanism on x̂, whose
-# sensitivity is at most C + s √d. Every y lies on the same grid whatever the data are.
+# sensitivity is at most C + s √d. Every y lies on the same grid, whatever the data are.
 
 GAUSSIAN, ROUNDED = NOISES = ("gaussian", "rounded")
-MOST_STEPS = 2.0**51  # of sum and noise each: their sum is then an integer that float64 holds exactly
-_SHARE = 20  # rounding the sum may widen its sensitivity by a share of 2⁻²⁰
-_FARTHEST = 16.0  # standard deviations that no draw exceeds (`rng`: below 12.2)
+# Bound of sum and noise each, in steps of the grid. Float64 then holds their total exactly.
+MOST_STEPS = 2.0**51
+# Rounding the sum may widen its sensitivity by a fraction of 2⁻²⁰.
+_WIDENING_BITS = 20
+# Standard deviations that no draw exceeds (the tails of `rng` end below 12.2).
+_MAX_DEVIATIONS = 16.0
 
 
 def widened(sensitivity: float) -> float:
-    """At least (1 + 2⁻²⁰) times a sensitivity: what it is at most after rounding to the grid."""
-    return math.nextafter(sensitivity * (1 + 2.0**-_SHARE), math.inf)
+    """Return a bound of a sensitivity after rounding to the grid: at least (1 + 2⁻²⁰) times as large."""
+    return math.nextafter(sensitivity * (1 + 2.0**-_WIDENING_BITS), math.inf)
 
 
 def grid_of(sensitivity: float, numbers: int, stddev: float = 0.0) -> float:
-    """The largest power of two s for which rounding `numbers` numbers keeps to the widened sensitivity.
+    """Return the largest power of two s for which rounding stays within the widened sensitivity.
 
     Args:
         sensitivity: `widened`, of the rounded sum.
@@ -61,21 +65,22 @@ def grid_of(sensitivity: float, numbers: int, stddev: float = 0.0) -> float:
         s with C + s √d <= sensitivity for every C whose widened value it is.
 
     Raises:
-        ValueError: there is no such power of two, or so much noise that float64 cannot hold it in multiples of s.
+        ValueError: there is no such power of two, or float64 cannot hold the noise in multiples of s.
     """
     if not (sensitivity > 0 and math.isfinite(sensitivity)) or numbers < 1:
         raise ValueError(f"need a positive finite sensitivity and at least one number, got {sensitivity} and {numbers}")
-    most = Fraction(sensitivity) / (2**_SHARE + 1)  # s √d <= most, compared exactly below
-    exponent = math.floor(math.log2(sensitivity) - _SHARE - math.log2(numbers) / 2) + 1
-    while Fraction(2) ** (2 * exponent) * numbers > most**2:
+    # Rounding needs s √d <= widening. Fractions compare exactly.
+    widening = Fraction(sensitivity) / (2**_WIDENING_BITS + 1)
+    exponent = math.floor(math.log2(sensitivity) - _WIDENING_BITS - math.log2(numbers) / 2) + 1
+    while Fraction(2) ** (2 * exponent) * numbers > widening**2:
         exponent -= 1
     if exponent < -1000:
         raise ValueError(f"a sensitivity of {sensitivity} is too small for noise='rounded'; raise max_grad_norm")
     grid = math.ldexp(1.0, exponent)
-    if not stddev * _FARTHEST / grid <= MOST_STEPS:
+    if not stddev * _MAX_DEVIATIONS / grid <= MOST_STEPS:
         raise ValueError(
-            f"noise of standard deviation {stddev:.3g} on a sum of sensitivity {sensitivity:.3g} is too large for "
-            f"noise='rounded' with {numbers:,} numbers; lower noise_multiplier, or use noise='gaussian'"
+            f"noise of standard deviation {stddev:.3g} (sensitivity {sensitivity:.3g}, {numbers:,} numbers) is too large for "
+            "noise='rounded'; lower noise_multiplier, or use noise='gaussian'"
         )
     return grid
 
@@ -134,13 +139,13 @@ def compute_keystream(key: bytes, nonce: bytes, counter: int, blocks: int, devic
     rows = [row.clone() for row in start.view(4, 4, blocks)]
     for _ in range(_ROUNDS):
         _mix(rows)
-        rows = [_rolled(row, -i) for i, row in enumerate(rows)]
+        rows = [_roll(row, -i) for i, row in enumerate(rows)]
         _mix(rows)
-        rows = [_rolled(row, i) for i, row in enumerate(rows)]
+        rows = [_roll(row, i) for i, row in enumerate(rows)]
     return torch.cat(rows).add_(start).t().reshape(-1)
 
 
-def _rolled(row: Tensor, places: int) -> Tensor:
+def _roll(row: Tensor, places: int) -> Tensor:
     """Roll the four words of a row; this turns diagonals into columns and back."""
     return torch.roll(row, places, 0) if places else row
 
@@ -171,7 +176,7 @@ def draw_normal(key: bytes, size: int, dtype: torch.dtype, device: torch.device)
         The numbers `[size]`.
 
     Guarantee:
-        Who cannot break ChaCha20 cannot predict one number from the others.
+        An observer who cannot break ChaCha20 cannot predict one number from the others.
 
     Raises:
         RuntimeError: the device computes a wrong keystream.
@@ -241,12 +246,12 @@ def _fill_normal(out: Tensor, stream: _Keystream) -> None:
 
 # --------------------------------------------------------------------------------------------------
 
-LARGE = 1 << 24  # numbers beyond which a draw is used up in pieces
+LARGE = 1 << 24  # larger draws are used in pieces
 Normal = Callable[[int, torch.dtype], Tensor]
 
 
 class MechanismPlan(Protocol):
-    """What the mechanism reads of a plan."""
+    """The settings of a plan that the mechanism reads."""
 
     @property
     def max_grad_norm(self) -> float: ...  # noqa: D102
@@ -272,12 +277,12 @@ class MechanismPlan(Protocol):
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """PRIVATE: the sum over a logical batch of per-example gradients, each clipped over all tensors together.
+    """PRIVATE: the sum of the per-example gradients of a logical batch, each clipped over all tensors.
 
     Attributes:
-        tensors: parameter name to its part of the sum, in the coordinates in which it was clipped.
-        max_grad_norm: the C it was clipped with.
-        clipping: how: "flat", "normalised" or "automatic".
+        tensors: parameter name to its part of the sum, in the space of the clip.
+        max_grad_norm: C of the clip.
+        clipping: "flat", "normalised" or "automatic".
     """
 
     tensors: dict[str, Tensor]
@@ -287,12 +292,13 @@ class ClippedSum:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """A gradient that may be seen: (clipped sum + noise) / expected batch size.
+    """A public gradient: (clipped sum + noise) / expected batch size.
 
     Attributes:
-        gradients: parameter name to its part, in the coordinates of the clipped sum.
-        noise_variance: variance of the noise in every entry: (stddev / expected batch size)² as it is released, and after a
-            read-out or a filter parameter name to the variance of each entry; None where it is not known any more.
+        gradients: parameter name to its part, in the space of the clipped sum.
+        noise_variance: variance of the noise in every entry, (stddev / expected batch size)² for a
+            release. After a read-out or a filter it maps parameter names to the variance of each entry.
+            None where it is unknown.
         step: number of the step.
         release: number of the release in the ledger, from 1.
         notes: public numbers worth logging that post-processing adds.
@@ -305,17 +311,19 @@ class Released:
     notes: Mapping[str, float] = field(default_factory=dict)
 
     def variance_of(self, name: str) -> Tensor | float:
-        """Variance of the noise in one parameter's part: a number, or a tensor that broadcasts to its shape.
+        """Return the variance of the noise in one parameter: a number, or a tensor that broadcasts to its shape.
 
         Raises:
-            ValueError: it is not known.
+            ValueError: the variance is unknown.
         """
         if self.noise_variance is None:
             raise ValueError("the variance of the noise is not known here: an adaptive step came before")
-        return self.noise_variance[name] if isinstance(self.noise_variance, Mapping) else self.noise_variance
+        if isinstance(self.noise_variance, Mapping):
+            return self.noise_variance[name]
+        return self.noise_variance
 
     def scaled_variance(self, factor: float) -> float | dict[str, Tensor | float] | None:
-        """`noise_variance` times a number, in whichever form it has."""
+        """Return `noise_variance` times a number, in the same form."""
         if isinstance(self.noise_variance, Mapping):
             return {name: variance * factor for name, variance in self.noise_variance.items()}
         return None if self.noise_variance is None else self.noise_variance * factor
@@ -324,19 +332,20 @@ class Released:
 def release(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int) -> Released:
     """Charge the ledger, then add N(0, stddev²) to every entry of the sum and divide by the expected batch size.
 
-    The guarantee is the plan's event for one release, provided the sum was clipped as it says. With `plan.noise` "rounded"
-    it covers how sum and noise are added in the computer; with "gaussian" it is that of real numbers.
+    The guarantee is the plan's event for one release, provided that the sum was clipped as stated. With
+    `plan.noise` "rounded" the guarantee covers the addition in the computer. With "gaussian" it holds for
+    real numbers.
 
     Args:
-        clipped: the clipped sum of one logical batch; all zero for an empty one, which is a release like any other.
+        clipped: the clipped sum of one logical batch, all zero for an empty batch, which is a release too.
         plan: sensitivity, noise and divisor.
-        noise: the stream of the run; only a plan in test mode takes a repeatable one.
+        noise: the stream of the run; only a plan in test mode takes a repeatable stream.
         ledger: of the same plan.
         step: number of the step, >= 0.
 
     Raises:
-        ValueError: the sum, the stream or the ledger does not fit the plan, or the sum is not finite floating point of
-            at least 32 bits on one device. Nothing was charged.
+        ValueError: the sum, the stream or the ledger does not fit the plan, or the sum is not finite
+            floating point of at least 32 bits on one device. Nothing was charged.
         BudgetExhausted: the plan allows no further release. Nothing was charged.
         LedgerError: the charge could not be recorded; nothing was released.
     """
@@ -354,14 +363,14 @@ def release(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger
 
 
 def gaussian_release(tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal) -> dict[str, Tensor]:
-    """(x + stddev · z) / divisor with one draw of standard normal z over all tensors together.
+    """Return (x + stddev · z) / divisor with one draw of standard normal z over all tensors.
 
     Args:
         tensors: name to a float32 or float64 tensor; not changed.
         stddev: absolute standard deviation, >= 0; at 0 nothing is drawn.
         divisor: positive.
-        normal: (size, dtype) to that many independent N(0, 1) numbers `[size]` on the device of the tensors; of a large
-            model on a CPU it is asked for the draw in consecutive pieces.
+        normal: maps (size, dtype) to independent N(0, 1) numbers `[size]` on the device of the tensors.
+            For a large model on a CPU it is called for consecutive pieces of the draw.
 
     Returns:
         New tensors of the same names, shapes and types.
@@ -376,7 +385,7 @@ def gaussian_release(tensors: Mapping[str, Tensor], stddev: float, divisor: floa
         widest = torch.float64 if any(x.dtype == torch.float64 for x in tensors.values()) else torch.float32
         numbers = sum(x.numel() for x in tensors.values())
         if numbers > LARGE and all(x.device.type == "cpu" for x in tensors.values()):
-            return _released_in_pieces(tensors, stddev, divisor, normal, widest)
+            return _release_in_pieces(tensors, stddev, divisor, normal, widest)
         pieces = normal(numbers, widest).split([x.numel() for x in tensors.values()])
         noisy = {}
         for (name, x), z in zip(tensors.items(), pieces, strict=True):
@@ -384,23 +393,29 @@ def gaussian_release(tensors: Mapping[str, Tensor], stddev: float, divisor: floa
         return noisy
 
 
-def _released_in_pieces(
+def _release_in_pieces(
     tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The same numbers, of a draw that is used up while it is made: memory for all of it would cost more than making it."""
-    left, noisy = sum(x.numel() for x in tensors.values()), {}
+    """Return the result of `gaussian_release` from a draw in pieces.
+
+    New memory for the whole draw would cost more than the draw.
+    """
+    remaining = sum(x.numel() for x in tensors.values())
+    noisy = {}
     z: NDArray[Any] = np.zeros(0)
     for name, x in tensors.items():
         noisy[name] = torch.empty_like(x, memory_format=torch.contiguous_format)
-        flat, out = x.detach().reshape(-1).numpy(), noisy[name].view(-1).numpy()  # threads of torch would wait for the noise's
+        # Numpy, because threads of torch would wait for the threads of the noise.
+        flat = x.detach().reshape(-1).numpy()
+        out = noisy[name].view(-1).numpy()
         start = 0
         while start < len(flat):
             if not len(z):
-                z = normal(min(CHUNK, left), dtype).numpy()
-                left -= len(z)
-            now, z = z[: len(flat) - start], z[len(flat) - start :]
-            part = slice(start, start + len(now))
-            np.multiply(now.astype(flat.dtype, copy=False), flat.dtype.type(stddev), out=out[part])
+                z = normal(min(CHUNK, remaining), dtype).numpy()
+                remaining -= len(z)
+            piece, z = z[: len(flat) - start], z[len(flat) - start :]
+            part = slice(start, start + len(piece))
+            np.multiply(piece.astype(flat.dtype, copy=False), flat.dtype.type(stddev), out=out[part])
             out[part] += flat[part]
             out[part] /= flat.dtype.type(divisor)
             start = part.stop
@@ -410,20 +425,22 @@ def _released_in_pieces(
 def rounded_release(
     tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal, grid: float
 ) -> dict[str, Tensor]:
-    """(x̂ + ẑ) / divisor, x̂ being x and ẑ being stddev · z, each rounded to the nearest multiple of the grid.
+    """Return (x̂ + ẑ) / divisor, with x̂ = x and ẑ = stddev · z rounded to the nearest multiple of the grid.
 
-    Sum and noise are integers of 52 bits while they are added, so x̂ + ẑ is exact: it is stddev · z + x̂ rounded to the
-    grid. Entries of x beyond 2⁵¹ steps are moved there first, which brings no two sums farther apart. Zero has one sign.
+    Sum and noise are integers of 52 bits while they are added, so x̂ + ẑ is exact: it is stddev · z + x̂
+    rounded to the grid. Entries of x beyond 2⁵¹ steps are clamped first, which does not increase the
+    distance of any two sums. Zero has one sign.
 
     Args:
         tensors: name to a float32 or float64 tensor; not changed.
         stddev: absolute standard deviation, >= 0; at 0 nothing is drawn.
         divisor: positive.
         normal: as for `gaussian_release`; asked for float64.
-        grid: a power of two, from `grid.grid_of`.
+        grid: a power of two, from `grid_of`.
 
     Returns:
-        New tensors of the same names, shapes and types; a float64 one with a power of two as divisor lies on the grid.
+        New tensors of the same names, shapes and types. A float64 tensor lies on the grid where the
+        divisor is a power of two.
 
     Raises:
         ValueError: stddev negative or not finite, or divisor not positive and finite.
@@ -435,7 +452,8 @@ def rounded_release(
         noisy = {}
         for (name, x), z in zip(tensors.items(), pieces, strict=True):
             steps = x.detach().to("cpu" if z is None else z.device, torch.float64, copy=True)
-            steps.div_(grid).round_().clamp_(-MOST_STEPS, MOST_STEPS).add_(0.0)  # −0 would tell from which side x came
+            # Adding zero turns −0 into 0: −0 would reveal the sign of x.
+            steps.div_(grid).round_().clamp_(-MOST_STEPS, MOST_STEPS).add_(0.0)
             if z is not None:
                 steps += z.view(x.shape).mul_(stddev / grid).round_()
             noisy[name] = steps.mul_(grid / divisor).to(x)
@@ -452,13 +470,14 @@ def _check_scale(stddev: float, divisor: float) -> None:
 def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -> Normal:
     """Choose the source of the normal numbers of one release.
 
-    On a CPU the source is the stream. All `numbers` of the release are one draw of the stream, at once or, where the caller
-    asks for fewer, in pieces. On a CUDA device it is ChaCha20 under a fresh key. Small draws, and draws for other devices,
-    are copied from the stream. In test mode a device uses its own generator, seeded with the step.
+    On a CPU the source is the stream. All `numbers` of the release are one draw of the stream, at once, or
+    in pieces where the caller asks for fewer. On a CUDA device the source is ChaCha20 under a fresh key.
+    Small draws, and draws for other devices, are copied from the stream. In test mode a device uses its own
+    generator, seeded with the step.
     """
     pieces: list[Iterator[NDArray[Any]]] = []
 
-    def of_stream(size: int, dtype: torch.dtype) -> Tensor:
+    def draw_from_stream(size: int, dtype: torch.dtype) -> Tensor:
         kind = str(dtype).removeprefix("torch.")
         if size == numbers or numbers <= LARGE:
             return torch.from_numpy(noise.normal(size, step, kind))
@@ -466,29 +485,30 @@ def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -
         return torch.from_numpy(next(pieces[0]))
 
     if device.type == "cpu":
-        return of_stream
-    without_float64 = device.type == "mps"  # `rounded_release` then works on the CPU
+        return draw_from_stream
+    # Without float64 on the device `rounded_release` works on the CPU.
+    lacks_float64 = device.type == "mps"
 
-    def of_cipher(size: int, dtype: torch.dtype) -> Tensor:
+    def draw_from_cipher(size: int, dtype: torch.dtype) -> Tensor:
         if device.type == "cuda" and size > CHUNK:
             return draw_normal(draw_key(), size, dtype, device)
-        z = of_stream(size, dtype)
-        return z if without_float64 and dtype == torch.float64 else z.to(device)
+        z = draw_from_stream(size, dtype)
+        return z if lacks_float64 and dtype == torch.float64 else z.to(device)
 
     if noise.is_secure:
-        return of_cipher
+        return draw_from_cipher
     generator = torch.Generator(device=device).manual_seed(noise.device_seed(step))
 
-    def of_test_mode(size: int, dtype: torch.dtype) -> Tensor:
-        if without_float64 and dtype == torch.float64:
-            return of_stream(size, dtype)
+    def draw_repeatably(size: int, dtype: torch.dtype) -> Tensor:
+        if lacks_float64 and dtype == torch.float64:
+            return draw_from_stream(size, dtype)
         return torch.randn(size, dtype=dtype, device=device, generator=generator)
 
-    return of_test_mode
+    return draw_repeatably
 
 
 def _check(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int) -> None:
-    """Refuse everything that would make the release cost more than the plan says, before it is charged."""
+    """Refuse a release that would cost more than the plan states, before it is charged."""
     if step < 0:
         raise ValueError(f"step must be >= 0, got {step}")
     if (clipped.max_grad_norm, clipped.clipping) != (plan.max_grad_norm, plan.clipping):
@@ -512,9 +532,9 @@ def _check(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger:
 
 
 def _check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """A finite sum of its entries answers for a tensor, and all of them are asked at once."""
+    """Check that all entries are finite, by the sums of all tensors at once."""
     if bool(torch.stack([x.sum().isfinite() for x in tensors.values()]).all()):
         return
     for name, x in tensors.items():
         if not bool(x.isfinite().all()):
-            raise ValueError(f"the clipped sum of '{name}' is not finite; an example that is not must contribute zero")
+            raise ValueError(f"the clipped sum of '{name}' is not finite; a non-finite example must contribute zero")

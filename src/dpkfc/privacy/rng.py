@@ -1,15 +1,17 @@
 """Random streams of the mechanism and of the sampler, independent of each other and of every other seed.
 
-Noise comes from AES-256 in counter mode. Every draw has a fresh 256-bit key of the operating system (`entropy`), so no state
-in memory decides the next draw. Two resumptions of one snapshot of memory, or two processes after a fork, draw different
-noise. A snapshot during a draw repeats one release as a whole, since the sum is fixed before its noise is drawn. Who
-sees any number of releases can predict no other without breaking the cipher. Batches come from Philox (Salmon et al. 2011)
-under fresh keys of their own.
+Noise comes from AES-256 in counter mode. Every draw has a fresh 256-bit key of the operating system
+(`entropy`), so no state in memory decides the next draw. Two resumptions of one snapshot of memory, or two
+processes after a fork, draw different noise. A snapshot during a draw repeats one release as a whole, since
+the sum is fixed before its noise is drawn. An observer of any number of releases cannot predict another
+one without breaking the cipher. Batches come from Philox (Salmon et al. 2011) under fresh keys of their
+own.
 
-Normal numbers are made by the transform of Box and Muller (1958). In float32 32 bits decide the angle and 32 the radius, and
-53 more where the radius exceeds 5.5; the tail ends at 10.9 standard deviations. In float64 both have 53 bits, and 53 more
-where the radius exceeds 3.3; the tail ends at 12.1. The guarantee is stated for ideal Gaussian noise. Which floating-point
-numbers a sum with noise can become is accounted for by rounded noise alone (`grid`), which is made of the float64 numbers.
+Normal numbers are made by the transform of Box and Muller (1958). In float32, 32 bits decide the angle and
+32 the radius, and 53 more where the radius exceeds 5.5; the tail ends at 10.9 standard deviations. In
+float64 both have 53 bits, and 53 more where the radius exceeds 3.3; the tail ends at 12.1. The guarantee is
+stated for ideal Gaussian noise. Rounded noise alone (`mechanism`), made of the float64 numbers, accounts
+for the floating-point numbers that a sum with noise can become.
 """
 
 from __future__ import annotations
@@ -26,16 +28,18 @@ from numpy.typing import DTypeLike, NDArray
 
 from dpkfc.entropy import count_forks, draw_key
 
-__all__ = ["NoiseStream", "SamplingStream"]
-
-CHUNK = 1 << 17  # numbers drawn from one counter: fits a cache, few waits between threads; no draw depends on their number
+# Numbers drawn from one counter: they fit a cache, and threads seldom wait. No draw depends on the number
+# of threads.
+CHUNK = 1 << 17
 _DOMAINS = {"noise": 1, "sampling": 2, "device": 3}
-_RARE = 1 << 10  # radii whose 32 bits fall below this are given more bits: about one in four million
-_RARE_FINE = 1 << 45  # the same for 53 bits: one in 256, so that the radius is known to 2⁻⁴⁵ of its probability anywhere
+# Radii whose 32 bits fall below this get more bits: about one in four million.
+_RARE = 1 << 10
+# The same for 53 bits: one in 256. The radius is then known to 2⁻⁴⁵ of its probability anywhere.
+_RARE_FINE = 1 << 45
 
 
 def _test_key(seed: int, domain: str) -> bytes:
-    """A 256-bit key of the test mode; every domain has its own."""
+    """Return a 256-bit key of the test mode; every domain has its own."""
     words = np.random.SeedSequence(entropy=seed, spawn_key=(_DOMAINS[domain],)).generate_state(4, np.uint64)
     return words.astype("<u8").tobytes()
 
@@ -53,13 +57,13 @@ class _Stream:
 
     @property
     def is_secure(self) -> bool:
-        """Whether keys come from the operating system; False in test mode, which is not private."""
+        """Return whether keys come from the operating system; test mode is not private."""
         return self._seed is None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} is never copied, pickled or put into a checkpoint: a restored stream that is "
-            "replayed on another batch exposes the difference of two sums. Make a new one with .secure() on resume."
+            f"a {type(self).__name__} is never copied or pickled: its replay exposes the difference of two sums; make a new one "
+            "with .secure() on resume"
         )
 
     def __getstate__(self) -> Any:
@@ -69,8 +73,8 @@ class _Stream:
 class NoiseStream(_Stream):
     """Standard normal numbers for the mechanism; make one with `secure` or `repeatable`.
 
-    The key of the last draw stays in `_key`, so that a test can compare the draw with a second implementation. No later
-    draw uses that key, and the sum that its noise hides lies in the same memory.
+    The key of the last draw stays in `_key`, so that a test can compare the draw with a second
+    implementation. No later draw uses this key, and the sum behind its noise lies in the same memory.
     """
 
     _domain = "noise"
@@ -81,12 +85,12 @@ class NoiseStream(_Stream):
 
     @classmethod
     def secure(cls) -> NoiseStream:
-        """Make a stream whose every draw has a fresh 256-bit key of the operating system; no two draws repeat."""
+        """Return a stream with a fresh 256-bit key of the operating system for every draw."""
         return cls()
 
     @classmethod
     def repeatable(cls, seed: int) -> NoiseStream:
-        """TEST MODE, NOT PRIVATE: the draw of a step is a function of (seed, step), also after a resume.
+        """Return a stream of TEST MODE, NOT PRIVATE: each draw is a function of (seed, step), also after a resume.
 
         Raises:
             ValueError: the seed is not an integer >= 0.
@@ -94,12 +98,12 @@ class NoiseStream(_Stream):
         return cls(seed)
 
     def normal(self, size: int, step: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Independent N(0, 1) numbers `[size]`.
+        """Return independent N(0, 1) numbers `[size]`.
 
         Args:
-            size: how many, >= 0.
-            step: number of the step; decides the draw in test mode, is ignored in secure mode.
-            dtype: float32 or float64; the numbers are generated in it, never rounded to a narrower one.
+            size: count of numbers, >= 0.
+            step: number of the step; it decides the draw in test mode and is ignored in secure mode.
+            dtype: float32 or float64, in which the numbers are generated, never rounded.
 
         Raises:
             ValueError: a negative size or step.
@@ -117,9 +121,9 @@ class NoiseStream(_Stream):
         return out
 
     def pieces(self, size: int, step: int, dtype: DTypeLike = np.float32) -> Iterator[NDArray[Any]]:
-        """The numbers of `normal` in their order, a chunk at a time, made a little ahead of their use.
+        """Yield the numbers of `normal` in order, a chunk at a time; threads make some chunks in advance.
 
-        For numbers that are used up one after the other: those of a large model never lie in memory all at once.
+        The numbers of a large model therefore never lie in memory all at once.
 
         Raises:
             ValueError: a negative size or step.
@@ -128,7 +132,7 @@ class NoiseStream(_Stream):
         return _iterate_chunks(size, key, draw, dtype)
 
     def _next_draw(self, size: int, step: int) -> tuple[bytes, int]:
-        """Return the key of a draw, fresh in secure mode, and the number that its counter blocks begin with."""
+        """Return the key of a draw, fresh in secure mode, and the number at the start of its counter blocks."""
         if size < 0 or step < 0:
             raise ValueError(f"size and step must be >= 0, got size={size}, step={step}")
         draw = self._draws if self.is_secure else step
@@ -139,7 +143,7 @@ class NoiseStream(_Stream):
         return key, draw
 
     def device_seed(self, step: int) -> int:
-        """Return the 63 bits that seed the generator of an accelerator in test mode, a function of (seed, step).
+        """Return the 63-bit seed of an accelerator's generator in test mode, a function of (seed, step).
 
         Raises:
             ValueError: the stream is secure; an accelerator then takes its keys from `entropy`.
@@ -158,19 +162,20 @@ def _iterate_chunks(size: int, key: bytes, draw: int, dtype: DTypeLike) -> Itera
         _fill_chunks(out, key, draw, range(chunk, chunk + 1), chunk)
         return out
 
-    chunks, workers = -(-size // CHUNK), min(8, os.cpu_count() or 1)
+    chunks = -(-size // CHUNK)
+    workers = min(8, os.cpu_count() or 1)
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        ahead = deque(pool.submit(make_chunk, chunk) for chunk in range(min(chunks, 4 * workers)))
-        for chunk in range(len(ahead), chunks + len(ahead)):
-            yield ahead.popleft().result()
+        pending = deque(pool.submit(make_chunk, chunk) for chunk in range(min(chunks, 4 * workers)))
+        for chunk in range(len(pending), chunks + len(pending)):
+            yield pending.popleft().result()
             if chunk < chunks:
-                ahead.append(pool.submit(make_chunk, chunk))
+                pending.append(pool.submit(make_chunk, chunk))
 
 
 def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first: int = 0) -> None:
-    """Fill some chunks of a draw, each from a counter of its own; `out` begins with chunk number `first`."""
+    """Fill some chunks of a draw, each from its own counter; `out` begins with chunk number `first`."""
     zeros = bytes((min(CHUNK, out.size) + 1) * out.itemsize)
-    held = bytearray(len(zeros) + 16)  # the cipher asks for room of one block more
+    buffer = bytearray(len(zeros) + 16)  # the cipher needs one more block
 
     for chunk in chunks:
         start = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
@@ -180,27 +185,35 @@ def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first:
             size = count * np.dtype(dtype).itemsize
             if size > len(zeros):
                 return np.frombuffer(keystream.update(bytes(size)), dtype)
-            keystream.update_into(memoryview(zeros)[:size], held)
-            return np.frombuffer(held, dtype, count)
+            keystream.update_into(memoryview(zeros)[:size], buffer)
+            return np.frombuffer(buffer, dtype, count)
 
         _fill_normal(out[(chunk - first) * CHUNK : (chunk - first + 1) * CHUNK], words)
 
 
 def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -> None:
-    """Fill out with independent N(0, 1) numbers made of uniform words (count, dtype) of a keystream, valid until the next."""
+    """Fill `out` with independent N(0, 1) numbers.
+
+    Args:
+        out: the numbers.
+        words: maps (count, dtype) to uniform words of a keystream, which are valid until the next call.
+    """
     half = -(-out.size // 2)
     if out.dtype == np.float32:
         bits = words(2 * half, "<u4")
         radius: NDArray[Any] = bits[:half].astype(np.float64)
         angle: NDArray[Any] = bits[half:].astype(np.float32)
-        rare, unit = np.flatnonzero(bits[:half] < _RARE), 2.0**-32
+        rare = np.flatnonzero(bits[:half] < _RARE)
+        unit = 2.0**-32
     else:
         fine = words(2 * half, "<u8") >> np.uint64(11)
-        radius, angle = fine[:half].astype(np.float64), fine[half:].astype(np.float64)
-        rare, unit = np.flatnonzero(fine[:half] < _RARE_FINE), 2.0**-53
-    more = (words(rare.size, "<u8") >> np.uint64(11)) * 2.0**-53 + 2.0**-54 + radius[rare]
+        radius = fine[:half].astype(np.float64)
+        angle = fine[half:].astype(np.float64)
+        rare = np.flatnonzero(fine[:half] < _RARE_FINE)
+        unit = 2.0**-53
+    refined = (words(rare.size, "<u8") >> np.uint64(11)) * 2.0**-53 + 2.0**-54 + radius[rare]
     radius += 0.5
-    radius[rare] = more
+    radius[rare] = refined
     radius *= unit
     angle *= angle.dtype.type(2 * np.pi * unit)
     np.log(radius, out=radius)
@@ -212,27 +225,27 @@ def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -
 
 
 class SamplingStream(_Stream):
-    """Generators for the sampler; make one with `secure` or `repeatable`. Shares no key with any noise.
+    """Generators for the sampler, without any key of noise; make one with `secure` or `repeatable`.
 
-    A secure stream keeps one key: that of the shuffled order of the present epoch, which all steps of the epoch share. Two
-    resumptions of a snapshot therefore finish the epoch in one order. A forked child takes a new key, also in the middle of
-    an epoch. Every other draw has a fresh key.
+    A secure stream stores one key, for the shuffled order of the present epoch, which all steps of the
+    epoch share. Two resumptions of a snapshot therefore finish the epoch in one order. A forked child takes
+    a new key, also in the middle of an epoch. Every other draw has a fresh key.
     """
 
     _domain = "sampling"
 
     def __init__(self, seed: int | None = None) -> None:
         super().__init__(seed)
-        self._order: tuple[int, int, int] | None = None  # the epoch that `_key` belongs to
+        self._order: tuple[int, int, int] | None = None  # the epoch of `_key`
 
     @classmethod
     def secure(cls) -> SamplingStream:
-        """Every generator is fresh: a step that is repeated draws another batch, as its second charge assumes."""
+        """Return a stream of fresh generators: a repeated step draws another batch, as its second charge assumes."""
         return cls()
 
     @classmethod
     def repeatable(cls, seed: int) -> SamplingStream:
-        """TEST MODE, NOT PRIVATE: the generator of a step is a function of (seed, step).
+        """Return a stream of TEST MODE, NOT PRIVATE: each generator is a function of (seed, step).
 
         Raises:
             ValueError: the seed is not an integer >= 0.
@@ -240,12 +253,12 @@ class SamplingStream(_Stream):
         return cls(seed)
 
     def generator(self, step: int, steps_per_draw: int = 1) -> np.random.Generator:
-        """The generator from which the batch of a step is drawn.
+        """Return the generator for the batch of a step.
 
         Args:
             step: number of the step, >= 0.
-            steps_per_draw: consecutive steps that share one draw (an epoch of a shuffled order), and therefore get
-                equal generators; 1 for every sampler that draws each batch anew.
+            steps_per_draw: consecutive steps that share one draw (an epoch of a shuffled order), and get
+                equal generators; 1 for every other sampler.
 
         Raises:
             ValueError: a negative step, or steps_per_draw below 1.
@@ -265,5 +278,5 @@ class SamplingStream(_Stream):
 
 
 def _philox(key: bytes, draw: int) -> np.random.Generator:
-    """A generator from the first 128 bits of a key, at the counter of a draw."""
+    """Return a generator from the first 128 bits of a key, at the counter of a draw."""
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little"), counter=draw << 192))

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
-
 from dpkfc.checkpoint import file_digest, remembered_ledger
 from dpkfc.privacy.accounting import epsilon, event_from_dict
 from dpkfc.privacy.ledger import Verified, verify
@@ -255,6 +253,8 @@ def _stated_delta(found: Verified) -> float:
 
 def _relation(releases: Sequence[dict[str, Any]]) -> tuple[str, tuple[str, ...]]:
     """Neighbouring relation of the events, and the accountants that can treat them."""
+    import dp_accounting
+
     replaced = bool(releases) and releases[0]["event"].get("type") == dp_accounting.SampledWithoutReplacementDpEvent.__name__
     return ("replace_one", ("rdp",)) if replaced else ("add_or_remove_one", ("pld", "rdp"))
 
@@ -265,6 +265,8 @@ def _epsilon_of(path: Path, releases: Sequence[dict[str, Any]], delta: float, ac
     Raises:
         CardError: the accountant cannot treat them.
     """
+    import dp_accounting
+
     if not releases:
         return 0.0
     kinds: dict[str, int] = {}

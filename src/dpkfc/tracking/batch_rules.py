@@ -1,15 +1,17 @@
 """The table of batch rules: what each ATen operation does to the place of the examples.
 
-A rule gets an `Operation` none of whose operands is unknown and at least one of which has a batch axis. It returns the
-state of every output: one state for all of them, or a list. A rule that is not sure returns `operation.lost(...)`.
-A rule is right if perturbing one example of the inputs changes only its entries of the outputs, and permuting the batch
-permutes the outputs.
+A rule gets an `Operation`. None of its operands is unknown, and at least one has a batch axis. The rule
+returns the state of every output: one state for all of them, or a list. A rule that cannot follow the
+examples returns `operation.lost(...)`.
+
+A rule is correct under two conditions. Perturbing one example of the inputs changes only the entries of
+this example in the outputs. Permuting the batch permutes the outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,10 +21,11 @@ from dpkfc.tracking.axes import BatchAxis, Operation, State, Total, axis_after_r
 
 Answer = State | Sequence[State | None] | None
 Rule = Callable[[Operation], Answer]
+
+# The key is an operation without overload, and without the underscore of its in-place form.
 RULES: dict[str, Rule] = {}
-"""Name of an operation without overload and without the underscore of its in-place form, to its rule."""
+# Rules for operations on totals: scalars that are sums over examples.
 TOTAL_RULES: dict[str, Rule] = {}
-"""Rules for operations on totals: scalars that are sums over examples."""
 
 
 def register_batch_rule(name: str, rule: Rule) -> None:
@@ -30,10 +33,11 @@ def register_batch_rule(name: str, rule: Rule) -> None:
 
     Args:
         name: the operation, "aten::sort" or "my_library::my_kernel", without overload.
-        rule: maps an `Operation` to the state of its outputs: a `BatchAxis`, None for a public output, `operation.lost(why)`
-            where the examples are mixed or cannot be told, or a list with one of these for each tensor output.
+        rule: maps an `Operation` to the state of its outputs. A state is a `BatchAxis`, None for a public
+            output, or `operation.lost(why)` where the examples are mixed or cannot be followed. A list
+            holds one state for each tensor output.
 
-    The rule is part of the proof of a private pass. A wrong one voids the guarantee.
+    The rule is part of the proof of a private pass. A wrong rule voids the guarantee.
 
     Raises:
         ValueError: a name without its library.
@@ -46,52 +50,86 @@ def register_batch_rule(name: str, rule: Rule) -> None:
     RULES[name.removeprefix("aten::")] = rule
 
 
-def _rule(*names: str) -> Callable[[Rule], Rule]:
+def rule_name(function: Any) -> str:
+    """Return the name under which an operation is in the table."""
+    name = str(function.overloadpacket.__name__)
+    if name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    library = function.namespace
+    return name if library == "aten" else f"{library}::{name}"
+
+
+def _rule(*names: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
     def add(rule: Rule) -> Rule:
         for name in names:
-            RULES[name] = rule
+            table[name] = rule
         return rule
 
     return add
 
 
-# -- elementwise operations --------------------------------------------------------------------------------
+def _name(operation: Operation) -> str:
+    return str(operation.function.overloadpacket.__name__)
 
 
-def broadcast_axis(operation: Operation, tensors: Iterable[Tensor], rank: int) -> BatchAxis | None:
+def _dimension(operation: Operation, x: Tensor, name: str = "dim") -> int:
+    """Return an argument that names a dimension of x, counted from the front."""
+    return int(operation.argument(name)) % max(1, x.dim())
+
+
+def _are_shared(operation: Operation, tensors: Iterable[Any], axis: BatchAxis) -> bool:
+    """Return whether `_is_shared` holds for all of some tensors of one rank."""
+    return all(_is_shared(operation, x, axis) for x in tensors)
+
+
+def _are_shared_after_broadcast(
+    operation: Operation, tensors: Iterable[Tensor], axis: BatchAxis, rank: int
+) -> bool:
+    """Return whether no public tensor has different entries along an axis of a broadcast result."""
+    return all(_is_shared(operation, x, axis.shifted(x.dim() - rank)) for x in tensors)
+
+
+# -- elementwise operations ------------------------------------------------------------------------
+
+
+def broadcast_axis(
+    operation: Operation, tensors: Iterable[Tensor], rank: int
+) -> BatchAxis | None:
     """Return the axis that all batched operands share after broadcasting, or None where they disagree.
 
-    It is None too where a public operand has other entries for each place in the batch.
+    The answer is None too where a public operand has different entries for different examples.
 
     Args:
         operation: the operation.
         tensors: its operands.
         rank: dimensions of the broadcast result.
     """
-    found: BatchAxis | None = None
+    shared: BatchAxis | None = None
     tensors = list(tensors)
     for x in tensors:
         axis = operation.axis(x)
         if axis is None:
             continue
-        placed = axis.shifted(rank - x.dim())
-        if found is not None and placed != found:
+        axis = axis.shifted(rank - x.dim())
+        if shared is not None and axis != shared:
             return None
-        found = placed
-    if found is None or not all(_is_shared(operation, x, found.shifted(x.dim() - rank)) for x in tensors):
+        shared = axis
+    if shared is None or not _are_shared_after_broadcast(operation, tensors, shared, rank):
         return None
-    return found
+    return shared
 
 
 def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
     """Return whether a tensor is batched, or has the same entries for all places along an axis.
 
-    A batch of one takes the first entries of `x + table[:N]`, whatever place its example had before. What an operation has
-    written into is not looked at: its old entries are gone.
+    A batch of one takes the first entries of `x + table[:N]`, whatever place its example had before.
+    A tensor that the operation has written into counts as shared: its old entries are gone.
     """
-    if not isinstance(x, Tensor) or operation.is_batched(x) or not 0 <= axis.dim < x.dim() or x.shape[axis.dim] == 1:
+    if not isinstance(x, Tensor) or operation.is_batched(x):
         return True
-    if x.stride(axis.dim) == 0 or any(x is y for y in operation.outputs):
+    if not 0 <= axis.dim < x.dim() or x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0:
+        return True
+    if any(x is output for output in operation.outputs):
         return True
     if x.shape[axis.dim] != axis.length(operation.size):
         return False
@@ -103,7 +141,7 @@ def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
 
 
 def pointwise(operation: Operation) -> Answer:
-    """Return the axis of an elementwise operation: all batched operands must have it in one place."""
+    """Return the axis of an elementwise operation; all batched operands must agree on it."""
     outputs = operation.outputs
     if not outputs:
         return operation.lost("it returns no tensor")
@@ -113,15 +151,15 @@ def pointwise(operation: Operation) -> Answer:
     return axis
 
 
-for _listed in (
-    "_to_copy copy contiguous detach alias lift_fresh bernoulli native_dropout dropout _prelu_kernel "
-    "fill masked_fill rrelu_with_noise "
-    "binary_cross_entropy_backward real imag conj _conj resolve_conj resolve_neg gelu hardswish hardsigmoid_backward "
-    "hardswish_backward log_sigmoid_forward log_sigmoid_backward elu_backward leaky_relu_backward hardtanh_backward "
-    "softplus_backward mish_backward polar complex normal uniform random exponential zero "
-    "_cast_Float _cast_Double special_multigammaln isclose"
-).split():
-    RULES[_listed] = pointwise
+_POINTWISE = """
+    _to_copy copy contiguous detach alias lift_fresh bernoulli native_dropout dropout _prelu_kernel
+    fill masked_fill rrelu_with_noise binary_cross_entropy_backward real imag conj _conj resolve_conj
+    resolve_neg gelu hardswish hardsigmoid_backward hardswish_backward log_sigmoid_forward
+    log_sigmoid_backward elu_backward leaky_relu_backward hardtanh_backward softplus_backward
+    mish_backward polar complex normal uniform random exponential zero _cast_Float _cast_Double
+    special_multigammaln isclose
+"""
+RULES.update(dict.fromkeys(_POINTWISE.split(), pointwise))
 
 
 @_rule("prelu")
@@ -143,9 +181,9 @@ def _isin(operation: Operation) -> Answer:
     return operation.axis(operation.args[0])
 
 
-@_rule("rand_like", "randn_like", "randint_like")
-def _random_like(operation: Operation) -> Answer:
-    """Return the axis of random numbers, of which every example has its own."""
+@_rule("rand_like", "randn_like", "randint_like", "clone")
+def _same_axis(operation: Operation) -> Answer:
+    """Return the axis of the first operand; random numbers are drawn for every example."""
     return operation.axis(operation.args[0])
 
 
@@ -156,87 +194,102 @@ def _public(operation: Operation) -> Answer:
     return None
 
 
-# -- views and layout --------------------------------------------------------------------------------------
+# -- views and layout ------------------------------------------------------------------------------
 
 
-@_rule("view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "unsqueeze", "flatten", "unflatten", "view_as")
+@_rule("view", "_unsafe_view", "reshape", "_reshape_alias", "view_as")
+@_rule("squeeze", "unsqueeze", "flatten", "unflatten")
 def _reshape(operation: Operation) -> Answer:
-    x, y = operation.args[0], operation.outputs[0]
+    x = operation.args[0]
+    y = operation.outputs[0]
     axis = operation.axis(x)
     if axis is None or x.numel() != y.numel():
         return operation.lost("a view with another number of elements")
-    moved = axis_after_reshape(axis, x.shape, y.shape, operation.size)
-    return moved if moved is not None else operation.lost("a reshape tears the batch axis apart")
-
-
-@_rule("clone")
-def _clone(operation: Operation) -> Answer:
-    return operation.axis(operation.args[0])
+    new_axis = axis_after_reshape(axis, x.shape, y.shape, operation.size)
+    if new_axis is None:
+        return operation.lost("a reshape tears the batch axis apart")
+    return new_axis
 
 
 @_rule("permute")
 def _permute(operation: Operation) -> Answer:
     x = operation.args[0]
     axis = operation.axis(x)
-    order = [d % x.dim() for d in operation.argument("dims")]
-    return BatchAxis(order.index(axis.dim), axis.pre, axis.post) if axis else None
+    if axis is None:
+        return None
+    order = [dim % x.dim() for dim in operation.argument("dims")]
+    return BatchAxis(order.index(axis.dim), axis.pre, axis.post)
 
 
 @_rule("transpose")
 def _transpose(operation: Operation) -> Answer:
     x = operation.args[0]
-    one, other = (operation.argument(name) % max(1, x.dim()) for name in ("dim0", "dim1"))
-    return _swapped(operation.axis(x), one, other)
+    dim0 = _dimension(operation, x, "dim0")
+    dim1 = _dimension(operation, x, "dim1")
+    return _swap(operation.axis(x), dim0, dim1)
 
 
 @_rule("t")
 def _t(operation: Operation) -> Answer:
     x = operation.args[0]
-    return _swapped(operation.axis(x), 0, 1) if x.dim() == 2 else operation.axis(x)
+    axis = operation.axis(x)
+    return _swap(axis, 0, 1) if x.dim() == 2 else axis
 
 
-def _swapped(axis: BatchAxis | None, one: int, other: int) -> BatchAxis | None:
-    if axis is None or axis.dim not in (one, other):
+def _swap(axis: BatchAxis | None, dim0: int, dim1: int) -> BatchAxis | None:
+    if axis is None or axis.dim not in (dim0, dim1):
         return axis
-    return BatchAxis(other if axis.dim == one else one, axis.pre, axis.post)
+    return BatchAxis(dim1 if axis.dim == dim0 else dim0, axis.pre, axis.post)
 
 
 @_rule("expand")
 def _expand(operation: Operation) -> Answer:
-    x, y = operation.args[0], operation.outputs[0]
+    x = operation.args[0]
     axis = operation.axis(x)
-    return axis.shifted(y.dim() - x.dim()) if axis else None
+    if axis is None:
+        return None
+    return axis.shifted(operation.outputs[0].dim() - x.dim())
 
 
 @_rule("repeat")
 def _repeat(operation: Operation) -> Answer:
-    x, y = operation.args[0], operation.outputs[0]
+    x = operation.args[0]
     axis = operation.axis(x)
     if axis is None:
         return None
-    placed = axis.shifted(y.dim() - x.dim())
-    times = operation.argument("repeats")[placed.dim]
-    return BatchAxis(placed.dim, placed.pre * times, placed.post)
+    axis = axis.shifted(operation.outputs[0].dim() - x.dim())
+    times = operation.argument("repeats")[axis.dim]
+    return BatchAxis(axis.dim, axis.pre * times, axis.post)
 
 
 @_rule("slice")
 def _slice(operation: Operation) -> Answer:
-    x, y = operation.args[0], operation.outputs[0]
-    axis, dim = operation.axis(x), operation.argument("dim") % x.dim()
+    x = operation.args[0]
+    y = operation.outputs[0]
+    axis = operation.axis(x)
+    dim = _dimension(operation, x)
     if axis is None or dim != axis.dim or x.shape == y.shape:
         return axis
-    length, step = x.shape[dim], operation.argument("step")
+    length = x.shape[dim]
     start = operation.argument("start") or 0
-    start = min(max(start + length if start < 0 else start, 0), length)
-    return _cut(operation, axis, start, y.shape[dim], step)
+    if start < 0:
+        start += length
+    start = min(max(start, 0), length)
+    return _slice_axis(operation, axis, start, y.shape[dim], operation.argument("step"))
 
 
-def _cut(operation: Operation, axis: BatchAxis, start: int, length: int, step: int = 1) -> Answer:
-    """Return the axis of a part of the batch dimension: whole copies of the batch, or one of several places an example."""
+def _slice_axis(
+    operation: Operation, axis: BatchAxis, start: int, length: int, step: int = 1
+) -> State:
+    """Return the axis of a part of the batch dimension.
+
+    The part may hold whole copies of the batch, or one of several places of every example.
+    """
     block = operation.size * axis.post
     if step == 1 and start % block == 0 and length % block == 0 and length > 0:
         return BatchAxis(axis.dim, length // block, axis.post)
-    if step == axis.post and axis.pre == 1 and start < axis.post and length == operation.size:
+    takes_one_place = step == axis.post and axis.pre == 1 and start < axis.post
+    if takes_one_place and length == operation.size:
         return BatchAxis(axis.dim)
     return operation.lost("a slice takes some of the examples")
 
@@ -244,62 +297,55 @@ def _cut(operation: Operation, axis: BatchAxis, start: int, length: int, step: i
 @_rule("narrow")
 def _narrow(operation: Operation) -> Answer:
     x = operation.args[0]
-    axis, dim = operation.axis(x), operation.argument("dim") % x.dim()
-    if axis is None or dim != axis.dim:
+    axis = operation.axis(x)
+    if axis is None or _dimension(operation, x) != axis.dim:
         return axis
-    return _cut(operation, axis, operation.argument("start"), operation.argument("length"))
+    return _slice_axis(operation, axis, operation.argument("start"), operation.argument("length"))
 
 
-@_rule("select")
+@_rule("select", "unbind")
 def _select(operation: Operation) -> Answer:
+    """Return the axis after one dimension is gone."""
     x = operation.args[0]
-    axis, dim = operation.axis(x), operation.argument("dim") % x.dim()
-    return _without(operation, axis, dim)
-
-
-def _without(operation: Operation, axis: BatchAxis | None, dim: int) -> Answer:
-    """Return the axis after dimension `dim` has gone."""
+    axis = operation.axis(x)
     if axis is None:
         return None
+    dim = _dimension(operation, x)
     if axis.dim == dim:
         return operation.lost("one entry of the batch axis is taken")
     return axis.shifted(-1) if dim < axis.dim else axis
 
 
-@_rule("unbind")
-def _unbind(operation: Operation) -> Answer:
-    x = operation.args[0]
-    return _without(operation, operation.axis(x), operation.argument("dim") % x.dim())
-
-
-@_rule("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "tensor_split")
+@_rule("split", "split_with_sizes", "chunk", "tensor_split")
+@_rule("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
 def _split(operation: Operation) -> Answer:
     x = operation.args[0]
-    axis, dim = operation.axis(x), operation.argument("dim") % x.dim()
-    if axis is None or axis.dim != dim:
+    axis = operation.axis(x)
+    if axis is None or axis.dim != _dimension(operation, x):
         return axis
-    answers: list[State | None] = []
+    states: list[State | None] = []
     start = 0
     for part in operation.outputs:
-        answer = _cut(operation, axis, start, part.shape[dim])
-        assert not isinstance(answer, Sequence)
-        answers.append(answer)
-        start += part.shape[dim]
-    return answers
+        length = part.shape[axis.dim]
+        states.append(_slice_axis(operation, axis, start, length))
+        start += length
+    return states
 
 
 @_rule("cat", "concat", "concatenate")
 def _cat(operation: Operation) -> Answer:
     tensors = [x for x in operation.args[0] if x.shape != (0,)]
-    dim = operation.argument("dim") % tensors[0].dim()
+    dim = _dimension(operation, tensors[0])
     axes = [operation.axis(x) for x in tensors]
     known = [axis for axis in axes if axis is not None]
     first = known[0]
     if any(axis.dim != first.dim or axis.post != first.post for axis in known):
         return operation.lost("tensors with different batch axes are joined")
     if dim != first.dim:
-        same = all(axis.pre == first.pre for axis in known) and all(_is_shared(operation, x, first) for x in tensors)
-        return first if same else operation.lost("tensors with different batch axes are joined")
+        has_one_pre = all(axis.pre == first.pre for axis in known)
+        if not has_one_pre or not _are_shared(operation, tensors, first):
+            return operation.lost("tensors with different batch axes are joined")
+        return first
     if len(known) < len(axes):
         return operation.lost("rows of no example are joined to the batch")
     return BatchAxis(first.dim, sum(axis.pre for axis in known), first.post)
@@ -307,18 +353,18 @@ def _cat(operation: Operation) -> Answer:
 
 @_rule("stack")
 def _stack(operation: Operation) -> Answer:
-    tensors, rank = operation.args[0], operation.outputs[0].dim()
-    axis = broadcast_axis(operation, tensors, rank - 1)
+    y = operation.outputs[0]
+    axis = broadcast_axis(operation, operation.args[0], y.dim() - 1)
     if axis is None:
         return operation.lost("tensors with different batch axes are stacked")
-    return axis.shifted(1) if operation.argument("dim") % rank <= axis.dim else axis
+    return axis.shifted(1) if _dimension(operation, y) <= axis.dim else axis
 
 
 @_rule("unfold")
 def _unfold(operation: Operation) -> Answer:
     x = operation.args[0]
     axis = operation.axis(x)
-    if axis is not None and operation.argument("dimension") % x.dim() == axis.dim:
+    if axis is not None and _dimension(operation, x, "dimension") == axis.dim:
         return operation.lost("windows run over the batch axis")
     return axis
 
@@ -329,17 +375,25 @@ def _diagonal(operation: Operation) -> Answer:
     axis = operation.axis(x)
     if axis is None:
         return None
-    pair = {operation.argument(name) % x.dim() for name in ("dim1", "dim2")}
-    if axis.dim in pair:
+    dims = {_dimension(operation, x, "dim1"), _dimension(operation, x, "dim2")}
+    if axis.dim in dims:
         return operation.lost("a diagonal runs through the batch axis")
-    return axis.shifted(-sum(d < axis.dim for d in pair))
+    return _remove_dims(axis, dims)
+
+
+def _remove_dims(axis: BatchAxis, dims: Iterable[int]) -> BatchAxis:
+    """Return an axis after other dimensions are gone."""
+    return axis.shifted(-sum(dim < axis.dim for dim in dims))
 
 
 @_rule("as_strided")
-def _as_strided(operation: Operation) -> Answer:
-    x, y = operation.args[0], operation.outputs[0]
-    same = x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset()
-    return operation.axis(x) if same else operation.lost("a strided view is not followed")
+def _strided(operation: Operation) -> Answer:
+    x = operation.args[0]
+    y = operation.outputs[0]
+    is_same = x.shape == y.shape and x.stride() == y.stride()
+    if not is_same or x.storage_offset() != y.storage_offset():
+        return operation.lost("a strided view is not followed")
+    return operation.axis(x)
 
 
 @_rule("view_as_real", "view_as_complex", "view_as_complex_copy")
@@ -351,7 +405,7 @@ def _keep_leading(operation: Operation) -> Answer:
     return axis
 
 
-# -- dimensions over which an operation works --------------------------------------------------------------
+# -- dimensions over which an operation works ------------------------------------------------------
 
 
 def _dims(operation: Operation, rank: int) -> set[int]:
@@ -362,24 +416,14 @@ def _dims(operation: Operation, rank: int) -> set[int]:
             if value is None or value == []:
                 return set(range(rank))
             values = value if isinstance(value, (list, tuple)) else [value]
-            return {int(d) % max(1, rank) for d in values}
+            return {int(dim) % max(1, rank) for dim in values}
     return set(range(rank))
 
 
-@_rule(
-    "softmax",
-    "_softmax",
-    "log_softmax",
-    "_log_softmax",
-    "_safe_softmax",
-    "cumsum",
-    "cumprod",
-    "sort",
-    "argsort",
-    "topk",
-)
-@_rule("cummax", "cummin", "logcumsumexp", "flip", "_fft_r2c", "_fft_c2r", "_fft_c2c", "msort")
-def _along(operation: Operation) -> Answer:
+@_rule("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "logcumsumexp", "glu")
+@_rule("cumsum", "cumprod", "cummax", "cummin", "sort", "argsort", "msort", "topk", "flip")
+@_rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
+def _keep_rank(operation: Operation) -> Answer:
     """Return the axis of an operation that keeps the rank and works along other dimensions."""
     x = operation.args[0]
     axis = operation.axis(x)
@@ -391,21 +435,22 @@ def _along(operation: Operation) -> Answer:
 @_rule("diag_embed")
 def _diag_embed(operation: Operation) -> Answer:
     """Return the axis of vectors that become diagonals of matrices in two new places."""
-    x, rank = operation.args[0], operation.outputs[0].dim()
+    x = operation.args[0]
+    y = operation.outputs[0]
     axis = operation.axis(x)
     if axis is None or axis.dim == x.dim() - 1:
         return operation.lost("the batch axis becomes a diagonal")
-    pair = {operation.argument(name) % rank for name in ("dim1", "dim2")}
-    kept = [d for d in range(rank) if d not in pair]
-    return BatchAxis(kept[axis.dim], axis.pre, axis.post)
+    pair = (_dimension(operation, y, "dim1"), _dimension(operation, y, "dim2"))
+    old_dims = [dim for dim in range(y.dim()) if dim not in pair]
+    return BatchAxis(old_dims[axis.dim], axis.pre, axis.post)
 
 
 @_rule("renorm")
 def _renorm(operation: Operation) -> Answer:
-    """Return the axis of a bound on the norm of each entry along a dimension, which must be that of the examples."""
+    """Return the axis of a bound on the norm of each entry along the dimension of the examples."""
     x = operation.args[0]
     axis = operation.axis(x)
-    if axis is None or axis.dim != operation.argument("dim") % x.dim():
+    if axis is None or axis.dim != _dimension(operation, x):
         return operation.lost("norms run over the batch axis")
     return axis
 
@@ -413,32 +458,19 @@ def _renorm(operation: Operation) -> Answer:
 @_rule("roll")
 def _roll(operation: Operation) -> Answer:
     x = operation.args[0]
-    axis, dims = operation.axis(x), operation.argument("dims")
-    if axis is not None and (not dims or axis.dim in {d % x.dim() for d in dims}):
+    axis = operation.axis(x)
+    dims = operation.argument("dims")
+    if axis is not None and (not dims or axis.dim in {dim % x.dim() for dim in dims}):
         return operation.lost("it rolls along the batch axis")
     return axis
 
 
-@_rule(
-    "amax",
-    "amin",
-    "prod",
-    "any",
-    "all",
-    "logsumexp",
-    "std",
-    "var",
-    "var_mean",
-    "std_mean",
-    "argmax",
-    "argmin",
-    "max",
-    "min",
-)
-@_rule("median", "nanmedian", "mode", "kthvalue", "norm", "linalg_vector_norm", "nansum", "count_nonzero", "aminmax")
+@_rule("amax", "amin", "max", "min", "aminmax", "argmax", "argmin", "median", "nanmedian", "mode")
+@_rule("prod", "any", "all", "logsumexp", "std", "var", "var_mean", "std_mean", "kthvalue")
+@_rule("norm", "linalg_vector_norm", "nansum", "count_nonzero")
 def _reduce(operation: Operation) -> Answer:
     """Return the axis of a reduction over other dimensions."""
-    x, y = operation.args[0], operation.outputs[0]
+    x = operation.args[0]
     axis = operation.axis(x)
     if axis is None:
         return operation.lost("a batched operand in an unusual place")
@@ -447,115 +479,124 @@ def _reduce(operation: Operation) -> Answer:
     dims = _dims(operation, x.dim())
     if axis.dim in dims:
         return operation.lost("it reduces over the batch axis")
-    if y.dim() == x.dim():
+    if operation.outputs[0].dim() == x.dim():
         return axis
-    return axis.shifted(-sum(d < axis.dim for d in dims))
+    return _remove_dims(axis, dims)
 
 
 @_rule("sum", "mean")
 def _sum(operation: Operation) -> Answer:
-    """Return the axis of a sum, or the total that a sum over the batch axis is."""
-    x, y = operation.args[0], operation.outputs[0]
+    """Return the axis of a sum, or a total where the sum runs over the batch axis."""
+    x = operation.args[0]
     axis = operation.axis(x)
     if axis is None:
         return operation.lost("a batched operand in an unusual place")
     if axis.dim not in _dims(operation, x.dim()):
         return _reduce(operation)
-    if y.numel() == 1:
-        return _total(_name(operation) == "mean", x.numel(), operation.size)
+    if operation.outputs[0].numel() == 1:
+        return _total(operation, _name(operation) == "mean", x.numel())
     return operation.lost("it adds up examples")
 
 
-def _total(is_mean: bool, entries: int, size: int) -> Total:
+def _total(operation: Operation, is_mean: bool, entries: int) -> Total:
     """Return the total of so many entries."""
-    return Total(True, entries=entries / size) if is_mean else Total()
+    return Total(True, entries=entries / operation.size) if is_mean else Total()
 
 
-def _name(operation: Operation) -> str:
-    return str(operation.function.overloadpacket.__name__)
-
-
-# -- products ----------------------------------------------------------------------------------------------
+# -- products --------------------------------------------------------------------------------------
 
 
 @_rule("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm", "matmul", "linear")
 def _product(operation: Operation) -> Answer:
     """Return the axis of a matrix product; the batch axis may not be summed over."""
     name = _name(operation)
-    first = 1 if name in ("addmm", "baddbmm", "addmv") else 0
-    a, b = operation.args[first], operation.args[first + 1]
-    one, other, rank = operation.axis(a), operation.axis(b), operation.outputs[0].dim()
-    found: list[BatchAxis] = []
-    if any(operation.is_batched(x) for x in operation.tensors if not any(x is y for y in operation.args[: first + 2])):
-        return operation.lost("a scale, a bias or an output depends on the examples")
-    if one is not None:
-        if one.dim == a.dim() - 1:
+    has_addend = name in ("addmm", "baddbmm", "addmv")
+    known = operation.args[:3] if has_addend else operation.args[:2]
+    a, b = known[-2:]
+    rank = operation.outputs[0].dim()
+    for x in operation.tensors:
+        if operation.is_batched(x) and not any(x is y for y in known):
+            return operation.lost("a scale, a bias or an output depends on the examples")
+    axes: list[BatchAxis] = []
+    a_axis = operation.axis(a)
+    if a_axis is not None:
+        if a_axis.dim == a.dim() - 1:
             return operation.lost("a product sums over the batch axis")
-        found.append(one.shifted(max(0, b.dim() - a.dim())) if name == "matmul" and a.dim() > 1 else one)
-    if other is not None:
-        summed = max(0, b.dim() - 2)
-        if b.dim() <= 2 and name in ("mm", "addmm"):
-            summed = 0
-        if other.dim == summed or name == "linear":
+        is_broadcast = name == "matmul" and a.dim() > 1
+        axes.append(a_axis.shifted(max(0, b.dim() - a.dim())) if is_broadcast else a_axis)
+    b_axis = operation.axis(b)
+    if b_axis is not None:
+        summed_dim = 0 if name in ("mm", "addmm") else max(0, b.dim() - 2)
+        if b_axis.dim == summed_dim or name == "linear":
             return operation.lost("a product sums over the batch axis")
-        found.append(_right_of_product(other, a, b, rank))
-    if first:
-        added = operation.axis(operation.args[0])
-        found += [added.shifted(rank - operation.args[0].dim())] if added is not None else []
-    if any(axis != found[0] for axis in found):
+        axes.append(_axis_of_right_factor(b_axis, a, b, rank))
+    if has_addend:
+        addend_axis = operation.axis(known[0])
+        if addend_axis is not None:
+            axes.append(addend_axis.shifted(rank - known[0].dim()))
+    axis = axes[0]
+    if any(other != axis for other in axes):
         return operation.lost("a product pairs different examples")
     longest = max(a.dim(), b.dim())
-    aligned = [(x, longest) for x in (a, b) if found[0].dim < longest - 2 and x.dim() > 2]
-    aligned += [(operation.args[0], rank)] if first else []
-    if not all(_is_shared(operation, x, found[0].shifted(x.dim() - dims)) for x, dims in aligned):
+    is_shared = True
+    if axis.dim < longest - 2:
+        matrices = [x for x in (a, b) if x.dim() > 2]
+        is_shared = _are_shared_after_broadcast(operation, matrices, axis, longest)
+    if has_addend and is_shared:
+        is_shared = _are_shared_after_broadcast(operation, known[:1], axis, rank)
+    if not is_shared:
         return operation.lost("a product pairs examples with their places")
-    return found[0]
+    return axis
 
 
-def _right_of_product(axis: BatchAxis, a: Tensor, b: Tensor, rank: int) -> BatchAxis:
+def _axis_of_right_factor(axis: BatchAxis, a: Tensor, b: Tensor, rank: int) -> BatchAxis:
     """Return where an axis of the second factor lies in a product of this rank."""
     from_the_end = b.dim() - axis.dim
     if a.dim() == 1 and from_the_end > 2:
-        from_the_end -= 1  # a vector on the left leaves no row
+        # A vector on the left leaves no row.
+        from_the_end -= 1
     return BatchAxis(rank - from_the_end, axis.pre, axis.post)
 
 
 @_rule("_cdist_forward", "cdist")
 def _cdist(operation: Operation) -> Answer:
     a, b = operation.args[:2]
-    rank, places = operation.outputs[0].dim(), list[BatchAxis]()
-    for x, last in ((a, rank - 2), (b, rank - 1)):
+    rank = operation.outputs[0].dim()
+    axes: list[BatchAxis] = []
+    for x, row_dim in ((a, rank - 2), (b, rank - 1)):
         axis = operation.axis(x)
         if axis is None:
             continue
         if axis.dim == x.dim() - 1:
             return operation.lost("distances sum over the batch axis")
-        row = axis.dim == x.dim() - 2
-        places.append(BatchAxis(last, axis.pre, axis.post) if row else axis.shifted(rank - x.dim()))
-    if any(axis != places[0] for axis in places):
+        if axis.dim == x.dim() - 2:
+            axes.append(BatchAxis(row_dim, axis.pre, axis.post))
+        else:
+            axes.append(axis.shifted(rank - x.dim()))
+    first = axes[0]
+    if any(axis != first for axis in axes):
         return operation.lost("distances pair different examples")
-    is_many = places[0].dim < rank - 2
-    if is_many and not all(_is_shared(operation, x, places[0].shifted(x.dim() - rank)) for x in (a, b)):
+    if first.dim < rank - 2 and not _are_shared_after_broadcast(operation, (a, b), first, rank):
         return operation.lost("distances pair examples with their places")
-    return places[0]
+    return first
 
 
 @_rule("_trilinear")
 def _trilinear(operation: Operation) -> Answer:
-    """Return the axis of the product inside `nn.Bilinear`, whose batch is dimension 0 of its two inputs."""
-    one, _, other = (operation.axis(x) for x in operation.args[:3])
-    weight = operation.axis(operation.args[1])
+    """Return the axis of the product inside `nn.Bilinear`, whose inputs have the batch in front."""
+    first, weight, second = (operation.axis(x) for x in operation.args[:3])
     is_bilinear = list(operation.args[3:7]) == [[1, 3], [0], [1, 2], [2, 3]]
-    if one is None or one != other or one.dim != 0 or weight is not None or not is_bilinear:
+    if first is None or first != second or first.dim != 0 or weight is not None or not is_bilinear:
         return operation.lost("a trilinear product pairs different examples")
-    return one
+    return first
 
 
-@_rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution")
-@_rule("_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d", "thnn_conv2d")
+@_rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "thnn_conv2d")
+@_rule("_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d")
 def _convolution(operation: Operation) -> Answer:
     axis = operation.axis(operation.args[0])
-    if axis is None or axis.dim != 0 or any(operation.is_batched(x) for x in operation.tensors[1:]):
+    has_batched_weight = any(operation.is_batched(x) for x in operation.tensors[1:])
+    if axis is None or axis.dim != 0 or has_batched_weight:
         return operation.lost("a convolution has the batch in another place than dimension 0 of its input")
     return axis
 
@@ -564,51 +605,65 @@ def _convolution(operation: Operation) -> Answer:
 def _conv_tbc(operation: Operation) -> Answer:
     """Return the axis of a convolution over `[T, N, C]`."""
     axis = operation.axis(operation.args[0])
-    if axis is None or axis.dim != 1 or any(operation.is_batched(x) for x in operation.args[1:3]):
+    has_batched_weight = any(operation.is_batched(x) for x in operation.args[1:3])
+    if axis is None or axis.dim != 1 or has_batched_weight:
         return operation.lost("the batch is not dimension 1 of the input")
     return axis
 
 
-# -- operations on trailing dimensions ---------------------------------------------------------------------
+# -- operations on trailing dimensions -------------------------------------------------------------
 
 
 def _trailing(count: int) -> Rule:
     """Return the rule of an operation that works within the last `count` dimensions."""
 
     def rule(operation: Operation) -> Answer:
-        batched = [x for x in operation.tensors if operation.is_batched(x)]
-        axes = {operation.axis(x) for x in batched}
-        if len(axes) > 1 or any(axis.dim >= x.dim() - count for x in batched if (axis := operation.axis(x))):
+        axes = set()
+        for x in operation.tensors:
+            axis = operation.axis(x)
+            if axis is None:
+                continue
+            axes.add(axis)
+            if axis.dim >= x.dim() - count:
+                return operation.lost("it works along the batch axis")
+        if len(axes) > 1:
             return operation.lost("it works along the batch axis")
         axis = axes.pop()
-        if axis is None or not all(_is_shared(operation, x, axis) for x in operation.tensors):
+        if not _are_shared(operation, operation.tensors, axis):
             return operation.lost("it pairs examples with their places")
         return axis
 
     return rule
 
 
-for _name_, _count in {
-    "avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3, "_adaptive_avg_pool2d": 2, "_adaptive_avg_pool3d": 3,
-    "adaptive_avg_pool1d": 1, "adaptive_avg_pool2d": 2, "adaptive_avg_pool3d": 3, "adaptive_max_pool2d": 2,
-    "adaptive_max_pool3d": 3, "max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3, "max_pool1d": 1, "max_pool2d": 2,
-    "max_unpool2d": 3, "max_unpool3d": 4,
-    "upsample_nearest1d": 1, "upsample_nearest2d": 2, "upsample_nearest3d": 3, "_upsample_nearest_exact1d": 1,
-    "_upsample_nearest_exact2d": 2, "_upsample_nearest_exact3d": 3, "upsample_linear1d": 1, "upsample_bilinear2d": 2,
-    "upsample_bicubic2d": 2, "upsample_trilinear3d": 3, "_upsample_bilinear2d_aa": 2, "_upsample_bicubic2d_aa": 2,
-    "reflection_pad1d": 1, "reflection_pad2d": 2, "reflection_pad3d": 3, "replication_pad1d": 1, "replication_pad2d": 2,
-    "replication_pad3d": 3, "pixel_shuffle": 3, "pixel_unshuffle": 3, "im2col": 3, "col2im": 2,
-    "tril": 2, "triu": 2, "grid_sampler_2d": 3, "grid_sampler_3d": 4, "affine_grid_generator": 2, "linalg_inv_ex": 2,
-    "linalg_cholesky_ex": 2, "linalg_qr": 2, "_linalg_svd": 2, "_linalg_eigh": 2, "linalg_matrix_exp": 2, "_linalg_det": 2,
-    "_linalg_slogdet": 2,
-}.items():  # fmt: skip
-    RULES[_name_] = _trailing(_count)
+_TRAILING_DIMS = {
+    1: """
+        avg_pool1d adaptive_avg_pool1d max_pool1d upsample_nearest1d _upsample_nearest_exact1d
+        upsample_linear1d reflection_pad1d replication_pad1d
+    """,
+    2: """
+        avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d max_pool2d
+        max_pool2d_with_indices upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d
+        upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad2d
+        replication_pad2d col2im tril triu affine_grid_generator linalg_inv_ex linalg_cholesky_ex
+        linalg_qr _linalg_svd _linalg_eigh linalg_matrix_exp _linalg_det _linalg_slogdet
+    """,
+    3: """
+        avg_pool3d _adaptive_avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d max_unpool2d
+        max_pool3d_with_indices upsample_nearest3d _upsample_nearest_exact3d upsample_trilinear3d
+        reflection_pad3d replication_pad3d pixel_shuffle pixel_unshuffle im2col grid_sampler_2d
+    """,
+    4: "max_unpool3d grid_sampler_3d",
+}
+for _count, _names in _TRAILING_DIMS.items():
+    RULES.update(dict.fromkeys(_names.split(), _trailing(_count)))
 
 
 @_rule("fractional_max_pool2d", "fractional_max_pool3d")
 def _fractional_max_pool(operation: Operation) -> Answer:
     """Return the axis of a pool over random windows, which are drawn for each example."""
-    x, windows = operation.args[0], operation.argument("random_samples")
+    x = operation.args[0]
+    windows = operation.argument("random_samples")
     axis = operation.axis(x)
     if axis is None or axis.dim != 0 or x.dim() != windows.dim() + len(operation.args[1]) - 1:
         return operation.lost("the batch is not dimension 0 of the input")
@@ -620,14 +675,16 @@ def _fractional_max_pool(operation: Operation) -> Answer:
 @_rule("channel_shuffle", "native_channel_shuffle")
 def _channel_shuffle(operation: Operation) -> Answer:
     axis = operation.axis(operation.args[0])
-    return axis if axis is not None and axis.dim == 0 else operation.lost("channels are examples")
+    if axis is None or axis.dim != 0:
+        return operation.lost("channels are examples")
+    return axis
 
 
 @_rule("linalg_cross")
 def _cross(operation: Operation) -> Answer:
-    x = operation.outputs[0]
-    axis = broadcast_axis(operation, operation.args[:2], x.dim())
-    if axis is None or axis.dim == operation.argument("dim") % x.dim():
+    y = operation.outputs[0]
+    axis = broadcast_axis(operation, operation.args[:2], y.dim())
+    if axis is None or axis.dim == _dimension(operation, y):
         return operation.lost("a cross product works along the batch axis")
     return axis
 
@@ -635,27 +692,25 @@ def _cross(operation: Operation) -> Answer:
 @_rule("constant_pad_nd")
 def _pad(operation: Operation) -> Answer:
     x = operation.args[0]
-    axis, pad = operation.axis(x), operation.argument("pad")
+    axis = operation.axis(x)
     if axis is None:
         return None
+    # The list of paddings begins with the last dimension, two numbers for each.
     place = 2 * (x.dim() - 1 - axis.dim)
-    touched = place < len(pad) and (pad[place] != 0 or pad[place + 1] != 0)
-    return operation.lost("padding is added along the batch axis") if touched else axis
+    if any(operation.argument("pad")[place : place + 2]):
+        return operation.lost("padding is added along the batch axis")
+    return axis
 
 
-@_rule("glu")
-def _glu(operation: Operation) -> Answer:
-    return _along(operation)
-
-
-# -- normalisation -----------------------------------------------------------------------------------------
+# -- normalisation ---------------------------------------------------------------------------------
 
 
 @_rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
 def _layer_norm(operation: Operation) -> Answer:
     x = operation.args[0]
     axis = operation.axis(x)
-    if axis is None or axis.dim >= x.dim() - len(operation.args[1]) or _has_batched_weights(operation):
+    normalised_dims = len(operation.args[1])
+    if axis is None or axis.dim >= x.dim() - normalised_dims or _has_batched_weights(operation):
         return operation.lost("it normalises over the batch axis")
     return axis
 
@@ -667,40 +722,42 @@ def _has_batched_weights(operation: Operation) -> bool:
 
 @_rule("native_group_norm", "group_norm")
 def _group_norm(operation: Operation) -> Answer:
-    axis = operation.axis(operation.args[0])
+    x = operation.args[0]
+    axis = operation.axis(x)
     if axis is None or axis.dim != 0 or _has_batched_weights(operation):
         return operation.lost("the batch is not dimension 0 of a group norm")
-    if operation.has_argument("N") and operation.argument("N") != operation.args[0].shape[0]:
+    if operation.has_argument("N") and operation.argument("N") != x.shape[0]:
         return operation.lost("a group norm counts examples as channels")
     return axis
 
 
-@_rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
-@_rule("_batch_norm_with_update", "_batch_norm_no_update", "miopen_batch_norm")
+@_rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training")
+@_rule("cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update", "miopen_batch_norm")
 def _batch_norm(operation: Operation) -> Answer:
-    """Return the axis of a batch norm: with frozen statistics, or as instance norm uses it, channels of one example each."""
-    x = operation.args[0]
-    axis = operation.axis(x)
-    training = (
-        operation.argument("training") if operation.has_argument("training") else "with_update" in _name(operation)
-    )
+    """Return the axis of a batch norm.
+
+    Its statistics are frozen, or belong to channels of one example each, as in an instance norm.
+    """
+    axis = operation.axis(operation.args[0])
     if axis is None or _has_batched_weights(operation):
         return operation.lost("a batched operand in an unusual place")
-    if not training:
-        return (
-            [axis, None, None, None][: len(operation.outputs)]
-            if axis.dim != 1
-            else operation.lost("channels are examples")
-        )
+    is_training = "with_update" in _name(operation)
+    if operation.has_argument("training"):
+        is_training = operation.argument("training")
+    outputs = len(operation.outputs)
+    if not is_training:
+        if axis.dim == 1:
+            return operation.lost("channels are examples")
+        return [axis, None, None, None][:outputs]
     if axis.dim != 1:
         return operation.lost("statistics are taken over the batch")
-    per_channel = BatchAxis(0, axis.pre, axis.post)
-    if not all(_is_shared(operation, weight, per_channel) for weight in operation.args[1:3]):
+    channel_axis = BatchAxis(0, axis.pre, axis.post)
+    if not _are_shared(operation, operation.args[1:3], channel_axis):
         return operation.lost("weights depend on the places of the examples")
-    return [axis, per_channel, per_channel, None][: len(operation.outputs)]
+    return [axis, channel_axis, channel_axis, None][:outputs]
 
 
-# -- lookups -----------------------------------------------------------------------------------------------
+# -- lookups ---------------------------------------------------------------------------------------
 
 
 @_rule("embedding")
@@ -713,30 +770,36 @@ def _embedding(operation: Operation) -> Answer:
 
 @_rule("_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(operation: Operation) -> Answer:
-    """Return the axis of bags of equal length, one or several an example: ids `[N, T]`, flattened by torch."""
+    """Return the axis of bags of equal length, one or several an example.
+
+    The ids are `[N, T]`, which torch has flattened.
+    """
     weight, ids, offsets = operation.args[:3]
+    sample_weights = operation.argument("per_sample_weights")
+    misplaced = operation.lost("bags of an embedding have the batch in another place")
     axis = operation.axis(ids)
-    weights = operation.argument("per_sample_weights")
-    plain = (
-        axis is not None and axis.pre == 1 and not operation.is_batched(weight) and not operation.is_batched(offsets)
-    )
-    if axis is None or not plain or (operation.is_batched(weights) and operation.axis(weights) != axis):
-        return operation.lost("bags of an embedding have the batch in another place")
-    if not _is_shared(operation, weights, axis):
-        return operation.lost("bags of an embedding have the batch in another place")
-    bags, rest = divmod(len(offsets), operation.size)
-    length, longer = divmod(ids.numel(), max(1, len(offsets)))
-    regular = torch.equal(offsets, length * torch.arange(len(offsets), device=offsets.device))
-    if rest or longer or not regular or operation.argument("include_last_offset"):
+    if axis is None or axis.pre != 1:
+        return misplaced
+    if operation.is_batched(weight) or operation.is_batched(offsets):
+        return misplaced
+    if operation.is_batched(sample_weights) and operation.axis(sample_weights) != axis:
+        return misplaced
+    if not _is_shared(operation, sample_weights, axis):
+        return misplaced
+    bags, bag_rest = divmod(len(offsets), operation.size)
+    length, length_rest = divmod(ids.numel(), max(1, len(offsets)))
+    regular_offsets = length * torch.arange(len(offsets), device=offsets.device)
+    is_regular = bag_rest == 0 and length_rest == 0 and torch.equal(offsets, regular_offsets)
+    if not is_regular or operation.argument("include_last_offset"):
         return operation.lost("bags of an embedding have several lengths")
-    rows = BatchAxis(0, 1, bags)
-    return [rows, axis, rows, rows][: len(operation.outputs)]
+    bag_axis = BatchAxis(0, 1, bags)
+    return [bag_axis, axis, bag_axis, bag_axis][: len(operation.outputs)]
 
 
 @_rule("gather", "scatter", "scatter_add", "scatter_reduce", "take_along_dim")
 def _gather(operation: Operation) -> Answer:
     tensors = [x for x in operation.tensors if x.dim()]
-    dim = operation.argument("dim") % tensors[0].dim()
+    dim = _dimension(operation, tensors[0])
     axes = {axis for x in tensors if (axis := operation.axis(x)) is not None}
     if len(axes) > 1:
         return operation.lost("it pairs different examples")
@@ -745,40 +808,45 @@ def _gather(operation: Operation) -> Answer:
         return operation.lost("it reads along the batch axis")
     if any(x.shape[axis.dim] != axis.length(operation.size) for x in tensors):
         return operation.lost("its operands have different numbers of examples")
-    if not all(_is_shared(operation, x, axis) for x in tensors):
+    if not _are_shared(operation, tensors, axis):
         return operation.lost("it pairs examples with their places")
     return axis
 
 
 @_rule("index_add", "index_copy", "index_fill", "index_reduce")
 def _index_write(operation: Operation) -> Answer:
-    x, index = operation.args[0], operation.argument("index")
-    dim, rank = operation.argument("dim") % max(1, x.dim()), x.dim()
+    x = operation.args[0]
+    index = operation.argument("index")
+    rank = x.dim()
     if operation.is_batched(index):
         return operation.lost("an index depends on the examples")
-    axis = broadcast_axis(operation, [y for y in operation.tensors if y is not index and y.dim() == rank], rank)
-    if axis is None or axis.dim == dim:
+    operands = [y for y in operation.tensors if y is not index and y.dim() == rank]
+    axis = broadcast_axis(operation, operands, rank)
+    if axis is None or axis.dim == _dimension(operation, x):
         return operation.lost("it writes along the batch axis")
     return axis
 
 
 @_rule("index_select")
 def _index_select(operation: Operation) -> Answer:
-    x, index = operation.args[0], operation.argument("index")
-    dim, axis = operation.argument("dim") % max(1, x.dim()), operation.axis(x)
-    if operation.is_batched(index):
-        place = operation.axis(index)
-        if axis is not None or place is None:
+    x = operation.args[0]
+    index = operation.argument("index")
+    axis = operation.axis(x)
+    dim = _dimension(operation, x)
+    index_axis = operation.axis(index)
+    if index_axis is not None:
+        if axis is not None:
             return operation.lost("examples pick entries of other examples")
-        return BatchAxis(dim, place.pre, place.post)
+        return BatchAxis(dim, index_axis.pre, index_axis.post)
     if axis is None or axis.dim != dim:
         return axis
-    return _repeated(operation, axis, index)
+    return _repeat_by_index(operation, axis, index)
 
 
-def _repeated(operation: Operation, axis: BatchAxis, index: Tensor) -> Answer:
-    """Return the axis after the whole batch was repeated by a public index: example by example, or one batch after another."""
-    length, rows = axis.length(operation.size), index.flatten()
+def _repeat_by_index(operation: Operation, axis: BatchAxis, index: Tensor) -> Answer:
+    """Return the axis after a public index repeats every example, or the whole batch, several times."""
+    length = axis.length(operation.size)
+    rows = index.flatten()
     identity = torch.arange(length, device=rows.device)
     times, rest = divmod(len(rows), length)
     if rest == 0 and times:
@@ -789,195 +857,281 @@ def _repeated(operation: Operation, axis: BatchAxis, index: Tensor) -> Answer:
     return operation.lost("an index rearranges the examples")
 
 
+@dataclass(frozen=True)
+class _Indices:
+    """The indices of `x[i, :, j]`, where x has `x_rank` dimensions.
+
+    Attributes:
+        given: dimension of x to its index.
+        x_rank: dimensions of x.
+        rank: dimensions of the indices after broadcasting.
+        is_adjacent: whether the indexed dimensions of x lie beside each other.
+        front: first dimension of the result that the indices fill.
+    """
+
+    given: dict[int, Tensor]
+    x_rank: int
+    rank: int
+    is_adjacent: bool
+    front: int
+
+    @property
+    def result_rank(self) -> int:
+        """Return the dimensions of the result."""
+        return self.rank + self.x_rank - len(self.given)
+
+    @property
+    def untouched_dims(self) -> list[int]:
+        """Return the dimensions of x without an index."""
+        return [dim for dim in range(self.x_rank) if dim not in self.given]
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Return the first index that is a mask, None where there is none."""
+        for index in self.given.values():
+            if index.dtype in (torch.bool, torch.uint8):
+                return index
+        return None
+
+    def except_dim(self, dim: int) -> list[Tensor]:
+        """Return the indices of all other dimensions."""
+        return [index for other, index in self.given.items() if other != dim]
+
+    def moved_dim(self, dim: int) -> int:
+        """Return where a dimension of x without an index lies in the result."""
+        place = self.untouched_dims.index(dim)
+        return place if self.is_adjacent and dim < self.front else place + self.rank
+
+
+def _indices(operation: Operation) -> _Indices:
+    """Return the indices of an operation."""
+    given = {}
+    for dim, index in enumerate(operation.argument("indices")):
+        if index is not None:
+            given[dim] = index
+    dims = list(given)
+    is_adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
+    rank = max(index.dim() for index in given.values())
+    front = dims[0] if is_adjacent else 0
+    return _Indices(given, operation.args[0].dim(), rank, is_adjacent, front)
+
+
 @_rule("index", "_unsafe_index")
 def _index(operation: Operation) -> Answer:
     """Return the axis of `x[i, :, j]`: an index into the batch axis may only count the examples."""
-    x, indices = operation.args[0], list(operation.argument("indices"))
-    indices += [None] * (x.dim() - len(indices))
-    given = [(place, index) for place, index in enumerate(indices) if index is not None]
-    if any(index.dtype in (torch.bool, torch.uint8) for _, index in given):
-        return _masked(operation, x, given)
-    rank = max(index.dim() for _, index in given)
-    places = [place for place, _ in given]
-    adjacent = places == list(range(places[0], places[0] + len(places)))
-    front = places[0] if adjacent else 0
-    axis = operation.axis(x)
-    others = [index for place, index in given if axis is None or place != axis.dim]
-    found = broadcast_axis(operation, others, rank)
-    if found is None and any(operation.is_batched(index) for index in others):
+    indices = _indices(operation)
+    if indices.mask is not None:
+        return _index_by_mask(operation, indices)
+    axis = operation.axis(operation.args[0])
+    others = indices.except_dim(-1 if axis is None else axis.dim)
+    others_axis = broadcast_axis(operation, others, indices.rank)
+    if others_axis is None and any(operation.is_batched(index) for index in others):
         return operation.lost("indices pair different examples")
     if axis is None:
-        return found.shifted(front) if found is not None else None
-    picked = dict(given).get(axis.dim)
-    if picked is None:
-        if found is not None:
+        return others_axis.shifted(indices.front) if others_axis is not None else None
+    batch_index = indices.given.get(axis.dim)
+    if batch_index is None:
+        if others_axis is not None:
             return operation.lost("examples pick entries of other examples")
-        kept = [d for d in range(x.dim()) if d not in places]
-        before = kept.index(axis.dim)
-        moved = before if adjacent and axis.dim < front else before + rank
-        return BatchAxis(moved, axis.pre, axis.post)
-    if operation.is_batched(picked):
+        return BatchAxis(indices.moved_dim(axis.dim), axis.pre, axis.post)
+    if operation.is_batched(batch_index):
         return operation.lost("an index into the batch axis depends on the examples")
-    own = _counting(operation, axis, picked, rank)
-    if own is None or (found is not None and found != own) or not _are_shared(operation, others, own, rank):
+    counting_axis = _axis_of_counting_index(operation, axis, batch_index, indices.rank)
+    if counting_axis is None or others_axis not in (None, counting_axis):
         return operation.lost("an index rearranges the examples")
-    return own.shifted(front)
+    if not _are_shared_after_broadcast(operation, others, counting_axis, indices.rank):
+        return operation.lost("an index rearranges the examples")
+    return counting_axis.shifted(indices.front)
 
 
-def _counting(operation: Operation, axis: BatchAxis, index: Tensor, rank: int) -> BatchAxis | None:
-    """Return where an index `0, 1, …, N - 1` puts the examples among `rank` index dimensions; None for another index."""
+def _axis_of_counting_index(
+    operation: Operation, axis: BatchAxis, index: Tensor, rank: int
+) -> BatchAxis | None:
+    """Return where an index `0, 1, …, N - 1` puts the examples among `rank` index dimensions.
+
+    The answer is None for another index.
+    """
     length = axis.length(operation.size)
-    if index.numel() != length or not torch.equal(index.flatten(), torch.arange(length, device=index.device)):
+    if index.numel() != length:
         return None
-    long = [d for d, n in enumerate(index.shape) if n != 1]
-    if len(long) != 1:
+    if not torch.equal(index.flatten(), torch.arange(length, device=index.device)):
         return None
-    return BatchAxis(long[0] + rank - index.dim(), axis.pre, axis.post)
+    long_dims = [dim for dim, entries in enumerate(index.shape) if entries != 1]
+    if len(long_dims) != 1:
+        return None
+    return BatchAxis(long_dims[0] + rank - index.dim(), axis.pre, axis.post)
 
 
-def _are_shared(operation: Operation, tensors: Iterable[Tensor], axis: BatchAxis, rank: int) -> bool:
-    """Return whether no public tensor has other entries for each place along an axis of a broadcast result."""
-    return all(_is_shared(operation, x, axis.shifted(x.dim() - rank)) for x in tensors)
-
-
-def _masked(operation: Operation, x: Tensor, given: Sequence[tuple[int, Tensor]]) -> Answer:
+def _index_by_mask(operation: Operation, indices: _Indices) -> Answer:
     """Return the axis of an index by one public mask over other dimensions."""
-    axis = operation.axis(x)
-    place, mask = given[0]
-    if axis is None or len(given) > 1 or operation.is_batched(mask) or place <= axis.dim < place + mask.dim():
+    axis = operation.axis(operation.args[0])
+    dim, mask = next(iter(indices.given.items()))
+    is_public_and_alone = len(indices.given) == 1 and not operation.is_batched(mask)
+    if axis is None or not is_public_and_alone or dim <= axis.dim < dim + mask.dim():
         return operation.lost("a mask picks entries by their values")
-    return axis if axis.dim < place else axis.shifted(1 - mask.dim())
+    return axis if axis.dim < dim else axis.shifted(1 - mask.dim())
 
 
 @_rule("index_put", "_index_put_impl", "_unsafe_index_put")
 def _index_put(operation: Operation) -> Answer:
     """Return the axis of `x[:, i] = values` and of `x[arange(N), i] = values`."""
-    x, values = operation.args[0], operation.argument("values")
-    indices = list(operation.argument("indices"))
-    indices += [None] * (x.dim() - len(indices))
-    given = [(place, index) for place, index in enumerate(indices) if index is not None]
-    if any(index.dtype in (torch.bool, torch.uint8) for _, index in given):
-        aligned = len(given) == 1 and values.numel() == 1 and not operation.is_batched(values) and given[0][0] == 0
-        mask = given[0][1]
-        if aligned and operation.axis(mask) in (None, operation.axis(x)) and mask.dim() > 0:
-            axis = operation.axis(x) or operation.axis(mask)
-            is_covered = axis is not None and axis.dim < mask.dim()
-            return (
-                axis
-                if axis is not None and is_covered and all(_is_shared(operation, y, axis) for y in (x, mask))
-                else operation.lost("a mask writes to other examples")
-            )
-        return operation.lost("a mask picks entries by their values")
+    x = operation.args[0]
+    values = operation.argument("values")
+    indices = _indices(operation)
+    if indices.mask is not None:
+        return _put_by_mask(operation, indices)
     axis = operation.axis(x)
-    rank = max(index.dim() for _, index in given)
-    places = [place for place, _ in given]
-    adjacent = places == list(range(places[0], places[0] + len(places)))
-    front = places[0] if adjacent else 0
-    picked = {place: index for place, index in given}
-    has_private_index = any(operation.is_batched(index) for _, index in given)
-    for place, index in given:
-        if axis is not None and place != axis.dim:
-            continue
-        target = axis or BatchAxis(place)
-        if x.shape[place] == target.length(operation.size) and not operation.is_batched(index):
-            own = _counting(operation, target, index, rank)
-            placed = operation.axis(values)
-            rows = rank + x.dim() - len(given)
-            others = [other for where, other in given if where != place]
-            if own is None or (has_private_index and broadcast_axis(operation, others, rank) != own):
-                continue
-            if placed is not None and placed.shifted(rows - values.dim()) != own.shifted(front):
-                continue
-            if not _are_shared(operation, others, own, rank) or not _is_shared(operation, x, target):
-                continue
-            if not _are_shared(operation, [values], own.shifted(front), rows):
-                continue
-            return target
-    if has_private_index or (axis is not None and axis.dim in picked):
+    for dim in indices.given:
+        if axis is None or dim == axis.dim:
+            target = axis or BatchAxis(dim)
+            if _writes_every_example(operation, indices, target):
+                return target
+    has_private_index = any(operation.is_batched(index) for index in indices.given.values())
+    if has_private_index or (axis is not None and axis.dim in indices.given):
         return operation.lost("an index writes to other examples")
-    kept = [d for d in range(x.dim()) if d not in picked]
-    placed = operation.axis(values)
-    if placed is not None:
-        placed = placed.shifted(rank + len(kept) - values.dim())
-        before = placed.dim - rank if placed.dim >= front + rank or not adjacent else placed.dim
-        if not 0 <= before < len(kept) or front <= placed.dim < front + rank:
-            return operation.lost("an index writes to other examples")
-        target = BatchAxis(kept[before], placed.pre, placed.post)
-        if (axis is not None and axis != target) or not _is_shared(operation, x, target):
-            return operation.lost("an index writes to other examples")
-        return target
+    values_axis = operation.axis(values)
+    if values_axis is not None:
+        values_axis = values_axis.shifted(indices.result_rank - values.dim())
+        return _axis_of_written_values(operation, indices, values_axis)
     if axis is not None:
-        before = kept.index(axis.dim)
-        moved = before if adjacent and axis.dim < front else before + rank
-        if not _is_shared(operation, values, axis.shifted(moved - axis.dim + values.dim() - rank - len(kept))):
+        moved_axis = BatchAxis(indices.moved_dim(axis.dim), axis.pre, axis.post)
+        rank = indices.result_rank
+        if not _are_shared_after_broadcast(operation, [values], moved_axis, rank):
             return operation.lost("an index writes to examples by their places")
     return axis
 
 
-# -- attention, recurrences and losses ---------------------------------------------------------------------
+def _put_by_mask(operation: Operation, indices: _Indices) -> Answer:
+    """Return the axis of `x[mask] = number`."""
+    x = operation.args[0]
+    values = operation.argument("values")
+    dim, mask = next(iter(indices.given.items()))
+    axis = operation.axis(x)
+    is_public_number = values.numel() == 1 and not operation.is_batched(values)
+    is_leading_mask = len(indices.given) == 1 and dim == 0 and mask.dim() > 0
+    if not is_public_number or not is_leading_mask or operation.axis(mask) not in (None, axis):
+        return operation.lost("a mask picks entries by their values")
+    if axis is None or axis.dim >= mask.dim() or not _are_shared(operation, (x, mask), axis):
+        return operation.lost("a mask writes to other examples")
+    return axis
 
 
-@_rule(
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention"
-)
-@_rule(
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_attention_math",
-)
+def _writes_every_example(operation: Operation, indices: _Indices, target: BatchAxis) -> bool:
+    """Return whether an index counts the examples along an axis of x, so that each writes its own row."""
+    x = operation.args[0]
+    values = operation.argument("values")
+    index = indices.given[target.dim]
+    if x.shape[target.dim] != target.length(operation.size) or operation.is_batched(index):
+        return False
+    counting_axis = _axis_of_counting_index(operation, target, index, indices.rank)
+    if counting_axis is None:
+        return False
+    others = indices.except_dim(target.dim)
+    if any(operation.is_batched(other) for other in others):
+        if broadcast_axis(operation, others, indices.rank) != counting_axis:
+            return False
+    row_axis = counting_axis.shifted(indices.front)
+    values_axis = operation.axis(values)
+    if values_axis is not None:
+        if values_axis.shifted(indices.result_rank - values.dim()) != row_axis:
+            return False
+    if not _are_shared_after_broadcast(operation, others, counting_axis, indices.rank):
+        return False
+    if not _is_shared(operation, x, target):
+        return False
+    return _are_shared_after_broadcast(operation, [values], row_axis, indices.result_rank)
+
+
+def _axis_of_written_values(
+    operation: Operation, indices: _Indices, values_axis: BatchAxis
+) -> Answer:
+    """Return the axis of x after batched values are written through public indices of other dimensions.
+
+    Args:
+        operation: the write.
+        indices: its indices, none of which is private.
+        values_axis: the axis of the values in the shape of `x[indices]`.
+    """
+    x = operation.args[0]
+    untouched = indices.untouched_dims
+    behind_indices = indices.front + indices.rank
+    place = values_axis.dim
+    if place >= behind_indices or not indices.is_adjacent:
+        place -= indices.rank
+    is_index_dim = indices.front <= values_axis.dim < behind_indices
+    if is_index_dim or not 0 <= place < len(untouched):
+        return operation.lost("an index writes to other examples")
+    target = BatchAxis(untouched[place], values_axis.pre, values_axis.post)
+    if operation.axis(x) not in (None, target) or not _is_shared(operation, x, target):
+        return operation.lost("an index writes to other examples")
+    return target
+
+
+# -- attention, recurrences and losses -------------------------------------------------------------
+
+
+@_rule("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
+@_rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention")
+@_rule("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
 @_rule("_scaled_dot_product_fused_attention_overrideable")
 def _attention(operation: Operation) -> Answer:
-    """Return the axis of fused attention: queries, keys and values have the batch, alone or with heads, before the last two."""
+    """Return the axis of fused attention.
+
+    Queries, keys and values have the batch, alone or with heads, before the last two dimensions.
+    """
     query = operation.args[0]
+    outputs = operation.outputs
     axis = broadcast_axis(operation, operation.tensors, query.dim())
     if axis is None or axis.dim >= query.dim() - 2:
         return operation.lost("attention pairs different examples")
-    outputs = operation.outputs
     if outputs[0].shape[axis.dim] != axis.length(operation.size):
         return operation.lost("attention repeats the heads of examples")
-    if any(operation.is_batched(x) is False and x.shape[axis.dim] != query.shape[axis.dim] for x in operation.args[:3]):
-        return operation.lost("attention pairs different examples")
-    return [axis, axis, *[None] * (len(outputs) - 2)][: len(outputs)]
+    for x in operation.args[:3]:
+        if not operation.is_batched(x) and x.shape[axis.dim] != query.shape[axis.dim]:
+            return operation.lost("attention pairs different examples")
+    states: list[State | None] = [None] * len(outputs)
+    states[:2] = [axis, axis][: len(outputs)]
+    return states
 
 
-def _reduced_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> State:
-    """Return the axis of a loss without reduction, or the total of one with it (1 is the mean, 2 the sum)."""
+def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> State:
+    """Return the axis of a loss without reduction, or its total (reduction 1 is the mean, 2 the sum)."""
     if axis is None:
         return operation.lost("the loss pairs different examples")
     reduction = operation.argument("reduction")
-    return axis if reduction == 0 else _total(reduction == 1, entries, operation.size)
+    return axis if reduction == 0 else _total(operation, reduction == 1, entries)
 
 
 @_rule("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "l1_loss", "kl_div")
 @_rule("binary_cross_entropy", "binary_cross_entropy_with_logits")
 def _elementwise_loss(operation: Operation) -> Answer:
-    shapes = [x.shape for x in operation.tensors]
-    shape = torch.broadcast_shapes(*shapes)
-    return _reduced_loss(operation, broadcast_axis(operation, operation.tensors, len(shape)), shape.numel())
+    tensors = operation.tensors
+    shape = torch.broadcast_shapes(*[x.shape for x in tensors])
+    return _reduce_loss(operation, broadcast_axis(operation, tensors, len(shape)), shape.numel())
 
 
 @_rule("nll_loss_forward", "nll_loss2d_forward")
 def _nll_loss(operation: Operation) -> Answer:
     """Return the axis or the total of a negative log-likelihood.
 
-    With a mean, torch divides by the number of targets that are not ignored, or by the sum of their weights. Both are private.
-    (For Opacus-shaped scripts a mean without weights divides by the number of all targets: `integrations/_opacus_batch.py`.)
+    With a mean, torch divides by the number of targets that are not ignored, or by the sum of their
+    weights. Both are private. For Opacus-shaped scripts, a mean without weights divides by the number of
+    all targets: see `integrations/_opacus_batch.py`.
     """
     scores, target, weight, reduction, ignored = operation.args[:5]
-    axis, own = operation.axis(scores), operation.axis(target)
-    classes = 1 if scores.dim() > 1 else 0
-    if axis is None or axis.dim == classes:
+    axis = operation.axis(scores)
+    class_dim = 1 if scores.dim() > 1 else 0
+    if axis is None or axis.dim == class_dim:
         return operation.lost("the classes of the loss run over the batch axis")
-    placed = axis if axis.dim < classes else axis.shifted(-1)
-    if (own is not None and own != placed) or not _is_shared(operation, target, placed):
+    loss_axis = axis if axis.dim < class_dim else axis.shifted(-1)
+    if operation.axis(target) not in (None, loss_axis) or not _is_shared(operation, target, loss_axis):
         return operation.lost("the loss pairs different examples")
-    divisor = operation.lost("the divisor of the loss counts the labels of all examples")
     if operation.is_batched(weight):
         return operation.lost("class weights depend on the examples")
     if reduction == 0:
-        return [placed, None]
+        return [loss_axis, None]
     if reduction == 2:
-        return [Total(), divisor]
+        return [Total(), operation.lost("the divisor of the loss counts the labels of all examples")]
     if weight is not None:
         return operation.lost("a mean with class weights divides by a sum over the labels of the batch")
     return operation.lost(f"a mean with ignore_index={ignored} divides by a count of the labels of the batch")
@@ -986,47 +1140,36 @@ def _nll_loss(operation: Operation) -> Answer:
 @_rule("multi_margin_loss", "multilabel_margin_loss_forward")
 def _margin_loss(operation: Operation) -> Answer:
     scores, target = operation.args[:2]
-    axis, own = operation.axis(scores), operation.axis(target)
+    axis = operation.axis(scores)
     if axis != BatchAxis(0) or scores.dim() != 2:
         return operation.lost("the classes of the loss run over the batch axis")
-    if (own is not None and own != axis) or not _is_shared(operation, target, axis):
+    if operation.axis(target) not in (None, axis) or not _is_shared(operation, target, axis):
         return operation.lost("the loss pairs different examples")
     if any(operation.is_batched(x) for x in operation.tensors[2:]):
         return operation.lost("class weights depend on the examples")
-    losses = _reduced_loss(operation, axis, scores.shape[0])
+    losses = _reduce_loss(operation, axis, scores.shape[0])
     return losses if len(operation.outputs) == 1 else [losses, axis]
 
 
 @_rule("_ctc_loss")
 def _ctc_loss(operation: Operation) -> Answer:
     scores, targets = operation.args[:2]
-    axis, own = operation.axis(scores), operation.axis(targets)
-    lengths = [operation.axis(x) for x in operation.args[2:4] if isinstance(x, Tensor)]
-    rows = [x for x in (own, *lengths) if x is not None]
-    public = [targets, *[torch.as_tensor(x) for x in operation.args[2:4]]]
-    if not all(_is_shared(operation, x, BatchAxis(0)) for x in public):
+    lengths = operation.args[2:4]
+    rows = BatchAxis(0)
+    if not _are_shared(operation, [targets, *map(torch.as_tensor, lengths)], rows):
         return operation.lost("public targets or lengths depend on the places of the examples")
-    if axis is None or axis != BatchAxis(1) or targets.dim() != 2 or any(x != BatchAxis(0) for x in rows):
+    is_placed = operation.axis(scores) == BatchAxis(1) and targets.dim() == 2
+    if not is_placed or any(operation.axis(x) not in (None, rows) for x in (targets, *lengths)):
         return operation.lost("the batch is not dimension 1 of the scores and 0 of the targets")
-    return BatchAxis(0)
+    return rows
 
 
-# -- totals ------------------------------------------------------------------------------------------------
+# -- totals ----------------------------------------------------------------------------------------
 
 
-def _total_rule(*names: str) -> Callable[[Rule], Rule]:
-    def add(rule: Rule) -> Rule:
-        for name in names:
-            TOTAL_RULES[name] = rule
-        return rule
-
-    return add
-
-
-@_total_rule(
-    "neg", "view", "reshape", "squeeze", "unsqueeze", "clone", "detach", "alias", "_to_copy", "expand", "positive"
-)
-@_total_rule("sum", "mean", "select", "_unsafe_view", "_reshape_alias", "contiguous", "lift_fresh")
+@_rule("neg", "positive", "view", "reshape", "squeeze", "unsqueeze", "expand", table=TOTAL_RULES)
+@_rule("clone", "detach", "alias", "_to_copy", "contiguous", "lift_fresh", table=TOTAL_RULES)
+@_rule("sum", "mean", "select", "_unsafe_view", "_reshape_alias", table=TOTAL_RULES)
 def _keep_total(operation: Operation) -> Answer:
     total = operation.state(operation.args[0])
     if operation.outputs[0].numel() != 1 or not isinstance(total, Total):
@@ -1034,33 +1177,39 @@ def _keep_total(operation: Operation) -> Answer:
     return total
 
 
-@_total_rule("add", "sub", "rsub")
+@_rule("add", "sub", "rsub", table=TOTAL_RULES)
 def _add_totals(operation: Operation) -> Answer:
-    """Return the total of two totals with one divisor; a public number that is added changes no gradient."""
-    totals = [
-        state for x in operation.args[:2] if isinstance(x, Tensor) and isinstance(state := operation.state(x), Total)
-    ]
-    others = [x for x in operation.args[:2] if isinstance(x, Tensor) and not isinstance(operation.state(x), Total)]
-    if any(operation.state(x) is not None for x in others) or operation.outputs[0].numel() != 1:
+    """Return the total of two totals with one divisor; adding a public number changes no gradient."""
+    totals = []
+    has_other_operand = False
+    for x in operation.args[:2]:
+        state = operation.state(x) if isinstance(x, Tensor) else None
+        if isinstance(state, Total):
+            totals.append(state)
+        elif state is not None:
+            has_other_operand = True
+    if has_other_operand or operation.outputs[0].numel() != 1:
         return operation.lost("a sum over the examples meets something else than a public number")
     first = totals[0]
-    if len(totals) == 2 and first.is_mean != totals[1].is_mean:
+    if any(total.is_mean != first.is_mean for total in totals):
         return operation.lost("a mean and a sum over the examples are added")
-    together = sum(total.factor for total in totals)
+    factor = sum(total.factor for total in totals)
+    entries = first.number / factor if factor else 1.0
     is_quotient = any(total.is_quotient for total in totals)
-    return replace(first, entries=first.number / together if together else 1.0, is_quotient=is_quotient)
+    return replace(first, entries=entries, is_quotient=is_quotient)
 
 
-@_total_rule("mul", "div", "true_divide")
+@_rule("mul", "div", "true_divide", table=TOTAL_RULES)
 def _scale_total(operation: Operation) -> Answer:
     """Return the total times a public number; a division by N makes a sum a mean."""
-    one, other = operation.args[:2]
-    total = operation.state(one) if isinstance(one, Tensor) else None
-    factor = other
+    is_division = _name(operation) != "mul"
+    first, factor = operation.args[:2]
+    total = operation.state(first) if isinstance(first, Tensor) else None
     if not isinstance(total, Total):
-        total, factor = operation.state(other), one
-        if _name(operation) != "mul":
+        if is_division:
             return operation.lost("something is divided by a sum over the examples")
+        total = operation.state(factor)
+        factor = first
     if isinstance(factor, Tensor) and operation.state(factor) is not None:
         return operation.lost("a sum over the examples is multiplied with private or trained numbers")
     assert isinstance(total, Total)
@@ -1069,18 +1218,10 @@ def _scale_total(operation: Operation) -> Answer:
     if operation.has_argument("rounding_mode") and operation.argument("rounding_mode") is not None:
         return operation.lost("a sum over the examples is rounded")
     number = float(factor)
-    if _name(operation) != "mul":
-        if not total.is_mean and number >= operation.size and number % operation.size == 0:
-            return replace(total, is_mean=True, number=total.number * operation.size / number, is_quotient=True)
+    if is_division:
+        is_multiple = number >= operation.size and number % operation.size == 0
+        if not total.is_mean and is_multiple:
+            new_number = total.number * operation.size / number
+            return replace(total, is_mean=True, number=new_number, is_quotient=True)
         number = 1 / number if number else 0.0
     return replace(total, number=total.number * number)
-
-
-def rule_name(function: Any) -> str:
-    """Return the name under which an operation is in the table."""
-    packet = function.overloadpacket
-    name = str(packet.__name__)
-    if name.endswith("_") and not name.endswith("__"):
-        name = name[:-1]
-    library = function.namespace
-    return name if library == "aten" else f"{library}::{name}"

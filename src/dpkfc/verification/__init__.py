@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from dpkfc.verification.examples import Verdict, check_on_public_rows, checked_verify, program_of
-from dpkfc.verification.public_rows import PublicRows, public_rows
+from dpkfc.verification.examples import (
+    Verdict,
+    check_on_public_rows,
+    check_verify_setting,
+    identify_program,
+)
+from dpkfc.verification.public_rows import PublicRows, draw_public_rows
 
-__all__ = ["PublicRows", "Verdict", "check_on_public_rows", "checked_verify", "program_of", "public_rows"]
+__all__ = [
+    "PublicRows",
+    "Verdict",
+    "check_on_public_rows",
+    "check_verify_setting",
+    "draw_public_rows",
+    "identify_program",
+]

@@ -1,15 +1,16 @@
-"""Does every example have a loss and a gradient of its own? Asked of public rows, before the first private row is read.
+"""Check on public rows, before the first private row is read, that every example has its own gradient.
 
-What the tracker proves needs no test. What it cannot see is tested here: code that depends on the size of the batch, collate
-functions, backward passes in Python. What it cannot prove is compared example by example: either examples really mix, which is
-refused by name, or the layout is only unknown, and then examples are differentiated one at a time.
+What the tracker proves needs no test. This module tests what the tracker cannot see: code that depends
+on the size of the batch, collate functions, backward passes in Python. What the tracker cannot prove is
+compared example by example. Either examples really mix, which is refused by name, or only their layout is
+unknown, and then examples are differentiated one at a time.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,23 +31,23 @@ from dpkfc.gradients.state import augmented, check_finite, check_memory, checked
 from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
 from dpkfc.linalg.blocks import weighted_sum
 from dpkfc.memory import is_out_of_memory
-from dpkfc.rng_state import begin_at, device_of, kept_numbers, restarter
+from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
 from dpkfc.tracking.axes import Unknown
 from dpkfc.tracking.tracker import UnknownOperation
 from dpkfc.verification.public_rows import PublicRows
 
 # --------------------------------------------------------------------------------------------------
-# Constants in the place of random numbers, so that two passes of one model can be compared.
+# Constants in place of random numbers, so that two passes of one model can be compared.
 #
-# Dropout and augmentation draw other numbers for a batch of another size. With constants, whatever
-# still differs was changed by other examples, or by how many there are.
+# Dropout and augmentation draw different numbers for a batch of another size. With constants, only
+# other examples, or their number, can cause a difference.
 
 
 class ConstantNumbers(TorchDispatchMode):
-    """Replace the random numbers of torch by constants inside the body."""
+    """Replaces the random numbers of torch by constants."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation, with constants for what it draws."""
+        """Run one operation, with constants in place of its random numbers."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded not in func.tags:
@@ -55,12 +56,12 @@ class ConstantNumbers(TorchDispatchMode):
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(output[1])
         if isinstance(output, Tensor):
-            _fill(name, output, args)
+            _fill_with_constant(name, output, args)
         return output
 
 
-def _fill(name: str, x: Tensor, args: Any) -> None:
-    """Overwrite what an operation has drawn."""
+def _fill_with_constant(name: str, x: Tensor, args: Any) -> None:
+    """Overwrite the random numbers of an operation."""
     if name.startswith("randperm"):
         x.copy_(torch.arange(len(x), device=x.device).flip(0))
     elif "bernoulli" in name:
@@ -78,19 +79,25 @@ def _fill(name: str, x: Tensor, args: Any) -> None:
 # --------------------------------------------------------------------------------------------------
 
 LossFn = Callable[[nn.Module, Any], Tensor]
-_MOST = 256  # rows of a batch that is compared
-_ALONE = 8  # rows that are compared with batches of one
-_SCALES = (1.0, 30.0, -30.0, 0.0)  # of rows beside those that are compared
-_SEEDS = 4  # random states under which a pass is followed
-_CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+_MAX_ROWS = 256  # of a compared batch
+_SINGLE_ROWS = 8  # compared with batches of one
+_SCALES = (1.0, 30.0, -30.0, 0.0)  # of changed rows
+_SEEDS = 4  # random states of tracked passes
+_TOLERANCES = {
+    torch.float64: 1e-6,
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.1,
+    torch.float16: 0.05,
+}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What public rows have shown.
+    """The result of the check on public rows.
 
     Attributes:
-        operation: why examples are differentiated one at a time; None where whole micro-batches are proved.
+        operation: why examples are differentiated one at a time; None where whole micro-batches are
+            proved.
         unchecked: why nothing could be compared, or "".
     """
 
@@ -112,7 +119,7 @@ class Verdict:
             )
 
 
-def checked_verify(verify: bool | str) -> bool | str:
+def check_verify_setting(verify: bool | str) -> bool | str:
     """Return the setting of `verify=`.
 
     Raises:
@@ -121,6 +128,14 @@ def checked_verify(verify: bool | str) -> bool | str:
     if verify not in (True, False, "strict"):
         raise ValueError(f"verify must be True, False or 'strict', got {verify!r}")
     return verify
+
+
+def identify_program(function: Any) -> Any:
+    """Return the code of a loss function, whatever object or arguments the function is bound to."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", type(function))
 
 
 def check_on_public_rows(
@@ -134,13 +149,14 @@ def check_on_public_rows(
     augment: Callable[[Any], Any] | None = None,
     strict: bool = False,
 ) -> Verdict:
-    """Check on public rows that every example has a gradient of its own, and find out how to compute it.
+    """Check on public rows that every example has its own gradient, and choose how to compute it.
 
     Args:
         model: in the mode in which it is trained.
         layers: its layers.
         loss_fn: maps model and batch to losses `[n]`.
-        attempts: each maps a number of records to public rows; the first whose rows the loss takes is used.
+        attempts: each maps a number of records to public rows. The first rows that the loss accepts are
+            used.
         expected: rows of a logical batch, on average.
         bound: most rows of a micro-batch, None for no bound.
         augment: maps a batch to one with as many rows.
@@ -150,55 +166,70 @@ def check_on_public_rows(
         The verdict.
 
     Raises:
-        ValueError: examples mix, by name of the operation where it is known; the loss fails on a batch of one example; the
-            forward pass keeps something of its examples.
+        ValueError: examples mix (with the name of the operation, where it is known), the loss fails on a
+            batch of one example, or the forward pass keeps something of its examples.
         RuntimeError: not even two examples fit into memory.
         UnknownOperation: under `strict`, an operation that the tracker does not know.
     """
     check_finite(layers)
-    most = max(4, min(2 * expected, bound or 2 * expected, max(_MOST, expected)))
-    with run_eagerly(), torch.enable_grad(), kept_numbers(), checked_state(model) as before:
+    max_rows = max(4, min(2 * expected, bound or 2 * expected, max(_MAX_ROWS, expected)))
+    device = device_of(layers)
+    with run_eagerly(), torch.enable_grad(), preserve_generators(), checked_state(model) as state:
         while True:
-            begin_at(1)
-            check = _Check(model, layers, loss_fn, augment, device_of(layers), most)
+            seed_generators(1)
+            check = _Check(model, layers, loss_fn, augment, device, max_rows, state)
             try:
-                return check.verdict(attempts, before, expected, strict)
+                return check.verdict(attempts, expected, strict)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                if most == 2:
+                if max_rows == 2:
                     raise RuntimeError(
                         "the check on public rows needs two examples in memory, and they do not fit; nothing was released. Use a "
                         "smaller model, or verify=False"
                     ) from error
-            most = max(2, most // 2)
+            max_rows = max(2, max_rows // 2)
 
 
 class BatchSizeError(ValueError):
-    """The loss takes examples alone and fails on their batch."""
+    """The loss accepts single examples and fails on their batch."""
 
 
 @dataclass(frozen=True)
 class _Check:
-    """The comparisons of one model and loss."""
+    """The comparisons of one model and loss.
+
+    Attributes:
+        model: the model.
+        layers: its layers.
+        loss_fn: maps model and batch to losses.
+        augment: of the training.
+        device: of the parameters.
+        max_rows: of a batch.
+        state: of the model before the check.
+    """
 
     model: nn.Module
     layers: Sequence[Layer]
     loss_fn: LossFn
     augment: Callable[[Any], Any] | None
     device: torch.device
-    most: int
+    max_rows: int
+    state: Any
 
-    # -- rows that the loss takes ---------------------------------------------------------------------------
+    # -- rows that the loss accepts ----------------------------------------------------------------
 
-    def usable(self, attempts: Sequence[Callable[[int], PublicRows]]) -> tuple[PublicRows | None, str]:
-        """Return the first public rows that the loss takes, or why there are none."""
+    def accepted_rows(
+        self, attempts: Sequence[Callable[[int], PublicRows]]
+    ) -> tuple[PublicRows | None, str]:
+        """Return the first public rows that the loss accepts, or why there are none."""
         reason = "no public rows were given"
-        for make in attempts:
+        for make_rows in attempts:
             try:
-                rows = make(max(4, self.most))
-                for size in (2, min(self.most, len(rows))):  # a number in any row may lie outside a table
-                    self._check_takes(rows.batch(range(size)), rows, size)
+                rows = make_rows(max(4, self.max_rows))
+                # A number in any row may lie outside a table, so all rows are tried.
+                for size in (2, min(self.max_rows, len(rows))):
+                    self._check_accepts(rows.batch(range(size)), rows, size)
             except Exception as error:
                 if isinstance(error, BatchSizeError) or _is_permanent(error):
                     raise
@@ -208,24 +239,24 @@ class _Check:
                 return rows, ""
         return None, reason
 
-    def _check_takes(self, batch: Any, rows: PublicRows, size: int) -> None:
-        """Check that the loss takes a batch, wherever it takes every row of it alone."""
+    def _check_accepts(self, batch: Any, rows: PublicRows, size: int) -> None:
+        """Check that the loss accepts a batch, unless it refuses one of its rows alone."""
         try:
             self.losses(batch, size)
             return
         except Exception as error:
             if _is_permanent(error):
                 raise
-            failed = error
+            batch_error = error
         for i in range(size):
             try:
                 self.losses(rows.batch([i]), 1)
             except Exception:
-                raise failed from None
-        text = str(failed).splitlines()[0][:60] if str(failed) else type(failed).__name__
+                raise batch_error from None
         raise BatchSizeError(
-            f"loss_fn takes each of {size} rows alone and fails on their batch ({text}): it depends on the batch size"
-        ) from failed
+            f"loss_fn takes each of {size} rows alone and fails on their batch ({_first_line(batch_error)}): it depends on "
+            "the batch size"
+        ) from batch_error
 
     def _check_batch_of_one(self, rows: PublicRows) -> None:
         try:
@@ -233,92 +264,114 @@ class _Check:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            text = str(error).splitlines()[0][:60] if str(error) else type(error).__name__
             raise ValueError(
-                f"loss_fn fails on a batch of one example ({text}); write squeeze(-1) for squeeze(), and keep the batch axis"
+                f"loss_fn fails on a batch of one example ({_first_line(error)}); write squeeze(-1) for squeeze(), and keep "
+                "the batch axis"
             ) from error
 
-    # -- passes ---------------------------------------------------------------------------------------------
+    # -- passes ------------------------------------------------------------------------------------
 
     def losses(self, batch: Any, size: int) -> Tensor:
         """Return the losses `[n]` of a batch, augmented as in training."""
-        losses = losses_of(self.loss_fn, self.model, self._augmented(batch, size))
+        losses = losses_of(self.loss_fn, self.model, self._augment(batch, size))
         check_losses(losses, size)
         return losses
 
-    def values(self, batch: Any, size: int) -> Tensor:
-        """Return losses that can be compared, in float64."""
+    def loss_values(self, batch: Any, size: int) -> Tensor:
+        """Return losses for comparison, in float64."""
         return self.losses(batch, size).detach().double()
 
     def trace(self, batch: Any, size: int) -> tuple[Unknown | None, Tape, Tensor]:
-        """Follow one pass; return why it is not proved, its tape and its losses."""
-        moved = _moved(batch, self.device)
-        tracker = batch_tracker(self.model, moved, size)
+        """Track one pass; return why it is not proved, its tape and its losses."""
+        batch = _move(batch, self.device)
+        tracker = batch_tracker(self.model, batch, size)
         with tracker.following():
-            moved = augmented(self.augment, self.model, moved, size)
+            batch = augmented(self.augment, self.model, batch, size)
         tape = Tape(self.model, self.layers, size, tracker=tracker)
         with tape, tracker.following():
-            losses = losses_of(self.loss_fn, self.model, moved)
+            losses = losses_of(self.loss_fn, self.model, batch)
         check_losses(losses, size)
         tape.check_depends(losses)
         tape.check_enabled()
         return tape.failure(losses), tape, losses
 
-    # -- the verdict ----------------------------------------------------------------------------------------
+    def _augment(self, batch: Any, size: int) -> Any:
+        return augmented(self.augment, self.model, _move(batch, self.device), size)
+
+    # -- the verdict -------------------------------------------------------------------------------
 
     def verdict(
-        self, attempts: Sequence[Callable[[int], PublicRows]], before: Any, expected: int, strict: bool
+        self, attempts: Sequence[Callable[[int], PublicRows]], expected: int, strict: bool
     ) -> Verdict:
-        """Return the verdict, without a check where the loss takes no public rows."""
-        rows, reason = self.usable(attempts)
-        return Verdict(unchecked=reason) if rows is None else self.run(rows, before, expected, strict)
+        """Return the verdict, unchecked where the loss accepts no public rows."""
+        rows, reason = self.accepted_rows(attempts)
+        if rows is None:
+            return Verdict(unchecked=reason)
+        return self.run(rows, expected, strict)
 
-    def run(self, rows: PublicRows, before: Any, expected: int, strict: bool) -> Verdict:
-        """Return the verdict on rows that the loss takes."""
-        size = max(2, min(self.most // 2, expected))
-        some, few = min(32, size), min(4, size)
-        failure = None
-        for seed in range(_SEEDS):
-            begin_at(seed + 1)
-            length = size if seed == 0 else few
-            found, tape, losses = self.trace(rows.batch(range(length)), length)
-            failure = failure or found
-            if found is None and seed == 0:
-                self._warn_of_unused(losses)
-        begin_at(1)
-        if not self._check_rows("collate_fn", rows.batch, some):
-            failure = failure or Unknown(
-                "collate_fn", "it draws random numbers of its own, so that it cannot be compared"
-            )
-        if self.augment is not None:
-            repeatable = self._check_rows("augment", lambda chosen: self._augmented(rows.batch(chosen), some), some)
-            if not repeatable:
-                self._check_rows_with_nan(rows, some)
+    def run(self, rows: PublicRows, expected: int, strict: bool) -> Verdict:
+        """Return the verdict on rows that the loss accepts."""
+        size = max(2, min(self.max_rows // 2, expected))
+        few = min(4, size)
+        failure = self._trace_with_seeds(rows, size, few)
+        collate_failure = self._check_row_functions(rows, min(32, size))
+        failure = failure or collate_failure
         if failure is not None and strict:
             raise UnknownOperation(
                 f"{failure.operation}: {failure.reason[:70]}; register its rule with dpkfc.register_batch_rule, or drop "
                 "verify='strict'"
             )
         self._check_padding(rows)
-        if not self._agree(rows, few, restarted=True):
-            self._check_memory(rows, before)
-            # A proof needs no comparison, and without one every example has a pass of its own.
+        if not self._is_repeatable(rows, few, restarted=True):
+            self._check_memory(rows)
+            # A proof needs no comparison. Without a proof every example has a pass of its own.
             return Verdict(
                 failure, "two passes over the same rows differ, with the same seeds of torch, numpy and random"
             )
         with ConstantNumbers():
-            if self._agree(
-                rows, few, restarted=False
-            ):  # numpy and random draw other numbers for a batch of another size
+            # numpy and random draw different numbers for a batch of another size.
+            if self._is_repeatable(rows, few, restarted=False):
                 self._check_sizes(rows, failure)
             if failure is not None:
                 self._check_neighbours(rows, size, failure)
         if failure is None:
             self._check_tape(rows, few)
-        self._check_memory(rows, before)
+        self._check_memory(rows)
         return Verdict(failure)
 
-    def _agree(self, rows: PublicRows, size: int, *, restarted: bool) -> bool:
+    def _trace_with_seeds(self, rows: PublicRows, size: int, few: int) -> Unknown | None:
+        """Return the first reason why a pass is not proved, under several random states."""
+        failure = None
+        for seed in range(_SEEDS):
+            seed_generators(seed + 1)
+            length = size if seed == 0 else few
+            seed_failure, _, losses = self.trace(rows.batch(range(length)), length)
+            failure = failure or seed_failure
+            if seed_failure is None and seed == 0:
+                self._warn_of_unused(losses)
+        seed_generators(1)
+        return failure
+
+    def _check_row_functions(self, rows: PublicRows, size: int) -> Unknown | None:
+        """Check that collate function and augmentation change each row on its own.
+
+        Returns:
+            Why a collate function cannot be compared, or None.
+        """
+        failure = None
+        if not self._check_rows("collate_fn", rows.batch, size):
+            reason = "it draws random numbers of its own, so that it cannot be compared"
+            failure = Unknown("collate_fn", reason)
+        if self.augment is not None:
+
+            def augment(indices: Sequence[int]) -> Any:
+                return self._augment(rows.batch(indices), size)
+
+            if not self._check_rows("augment", augment, size):
+                self._check_augment_with_nan(rows, size)
+        return failure
+
+    def _is_repeatable(self, rows: PublicRows, size: int, *, restarted: bool) -> bool:
         """Return whether two passes over one batch agree, where torch draws constants.
 
         Args:
@@ -327,98 +380,112 @@ class _Check:
             restarted: begin both with the same state of the global generators.
         """
         restart = restarter(self.device)
-        found = []
+        losses = []
         with ConstantNumbers():
             for _ in range(2):
                 if restarted:
                     restart()
-                found.append(self.values(rows.batch(range(size)), size).nan_to_num())
-        return bool(torch.equal(*found))
+                losses.append(self.loss_values(rows.batch(range(size)), size).nan_to_num())
+        return torch.equal(*losses)
 
-    def _differs(self, one: Tensor, other: Tensor) -> bool:
+    def _losses_differ(self, losses: Tensor, others: Tensor) -> bool:
         """Return whether losses differ by more than rounding."""
-        dtypes = [p.dtype for layer in self.layers for p in (layer.tensor(r) for r in layer.parameters)]
-        coarse = max(_CLOSE.get(dtype, 0.1) for dtype in dtypes)
-        finite = one.isfinite()
-        if not torch.equal(finite, other.isfinite()):
+        tolerance = 0.0
+        for layer in self.layers:
+            for role in layer.parameters:
+                tolerance = max(tolerance, _TOLERANCES.get(layer.tensor(role).dtype, 0.1))
+        is_finite = losses.isfinite()
+        if not torch.equal(is_finite, others.isfinite()):
             return True
-        if not bool(finite.any()):
+        if not bool(is_finite.any()):
             return False
-        one, other = one[finite], other[finite]
-        scale = torch.maximum(one.abs(), other.abs())
-        return bool(((one - other).abs() > coarse * (scale + scale.median()) + 1e-9).any())
+        losses = losses[is_finite]
+        others = others[is_finite]
+        scale = torch.maximum(losses.abs(), others.abs())
+        return bool(((losses - others).abs() > tolerance * (scale + scale.median()) + 1e-9).any())
 
     def _check_sizes(self, rows: PublicRows, failure: Unknown | None) -> None:
         """Check that the loss of a row is the same in batches of several sizes, down to the row alone."""
-        most = min(self.most, len(rows))
-        whole = self.values(rows.batch(range(most)), most)
-        half = -(-most // 2)
-        parts = [range(half), range(half, most)]
-        found = torch.cat([self.values(rows.batch(part), len(part)) for part in parts if len(part)])
-        pairs = [(whole, found, half)]
-        step = (half // 2) | 1
-        while step > 1:
-            pairs.append((whole[:step], self.values(rows.batch(range(step)), step), step))
-            step //= 2
-        alone = sorted({0, 1, most - 1, *range(0, most, -(-most // _ALONE))})
-        single = torch.cat([self.values(rows.batch([i]), 1) for i in alone])
-        pairs.append((whole[alone], single, 1))
-        for one, other, size in pairs:
-            if self._differs(one, other):
+        count = min(self.max_rows, len(rows))
+
+        def values(*batches: Sequence[int]) -> Tensor:
+            return torch.cat([self.loss_values(rows.batch(batch), len(batch)) for batch in batches if len(batch)])
+
+        whole = values(range(count))
+        half = -(-count // 2)
+        comparisons = [(whole, values(range(half), range(half, count)), half)]
+        size = (half // 2) | 1
+        while size > 1:
+            comparisons.append((whole[:size], values(range(size)), size))
+            size //= 2
+        single_rows = sorted({0, 1, count - 1, *range(0, count, -(-count // _SINGLE_ROWS))})
+        single_values = values(*([i] for i in single_rows))
+        comparisons.append((whole[single_rows], single_values, 1))
+        for losses, others, size in comparisons:
+            if self._losses_differ(losses, others):
                 raise ValueError(
-                    _mixes(failure, f"the loss of a row in a batch of {most} differs from that in a batch of {size}")
+                    _mixing_message(failure, f"the loss of a row in a batch of {count} differs from that in a batch of {size}")
                 )
 
     def _check_neighbours(self, rows: PublicRows, size: int, failure: Unknown) -> None:
         """Check that no row changes the loss or the gradient of another.
 
-        The numbers of any two rows differ in a bit: for each bit, the rows with a one are replaced, then those with a zero.
+        Any two rows are once on different sides of a split: one of them is then changed, the other not.
         """
         restart = restarter(self.device)
 
-        def passed(chosen: list[int], kept: list[int], scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        def run_pass(
+            indices: list[int], kept: list[int], scale: float = 1.0
+        ) -> tuple[Tensor, Tensor]:
             restart()
-            others = [i for i in range(size) if i not in kept]
-            losses = self.losses(_scaled(rows.batch(chosen), others, size, scale), size)
+            changed = [i for i in range(size) if i not in kept]
+            losses = self.losses(_scale_rows(rows.batch(indices), changed, size, scale), size)
             return losses[kept].detach().double(), self._gradient(losses[kept].sum())
 
         every = list(range(size))
-        for bit in range(max(1, math.ceil(math.log2(size)))):
-            parts = []
-            for side in (0, 1):
-                changed = [(i >> bit) & 1 == side for i in range(size)]
-                kept = [i for i in range(size) if not changed[i]]
-                if not kept or len(kept) == size:
-                    continue
-                chosen = [i + size if changed[i] else i for i in range(size)]
-                one = passed(every, kept)
-                parts.append(one[1])
-                for scale in _SCALES if bit == 0 else (1.0,):
-                    other = passed(chosen, kept, scale)
-                    if self._differs(one[0], other[0]) or self._differs_as_a_whole(one[1], other[1]):
-                        raise ValueError(_mixes(failure, "rows changed when only the rows beside them did"))
-            if len(parts) == 2 and self._differs_as_a_whole(parts[0] + parts[1], passed(every, every)[1]):
-                raise ValueError(
-                    _mixes(failure, "the gradients of parts of a batch do not add up to that of the batch")
-                )
+        part_gradients = []
+        for bit, kept, replaced in _splits(size):
+            losses, gradient = run_pass(every, kept)
+            part_gradients.append(gradient)
+            for scale in _SCALES if bit == 0 else (1.0,):
+                other_losses, other_gradient = run_pass(replaced, kept, scale)
+                if self._losses_differ(losses, other_losses) or _gradients_differ(gradient, other_gradient):
+                    raise ValueError(_mixing_message(failure, "rows changed when only the rows beside them did"))
+            if len(part_gradients) == 2:
+                total = part_gradients[0] + part_gradients[1]
+                if _gradients_differ(total, run_pass(every, every)[1]):
+                    raise ValueError(
+                        _mixing_message(failure, "the gradients of parts of a batch do not add up to that of the batch")
+                    )
+                part_gradients = []
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return {name: in_graph(p) for name, p in self.model.named_parameters() if p.requires_grad}
 
     def _gradient(self, total: Tensor) -> Tensor:
-        parameters = [in_graph(p) for p in self.model.parameters() if p.requires_grad]
-        gradients = _gradients(total, parameters)
-        dense = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(parameters, gradients, strict=True)]
-        return torch.cat([g.detach().double().flatten() for g in dense])
+        """Return the gradient of a number as one vector."""
+        parameters = list(self._parameters().values())
+        parts = []
+        for p, gradient in zip(parameters, _gradients(total, parameters), strict=True):
+            dense = torch.zeros_like(p) if gradient is None else gradient.to_dense()
+            parts.append(dense.detach().double().flatten())
+        return torch.cat(parts)
 
-    def _differs_as_a_whole(self, one: Tensor, other: Tensor) -> bool:
-        if one.shape != other.shape:
-            return True
-        scale = float(torch.maximum(one.norm(), other.norm()))
-        return math.isfinite(scale) and float((one - other).norm()) > 1e-2 * scale + 1e-9
+    def _named_gradients(self, total: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of a number by parameter, where there are any."""
+        parameters = self._parameters()
+        named = {}
+        for name, gradient in zip(parameters, _gradients(total, list(parameters.values())), strict=True):
+            if gradient is not None:
+                named[name] = gradient.to_dense().detach()
+        return named
 
     def _check_tape(self, rows: PublicRows, size: int) -> None:
-        """Compare the tape with plain autograd, once, as a guard against faults of this library."""
+        """Compare the tape with plain autograd once, as a guard against faults of this library."""
         restart = restarter(self.device)
         batch = rows.batch(range(size))
-        weights = 0.5 + torch.frac(0.618 * torch.arange(1, size + 1, dtype=torch.float64, device=self.device))
+        steps = torch.arange(1, size + 1, dtype=torch.float64, device=self.device)
+        weights = 0.5 + torch.frac(0.618 * steps)
         restart()
         failure, tape, losses = self.trace(batch, size)
         if failure is not None:
@@ -429,41 +496,36 @@ class _Check:
         expected = self._named_gradients((losses * weights.to(losses)).sum())
         if not all(bool(g.isfinite().all()) for g in expected.values()):
             return
-        whole = math.hypot(*map(_norm, expected.values()))
+        total_norm = math.hypot(*map(_norm, expected.values()))
         for layer in self.layers:
-            found: dict[str, Tensor] = {}
-            coarse = _coarsest(layer, calls.get(layer.name, []))
+            sums: dict[str, Tensor] = {}
+            dtype = _coarsest_dtype(layer, calls.get(layer.name, []))
             if layer.name in calls:
                 with full_precision():
                     block = blocks_of(layer, calls.pop(layer.name), size)
-                    found = dict(split_sum(layer, weighted_sum(block, weights)))
-            for full in layer.parameters.values():
-                _compare(full, expected.get(full), found.get(full), whole, coarse)
-
-    def _named_gradients(self, total: Tensor) -> dict[str, Tensor]:
-        parameters = {name: in_graph(p) for name, p in self.model.named_parameters() if p.requires_grad}
-        found = _gradients(total, list(parameters.values()))
-        return {name: g.to_dense().detach() for name, g in zip(parameters, found, strict=True) if g is not None}
+                    sums = dict(split_sum(layer, weighted_sum(block, weights)))
+            for name in layer.parameters.values():
+                _check_gradient(name, expected.get(name), sums.get(name), total_norm, dtype)
 
     def _warn_of_unused(self, losses: Tensor) -> None:
-        """Warn where a trainable parameter is never used: it is trained by noise alone."""
-        parameters = {name: in_graph(p) for name, p in self.model.named_parameters() if p.requires_grad}
-        found = _gradients(losses.sum(), list(parameters.values()))
-        unused = [name for name, gradient in zip(parameters, found, strict=True) if gradient is None]
+        """Warn where the loss never uses a trainable parameter, which noise alone would train."""
+        parameters = self._parameters()
+        gradients = _gradients(losses.sum(), list(parameters.values()))
+        unused = [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]
         if unused:
             warnings.warn(
                 f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)} such): it receives noise alone; "
                 "freeze it with requires_grad_(False)",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
 
-    def _check_rows(self, what: str, make: Callable[[Sequence[int]], Any], size: int) -> bool:
+    def _check_rows(self, name: str, make: Callable[[Sequence[int]], Any], size: int) -> bool:
         """Check that a collate function, or an augmentation, keeps every record to its own row.
 
         Args:
-            what: name of the function, for the message.
-            make: maps numbers of records to the batch of them.
+            name: of the function, for the message.
+            make: maps indices of records to their batch.
             size: records of a batch.
 
         Returns:
@@ -472,60 +534,81 @@ class _Check:
         restart = restarter(self.device)
         every = list(range(size))
 
-        def made(chosen: Sequence[int]) -> list[Tensor]:
+        def make_tensors(indices: Sequence[int]) -> list[Tensor]:
             restart()
-            leaves = tree_leaves(make(chosen))
-            return [x.to_dense() for x in leaves if isinstance(x, Tensor) and x.dim() and x.shape[0] == size]
+            return [x.to_dense() for x in _row_tensors(make(indices), size)]
 
-        whole = made(every)
-        if not _alike(whole, made(every), every):
+        whole = make_tensors(every)
+        if not _are_rows_equal(whole, make_tensors(every), every):
             return False
-        for bit in range(max(1, math.ceil(math.log2(size)))):
-            for side in (0, 1):
-                changed = [(i >> bit) & 1 == side for i in every]
-                kept = [i for i in every if not changed[i]]
-                chosen = [i + size if changed[i] else i for i in every]
-                if kept and not _alike(whole, made(chosen), kept):
-                    raise ValueError(_mixes_rows(what))
+        for _, kept, replaced in _splits(size):
+            if not _are_rows_equal(whole, make_tensors(replaced), kept):
+                raise ValueError(_mixing_rows_message(name))
         return True
 
-    def _check_rows_with_nan(self, rows: PublicRows, size: int) -> None:
-        """Check an augmentation that draws random numbers of its own: a row that is NaN may not show in another one."""
-        others = range(1, size)
-        batch = _moved(_scaled(rows.batch(range(size)), others, size, math.nan), self.device)
-        made: Any = ()
-        with suppress(ArithmeticError, ValueError):  # NaN may be refused
-            made = self._augmented(batch, size)
-        leading = [x for x in tree_leaves(made) if isinstance(x, Tensor) and x.dim() and x.shape[0] == size]
-        if any(bool(x[:1].isnan().any()) for x in leading):
-            raise ValueError(_mixes_rows("augment"))
-
-    def _augmented(self, batch: Any, size: int) -> Any:
-        return augmented(self.augment, self.model, _moved(batch, self.device), size)
+    def _check_augment_with_nan(self, rows: PublicRows, size: int) -> None:
+        """Check an augmentation with random numbers of its own: NaN in a row may not reach another row."""
+        batch = _scale_rows(rows.batch(range(size)), range(1, size), size, math.nan)
+        augmented_batch: Any = ()
+        # An augmentation may refuse NaN.
+        with suppress(ArithmeticError, ValueError):
+            augmented_batch = self._augment(batch, size)
+        if any(bool(x[:1].isnan().any()) for x in _row_tensors(augmented_batch, size)):
+            raise ValueError(_mixing_rows_message("augment"))
 
     def _check_padding(self, rows: PublicRows) -> None:
-        """Check that the loss of a short record does not depend on how far a longer one makes the batch padded."""
+        """Check that the loss of a short record does not depend on the padding of its batch."""
         if len(rows.longer) < 2:
             return
         short, long = rows.longer[:2]
         with ConstantNumbers():
             try:
-                together = self.values(rows.collate([short, long]), 2)
-                alone = self.values(rows.collate([short]), 1)
+                in_batch = self.loss_values(rows.collate([short, long]), 2)
+                alone = self.loss_values(rows.collate([short]), 1)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                return  # records of several lengths cannot be batched at all
-        if self._differs(together[:1], alone):
+                # Records of several lengths cannot be batched at all.
+                return
+        if self._losses_differ(in_batch[:1], alone):
             raise ValueError(
                 "an example that is padded to the length of a longer one has another loss than alone: mask the padding, or pad "
                 "every batch to one length"
             )
 
-    def _check_memory(self, rows: PublicRows, before: Any) -> None:
+    def _check_memory(self, rows: PublicRows) -> None:
         """Check that the forward pass keeps nothing of its examples for later ones."""
-        pairs = [rows.batch([0, 1]), *(rows.batch([i, i]) for i in range(min(4, len(rows))))]
-        check_memory(self.model, before, lambda batch: self.losses(batch, 2), pairs, self.device)
+        batches = [rows.batch([0, 1])]
+        for i in range(min(4, len(rows))):
+            batches.append(rows.batch([i, i]))
+        check_memory(self.model, self.state, lambda batch: self.losses(batch, 2), batches, self.device)
+
+
+def _splits(size: int) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Yield splits of rows into kept and replaced ones, two for each bit of the row numbers.
+
+    Row i is replaced by row i + size. The numbers of any two rows differ in a bit.
+
+    Yields:
+        The bit, the kept rows, and the indices of the batch with the other rows replaced.
+    """
+    for bit in range(max(1, math.ceil(math.log2(size)))):
+        for side in (0, 1):
+            kept = [i for i in range(size) if (i >> bit) & 1 != side]
+            if kept and len(kept) < size:
+                yield bit, kept, [i if i in kept else i + size for i in range(size)]
+
+
+def _first_line(error: Exception) -> str:
+    """Return the beginning of the message of an error, or its type."""
+    text = str(error)
+    return text.splitlines()[0][:60] if text else type(error).__name__
+
+
+def _row_tensors(batch: Any, size: int) -> list[Tensor]:
+    """Return the tensors of a batch with one row for each example."""
+    leaves = tree_leaves(batch)
+    return [x for x in leaves if isinstance(x, Tensor) and x.dim() and x.shape[0] == size]
 
 
 def _gradients(total: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -535,35 +618,57 @@ def _gradients(total: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor |
     return torch.autograd.grad(total, list(parameters), allow_unused=True, retain_graph=True)
 
 
-def _alike(one: list[Tensor], other: list[Tensor], rows: list[int]) -> bool:
-    """Return whether some rows of two batches agree."""
-    if [x.shape[1:] for x in one] != [x.shape[1:] for x in other]:
-        return True  # padded to other lengths
-    return all(
-        torch.allclose(x[rows].double(), y[rows].double(), rtol=1e-5, atol=1e-6, equal_nan=True)
-        for x, y in zip(one, other, strict=True)
-        if not x.is_complex()
-    )
+def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
+    """Return whether two gradients differ by more than rounding, as whole vectors."""
+    if gradient.shape != other.shape:
+        return True
+    scale = float(torch.maximum(gradient.norm(), other.norm()))
+    return math.isfinite(scale) and float((gradient - other).norm()) > 1e-2 * scale + 1e-9
 
 
-def _coarsest(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
+def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]) -> bool:
+    """Return whether some rows of two batches agree, or the batches are padded to different lengths."""
+    if [x.shape[1:] for x in tensors] != [x.shape[1:] for x in others]:
+        return True
+    for x, y in zip(tensors, others, strict=True):
+        if x.is_complex():
+            continue
+        if not torch.allclose(x[rows].double(), y[rows].double(), rtol=1e-5, atol=1e-6, equal_nan=True):
+            return False
+    return True
+
+
+def _coarsest_dtype(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
     """Return the floating-point type of a layer's parameters and outputs that rounds most."""
     dtypes = [layer.tensor(role).dtype for role in layer.parameters]
-    dtypes += [y.dtype for call in calls if isinstance(call, Call) for y in call.outputs if y is not None]
+    for call in calls:
+        if isinstance(call, Call):
+            dtypes += [output.dtype for output in call.outputs if output is not None]
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _compare(name: str, expected: Tensor | None, found: Tensor | None, whole: float, coarse: torch.dtype) -> None:
-    if expected is None and found is None:
+def _check_gradient(
+    name: str, expected: Tensor | None, total: Tensor | None, total_norm: float, dtype: torch.dtype
+) -> None:
+    """Check that the per-example gradients of a parameter add up to its gradient by autograd.
+
+    Args:
+        name: of the parameter.
+        expected: gradient by autograd, None for zero.
+        total: sum of the per-example gradients, None for zero.
+        total_norm: norm of the gradient of all parameters.
+        dtype: the type of the layer that rounds most.
+    """
+    if expected is None and total is None:
         return
-    relative = 1e-2 if coarse == torch.float32 else 1e-6 if coarse == torch.float64 else 0.2
-    slack = 1e-5 if coarse in (torch.float32, torch.float64) else 1e-2  # of a gradient that is zero but for rounding
-    scale = max(_norm(x) for x in (expected, found) if x is not None)
-    if expected is None or found is None:
-        distance = scale
-    else:
-        distance = _norm(expected.to(found) - found)
-    if distance > relative * scale + slack * whole + 1e-12:
+    relative = {torch.float32: 1e-2, torch.float64: 1e-6}.get(dtype, 0.2)
+    # The slack is for a gradient that is zero up to rounding.
+    slack = 1e-5 if dtype in (torch.float32, torch.float64) else 1e-2
+    scale = max(_norm(x) for x in (expected, total) if x is not None)
+    distance = scale
+    if expected is not None and total is not None:
+        distance = _norm(expected.to(total) - total)
+    if distance > relative * scale + slack * total_norm + 1e-12:
         raise ValueError(
             f"the per-example gradients of '{name}' do not add up to the gradient of autograd "
             f"(relative difference {distance / max(scale, 1e-30):.2g}); please report this model"
@@ -575,32 +680,32 @@ def _norm(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
-def _scaled(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any:
+def _scale_rows(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any:
     """Return a batch with the floating-point numbers of some rows multiplied by a factor."""
     if scale == 1.0 or not rows:
         return batch
 
-    def of(x: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or not x.dim() or x.shape[0] != size:
+    def scale_tensor(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided:
             return x
-        if x.layout != torch.strided:
+        if not x.dim() or x.shape[0] != size:
             return x
         x = x.clone()
         x[list(rows)] *= scale
         return x
 
-    return tree_map(of, batch)
+    return tree_map(scale_tensor, batch)
 
 
-def _mixes_rows(what: str) -> str:
+def _mixing_rows_message(name: str) -> str:
     """Return the message for a collate function or an augmentation that mixes rows."""
     return (
-        f"{what} mixes the rows of a batch: a row changed when only the rows beside it did; one example would then move the "
+        f"{name} mixes the rows of a batch: a row changed when only the rows beside it did; one example would then move the "
         "gradients of others. Change each row on its own"
     )
 
 
-def _mixes(failure: Unknown | None, what: str) -> str:
+def _mixing_message(failure: Unknown | None, what: str) -> str:
     """Return the message for a model that mixes examples."""
     if failure is None:
         return f"{what}: model, loss_fn or augment depends on the batch; compute each loss from its example alone"
@@ -608,18 +713,11 @@ def _mixes(failure: Unknown | None, what: str) -> str:
 
 
 def _is_permanent(error: Exception) -> bool:
-    """Return whether an error would come again on any rows: no memory, or losses of the wrong shape."""
-    shapes = isinstance(error, ValueError) and str(error).startswith(("loss_fn must return", "loss_fn returned"))
-    return shapes or is_out_of_memory(error)
+    """Return whether an error would recur on any rows: no memory, or losses of the wrong shape."""
+    if isinstance(error, ValueError) and str(error).startswith(("loss_fn must return", "loss_fn returned")):
+        return True
+    return is_out_of_memory(error)
 
 
-def _moved(batch: Any, device: torch.device) -> Any:
+def _move(batch: Any, device: torch.device) -> Any:
     return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, batch)
-
-
-def program_of(function: Any) -> Any:
-    """Return what identifies the program of a loss function: its code, whatever object or arguments it is bound to."""
-    while isinstance(function, partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    return getattr(function, "__code__", type(function))

@@ -1,4 +1,4 @@
-"""Rows without private data: drawn to the types and shapes of one record, with numbers of a fixed seed."""
+"""Public rows: records with the types and shapes of one record, and numbers of a fixed seed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["PublicRows", "public_rows"]
-
 _SEED = 20261125
 
 
 @dataclass(frozen=True)
 class PublicRows:
-    """Records that are public, and how batches are made of them.
+    """Public records, with a function that makes batches of them.
 
     Attributes:
         records: the records.
         collate: list of records to a batch.
-        longer: records whose leading axes differ in length from each other, or none where records have no such axis.
+        longer: records whose leading axes have different lengths; none where records have no such axis.
     """
 
     records: Sequence[Any]
@@ -32,20 +30,22 @@ class PublicRows:
     def __len__(self) -> int:
         return len(self.records)
 
-    def batch(self, chosen: Sequence[int]) -> Any:
-        """Return a batch of the chosen records."""
-        return self.collate([self.records[i] for i in chosen])
+    def batch(self, indices: Sequence[int]) -> Any:
+        """Return a batch of some records."""
+        return self.collate([self.records[i] for i in indices])
 
 
-def public_rows(record: Any, count: int, collate: Callable[[list[Any]], Any], integers: str = "bits") -> PublicRows:
+def draw_public_rows(
+    record: Any, count: int, collate: Callable[[list[Any]], Any], integers: str = "bits"
+) -> PublicRows:
     """Draw records with the types and shapes of one record.
 
     Args:
-        record: one record of a dataset. Types and shapes are read, values are not.
+        record: one record of a dataset. Its types and shapes are read, its values are not.
         count: records to draw.
         collate: list of records to a batch.
-        integers: what to draw for integers: "tokens" for 0 to 3 inside of sequences and 0 or 1 elsewhere, "bits" for 0 or 1
-            everywhere, which nearly all labels and tokens may be, or "ones".
+        integers: the integers to draw. "tokens" means 0 to 3 inside of sequences and 0 or 1 elsewhere,
+            "bits" means 0 or 1, which nearly all labels and tokens may be, and "ones" means 1.
 
     Returns:
         The records; floating-point numbers are standard normal.
@@ -53,82 +53,114 @@ def public_rows(record: Any, count: int, collate: Callable[[list[Any]], Any], in
     Raises:
         TypeError: a record with a value of a type that cannot be drawn, by name.
     """
-    generator = np.random.default_rng(_SEED)
-    records = [_drawn_like(record, generator, integers, None) for _ in range(count)]
+    draw = _RecordDrawer(np.random.default_rng(_SEED), integers)
+    records = [draw.value_like(record, None) for _ in range(count)]
     lengths = _lengths(record)
     longer: list[Any] = []
     if len(lengths) == 1:
         base = lengths.pop()
         for length in (max(1, base // 2), base + 3, max(1, base // 3)):
-            longer.append(_drawn_like(record, generator, integers, length))
+            longer.append(draw.value_like(record, length))
     return PublicRows(records, collate, longer)
+
+
+def _is_list_of_numbers(x: Any) -> bool:
+    return isinstance(x, list) and bool(x) and all(isinstance(y, (int, float)) for y in x)
 
 
 def _lengths(record: Any) -> set[int]:
     """Return the lengths of the leading axes of the sequences in a record."""
     if isinstance(record, (Tensor, np.ndarray)):
-        return {int(record.shape[0])} if record.ndim in (1, 2) and record.shape[0] > 1 else set()
+        is_sequence = record.ndim in (1, 2) and record.shape[0] > 1
+        return {int(record.shape[0])} if is_sequence else set()
+    if _is_list_of_numbers(record):
+        return {len(record)}
+    parts: Any = ()
     if isinstance(record, Mapping):
-        return set[int]().union(*(_lengths(x) for x in record.values()))
-    if isinstance(record, (list, tuple)):
-        if isinstance(record, list) and record and all(isinstance(x, (int, float)) for x in record):
-            return {len(record)}
-        return set[int]().union(*(_lengths(x) for x in record))
-    return set()
+        parts = record.values()
+    elif isinstance(record, (list, tuple)):
+        parts = record
+    lengths: set[int] = set()
+    for part in parts:
+        lengths |= _lengths(part)
+    return lengths
 
 
-def _drawn_like(x: Any, generator: np.random.Generator, integers: str, length: int | None) -> Any:
-    """Return a random value of the type of x; sequences have `length` entries where that is given."""
-    if isinstance(x, Tensor):
-        shape = list(x.shape)
-        if length is not None and x.dim() in (1, 2) and shape[0] > 1:
-            shape[0] = length
-        return _tensor_like(x, shape, generator, integers)
-    if isinstance(x, np.ndarray):
-        return _drawn_like(torch.from_numpy(np.ascontiguousarray(x)), generator, integers, length).numpy()
-    if isinstance(x, np.generic):
-        return type(x)(_number(x.dtype.kind, generator, integers))
-    if isinstance(x, bool):
-        return bool(generator.integers(2))
-    if isinstance(x, int):
-        return int(_number("i", generator, integers))
-    if isinstance(x, float):
-        return float(generator.standard_normal())
-    if isinstance(x, (str, bytes)) or x is None:
-        return x if x is None else type(x)()
-    if isinstance(x, Mapping):
-        return {key: _drawn_like(value, generator, integers, length) for key, value in x.items()}
-    if isinstance(x, list) and x and all(isinstance(y, (int, float)) for y in x):
-        return [_drawn_like(x[0], generator, integers, None) for _ in range(length or len(x))]
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(_drawn_like(y, generator, integers, length) for y in x))
-    if isinstance(x, (list, tuple)):
-        return type(x)(_drawn_like(y, generator, integers, length) for y in x)
-    if hasattr(x, "__array_interface__") and hasattr(x, "mode"):  # an image
-        values = generator.integers(0, 256, np.asarray(x).shape, dtype=np.uint8)
-        return type(x).fromarray(values) if hasattr(type(x), "fromarray") else _image(values)
-    raise TypeError(f"a record holds a value of type {type(x).__name__}, for which no public value can be drawn")
+@dataclass(frozen=True)
+class _RecordDrawer:
+    """Draws values of the types and shapes of other values.
 
+    Attributes:
+        generator: of all numbers.
+        integers: as of `draw_public_rows`.
+    """
 
-def _image(values: Any) -> Any:
-    from PIL import Image
+    generator: np.random.Generator
+    integers: str
 
-    return Image.fromarray(values)
+    def value_like(self, x: Any, length: int | None) -> Any:
+        """Return a random value of the type of x.
 
+        Args:
+            x: the value.
+            length: entries of every sequence; None for as many as in x.
+        """
+        if isinstance(x, Tensor):
+            shape = list(x.shape)
+            if length is not None and x.dim() in (1, 2) and shape[0] > 1:
+                shape[0] = length
+            return self._tensor(x.dtype, shape)
+        if isinstance(x, np.ndarray):
+            return self.value_like(torch.from_numpy(np.ascontiguousarray(x)), length).numpy()
+        if isinstance(x, np.generic):
+            return type(x)(self._number(x.dtype.kind))
+        if isinstance(x, bool):
+            return self._number("b")
+        if isinstance(x, int):
+            return self._number("i")
+        if isinstance(x, float):
+            return self._number("f")
+        if x is None:
+            return None
+        if isinstance(x, (str, bytes)):
+            return type(x)()
+        if isinstance(x, Mapping):
+            return {key: self.value_like(value, length) for key, value in x.items()}
+        if _is_list_of_numbers(x):
+            return [self.value_like(x[0], None) for _ in range(length or len(x))]
+        if isinstance(x, (list, tuple)):
+            values = [self.value_like(y, length) for y in x]
+            is_named_tuple = isinstance(x, tuple) and hasattr(x, "_fields")
+            return type(x)(*values) if is_named_tuple else type(x)(values)
+        if hasattr(x, "__array_interface__") and hasattr(x, "mode"):
+            return self._image(x)
+        raise TypeError(
+            f"a record holds a value of type {type(x).__name__}, for which no public value can be drawn"
+        )
 
-def _tensor_like(x: Tensor, shape: list[int], generator: np.random.Generator, integers: str) -> Tensor:
-    if x.is_floating_point() or x.is_complex():
-        return torch.from_numpy(generator.standard_normal(shape)).to(x.dtype)
-    if x.dtype == torch.bool:
-        return torch.from_numpy(generator.integers(2, size=shape)).bool()
-    most = 4 if integers == "tokens" and shape else 2
-    values = np.ones(shape, dtype=np.int64) if integers == "ones" else generator.integers(most, size=shape)
-    return torch.from_numpy(np.asarray(values)).to(x.dtype)
+    def _image(self, x: Any) -> Any:
+        pixels = self.generator.integers(0, 256, np.asarray(x).shape, dtype=np.uint8)
+        if hasattr(type(x), "fromarray"):
+            return type(x).fromarray(pixels)
+        from PIL import Image
 
+        return Image.fromarray(pixels)
 
-def _number(kind: str, generator: np.random.Generator, integers: str) -> float | int | bool:
-    if kind == "f":
-        return float(generator.standard_normal())
-    if kind == "b":
-        return bool(generator.integers(2))
-    return 1 if integers == "ones" else int(generator.integers(2))
+    def _tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.from_numpy(self.generator.standard_normal(shape)).to(dtype)
+        if dtype == torch.bool:
+            return torch.from_numpy(self.generator.integers(2, size=shape)).bool()
+        if self.integers == "ones":
+            return torch.ones(shape, dtype=dtype)
+        bound = 4 if self.integers == "tokens" and shape else 2
+        values = self.generator.integers(bound, size=shape)
+        return torch.from_numpy(np.asarray(values)).to(dtype)
+
+    def _number(self, kind: str) -> float | int | bool:
+        """Return a number of a kind of numpy's types."""
+        if kind == "f":
+            return float(self.generator.standard_normal())
+        if kind == "b":
+            return bool(self.generator.integers(2))
+        return 1 if self.integers == "ones" else int(self.generator.integers(2))
