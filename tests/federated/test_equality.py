@@ -24,7 +24,7 @@ from dpkfc.federated import (
     federate,
 )
 from dpkfc.federated.local_training import LocalModel, Records
-from dpkfc.federated.plan import Mechanism, stream_seed
+from dpkfc.federated.plan import PartyMechanism, stream_seed
 from dpkfc.federated.simulation import dirichlet, one_round, parts
 from dpkfc.postprocess import EMA, AdamBC, LowPass
 from dpkfc.privacy.ledger import Ledger
@@ -52,7 +52,7 @@ def shared_noise(plan, number: int) -> torch.Tensor:
     for client in range(plan.config.clients):
         stream = NoiseStream.repeatable(stream_seed(plan, client + 1))
         zeros = {n: torch.zeros_like(p) for n, p in head().named_parameters()}
-        mechanism = Mechanism(plan, plan.share)
+        mechanism = PartyMechanism(plan, plan.client_stddev)
         ledger = Ledger.in_memory(plan.hash)
         total = total + vector(
             release(ClippedSum(zeros, plan.config.max_grad_norm), mechanism, stream, ledger, number).gradients

@@ -121,7 +121,7 @@ def test_dropout_without_a_top_up_is_found():
     """The paper's share, stddev / √n, while a round with t < n survivors is kept."""
 
     class PaperShare(TrustedServer):
-        def share(self, stddev: float, honest: int) -> float:
+        def client_stddev(self, stddev: float, honest: int) -> float:
             return stddev / math.sqrt(6)
 
     plan = audit_plan(PaperShare("clients"))

@@ -479,7 +479,7 @@ def test_a_server_that_replaces_keys_is_not_covered():
     context = f"shares of client 0: for client 1 in {round_scope(server.contract, 0)}, mask key {to_bytes(answer['key']).hex()}"
     key = own.agree(to_bytes(clients[0].hello()["key"]), context)
     assert len(unseal(key, to_bytes(answer["sealed"][1]), context)) == 66
-    assert "follows the protocol" in plan.config.against
+    assert "follows the protocol" in plan.config.adversaries
 
 
 def test_epsilon_is_that_of_the_collusion_that_the_plan_names():

@@ -85,7 +85,7 @@ def _variance(plan: FederatedPlan, variances: Sequence[float], numbers: int) -> 
     """χ² of each client's noise, both sides."""
     alarm = _ALARM / (2 * len(variances))
     low, high = stats.chi2.ppf([alarm, 1 - alarm], numbers) / numbers
-    ratios = [v / plan.share**2 if plan.share > 0 else (1.0 if v == 0 else math.inf) for v in variances]
+    ratios = [v / plan.client_stddev**2 if plan.client_stddev > 0 else (1.0 if v == 0 else math.inf) for v in variances]
     wrong = [i for i, ratio in enumerate(ratios) if not low <= ratio <= high]
     detail = f"variance over the share's: {min(ratios):.4g} to {max(ratios):.4g}, allowed {low:.4g} to {high:.4g}"
     return Finding("variance of the noise", not wrong, f"{detail}; wrong: {wrong}")
@@ -110,7 +110,7 @@ def _enough(plan: FederatedPlan, variances: Sequence[float], numbers: int) -> Fi
     config = plan.config
     if config.privacy.noise_by == "server":
         return Finding("noise of the survivors", True, "the server adds it")
-    honest = 1 if config.privacy.alone else config.survivors - config.known_shares
+    honest = 1 if config.privacy.has_full_noise else config.survivors - config.known_shares
     found = math.sqrt(sum(sorted(variances)[:honest]))
     slack = 1 - stats.norm.isf(_ALARM) * math.sqrt(0.5 / (numbers * honest)) * 2
     detail = f"{honest} clients that add least: stddev {found:.4g}, needed {plan.stddev:.4g}"

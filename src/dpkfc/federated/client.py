@@ -23,7 +23,7 @@ from dpkfc.federated import messages
 from dpkfc.federated.local_training import LocalModel, Records, Tensors, clipped_whole
 from dpkfc.federated.messages import Message, flat, group, split_rows, stack_rows, to_tensor
 from dpkfc.federated.options import FedNewStep, LocalSteps, ScaffoldSteps
-from dpkfc.federated.plan import SEED, FederatedPlan, Mechanism, stream_seed
+from dpkfc.federated.plan import SEED, FederatedPlan, PartyMechanism, stream_seed
 from dpkfc.federated.secure_aggregation import (
     FEWEST_STEPS,
     PrivateKey,
@@ -176,7 +176,7 @@ class Client:
             raise ValueError(
                 "a client holds more records than the plan's expected_records of all clients; make a plan anew"
             )
-        if plan.config.privacy.masked and plan.share > 0 and plan.share / plan.grid(local.numbers) < FEWEST_STEPS:
+        if plan.config.privacy.masked and plan.client_stddev > 0 and plan.client_stddev / plan.grid(local.numbers) < FEWEST_STEPS:
             raise ValueError("the noise of one client is too small for the grid of secure aggregation; raise the noise")
         seed = stream_seed(plan, number + 1)
         self._noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
@@ -342,7 +342,7 @@ class Client:
         if self.plan.config.privacy.masked:  # the grid needs more digits than float32 has
             sums = {name: x.double() for name, x in sums.items()}
         clipped = ClippedSum(sums, self.plan.config.max_grad_norm)
-        return release(clipped, Mechanism(self.plan, self.plan.share), self._noise, self.ledger, step).gradients
+        return release(clipped, PartyMechanism(self.plan, self.plan.client_stddev), self._noise, self.ledger, step).gradients
 
     def _drawn(self, step: int) -> NDArray[np.int64]:
         """All records, or a Poisson sample of them."""

@@ -43,9 +43,9 @@ from dpkfc.federated.messages import (
     split_rows,
     to_bytes,
 )
-from dpkfc.federated.plan import FACTORS, FederatedPlan, Mechanism, stream_seed
+from dpkfc.federated.plan import FACTORS, FederatedPlan, PartyMechanism, stream_seed
 from dpkfc.federated.secure_aggregation import decoded, round_scope, total, unmask
-from dpkfc.federated.server_rules import Shares
+from dpkfc.federated.server_rules import Participation
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess.pipeline import Chain
 from dpkfc.preconditioning import Coordinates
@@ -477,7 +477,7 @@ class Server:
         plan, divisor = self.plan, self.plan.config.divisor
         step = open_.number * plan.per_round
         if plan.config.privacy.noise_by == "server":
-            mechanism = Mechanism(plan, plan.stddev, divisor)
+            mechanism = PartyMechanism(plan, plan.stddev, divisor)
             ticket = cast(Ledger, open_.ticket)
             return release(ClippedSum(added, plan.config.max_grad_norm), mechanism, self._noise, ticket, step)
         number = open_.ticket.charge(step, plan.event)
@@ -489,7 +489,7 @@ class Server:
         direction = self._chain.apply(released, self._coordinates.metric, self.layers, spare=True)
         hidden = config.privacy.unit == "client" and config.client_rate < 1
         took_part = config.client_rate if hidden else survivors / config.clients
-        shares = Shares(divided=config.divisor / config.clients, took_part=took_part)
+        shares = Participation(divisor_fraction=config.divisor / config.clients, survivor_fraction=took_part)
         with torch.no_grad():
             update, self._state = config.rule.step(direction.gradients, self._state, shares)
             for name, p in self.parameters.items():
