@@ -22,8 +22,8 @@ from dpkfc.federated import (
     Server,
     TrustedServer,
 )
-from dpkfc.federated.local_training import clipped_whole
-from dpkfc.federated.messages import flat, group
+from dpkfc.federated.local_training import clip_as_one
+from dpkfc.federated.messages import add_prefix, select_prefix
 from dpkfc.federated.plan import stream_seed
 from dpkfc.federated.simulation import dirichlet, iid, one_round, parts
 from dpkfc.privacy.rng import NoiseStream
@@ -139,7 +139,7 @@ class MeanFirst(Client):
 
     def _noisy(self, number, extra, made):
         n = len(self.records)
-        g = clipped_whole(self.local.mean_gradient(self.records), self.plan.config.max_grad_norm)
+        g = clip_as_one(self.local.mean_gradient(self.records), self.plan.config.max_grad_norm)
         return self._released({name: n * x for name, x in g.items()}, number)
 
 
@@ -202,7 +202,7 @@ class Hoarder(Server):
             self.kept = []
         accepted = super().receive(message)
         if accepted:
-            self.kept.append(group(message, "sum"))
+            self.kept.append(select_prefix(message, "sum"))
         return accepted
 
 
@@ -248,4 +248,4 @@ def test_nothing_of_a_client_but_its_noisy_sum_is_in_its_message():
     private = clients[0].local.clipped_sum(clients[0].records, torch.arange(len(clients[0].records)).numpy())
     for name, x in private.items():
         assert not torch.equal(message[f"sum/{name}"], x)
-    assert set(message) == {"kind", "round", "contract", "client", *flat("sum", private)}
+    assert set(message) == {"kind", "round", "contract", "client", *add_prefix("sum", private)}

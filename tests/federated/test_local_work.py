@@ -22,7 +22,7 @@ from dpkfc.federated import (
     make_clients,
 )
 from dpkfc.federated.local_training import LocalModel, Records
-from dpkfc.federated.secure_aggregation import encoded
+from dpkfc.federated.secure_aggregation import encode
 from dpkfc.federated.simulation import one_round
 from tests.federated.test_equality import plain_clipped_sum
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
@@ -242,7 +242,7 @@ def test_whole_batches_and_single_records_are_moved_to_the_models_device():
 
 def test_a_number_off_the_grid_is_refused():
     with pytest.raises(ValueError, match="not on the grid"):
-        encoded({"w": torch.tensor([math.pi]).double()}, 2.0**-10)
+        encode({"w": torch.tensor([math.pi]).double()}, 2.0**-10)
 
 
 def test_secret_cohorts_go_on_when_nobody_was_drawn():

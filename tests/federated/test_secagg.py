@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpkfc.federated import SecureAggregation, TooFewKeys, TrustedServer, federate
-from dpkfc.federated.messages import group, split_rows, stack_rows, to_bytes, to_tensor
+from dpkfc.federated.messages import select_prefix, split_rows, stack_rows, to_bytes, to_tensor
 from dpkfc.federated.secure_aggregation import (
     PrivateKey,
     RoundKeys,
@@ -17,8 +17,8 @@ from dpkfc.federated.secure_aggregation import (
     _pair_mask,
     _self_mask,
     channel_pair_keys,
-    decoded,
-    encoded,
+    decode,
+    encode,
     join,
     mask,
     mask_pairs,
@@ -111,8 +111,8 @@ def test_dropouts_leave_exactly_the_sum_of_the_survivors(missing, silent):
     expected = total(cohort.plain[i] for i in sums)
     assert all(torch.equal(x, expected[name]) for name, x in opened.items())
     grid = 2.0**-20
-    numbers = decoded(expected, grid, expected)
-    assert all(torch.equal(x, expected[name]) for name, x in encoded(numbers, grid).items())
+    numbers = decode(expected, grid, expected)
+    assert all(torch.equal(x, expected[name]) for name, x in encode(numbers, grid).items())
 
 
 @pytest.mark.parametrize("colluding", [(), (5,), (0, 5), (0, 2, 5)])
@@ -277,7 +277,7 @@ def test_keys_are_new_in_every_round_and_forgotten_with_the_message():
         for number, message in sent.items():
             answer = clients[number].answer(message)
             assert server.receive(answer) and clients[number]._keys is None
-            words = torch.cat([x.flatten() for x in group(answer, "sum").values()])
+            words = torch.cat([x.flatten() for x in select_prefix(answer, "sum").values()])
             assert words.dtype == torch.int64 and float(words.double().abs().mean()) > 2.0**60
         for number, message in server.fix_survivors().items():
             assert server.receive(clients[number].answer(message))
@@ -294,7 +294,7 @@ def test_a_round_without_recovery_gives_the_same_step_in_one_exchange():
             for number, message in sent.items():
                 answer = clients[number].answer(message)
                 assert server.receive(answer)
-                assert mean_size(group(answer, "sum")) > 2.0**60
+                assert mean_size(select_prefix(answer, "sum")) > 2.0**60
                 assert clients[number].answer(message)["reason"] == "repeated-round"
             requests = server.fix_survivors()
             assert bool(requests) == recovers

@@ -18,8 +18,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from dpkfc.federated.local_training import norm_of
-from dpkfc.federated.messages import Message, flat, group
+from dpkfc.federated.local_training import total_norm
+from dpkfc.federated.messages import Message, add_prefix, select_prefix
 from dpkfc.federated.plan import FederatedPlan
 
 _ALARM = 1e-6  # false alarms of a check that holds
@@ -48,7 +48,7 @@ class Finding:
 
 def round_message(plan_contract: str, number: int, theta: Mapping[str, Tensor]) -> Message:
     """A round as a server without metric and control variates would send it."""
-    return {"kind": "round", "round": number, "contract": plan_contract, **flat("theta", theta)}
+    return {"kind": "round", "round": number, "contract": plan_contract, **add_prefix("theta", theta)}
 
 
 def noise_law(
@@ -69,7 +69,7 @@ def noise_law(
     for client in clients:
         answers = [client.answer(round_message(contract, k, theta)) for k in range(2 * pairs)]
         sums = [
-            torch.cat([x.double().flatten() for x in group(a, "sum").values()]) for a in answers if a["kind"] == "sum"
+            torch.cat([x.double().flatten() for x in select_prefix(a, "sum").values()]) for a in answers if a["kind"] == "sum"
         ]
         even, odd = sums[: 2 * pairs : 2], sums[1 : 2 * pairs : 2]
         noise.append(torch.stack([a - b for a, b in zip(even, odd, strict=False)]).flatten() / math.sqrt(2))
@@ -125,10 +125,10 @@ def record_bound(plan: FederatedPlan, answer: Message, neighbour: Message) -> Fi
         answer: of a client with the record.
         neighbour: of the same client without it (or with another in its place, under "replace_one").
     """
-    one, other = group(answer, "sum"), group(neighbour, "sum")
+    one, other = select_prefix(answer, "sum"), select_prefix(neighbour, "sum")
     if not one or one.keys() != other.keys():
         return Finding("one record", False, "a client did not answer")
-    moved = norm_of({name: x.double() - other[name].double() for name, x in one.items()})
+    moved = total_norm({name: x.double() - other[name].double() for name, x in one.items()})
     bound = plan.config.sensitivity * (1 + 1e-5)
     return Finding("one record", moved <= bound, f"moves the sum by {moved:.6g}, allowed {bound:.6g}")
 
@@ -140,8 +140,8 @@ def kept_messages(roots: Sequence[Any], messages: Sequence[Mapping[str, Any]]) -
         roots: objects to search: server, records of rounds, log records, tensors of a checkpoint.
         messages: what clients sent.
     """
-    sums = {id(x) for message in messages for x in group(message, "sum").values()}
-    values = [x for message in messages for x in group(message, "sum").values()]
+    sums = {id(x) for message in messages for x in select_prefix(message, "sum").values()}
+    values = [x for message in messages for x in select_prefix(message, "sum").values()]
     seen: set[int] = set()
     todo: list[Any] = list(roots)
     while todo:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from dpkfc import checkpoint
 from dpkfc.federated.client import Client
 from dpkfc.federated.local_training import LocalModel
-from dpkfc.federated.messages import CLIENT_FAILED, FLOATS, Message, TooFewKeys, group
+from dpkfc.federated.messages import CLIENT_FAILED, FLOATS, Message, TooFewKeys, select_prefix
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secure_aggregation import KEY_BYTES, new_key
 from dpkfc.federated.server import RoundRecord, Server
@@ -261,7 +261,7 @@ class Node:
     def _bring_metric(self, local: LocalModel, message: Mapping[str, Any], place: Path) -> None:
         """The metric of an earlier message, where this process has another and the server sent none."""
         wanted = message.get("metric_digest", "")
-        if wanted in ("", local.digest) or group(message, "metric") or not place.exists():
+        if wanted in ("", local.digest) or select_prefix(message, "metric") or not place.exists():
             return
         held: dict[str, Tensor]
         tensors, meta = checkpoint.read(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,9 @@ from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
+from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, grid_of, widened
+from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 # --------------------------------------------------------------------------------------------------
 # One release is a Gaussian mechanism on a sum over clients. Over T rounds of full participation, ε
@@ -226,6 +229,18 @@ class FederatedPlan(PlanBase):
     def ledger_header(self) -> dict[str, Any]:
         """Return what the first line of a ledger says of its plan."""
         return {**super().ledger_header, "steps": self.releases}
+
+    def open_ledger(self, path: str | os.PathLike[str] | None, **header: Any) -> Ledger:
+        """Return the ledger of one party, in memory where there is no path.
+
+        Args:
+            path: of the file.
+            header: what the first line says beside `ledger_header`.
+        """
+        header = {**self.ledger_header, **header}
+        if path is None:
+            return Ledger.in_memory(self.hash, header, self.releases)
+        return Ledger.open(path, self.hash, header, self.releases)
 
     def grid(self, numbers: int) -> float:
         """Return the grid of rounded sums of d numbers; clients and server have the same.
@@ -629,3 +644,15 @@ def stream_seed(plan: FederatedPlan, party: int) -> int | None:
     if seed is None:
         return None
     return int(np.random.SeedSequence(entropy=seed, spawn_key=(party,)).generate_state(1, np.uint64)[0])
+
+
+def noise_stream(plan: FederatedPlan, party: int) -> NoiseStream:
+    """Return a new noise stream of one party: secure, or repeatable in test mode."""
+    seed = stream_seed(plan, party)
+    return NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
+
+
+def sampling_stream(plan: FederatedPlan, party: int) -> SamplingStream:
+    """Return a new sampling stream of one party: secure, or repeatable in test mode."""
+    seed = stream_seed(plan, party)
+    return SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)

@@ -477,7 +477,7 @@ def unmask(
 # -- integers ----------------------------------------------------------------------------------------------------------
 
 
-def encoded(tensors: Mapping[str, Tensor], grid: float) -> Integers:
+def encode(tensors: Mapping[str, Tensor], grid: float) -> Integers:
     """Return multiples of a grid as integers.
 
     Raises:
@@ -492,7 +492,7 @@ def encoded(tensors: Mapping[str, Tensor], grid: float) -> Integers:
     return integers
 
 
-def decoded(integers: Mapping[str, Tensor], grid: float, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def decode(integers: Mapping[str, Tensor], grid: float, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the numbers that integers stand for, in float64 on the devices of the tensors in `like`."""
     return {name: (x.double() * grid).to(like[name].device) for name, x in integers.items()}
 
