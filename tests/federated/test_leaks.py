@@ -25,7 +25,7 @@ from dpkfc.federated import (
 from dpkfc.federated.local_training import clip_as_one
 from dpkfc.federated.messages import add_prefix, select_prefix
 from dpkfc.federated.plan import stream_seed
-from dpkfc.federated.simulation import dirichlet, iid, one_round, parts
+from dpkfc.federated.simulation import dirichlet, iid, parts, run_round
 from dpkfc.privacy.rng import NoiseStream
 from tests.federated.worlds import CLIENTS, head, loss_fn, open_round, plan_of, records, vector, world
 
@@ -190,7 +190,7 @@ def test_every_record_weighs_the_same_against_the_noise(alpha: float):
 def _release(plan, cut) -> torch.Tensor:
     server, clients = world(plan, cut)
     before = vector(server.parameters)
-    one_round(server, clients)
+    run_round(server, clients)
     return (before - vector(server.parameters)) / plan.config.rule.learning_rate
 
 
@@ -236,7 +236,7 @@ def test_a_server_keeps_nothing_of_single_clients(privacy, caplog, tmp_path):
 
 def test_a_record_of_a_round_does_not_tell_how_many_clients_were_drawn_in_secret():
     server, clients = world(plan_of(privacy=ClientLevel(), client_rate=0.5, rounds=1))
-    record = one_round(server, clients)
+    record = run_round(server, clients)
     assert (record.cohort, record.survivors, record.seconds) == (None, None, 0.0) and not record.dropped
 
 

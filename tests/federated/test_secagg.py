@@ -34,7 +34,7 @@ from dpkfc.federated.secure_aggregation import (
     unmask,
     unseal,
 )
-from dpkfc.federated.simulation import one_round
+from dpkfc.federated.simulation import run_round
 from dpkfc.report.card import build_federated_card, federated_markdown
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, open_round, plan_of, vector, world
 
@@ -307,7 +307,7 @@ def test_a_round_without_recovery_gives_the_same_step_in_one_exchange():
 
 def test_without_recovery_a_lost_client_costs_the_round_and_no_share_is_revealed():
     server, clients = world(plan_of(privacy=SecureAggregation(), min_survivors=3))
-    assert not one_round(server, clients).dropped  # its shares are for another round
+    assert not run_round(server, clients).dropped  # its shares are for another round
     before, sent = vector(server.parameters), server.open_round()
     answers = {i: clients[i].answer(message) for i, message in sent.items()}
     assert all(server.receive(answers[i]) for i in (0, 1, 2)) and server.fix_survivors() == {}
@@ -317,7 +317,7 @@ def test_without_recovery_a_lost_client_costs_the_round_and_no_share_is_revealed
     assert not server.receive(answers[3]) and server.rejected["late"] == 1
     record = server.close_round()
     assert record.dropped and (record.cohort, record.survivors) == (4, 3) and server.ledger.count == 2
-    assert torch.equal(before, vector(server.parameters)) and not one_round(server, clients).dropped
+    assert torch.equal(before, vector(server.parameters)) and not run_round(server, clients).dropped
 
 
 def test_without_recovery_a_changed_cohort_or_channel_key_is_refused_before_the_client_is_charged():
@@ -338,7 +338,7 @@ def test_a_client_that_is_lost_after_its_message_does_not_end_the_round():
         plan = plan_of(privacy=SecureAggregation(), min_survivors=3, rounds=1)
         server, clients = world(plan)
         before = vector(server.parameters)
-        record = one_round(server, clients, lambda s, n, c, lost=lost: s == "unmask" and c in lost)
+        record = run_round(server, clients, lambda s, n, c, lost=lost: s == "unmask" and c in lost)
         assert (record.survivors, record.dropped) == (CLIENTS, False)
         moved.append(before - vector(server.parameters))
     assert torch.equal(*moved) and float(moved[0].norm()) > 0
@@ -348,7 +348,7 @@ def test_too_few_shares_end_the_round_without_a_release():
     plan = plan_of(privacy=SecureAggregation(), min_survivors=3, rounds=1)
     server, clients = world(plan)
     before = vector(server.parameters)
-    record = one_round(server, clients, lambda s, n, c: s == "unmask" and c in (1, 2))
+    record = run_round(server, clients, lambda s, n, c: s == "unmask" and c in (1, 2))
     assert record.dropped and record.rejected == {"wrong-shares": 1} and server.ledger.count == 1
     assert torch.equal(before, vector(server.parameters))
 
@@ -357,12 +357,12 @@ def test_too_few_keys_are_one_clear_error_and_cost_nothing():
     plan = plan_of(privacy=SecureAggregation(), min_survivors=3)
     server, clients = world(plan)
     with pytest.raises(TooFewKeys, match="2 of 4 clients sent keys and round 0 needs 3; nothing was charged") as caught:
-        one_round(server, clients, lambda s, n, c: s == "keys" and c in (0, 3))
+        run_round(server, clients, lambda s, n, c: s == "keys" and c in (0, 3))
     assert len(str(caught.value)) <= 160
     assert server.ledger.count == 0 and all(client.ledger.count == 0 for client in clients.values())
-    record = one_round(server, clients, lambda s, n, c: s == "keys" and c == 0)
+    record = run_round(server, clients, lambda s, n, c: s == "keys" and c == 0)
     assert (record.cohort, record.survivors, record.dropped) == (3, 3, False)
-    assert one_round(server, clients).survivors == CLIENTS
+    assert run_round(server, clients).survivors == CLIENTS
 
 
 def test_a_tampered_share_is_refused_before_the_client_is_charged():

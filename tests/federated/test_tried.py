@@ -26,7 +26,7 @@ from dpkfc.federated import (
 )
 from dpkfc.federated.flower import App, Node
 from dpkfc.federated.messages import select_prefix
-from dpkfc.federated.simulation import one_round
+from dpkfc.federated.simulation import run_round
 from dpkfc.report.card import build_federated_card
 from dpkfc.tracking import UnknownOperation
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of, records, vector, world
@@ -195,7 +195,7 @@ def test_one_record_decides_nothing_that_is_public():
 def test_what_went_wrong_is_known_to_the_client_after_it_was_asked_for_its_masks():
     plan = plan_of(privacy=SecureAggregation(), expected_records=25)
     server, clients = world(plan, [labelled(2), *[labelled()] * (CLIENTS - 1)])
-    assert one_round(server, clients).survivors == CLIENTS
+    assert run_round(server, clients).survivors == CLIENTS
     assert isinstance(clients[0].last_error, ValueError) and not clients[0].failed and clients[1].last_error is None
 
 
