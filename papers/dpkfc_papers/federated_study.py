@@ -1,7 +1,8 @@
 """The federated study: methods tuned alike at ε = 1 on a validation split, then evaluated on the test set.
 
-Every tuned method gets the same number of points of a Sobol sequence over its settings. Controls are not tuned. They take
-over the settings of a second-order method and leave out its second order, so that nothing else differs.
+Every tuned method gets the same number of points of a Sobol sequence over its settings. Controls
+are not tuned. They take over the settings of a second-order method and leave out its second order,
+so that nothing else differs.
 
     fedgd-matched     θ ← θ − (η/ρ) ḡ                    control of sofim            (without M Mᵀ in the step)
     fedavgm-matched   m ← β m + ḡ, θ ← θ − (η/ρ)(1−β) m  control of sofim-momentum   (without ‖M‖² in the step)
@@ -104,7 +105,9 @@ RESNET = Extractor(
     name="resnet20-cifar100",
     title="ResNet-20 trained on CIFAR-100",
     public=CIFAR100,
-    normalisation=Normalisation((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), origin="published with CIFAR-100"),
+    normalisation=Normalisation(
+        (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), origin="published with CIFAR-100"
+    ),
     build=lambda: resnet20(100),
     steps=1600,
     augment=True,
@@ -141,9 +144,23 @@ class Task:
 
 
 _TASKS = (
-    Task(name="cifar10", title="CIFAR-10", private=CIFAR10, extractor=RESNET, classes=10, validation=5000),
+    Task(
+        name="cifar10",
+        title="CIFAR-10",
+        private=CIFAR10,
+        extractor=RESNET,
+        classes=10,
+        validation=5000,
+    ),
     Task(name="mnist", title="MNIST", private=MNIST, extractor=GREY, classes=10, validation=5000),
-    Task(name="pneumoniamnist", title="PneumoniaMNIST", private=PNEUMONIA, extractor=GREY, classes=2, validation=500),
+    Task(
+        name="pneumoniamnist",
+        title="PneumoniaMNIST",
+        private=PNEUMONIA,
+        extractor=GREY,
+        classes=2,
+        validation=500,
+    ),
 )
 TASKS = {task.name: task for task in _TASKS}
 
@@ -154,7 +171,8 @@ class Features:
 
     Attributes:
         train: PRIVATE features `[N, 64]` and labels.
-        validation: PRIVATE, cut from the training set by a public seed; a run on the test set trains on both.
+        validation: PRIVATE, cut from the training set by a public seed; a run on the test set
+            trains on both.
         test: features and labels of the test set.
         public: features of public images `[n, 64]`.
         classes: outputs of the head.
@@ -222,7 +240,9 @@ def _network(extractor: Extractor, folder: Path, data_dir: str) -> tuple[nn.Sequ
     network = seeded(extractor.build, _SEED)
     assert isinstance(network, nn.Sequential)
     if not path.is_file():
-        images, labels = load_pixels(extractor.public, data_dir or None).tensors(extractor.normalisation).train
+        images, labels = load_pixels(extractor.public, data_dir or None).tensors(
+            extractor.normalisation
+        ).train
         seeded(lambda: _fit(network, extractor, images, labels), _SEED)
         placed(path, lambda part: save_file(network.state_dict(), part))
     network.load_state_dict(load_file(path))
@@ -231,12 +251,18 @@ def _network(extractor: Extractor, folder: Path, data_dir: str) -> tuple[nn.Sequ
     return body, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _fit(network: nn.Sequential, extractor: Extractor, images: Tensor, labels: Tensor) -> nn.Sequential:
+def _fit(
+    network: nn.Sequential, extractor: Extractor, images: Tensor, labels: Tensor
+) -> nn.Sequential:
     """Train with Nesterov momentum; the rate rises for a twentieth of the steps, then falls along a cosine."""
     generator = torch.Generator().manual_seed(_SEED)
     augment = reflect_pad_crop_flip()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, extractor.steps, pct_start=0.05, cycle_momentum=False)
+    optimizer = torch.optim.SGD(
+        network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, extractor.steps, pct_start=0.05, cycle_momentum=False
+    )
     rows = torch.empty(0, dtype=torch.int64)
     for _ in range(extractor.steps):
         if len(rows) < _BATCH:
@@ -290,15 +316,16 @@ class FederatedRun:
     Attributes:
         task: name of the features.
         rule: in `RULES`.
-        settings: sorted pairs: `rate` (the factor of a step of a rule with small momentum, η or η/ρ), `clip`, and the
-            settings of the rule.
+        settings: sorted pairs: `rate` (the factor of a step of a rule with small momentum, η or
+            η/ρ), `clip`, and the settings of the rule.
         epsilon: target; δ is `DELTA`.
         partition: "iid" or "dirichlet-ALPHA".
-        clients: n. With a trusted server and sums that no client divides, the distribution of the result depends
-            neither on n nor on the partition.
+        clients: n. With a trusted server and sums that no client divides, the distribution of the
+            result depends neither on n nor on the partition.
         rounds: T.
         seed: public seed of initial weights and partition; noise is never seeded.
-        evaluate_on: "validation" or "test"; runs on the test set also train on the validation examples.
+        evaluate_on: "validation" or "test"; runs on the test set also train on the validation
+            examples.
     """
 
     task: str
@@ -448,7 +475,8 @@ class Method:
         space: the settings that are searched; empty for a control.
         control_of: the method whose settings a control takes over.
         taken: names of these settings.
-        fixed: settings of a method that is neither tuned nor a control: those of the paper's first version.
+        fixed: settings of a method that is neither tuned nor a control: those of the paper's first
+            version.
         only: the one task of a method with fixed settings, which has no Dirichlet partition.
     """
 
@@ -518,8 +546,8 @@ class Study:
         seeds: of the tests, by task: initial weights and partition.
         alphas: of the Dirichlet partitions, which are tested at `tuned_at`.
         most_seeds: of the Dirichlet partitions.
-        tuning_clients: of the trials. The distribution of a result is the same for any number of clients, and few
-            clients cost less.
+        tuning_clients: of the trials. The distribution of a result is the same for any number of
+            clients, and few clients cost less.
         rounds, clients: T and n of the tests.
     """
 
@@ -620,7 +648,9 @@ class Study:
                     for name, settings in chosen.items():
                         if partition != IID and METHODS[name].fixed:
                             continue
-                        run = self.test_run(task, name, settings, epsilon=epsilon, seed=seed, partition=partition)
+                        run = self.test_run(
+                            task, name, settings, epsilon=epsilon, seed=seed, partition=partition
+                        )
                         ranked.append((self._stage(run), seed, len(ranked), name, run))
         return [(name, run) for *_, name, run in sorted(ranked, key=lambda entry: entry[:3])]
 
@@ -634,8 +664,8 @@ class Study:
     def _stage(self, run: FederatedRun) -> int:
         """Return the place of a test in the order of the study.
 
-        The first task with a few seeds comes first. The other tasks at the ε of the tuning, Dirichlet partitions,
-        other ε and more seeds follow.
+        The first task with a few seeds comes first. The other tasks at the ε of the tuning,
+        Dirichlet partitions, other ε and more seeds follow.
         """
         is_first_task = run.task == self.tasks[0]
         if run.partition != IID:
@@ -717,8 +747,11 @@ def run_remaining(
 # --------------------------------------------------------------------------------------------------
 # Tables and picture of the study: accuracies by method and ε, and the gain of second order.
 
-# Gain of DP-FedSOFIM over DP-FedGD in points (least, most), from the paper's text, which has no single figures.
-PUBLISHED: Mapping[float, tuple[float, float]] = {0.5: (0.42, 0.60), 1.0: (0.42, 0.60), 10.0: (2.37, 2.37)}
+# Gain of DP-FedSOFIM over DP-FedGD in points (least, most), from the paper's text, which has no
+# single figures.
+PUBLISHED: Mapping[float, tuple[float, float]] = {
+    0.5: (0.42, 0.60), 1.0: (0.42, 0.60), 10.0: (2.37, 2.37)
+}
 PAIRS = (
     ("sofim", "fedgd-matched", "DP-FedSOFIM, gradient − DP-FedGD at its η/ρ"),
     ("sofim-momentum", "fedavgm-matched", "DP-FedSOFIM, momentum − DP-FedAvgM at its η/ρ, β"),
@@ -749,7 +782,9 @@ def _values(
         return []
     accuracies = []
     for seed in range(study.count_seeds(task)):
-        record = store.get(study.test_run(task, name, settings, epsilon=epsilon, seed=seed, partition=partition))
+        record = store.get(
+            study.test_run(task, name, settings, epsilon=epsilon, seed=seed, partition=partition)
+        )
         if record is not None:
             accuracies.append(100 * record["accuracy"])
     return accuracies
@@ -776,10 +811,14 @@ def accuracies(study: Study, store: Store, task: str) -> str:
         columns = [_values(study, store, task, name, epsilon=epsilon) for epsilon in study.epsilons]
         for alpha in study.alphas:
             partition = f"dirichlet-{alpha:g}"
-            columns.append(_values(study, store, task, name, epsilon=study.tuned_at, partition=partition))
+            columns.append(
+                _values(study, store, task, name, epsilon=study.tuned_at, partition=partition)
+            )
         seeds |= {len(values) for values in columns if values}
         best = percent(_best_validation(study, store, task, name))
-        rows.append([method.label, best, *map(spread, columns), settings_text(_formula_settings(settings))])
+        rows.append(
+            [method.label, best, *map(spread, columns), settings_text(_formula_settings(settings))]
+        )
     if not rows:
         return "*Not run yet.*"
     count = str(max(seeds, default=0))
@@ -838,7 +877,9 @@ def _gain(values: Sequence[float], reference: Sequence[float]) -> tuple[float, f
     """Return the difference of the means and two standard errors of the difference."""
     if len(values) < 2 or len(reference) < 2:
         return None
-    error = math.sqrt(statistics.variance(values) / len(values) + statistics.variance(reference) / len(reference))
+    error = math.sqrt(
+        statistics.variance(values) / len(values) + statistics.variance(reference) / len(reference)
+    )
     return statistics.mean(values) - statistics.mean(reference), 2 * error
 
 
@@ -882,7 +923,11 @@ def tables(study: Study, store: Store) -> str:
     """Return the tables of all finished runs."""
     parts = []
     for task in study.tasks:
-        parts += [f"**{TASKS[task].title}**", accuracies(study, store, task), second_order(study, store, task)]
+        parts += [
+            f"**{TASKS[task].title}**",
+            accuracies(study, store, task),
+            second_order(study, store, task),
+        ]
     return "\n\n".join(parts)
 
 
@@ -902,7 +947,9 @@ def figure(study: Study, store: Store, path: Path) -> Path:
     caption = "20 clients, 70 rounds, δ = 1e-5, replace-one, trusted server; linear head on public features; mean ± std"
     width = max(7.2, 1.2 + 3.2 * len(tasks))
     height = 4.3
-    picture = sheet(width, height, "Federated: what second order adds at a matched learning rate", caption)
+    picture = sheet(
+        width, height, "Federated: what second order adds at a matched learning rate", caption
+    )
     axes = grid(picture, 1, len(tasks), top=1.6)
     for panel, task in zip(axes[0], tasks, strict=True):
         dressed(panel, TASKS[task].title, "ε")
@@ -993,7 +1040,8 @@ def run_study(
         folder: of networks, features, report and picture; an earlier folder is continued.
         results: file of the records; None for a file in the folder.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
-        budget_minutes: start no run that would not end in time, and stop a run at the end of the time.
+        budget_minutes: start no run that would not end in time, and stop a run at the end of the
+            time.
         on_line: takes a line after every run.
 
     Returns:

@@ -1,6 +1,7 @@
 """DP-FedGD, DP-FedSOFIM and federated DP-KFC on the digits, for ten clients with different labels.
 
-`APP` runs inside one process, in Flower's simulation, and with `flwr run` on separate hosts (examples/federated), unchanged.
+`APP` runs inside one process, in Flower's simulation, and with `flwr run` on separate hosts
+(examples/federated), unchanged.
 """
 
 from __future__ import annotations
@@ -108,7 +109,16 @@ class FederatedDemo:
     @property
     def table(self) -> Table:
         """Return a table of all runs, for a terminal."""
-        names = ("engine", "method", "test accuracy", "ε spent", "survivors", "dropped", "rejected", "seconds")
+        names = (
+            "engine",
+            "method",
+            "test accuracy",
+            "ε spent",
+            "survivors",
+            "dropped",
+            "rejected",
+            "seconds",
+        )
         table = Table(*names, header_style="bold")
         for run in self.runs:
             accuracy = f"{100 * run.curve.accuracy[-1]:.1f} %"
@@ -195,7 +205,7 @@ def head() -> nn.Module:
     return model
 
 
-# -- the app -----------------------------------------------------------------------------------------------------------
+# -- the app ---------------------------------------------------------------------------------------
 
 
 def _digits(settings: Settings) -> ClientDigits:
@@ -204,7 +214,9 @@ def _digits(settings: Settings) -> ClientDigits:
 
 def _plan(settings: Settings) -> FederatedPlan:
     records = len(_digits(settings).labels)
-    return make_plan(settings["method"], records, settings["epsilon"], settings["rounds"], settings["clients"])
+    return make_plan(
+        settings["method"], records, settings["epsilon"], settings["rounds"], settings["clients"]
+    )
 
 
 def _model(settings: Settings) -> nn.Module:
@@ -228,7 +240,9 @@ def _finish(run: Run, settings: Settings, folder: Path) -> None:
     curve = _curve(run, settings["method"])
     plots.save(plots.history(curve), place.plots / "history.png")
     placed(place.model, lambda part: save_file(dict(run.server.model.state_dict()), part))
-    place.write_json(place.path / "rounds.json", {"rounds": [vars(record) for record in run.records]})
+    place.write_json(
+        place.path / "rounds.json", {"rounds": [vars(record) for record in run.records]}
+    )
     images = len(_digits(settings).test[1])
     card = build_federated_card(
         run.server,
@@ -262,13 +276,15 @@ APP = App(
     model=_model,
     loss_fn=loss_fn,
     records=_records,
-    defaults={"method": "dp-fedgd", "epsilon": 3.0, "rounds": ROUNDS, "clients": CLIENTS, "alpha": ALPHA},
+    defaults={
+        "method": "dp-fedgd", "epsilon": 3.0, "rounds": ROUNDS, "clients": CLIENTS, "alpha": ALPHA
+    },
     evaluate=_evaluate,
     finish=_finish,
 )
 
 
-# -- the demo ----------------------------------------------------------------------------------------------------------
+# -- the demo --------------------------------------------------------------------------------------
 
 
 def federated_demo(
@@ -314,7 +330,9 @@ def federated_demo(
             runs.append(_run(engine, start, settings, RunFolder.create(place).path, console))
     demo = FederatedDemo(folder=folder.path, runs=tuple(runs))
     curves = [run.curve for run in demo._first_engine_runs]
-    figure = plots.comparison(curves, "The same clients under the same budget", f"{caption}, ε = {epsilon:g}")
+    figure = plots.comparison(
+        curves, "The same clients under the same budget", f"{caption}, ε = {epsilon:g}"
+    )
     plots.save(figure, folder.path / "comparison.png")
     return demo
 
@@ -331,7 +349,13 @@ def _choose_engine(name: str) -> Callable[..., Run]:
     return lambda settings, **options: simulate(APP, settings, **options)
 
 
-def _run(engine: str, start: Callable[..., Run], settings: Settings, folder: Path, console: Console | None) -> DemoRun:
+def _run(
+    engine: str,
+    start: Callable[..., Run],
+    settings: Settings,
+    folder: Path,
+    console: Console | None,
+) -> DemoRun:
     """Run one method on one engine, with a line of progress."""
     method = settings["method"]
     with _progress(console) as progress:
@@ -340,7 +364,9 @@ def _run(engine: str, start: Callable[..., Run], settings: Settings, folder: Pat
 
         def show_round(record: RoundRecord, run: Run) -> None:
             _, epsilon, score = run.history[-1]
-            progress.update(task, advance=1, epsilon=rounded_up(epsilon), accuracy=f"test {100 * score:.1f} %")
+            progress.update(
+                task, advance=1, epsilon=rounded_up(epsilon), accuracy=f"test {100 * score:.1f} %"
+            )
 
         run = start(settings, folder=folder, on_round=show_round)
     return DemoRun(

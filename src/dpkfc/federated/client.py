@@ -1,8 +1,9 @@
 """A client: its records, its noise, its own ledger, and one answer to a round. Nothing else leaves the client.
 
-A client does not rely on the server for its budget. It charges its own ledger before its noise exists, answers every
-round once, and refuses rounds beyond the plan. A refusal carries a constant reason. A failure that the records have
-caused is not reported to the server: the failing records add nothing to the sum, and the answer is a sum like any other.
+A client does not rely on the server for its budget. It charges its own ledger before its noise
+exists, answers every round once, and refuses rounds beyond the plan. A refusal carries a constant
+reason. A failure that the records have caused is not reported to the server: the failing records
+add nothing to the sum, and the answer is a sum like any other.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from dpkfc.privacy.mechanism import ClippedSum, release
 from dpkfc.verification.examples import checked_verify
 
 # --------------------------------------------------------------------------------------------------
-# Work on records can fail. Whether a client takes part must not depend on one of its records, so the
-# server does not learn of an exception from the loss or the collate function. The round is charged
-# and answered with its noise, on a sum to which the failing records add nothing:
+# Work on records can fail. Whether a client takes part must not depend on one of its records, so
+# the server does not learn of an exception from the loss or the collate function. The round is
+# charged and answered with its noise, on a sum to which the failing records add nothing:
 #
 #     single examples   Halving finds the records that fail. All others add what they add without
 #                       them, so one record moves the sum by its own clipped gradient at most.
@@ -132,27 +133,28 @@ class Client:
         number: of the client, 0 … n − 1.
         plan: of the run.
         local: its model; clients of one process may share one.
-        dataset: its own records, a map-style dataset or a tuple of tensors; at most `expected_records`, possibly
-            none.
+        dataset: its own records, a map-style dataset or a tuple of tensors; at most
+            `expected_records`, possibly none.
         collate_fn: maps a list of examples to a batch.
         ledger_path: file of the client's own ledger; None keeps the ledger in memory.
-        channel: private key of the client's channels to the others, 32 bytes, for secure aggregation; None makes
-            one. A key goes with one ledger: with a second ledger it could mask two messages of a round alike.
-        verify: check model and loss on public rows before the first round; no value of a record decides. "strict"
-            refuses operations without a batch rule.
+        channel: private key of the client's channels to the others, 32 bytes, for secure
+            aggregation; None makes one. A key goes with one ledger: with a second ledger it could
+            mask two messages of a round alike.
+        verify: check model and loss on public rows before the first round; no value of a record
+            decides. "strict" refuses operations without a batch rule.
 
     Attributes:
         last_error: the last error, for this client's own operator; never sent.
         failed: whether no record contributed to the last answer because of an error; never sent.
 
     Raises:
-        ValueError: a number outside the plan, more records than it allows, a channel key of another length;
-            examples that mix, by name of the operation.
+        ValueError: a number outside the plan, more records than it allows, a channel key of another
+            length; examples that mix, by name of the operation.
 
     Guarantee:
-        At most `plan.releases` releases ever, each on the client's ledger before it exists. What is protected from
-        whom is `plan.config.privacy`. Under `TrustedServer("server")` the messages are NOT private, and the server
-        must keep them to itself.
+        At most `plan.releases` releases ever, each on the client's ledger before it exists. What is
+        protected from whom is `plan.config.privacy`. Under `TrustedServer("server")` the messages
+        are NOT private, and the server must keep them to itself.
     """
 
     def __init__(
@@ -206,7 +208,7 @@ class Client:
         if stddev / self.plan.grid(self.local.numbers) < FEWEST_STEPS:
             raise ValueError("the noise of one client is too small for the grid of secure aggregation; raise the noise")
 
-    # -- messages ------------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def hello(self) -> Message:
         """Return what the server compares before the first round."""
@@ -234,7 +236,9 @@ class Client:
             return self._answer("error", round_number(message)) | {"reason": _refusal_reason(error)}
 
     def _answer(self, kind: str, number: int) -> Message:
-        return {"kind": kind, "round": number, "contract": self.local.contract, "client": self.number}
+        return {
+            "kind": kind, "round": number, "contract": self.local.contract, "client": self.number
+        }
 
     def _check_new(self, number: int) -> None:
         """Refuse a round that was answered: a second answer would be a second release."""
@@ -262,9 +266,15 @@ class Client:
         self.last_error, self.failed = self._work.error, self._work.failed
         if self.last_error is not None:
             which = "all of its records" if self.failed else "some of its records"
-            logger.error("client %d, round %d: %s failed and add nothing: %r", self.number, number, which, self.last_error)
+            logger.error(
+                "client %d, round %d: %s failed and add nothing: %r",
+                self.number,
+                number,
+                which,
+                self.last_error,
+            )
 
-    # -- secure aggregation --------------------------------------------------------------------------------------------
+    # -- secure aggregation ------------------------------------------------------------------------
 
     @property
     def _masked(self) -> bool:
@@ -293,7 +303,9 @@ class Client:
         keys = RoundKeys(contract=self.local.contract, round=number)
         sealed = seal_shares(keys, self.number, self._channel, channels, self.plan.config.survivors)
         self._keys = keys
-        return self._answer("keys", number) | {"key": to_tensor(keys.public), "sealed": stack_rows(sealed)}
+        return self._answer("keys", number) | {
+            "key": to_tensor(keys.public), "sealed": stack_rows(sealed)
+        }
 
     def _pair_keys(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
         """Agree with the other clients on pair masks, before a charge: by new mask keys, or by channel keys."""
@@ -304,7 +316,9 @@ class Client:
         channels = split_rows(message["channels"], self._cohort(message))
         if channels[self.number] != self._channel.public:
             raise ValueError(f"the channel key of this client was changed in round {number}; enrol this client again")
-        return channel_pair_keys(self.number, self._channel, channels, round_scope(self.local.contract, number))
+        return channel_pair_keys(
+            self.number, self._channel, channels, round_scope(self.local.contract, number)
+        )
 
     def _take_shares(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
         """Open what the others sealed for this client, and agree on pair masks with them."""
@@ -312,12 +326,16 @@ class Client:
         cohort = self._cohort(message)
         public = split_rows(message["mask_keys"], cohort)
         if keys is None or keys.round != number:
-            raise ValueError(f"this client has no keys for round {number}; the server must request keys first")
+            raise ValueError(
+                f"this client has no keys for round {number}; the server must request keys first"
+            )
         if public[self.number] != keys.public:
             raise ValueError(f"the mask key of this client was changed in round {number}; the server must request keys again")
         channels = split_rows(message["channels"], cohort)
         sealed = split_rows(message["sealed"], cohort)
-        self._shares = open_shares(keys, self.number, self._channel, channels, public=public, sealed=sealed)
+        self._shares = open_shares(
+            keys, self.number, self._channel, channels, public=public, sealed=sealed
+        )
         return pair_keys(keys, self.number, public)
 
     def _mask(self, noisy: Tensors, pairs: Mapping[int, bytes]) -> Tensors:
@@ -334,7 +352,9 @@ class Client:
         received = self._shares
         survivors = tuple(sorted(message["survivors"].tolist()))
         if received is None or received.round != number or self._keys is not None:
-            raise ValueError(f"this client has sent no masked sum in round {number}, so it reveals no shares")
+            raise ValueError(
+                f"this client has sent no masked sum in round {number}, so it reveals no shares"
+            )
         are_enough = len(set(survivors)) == len(survivors) >= self.plan.config.survivors
         if self.number not in survivors or not are_enough or not set(survivors) <= set(received.cohort):
             raise ValueError(f"the survivors of round {number} are too few, lack this client or lie outside its cohort")
@@ -356,10 +376,12 @@ class Client:
         elif self.local.digest != wanted and can_build:
             self.local.build_metric(step)
         if self.local.digest != wanted:
-            raise _Refusal(messages.METRIC_DIFFERS if state or can_build else messages.METRIC_MISSING)
+            raise _Refusal(
+                messages.METRIC_DIFFERS if state or can_build else messages.METRIC_MISSING
+            )
         self.local.advance_metric(step)
 
-    # -- private sums --------------------------------------------------------------------------------------------------
+    # -- private sums ------------------------------------------------------------------------------
 
     def _released(self, sums: Tensors, step: int) -> Tensors:
         """Return a clipped sum with this client's share of the noise, charged to the ledger first."""
@@ -390,12 +412,16 @@ class Client:
         if isinstance(work, FedNewStep):
             return self._released(self._newton(work, number, extra, extra_round), first)
         if isinstance(work, LocalSteps):
-            return self._released(self._change(work, extra), first) if whole else self._steps(work, extra, first)
+            return self._released(
+                self._change(work, extra), first
+            ) if whole else self._steps(work, extra, first)
         indices = self._sample(first)
         if not whole:
             return self._released(self._work.sum_examples(indices), first)
         return self._released(
-            self._work.contribute_as_one(lambda: self.local.clipped_sum(self.records, indices, together=True)), first
+            self._work.contribute_as_one(
+                lambda: self.local.clipped_sum(self.records, indices, together=True)
+            ), first
         )
 
     def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:
@@ -409,7 +435,9 @@ class Client:
             correction[name] = extra.get(name, zeros[name]).to(c_i) - c_i
         return correction
 
-    def _walk(self, work: LocalSteps, extra: Tensors, gradient: Callable[[int], Tensors]) -> Tensors:
+    def _walk(
+        self, work: LocalSteps, extra: Tensors, gradient: Callable[[int], Tensors]
+    ) -> Tensors:
         """Return θ₀ − θ_K of K steps along a gradient."""
         correction = self._correction(work, extra)
         with self.local.restore_parameters() as start:
@@ -417,7 +445,9 @@ class Client:
                 gradients = gradient(k)
                 with torch.no_grad():
                     for name, p in self.local.parameters.items():
-                        p.sub_(work.learning_rate * (gradients[name].to(p) + correction.get(name, 0)))
+                        p.sub_(
+                            work.learning_rate * (gradients[name].to(p) + correction.get(name, 0))
+                        )
             return {name: start[name] - p.detach() for name, p in self.local.parameters.items()}
 
     def _update_control(self, work: LocalSteps, extra: Tensors, sent: Tensors) -> None:
@@ -456,8 +486,8 @@ class Client:
     def _newton(self, work: FedNewStep, number: int, y: Tensors, y_round: int) -> Tensors:
         """Return FedNew's direction, clipped as one, and update the dual variable λ_i.
 
-        The update needs y and the clipped direction of the same round. A round that was dropped has no y, and a
-        round that the client missed has no direction. In both cases λ_i stays.
+        The update needs y and the clipped direction of the same round. A round that was dropped has
+        no y, and a round that the client missed has no direction. In both cases λ_i stays.
         """
         zeros = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self.local.parameters.items()}
         if y:
@@ -476,13 +506,15 @@ class Client:
         """Return clip_C((H + (α + ρ) I)⁻¹ (g − λ + ρ y))."""
         parameters = self.local.parameters
         g = self.local.mean_gradient(self.records)
-        right = flatten({name: g[name].double() - dual[name] + work.rho * y[name] for name in parameters})
+        right = flatten(
+            {name: g[name].double() - dual[name] + work.rho * y[name] for name in parameters}
+        )
         matrix = self.local.fisher(self.records)
         matrix.diagonal().add_(work.alpha + work.rho)
         direction = unflatten(torch.linalg.solve(matrix, right), parameters)
         return clip_as_one(direction, self.plan.config.max_grad_norm)
 
-    # -- state ---------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """PRIVATE: return what outlives a process beside the ledger, for this client's own disk only."""

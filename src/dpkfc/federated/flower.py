@@ -4,9 +4,9 @@
     client_app(app)   a `flwr.clientapp.ClientApp` that answers with `Node`
     simulate(app)     both in Flower's simulation engine, on this machine
 
-Flower carries messages and does nothing else: it samples no clients, adds no noise, counts no survivors and sees no
-exception of dpkfc. Its telemetry, its search for updates and Ray's usage statistics are off unless the environment says
-otherwise.
+Flower carries messages and does nothing else: it samples no clients, adds no noise, counts no
+survivors and sees no exception of dpkfc. Its telemetry, its search for updates and Ray's usage
+statistics are off unless the environment says otherwise.
 """
 
 from __future__ import annotations
@@ -59,13 +59,17 @@ class App:
     Every process calls the functions, and they return the same each time.
 
     Attributes:
-        plan: settings to the plan. On hosts with different libraries give the noise by `with_noise`: a calibration may
-            differ in its last digit, and then the clients are refused.
+        plan: settings to the plan. On hosts with different libraries give the noise by
+            `with_noise`: a calibration may differ in its last digit, and then the clients are
+                refused.
         model: settings to the model; weights that are not trained are part of the contract.
         loss_fn: maps (model, batch) to one loss per example.
-        records: (number of a client, settings) to its own records; called only on that client's machine.
-        defaults: settings that a run may change, with their values: numbers, texts and truth values.
-        evaluate: (model, settings) to a plain figure for `Run.history`, on data of no client; None for no figure.
+        records: (number of a client, settings) to its own records; called only on that client's
+            machine.
+        defaults: settings that a run may change, with their values: numbers, texts and truth
+            values.
+        evaluate: (model, settings) to a plain figure for `Run.history`, on data of no client; None
+            for no figure.
         finish: (run, settings, folder) writes what a finished run leaves; None for nothing.
         collate_fn: maps a list of examples to a batch.
     """
@@ -150,8 +154,8 @@ def _convert(name: str, value: Any, default: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# A client on its own machine. All that has to outlive a process lies in the client's folder, and none
-# of it is ever sent.
+# A client on its own machine. All that has to outlive a process lies in the client's folder, and
+# none of it is ever sent.
 #
 #     ledger.jsonl    its own releases; the file is locked while a message is answered
 #     metric/         the preconditioner that the server sent, with its hash
@@ -214,10 +218,13 @@ class Node:
         app: of the run.
         settings: all of them, from `App.settings`.
         number: of the client.
-        folder: of this client. Each plan has its own folder below it, so budgets of several plans add up.
+        folder: of this client. Each plan has its own folder below it, so budgets of several plans
+            add up.
     """
 
-    def __init__(self, app: App, settings: Settings, number: int, folder: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, app: App, settings: Settings, number: int, folder: str | os.PathLike[str]
+    ) -> None:
         self.app = app
         self.number = number
         self._settings: _FrozenSettings = tuple(sorted(settings.items()))
@@ -333,7 +340,9 @@ class Transport(Protocol):
         """Return the nodes that are connected now."""
         ...
 
-    def ask(self, requests: Mapping[int, Message], timeout: float) -> Iterable[tuple[int, Message | None]]:
+    def ask(
+        self, requests: Mapping[int, Message], timeout: float
+    ) -> Iterable[tuple[int, Message | None]]:
         """Send a message to each node and return the answers in time, in any order; None for an unreadable answer."""
         ...
 
@@ -416,7 +425,9 @@ class Roster:
             time.sleep(min(_PAUSE, wait))
 
     def _describe_shortage(self, count: int, least: int, wait: float) -> str:
-        reasons = Counter(_REFUSALS.get(reason, "without a valid hello") for reason in self._refused.values())
+        reasons = Counter(
+            _REFUSALS.get(reason, "without a valid hello") for reason in self._refused.values()
+        )
         refused = "".join(f"; refused: {number} {reason}" for reason, number in reasons.items())
         clients = self._server.plan.config.clients
         return (
@@ -427,7 +438,9 @@ class Roster:
     def exchange(self, requests: Mapping[int, Message]) -> None:
         """Carry messages to clients and their answers to the server; refuse an answer in another client's name."""
         nodes = self.present()
-        messages = {nodes[client]: message for client, message in requests.items() if client in nodes}
+        messages = {
+            nodes[client]: message for client, message in requests.items() if client in nodes
+        }
         if not messages:
             return
         for node, message in self._transport.ask(messages, self._timeout):
@@ -468,18 +481,21 @@ def _open_round(server: Server, roster: Roster, wait: float) -> dict[int, Messag
         time.sleep(min(_PAUSE, wait))
 
 
-def serve(app: App, settings: Settings, transport: Transport, *, on_round: OnRound | None = None) -> Run:
+def serve(
+    app: App, settings: Settings, transport: Transport, *, on_round: OnRound | None = None
+) -> Run:
     """Run the rounds that the ledger of a folder has left: all rounds, or those after a crash.
 
     Args:
         app: of the run.
-        settings: all settings, from `App.settings`; "folder" holds ledger, checkpoint and what `App.finish` writes.
+        settings: all settings, from `App.settings`; "folder" holds ledger, checkpoint and what
+            `App.finish` writes.
         transport: of the messages.
         on_round: called after every round.
 
     Raises:
-        ValueError: no absolute path of a folder; trained parameters of a type that is not sent; a used ledger without
-            its checkpoint.
+        ValueError: no absolute path of a folder; trained parameters of a type that is not sent; a
+            used ledger without its checkpoint.
         TooFewClients: fewer clients than a round needs; the same call resumes.
         BudgetExhausted: the ledger in the folder holds every round of the plan; nothing was sent.
         LedgerError, CheckpointError: the folder holds those of another run.
@@ -521,7 +537,9 @@ def _run_rounds(
     server = run.server
     evaluate = app.bind_evaluate(settings)
     roster = Roster(server, transport, settings["timeout"])
-    roster.gather(server.plan.config.clients, max(1, server.plan.config.survivors), settings["wait"])
+    roster.gather(
+        server.plan.config.clients, max(1, server.plan.config.survivors), settings["wait"]
+    )
     while server.rounds_left:
         record = _run_round(server, roster, settings["wait"])
         run.records.append(record)
@@ -534,7 +552,9 @@ def _run_rounds(
 
 # --------------------------------------------------------------------------------------------------
 
-SWITCHES = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+SWITCHES = {
+    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"
+}
 PLAIN, TENSORS = "plain", "tensors"
 _KINDS = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
 _DTYPES = {"float32", "float64", "int64", "int32", "uint8", "bool"}
@@ -579,10 +599,12 @@ def check_installed() -> None:
     """
     _import_flwr("flwr")
     if importlib.util.find_spec("ray") is None:
-        raise ImportError("Flower's simulation is not installed (ray is missing): pip install 'dpkfc[federated]'")
+        raise ImportError(
+            "Flower's simulation is not installed (ray is missing): pip install 'dpkfc[federated]'"
+        )
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 def to_record(message: Mapping[str, Any], arrays_by_id: dict[int, Any] | None = None) -> Any:
@@ -590,7 +612,8 @@ def to_record(message: Mapping[str, Any], arrays_by_id: dict[int, Any] | None = 
 
     Args:
         message: of `dpkfc.federated.messages`.
-        arrays_by_id: arrays by the id of their tensor, for messages that share tensors and live as long.
+        arrays_by_id: arrays by the id of their tensor, for messages that share tensors and live as
+            long.
 
     Raises:
         ValueError: a value that no message has.
@@ -617,7 +640,8 @@ def from_record(record: Any) -> Message:
     """Return the message in a RecordDict; its receiver decides what the message may hold.
 
     Raises:
-        ValueError: other records, values of other types, or an array whose bytes do not fit its header.
+        ValueError: other records, values of other types, or an array whose bytes do not fit its
+            header.
     """
     flwr = _import_flwr("flwr.app")
     if set(record) != {PLAIN, TENSORS}:
@@ -659,7 +683,7 @@ def _tensor(array: Any) -> Tensor:
     return torch.from_numpy(np.frombuffer(numbers, dtype).reshape(shape).copy())
 
 
-# -- server ------------------------------------------------------------------------------------------------------------
+# -- server ----------------------------------------------------------------------------------------
 
 
 class _Grid:
@@ -673,7 +697,9 @@ class _Grid:
         with _report_unreachable():
             return sorted(self._grid.get_node_ids())
 
-    def ask(self, requests: Mapping[int, Message], timeout: float) -> Iterable[tuple[int, Message | None]]:
+    def ask(
+        self, requests: Mapping[int, Message], timeout: float
+    ) -> Iterable[tuple[int, Message | None]]:
         """Return the answers in time; a report of Flower in place of an answer is an absence and is not read."""
         flwr = _import_flwr("flwr.app")
         arrays_by_id: dict[int, Any] = {}
@@ -743,7 +769,7 @@ def _log_round(record: Any, run: Run) -> None:
     logging.getLogger("flwr").info("%s", text)
 
 
-# -- clients -----------------------------------------------------------------------------------------------------------
+# -- clients ---------------------------------------------------------------------------------------
 
 
 def client_app(app: App, settings: Settings | None = None, *, folder: str = "") -> Any:
@@ -766,7 +792,9 @@ def client_app(app: App, settings: Settings | None = None, *, folder: str = "") 
     return client
 
 
-def _answer(app: App, message: Any, context: Any, *, settings: Settings | None, default_folder: str) -> Any:
+def _answer(
+    app: App, message: Any, context: Any, *, settings: Settings | None, default_folder: str
+) -> Any:
     """Return the answer of this node's client as a record; an error becomes the constant reason."""
     number = -1
     request: Message = {}
@@ -778,7 +806,9 @@ def _answer(app: App, message: Any, context: Any, *, settings: Settings | None, 
         folder = str(node.get("folder", "")) or default_folder or _home_folder()
         return to_record(Node(app, chosen, number, folder).answer(request))
     except Exception as error:
-        logger.error("this client cannot answer (%s); has its node a partition-id?", type(error).__name__)
+        logger.error(
+            "this client cannot answer (%s); has its node a partition-id?", type(error).__name__
+        )
         return to_record(make_failure(number, request))
 
 
@@ -786,7 +816,7 @@ def _home_folder() -> str:
     return str(Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "dpkfc")
 
 
-# -- simulation --------------------------------------------------------------------------------------------------------
+# -- simulation ------------------------------------------------------------------------------------
 
 
 def simulate(
@@ -800,7 +830,8 @@ def simulate(
     """Run an app on Flower's simulation engine: every client in a Ray process, with its own ledger on the disk.
 
     Args:
-        app: of the run; its functions have to be importable, or small, because every message carries them.
+        app: of the run; its functions have to be importable, or small, because every message
+            carries them.
         settings: in place of the app's defaults; "timeout" and "wait" are 900 s here.
         folder: of the run; the clients' own files lie below it.
         on_round: called after every round.

@@ -51,7 +51,9 @@ class Records:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def micro_batches(self, indices: NDArray[np.int64], bound: int | None) -> Iterable[tuple[Any, Part]]:
+    def micro_batches(
+        self, indices: NDArray[np.int64], bound: int | None
+    ) -> Iterable[tuple[Any, Part]]:
         """Return micro-batches with their rows.
 
         One batch of all records of a tuple of tensors is copied, not looked up record by record.
@@ -86,11 +88,13 @@ class LocalModel:
 
     Args:
         plan: of the run.
-        model: any module that a `Session` takes; its trained parameters are overwritten by every round.
+        model: any module that a `Session` takes; its trained parameters are overwritten by every
+            round.
         loss_fn: maps (model, batch) to one loss per example.
 
     Raises:
-        ValueError: FedNew with a model too large for its matrix; a model that the gradient engine does not cover.
+        ValueError: FedNew with a model too large for its matrix; a model that the gradient engine
+            does not cover.
     """
 
     def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
@@ -124,7 +128,9 @@ class LocalModel:
             ValueError: different names or shapes, or numbers that are not finite.
         """
         if {name: tuple(x.shape) for name, x in values.items()} != self.shapes:
-            raise ValueError("the parameters of the round have different names or shapes than this model's")
+            raise ValueError(
+                "the parameters of the round have different names or shapes than this model's"
+            )
         with torch.no_grad():
             for name, x in values.items():
                 if not bool(torch.isfinite(x).all()):
@@ -133,7 +139,9 @@ class LocalModel:
 
     def take_metric(self, state: Mapping[str, Tensor]) -> None:
         """Take a preconditioner that the server built."""
-        kind: type[Preconditioner] = getattr(self.plan.config.preconditioner, "result", Preconditioner)
+        kind: type[Preconditioner] = getattr(
+            self.plan.config.preconditioner, "result", Preconditioner
+        )
         preconditioner = kind.from_state_dict(dict(state))
         shapes = {}
         for layer in self.layers:
@@ -166,9 +174,9 @@ class LocalModel:
     def verify(self, records: Records, *, strict: bool = False) -> None:
         """Check model and loss once, on public rows with the types and shapes of a record.
 
-        No value of a record is used. Where no record can be read, nothing is checked: such records contribute
-        zero. Where the loss takes no public rows, a `UserWarning` says so, and the examples of every micro-batch
-        that is not proved are differentiated one at a time.
+        No value of a record is used. Where no record can be read, nothing is checked: such records
+        contribute zero. Where the loss takes no public rows, a `UserWarning` says so, and the
+        examples of every micro-batch that is not proved are differentiated one at a time.
 
         Args:
             records: of a client.
@@ -200,7 +208,9 @@ class LocalModel:
         self._proof.operation = verdict.operation
         self._is_verified = True
 
-    def clipped_sum(self, records: Records, indices: NDArray[np.int64], *, together: bool = False) -> Tensors:
+    def clipped_sum(
+        self, records: Records, indices: NDArray[np.int64], *, together: bool = False
+    ) -> Tensors:
         """PRIVATE: return the sum of clipped gradients of some records, in preconditioned space.
 
         Args:
@@ -225,7 +235,9 @@ class LocalModel:
     def _batch(self, records: Records, indices: NDArray[np.int64]) -> Any:
         """Return the records at some indices, on the model's device."""
         device = device_of(self.layers)
-        return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, records.batch(indices))
+        return tree_map(
+            lambda x: x.to(device) if isinstance(x, Tensor) else x, records.batch(indices)
+        )
 
     def mean_gradient(self, records: Records) -> Tensors:
         """PRIVATE and unclipped: return the gradient of the mean loss over all records of a client."""
@@ -235,7 +247,9 @@ class LocalModel:
 
     def fisher(self, records: Records) -> Tensor:
         """PRIVATE: return the empirical Fisher matrix of a client's records, `[d, d]` in float64."""
-        matrix = torch.zeros(self.numbers, self.numbers, dtype=torch.float64, device=device_of(self.layers))
+        matrix = torch.zeros(
+            self.numbers, self.numbers, dtype=torch.float64, device=device_of(self.layers)
+        )
         for index in range(len(records)):
             with torch.enable_grad(), unknown_numbers(self.plan.test_mode):
                 loss = self.loss_fn(self.model, self._batch(records, np.array([index]))).sum()

@@ -1,7 +1,8 @@
 """Messages: flat dictionaries of tensors, numbers and texts, and the list of what they may hold.
 
-Only the sum and constants of the plan leave a client: no number of examples, no loss, no accuracy, no text of an error.
-A message with anything that is not on the list is invalid. Invalid messages are counted and dropped.
+Only the sum and constants of the plan leave a client: no number of examples, no loss, no accuracy,
+no text of an error. A message with anything that is not on the list is invalid. Invalid messages
+are counted and dropped.
 
     server → client
         keys     round, contract, cohort, channels                          secure aggregation only
@@ -16,11 +17,12 @@ A message with anything that is not on the list is invalid. Invalid messages are
         shares   round, contract, client, shares                            of a survivor
         error    round, contract, client, reason
 
-Keys and sealed shares are bytes, one row a client, in the order of `cohort`. The `key` of a hello is the client's public
-channel key, and that of `keys` its public mask key. `sealed` holds what the client sealed for the others, or the others
-for the client. `extra` is what the rule shares, and `extra_round` the round it was made in: the last one with a release.
-The ledger numbers the rounds. A round that was charged and lost keeps its number, so no round is requested twice.
-`contract` is the hash of the plan and of the model that both sides were started with.
+Keys and sealed shares are bytes, one row a client, in the order of `cohort`. The `key` of a hello
+is the client's public channel key, and that of `keys` its public mask key. `sealed` holds what the
+client sealed for the others, or the others for the client. `extra` is what the rule shares, and
+`extra_round` the round it was made in: the last one with a release. The ledger numbers the rounds.
+A round that was charged and lost keeps its number, so no round is requested twice. `contract` is
+the hash of the plan and of the model that both sides were started with.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def shapes_of(model: nn.Module) -> Shapes:
 def contract_of(plan_hash: str, model: nn.Module) -> str:
     """Return the SHA-256 of the plan, of the form of trained parameters, and of all frozen values.
 
-    Clients compare it at the start, so that a different plan, model or pre-trained weights are found before a round.
+    Clients compare it at the start, so that a different plan, model or pre-trained weights are
+    found before a round.
     """
     digest = hashlib.sha256(plan_hash.encode())
     trained = shapes_of(model)
@@ -258,7 +261,9 @@ class KeyExchange:
         if len(self.channels) < needed:
             return {}
         cohort = torch.tensor(self.cohort, dtype=torch.int64)
-        request: Message = {"kind": "keys", "round": self.number, "contract": contract, "cohort": cohort}
+        request: Message = {
+            "kind": "keys", "round": self.number, "contract": contract, "cohort": cohort
+        }
         return dict.fromkeys(self.channels, request | {"channels": stack_rows(self.channels)})
 
     def select_cohort(self, needed: int) -> tuple[int, ...]:

@@ -5,8 +5,8 @@
     ScaffoldSteps   the same, each step corrected by control variates (SCAFFOLD)
     FedNewStep      (H + (α + ρ) I)⁻¹ (g − λ + ρ y), all of it clipped as one (FedNew)
 
-No client divides its sum by the number of its records. Hence each record has the same weight relative to the noise,
-whatever the number of records of each client.
+No client divides its sum by the number of its records. Hence each record has the same weight
+relative to the noise, whatever the number of records of each client.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class PrivacyModel(Protocol):
         unit: "example" or "client".
         noise_by: "server" or "clients".
         masked: whether messages are added under masks (secure aggregation).
-        has_full_noise: whether each message carries the whole noise, and hides its client's data by itself.
+        has_full_noise: whether each message carries the whole noise, and hides its client's data by
+            itself.
     """
 
     @property
@@ -68,7 +69,8 @@ class TrustedServer:
     """Protects one example from everyone who sees the models; the server sees single messages.
 
     Attributes:
-        noise_by: "server" adds all of it to the sum; "clients" add a share each, `colluding` of which may be known.
+        noise_by: "server" adds all of it to the sum; "clients" add a share each, `colluding` of
+            which may be known.
 
     Raises:
         ValueError: another value.
@@ -99,10 +101,11 @@ class TrustedServer:
 class SecureAggregation:
     """Protects one example from everyone. The server learns the sum over clients and no single message.
 
-    The server has to follow the protocol of `secure_aggregation`. It may collude with fewer clients than
-    `min_survivors` and still learn only the sum of the others. Clients know their own noise: ε is computed for
-    `colluding` of them, 1 by default. A round of `Server.open_round` without `request_keys` has one exchange of
-    messages and the same guarantee, but is lost with the first client that is lost.
+    The server has to follow the protocol of `secure_aggregation`. It may collude with fewer clients
+    than `min_survivors` and still learn only the sum of the others. Clients know their own noise: ε
+    is computed for `colluding` of them, 1 by default. A round of `Server.open_round` without
+    `request_keys` has one exchange of messages and the same guarantee, but is lost with the first
+    client that is lost.
     """
 
     name = "example-level, secure aggregation"
@@ -238,7 +241,8 @@ class LocalWork(Protocol):
 class LocalGradient:
     """One clipped sum a round, over all records or a Poisson sample: DP-FedGD, DP-FedSOFIM, federated DP-KFC.
 
-    Under a client-level model the gradient of the mean loss over the client's records is clipped as one.
+    Under a client-level model the gradient of the mean loss over the client's records is clipped as
+    one.
     """
 
     counts = "examples"
@@ -263,9 +267,10 @@ class LocalGradient:
 class LocalSteps:
     """K local steps; a client sends θ₀ − θ_K.
 
-    Client-level: plain SGD on all records, the change clipped to C. Example-level: K steps of DP-SGD on Poisson
-    samples. Each step is a release with the whole noise, so T rounds cost K T releases. These steps run under
-    `PerUpload` only, because a client's own steps do not contain the noise of other clients.
+    Client-level: plain SGD on all records, the change clipped to C. Example-level: K steps of
+    DP-SGD on Poisson samples. Each step is a release with the whole noise, so T rounds cost K T
+    releases. These steps run under `PerUpload` only, because a client's own steps do not contain
+    the noise of other clients.
 
     Attributes:
         steps: K >= 1.
@@ -312,8 +317,9 @@ class LocalSteps:
 class ScaffoldSteps(LocalSteps):
     """K local steps along g − c_i + c, then c_i ← c_i − c + change / (K η) (SCAFFOLD, option II).
 
-    The change is the change as it is sent: under a client-level model the clipped change. Example-level steps take
-    noisy gradients, and c_i is the mean of the last K of them. This is post-processing, and the sensitivity stays C.
+    The change is the change as it is sent: under a client-level model the clipped change.
+    Example-level steps take noisy gradients, and c_i is the mean of the last K of them. This is
+    post-processing, and the sensitivity stays C.
     """
 
     def describe(self) -> dict[str, Any]:
@@ -325,9 +331,10 @@ class ScaffoldSteps(LocalSteps):
 class FedNewStep:
     """One pass of FedNew's ADMM: clip_C((H_i + (α + ρ) I)⁻¹ (g_i − λ_i + ρ y)), then λ_i ← λ_i + ρ (ŷ_i − y).
 
-    H_i is the empirical Fisher matrix of the client's own records. All of the contribution is clipped as one. A
-    client that joins moves the sum by C. An example (added or replaced) moves the sum by 2 C, because it turns one
-    vector of norm C into another. Source: Elgabli et al. 2022 (FedNew); the server steps θ ← θ − y.
+    H_i is the empirical Fisher matrix of the client's own records. All of the contribution is
+    clipped as one. A client that joins moves the sum by C. An example (added or replaced) moves the
+    sum by 2 C, because it turns one vector of norm C into another. Source: Elgabli et al. 2022
+    (FedNew); the server steps θ ← θ − y.
 
     Attributes:
         alpha: α > 0.

@@ -123,8 +123,8 @@ class FederatedPlan(PlanBase):
     def hiding_stddev(self, survivors: int, colluding: int = 0) -> float:
         """Return the standard deviation of the noise that hides a unit from an adversary.
 
-        This is the noise of a single message where each message carries all of it. Elsewhere it is the
-        noise in the sum that the adversary does not know.
+        This is the noise of a single message where each message carries all of it. Elsewhere it is
+        the noise in the sum that the adversary does not know.
 
         Args:
             survivors: messages in the sum.
@@ -163,7 +163,9 @@ class FederatedPlan(PlanBase):
         A round has `per_round` releases.
         """
         if self.caveats and self.noise_multiplier > 0:
-            warnings.warn(f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=2)
+            warnings.warn(
+                f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=2
+            )
         if releases is None:
             releases = self.releases
         return self.curve.at(releases)
@@ -178,13 +180,15 @@ class FederatedPlan(PlanBase):
     def views(self) -> dict[str, float]:
         """Return ε against adversaries that the guarantee does not name, by adversary.
 
-        The ε of the released models is left out where clients take several private steps. A later step
-        depends on the noise of an earlier step, so one record can move the sum by far more than its own
-        clipped gradients.
+        The ε of the released models is left out where clients take several private steps. A later
+        step depends on the noise of an earlier step, so one record can move the sum by far more
+        than its own clipped gradients.
         """
         survivors = self.config.survivors
         is_scaffold = isinstance(self.config.local, ScaffoldSteps)
-        steps_depend_on_noise = self.config.has_private_steps and (is_scaffold or self.per_round > 1)
+        steps_depend_on_noise = self.config.has_private_steps and (
+            is_scaffold or self.per_round > 1
+        )
         stddevs = {}
         if not steps_depend_on_noise:
             stddevs["the released models alone"] = self.sum_stddev(survivors)
@@ -309,25 +313,27 @@ class FederatedConfig:
     Attributes:
         clients: n, registered clients.
         rounds: T.
-        expected_records: records of all clients together, as a public constant. With the rate it makes the
-            divisor, and no client may hold more. It is never measured from messages.
+        expected_records: records of all clients together, as a public constant. With the rate it
+            makes the divisor, and no client may hold more. It is never measured from messages.
         privacy: a privacy model of `options`.
         local: what a client does in a round.
         rule: what the server does with the release.
         max_grad_norm: C, in preconditioned space: of one example, or of all that a client sends.
-        min_survivors: t, fewest messages in a sum. A round with fewer is dropped and stays charged. None:
-            ⌈0.8 n⌉.
-        colluding: m, clients that may use their own noise, or tell the server. The noise of t − m others has
-            to suffice. None: 1 where clients share the noise, so that ε holds against any single other
-            client, which knows its own share; 0 elsewhere.
-        adjacency: "add_or_remove_one" (an example is there or not) or "replace_one" (twice the sensitivity).
-        example_rate: q at which every client samples its examples, secretly and anew in every release.
+        min_survivors: t, fewest messages in a sum. A round with fewer is dropped and stays charged.
+            None: ⌈0.8 n⌉.
+        colluding: m, clients that may use their own noise, or tell the server. The noise of t − m
+            others has to suffice. None: 1 where clients share the noise, so that ε holds against
+            any single other client, which knows its own share; 0 elsewhere.
+        adjacency: "add_or_remove_one" (an example is there or not) or "replace_one" (twice the
+            sensitivity).
+        example_rate: q at which every client samples its examples, secretly and anew in every
+            release.
         client_rate: q at which the server samples clients in every round.
         noise: "gaussian", or "rounded" to a grid, which secure aggregation always uses.
-        preconditioner: for example `KFAC(probe=...)`. The server builds it from synthetic probes and released
-            weights.
-        metric: "factors" sends the preconditioner with its hash; "seed" lets clients rebuild it and compares
-            the hash.
+        preconditioner: for example `KFAC(probe=...)`. The server builds it from synthetic probes
+            and released weights.
+        metric: "factors" sends the preconditioner with its hash; "seed" lets clients rebuild it and
+            compares the hash.
         readout, postprocess: as in `PrivacyConfig`; filters stand before the rule.
         max_physical_batch_size: most rows of a micro-batch on a client.
         test_mode_seed: makes noise and sampling repeatable; such a run is NOT PRIVATE.
@@ -408,7 +414,9 @@ class FederatedConfig:
         check_optional_integer("min_survivors", self.min_survivors, 0)
         fewest = self.survivors
         if fewest > self.clients:
-            raise ValueError(f"min_survivors is {fewest}, more than the {self.clients} clients; make it smaller")
+            raise ValueError(
+                f"min_survivors is {fewest}, more than the {self.clients} clients; make it smaller"
+            )
         if self.samples_clients_secretly and fewest > 0:
             raise ValueError(
                 f"min_survivors={fewest} would let a dropped round reveal how many clients were secretly sampled; use None or 0"
@@ -425,11 +433,17 @@ class FederatedConfig:
             return
         name = type(preconditioner).__name__
         if not hasattr(preconditioner, "describe"):
-            raise ValueError(f"preconditioner must have a describe() method, got {name}; use KFAC(...)")
+            raise ValueError(
+                f"preconditioner must have a describe() method, got {name}; use KFAC(...)"
+            )
         if hasattr(preconditioner, "observe") or hasattr(preconditioner, "clipping"):
-            raise ValueError(f"{name} does not run federated; use KFAC(...), or preconditioner=None")
+            raise ValueError(
+                f"{name} does not run federated; use KFAC(...), or preconditioner=None"
+            )
         if self.metric == SEED and getattr(preconditioner, "continues", False):
-            raise ValueError("metric='seed' gives clients no earlier refresh to start from; use metric='factors'")
+            raise ValueError(
+                "metric='seed' gives clients no earlier refresh to start from; use metric='factors'"
+            )
         if preconditioner.describe().get("uses_private_data"):
             raise ValueError(
                 f"{name} measures curvature on private data, which is a release of its own; use a synthetic or public probe"
@@ -543,7 +557,9 @@ class FederatedConfig:
         """
         check_target(epsilon, delta, self.units)
         noise_multiplier = calibrate_noise_multiplier(epsilon, delta, self.event, self.releases)
-        return FederatedPlan(config=self, noise_multiplier=noise_multiplier, delta=delta, target_epsilon=epsilon)
+        return FederatedPlan(
+            config=self, noise_multiplier=noise_multiplier, delta=delta, target_epsilon=epsilon
+        )
 
     def with_noise(self, noise_multiplier: float, delta: float) -> FederatedPlan:
         """Return the plan with a given noise multiplier, stddev over sensitivity; 0 is no noise and no privacy.
@@ -643,7 +659,9 @@ def stream_seed(plan: FederatedPlan, party: int) -> int | None:
     seed = plan.config.test_mode_seed
     if seed is None:
         return None
-    return int(np.random.SeedSequence(entropy=seed, spawn_key=(party,)).generate_state(1, np.uint64)[0])
+    return int(
+        np.random.SeedSequence(entropy=seed, spawn_key=(party,)).generate_state(1, np.uint64)[0]
+    )
 
 
 def noise_stream(plan: FederatedPlan, party: int) -> NoiseStream:

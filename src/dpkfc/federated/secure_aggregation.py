@@ -1,38 +1,49 @@
 """Secure aggregation: exact sums of integers under masks modulo 2⁶⁴, with pairwise keys and secret sharing for dropouts.
 
-The protocol of a round (Bonawitz et al. 2017, for a server that follows it), with threshold t = `min_survivors`:
+The protocol of a round (Bonawitz et al. 2017, for a server that follows it), with threshold t =
+`min_survivors`:
 
     keys     Every client makes a new mask key pair and a new self seed. It splits the private mask key and the seed into
-             shares for the clients of the cohort, t of which give the secret. It seals each client's two shares under a
-             key that the pair agrees on, and sends the sealed shares and the public mask key to the server.
+             shares for the clients of the cohort, t of which give the secret. It seals each
+             client's two shares under a key that the pair agrees on, and sends the sealed shares
+             and the public mask key to the server.
     sum      A client opens the shares that the others sealed for it. It adds the mask of its self seed to its integers.
-             It also adds a pair mask for every other client of the cohort; the other client subtracts the same mask.
+             It also adds a pair mask for every other client of the cohort; the other client
+             subtracts the same mask.
     shares   The server fixes the survivors: the clients whose sums have come. Each survivor reveals its share of every
-             survivor's self seed, and its share of every missing client's mask key. It never reveals both for one
-             client: it answers for one set of t survivors or more in a round, and only for a set that contains it.
+             survivor's self seed, and its share of every missing client's mask key. It never
+             reveals both for one
+             client: it answers for one set of t survivors or more in a round, and only for a set
+                 that contains it.
 
-From t answers the server computes the survivors' self seeds and the missing clients' mask keys. It subtracts the masks
-and has the sum of the survivors to the last bit. A message that comes late stays under the self mask of its sender.
+From t answers the server computes the survivors' self seeds and the missing clients' mask keys. It
+subtracts the masks and has the sum of the survivors to the last bit. A message that comes late
+stays under the self mask of its sender.
 
-A server that requests no keys opens a round without recovery, which has one exchange of messages. There each pair derives
-its mask from the channel keys of the hellos, for this plan, round and set of clients. There is no self mask and no
-sharing. If one client of the cohort is lost, the masks of the others stay and the round has no sum. Masks do not repeat,
-because a client answers each round number once by its ledger: keep the channel key with the ledger. An adversary that
-learns a channel key later opens the messages of its client.
+A server that requests no keys opens a round without recovery, which has one exchange of messages.
+There each pair derives its mask from the channel keys of the hellos, for this plan, round and set
+of clients. There is no self mask and no sharing. If one client of the cohort is lost, the masks of
+the others stay and the round has no sum. Masks do not repeat, because a client answers each round
+number once by its ledger: keep the channel key with the ledger. An adversary that learns a channel
+key later opens the messages of its client.
 
-Guarantee. The server follows the protocol and knows all that up to t − 1 clients know. Then the messages of the other
-clients reveal no more than their sum, if X25519 (decisional Diffie-Hellman), HKDF-SHA256, AES-256 and AES-GCM are secure.
+Guarantee. The server follows the protocol and knows all that up to t − 1 clients know. Then the
+messages of the other clients reveal no more than their sum, if X25519 (decisional Diffie-Hellman),
+HKDF-SHA256, AES-256 and AES-GCM are secure.
 
-Limits. Public keys travel through the server, and nothing here proves whose they are. A server that replaces keys opens
-single messages. So does a server that names different survivor sets to different clients, where 2 t <= n + colluding
-clients. Only its own client's noise protects an opened message: `FederatedPlan.views` has that ε.
+Limits. Public keys travel through the server, and nothing here proves whose they are. A server that
+replaces keys opens single messages. So does a server that names different survivor sets to
+different clients, where 2 t <= n + colluding clients. Only its own client's noise protects an
+opened message: `FederatedPlan.views` has that ε.
 
-Rounding. Sum and noise are multiples of one grid before they are masked (`privacy.mechanism.grid_of`). Hence the sum of
-masked integers is the sum of the noisy numbers to the last bit. Every client rounds its own noise. For noise shares of
-2⁹ grid steps and more, compare the sum of t rounded shares with a Gaussian plus t uniform numbers of one grid step.
-The probabilities of the first are the density of the second at the points of the grid, up to a total variation of
-e^(−10⁶) (Poisson summation). The second is a post-processing of the Gaussian mechanism. Taking ε from it, and not from
-its values at the points, is the one step that is argued (a Riemann sum) and not proved here.
+Rounding. Sum and noise are multiples of one grid before they are masked
+(`privacy.mechanism.grid_of`). Hence the sum of masked integers is the sum of the noisy numbers to
+the last bit. Every client rounds its own noise. For noise shares of 2⁹ grid steps and more, compare
+the sum of t rounded shares with a Gaussian plus t uniform numbers of one grid step. The
+probabilities of the first are the density of the second at the points of the grid, up to a total
+variation of e^(−10⁶) (Poisson summation). The second is a post-processing of the Gaussian
+mechanism. Taking ε from it, and not from its values at the points, is the one step that is argued
+(a Riemann sum) and not proved here.
 """
 
 from __future__ import annotations
@@ -78,7 +89,8 @@ def split(secret: bytes, holders: Iterable[int], threshold: int) -> dict[int, by
         Holder to a share of 33 bytes.
 
     Raises:
-        ValueError: a secret of another length, a holder below 1 or twice, a threshold below 1 or above the holders.
+        ValueError: a secret of another length, a holder below 1 or twice, a threshold below 1 or
+            above the holders.
     """
     points = list(holders)
     if len(secret) != SECRET_BYTES:
@@ -86,7 +98,9 @@ def split(secret: bytes, holders: Iterable[int], threshold: int) -> dict[int, by
     if len(set(points)) != len(points) or not all(1 <= x < PRIME for x in points):
         raise ValueError(f"holders must be different integers >= 1, got {points[:8]}")
     if not 1 <= threshold <= len(points):
-        raise ValueError(f"threshold must lie between 1 and the {len(points)} holders, got {threshold}")
+        raise ValueError(
+            f"threshold must lie between 1 and the {len(points)} holders, got {threshold}"
+        )
     coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     coefficients.append(int.from_bytes(secret, "big"))
     return {x: _value(coefficients, x).to_bytes(SHARE_BYTES, "big") for x in points}
@@ -162,7 +176,9 @@ def new_key() -> bytes:
 
 def derive(secret: bytes, purpose: str) -> bytes:
     """Derive a key for one purpose from a secret, 32 bytes; keys of two purposes are independent."""
-    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode()).derive(secret)
+    return HKDF(
+        algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode()
+    ).derive(secret)
 
 
 class PrivateKey:
@@ -289,7 +305,7 @@ def round_scope(contract: str, number: int) -> str:
     return f"round {number} of {contract}"
 
 
-# -- a client's steps --------------------------------------------------------------------------------------------------
+# -- a client's steps ------------------------------------------------------------------------------
 
 
 def seal_shares(
@@ -342,7 +358,8 @@ def open_shares(
         sealed: client of the cohort to what it sealed for this one.
 
     Raises:
-        ValueError: sealed shares that were changed, or sealed for another client, round or mask key.
+        ValueError: sealed shares that were changed, or sealed for another client, round or mask
+            key.
     """
     cohort = tuple(sorted(public))
     key_shares, seed_shares = [], []
@@ -351,7 +368,12 @@ def open_shares(
         text = unseal(channel.agree(channels[other], context), sealed[other], context)
         key_shares.append(text[:SHARE_BYTES].hex())
         seed_shares.append(text[SHARE_BYTES:].hex())
-    return ReceivedShares(round=keys.round, cohort=cohort, key_shares=tuple(key_shares), seed_shares=tuple(seed_shares))
+    return ReceivedShares(
+        round=keys.round,
+        cohort=cohort,
+        key_shares=tuple(key_shares),
+        seed_shares=tuple(seed_shares),
+    )
 
 
 def pair_keys(keys: RoundKeys, client: int, public: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -369,7 +391,9 @@ def pair_keys(keys: RoundKeys, client: int, public: Mapping[int, bytes]) -> dict
     return _pair_keys(keys.scope, client, private, public)
 
 
-def channel_pair_keys(client: int, channel: PrivateKey, channels: Mapping[int, bytes], scope: str) -> dict[int, bytes]:
+def channel_pair_keys(
+    client: int, channel: PrivateKey, channels: Mapping[int, bytes], scope: str
+) -> dict[int, bytes]:
     """Derive the keys of the pair masks of a round without recovery from the channel keys of the cohort.
 
     Args:
@@ -436,7 +460,7 @@ def reveal(received: ReceivedShares, survivors: Iterable[int]) -> dict[int, byte
     return revealed
 
 
-# -- the server's step -------------------------------------------------------------------------------------------------
+# -- the server's step -----------------------------------------------------------------------------
 
 
 def unmask(
@@ -459,7 +483,8 @@ def unmask(
         The sum of the survivors' integers modulo 2⁶⁴, exactly.
 
     Raises:
-        ValueError: fewer answers than the threshold, or shares that give no secret or another mask key.
+        ValueError: fewer answers than the threshold, or shares that give no secret or another mask
+            key.
     """
     cohort = sorted(public)
     rows = {}
@@ -476,13 +501,14 @@ def unmask(
         if private.public != public[client]:
             raise ValueError(f"the shares give a different mask key than client {client} sent: a client gave a wrong share")
         for survivor in sums:
-            # The missing client's mask is the negative of the survivor's: adding it removes the survivor's.
+            # The missing client's mask is the negative of the survivor's: adding it removes the
+            # survivor's.
             key = _pair_key(scope, client, private, survivor, public[survivor])
             _add(summed, _pair_mask(key, client, survivor, sizes))
     return summed
 
 
-# -- integers ----------------------------------------------------------------------------------------------------------
+# -- integers --------------------------------------------------------------------------------------
 
 
 def encode(tensors: Mapping[str, Tensor], grid: float) -> Integers:
@@ -500,7 +526,9 @@ def encode(tensors: Mapping[str, Tensor], grid: float) -> Integers:
     return integers
 
 
-def decode(integers: Mapping[str, Tensor], grid: float, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def decode(
+    integers: Mapping[str, Tensor], grid: float, like: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the numbers that integers stand for, in float64 on the devices of the tensors in `like`."""
     numbers = {}
     for name, x in integers.items():
@@ -534,7 +562,7 @@ def _subtract(integers: Integers, masks: Integers) -> None:
         x.sub_(masks[name])
 
 
-# -- masks -------------------------------------------------------------------------------------------------------------
+# -- masks -----------------------------------------------------------------------------------------
 
 
 def _context(scope: str, sender: int, receiver: int, public: bytes) -> str:
@@ -550,7 +578,9 @@ def _pair_key(scope: str, client: int, private: PrivateKey, other: int, public: 
     return private.agree(public, f"pair mask: clients {low} and {high} in {scope}")
 
 
-def _pair_keys(scope: str, client: int, private: PrivateKey, public: Mapping[int, bytes]) -> dict[int, bytes]:
+def _pair_keys(
+    scope: str, client: int, private: PrivateKey, public: Mapping[int, bytes]
+) -> dict[int, bytes]:
     """Return the key of the pair mask with every other client."""
     keys = {}
     for other, public_key in public.items():

@@ -1,14 +1,15 @@
 """The server: a round is charged before it is sent out, closed before its sum is computed, and then forgotten.
 
     request_keys    sample the cohort and request its keys, under secure aggregation; nothing is charged yet. Without this
-                    call the round has one exchange and no recovery: a lost client costs the round (`secure_aggregation`)
+                    call the round has one exchange and no recovery: a lost client costs the round
+                        (`secure_aggregation`)
     open_round      charge (on the disk), sample the cohort, build the preconditioner, return messages for the clients
     receive         one answer: accepted, or rejected and counted
     fix_survivors   no later answer counts; return requests for the survivors' shares, under secure aggregation
     close_round     the sum of the survivors, noise where the server adds it, / public divisor, filters, rule
 
-A round with fewer than `min_survivors` answers ends without a release and stays charged. Messages of single clients are
-dropped with the round: no attribute, log or checkpoint holds them.
+A round with fewer than `min_survivors` answers ends without a release and stays charged. Messages
+of single clients are dropped with the round: no attribute, log or checkpoint holds them.
 """
 
 from __future__ import annotations
@@ -91,13 +92,17 @@ class RoundCharge:
         """Charge the releases of a round to a ledger."""
         first = ledger.count + 1
         for step in range(number * plan.per_round, (number + 1) * plan.per_round):
-            ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.config.sensitivity)
+            ledger.charge(
+                step, plan.event, plan.noise_multiplier, plan.stddev, plan.config.sensitivity
+            )
         return cls(plan.hash, first)
 
     def charge(self, step: int, event: dp_accounting.DpEvent, *more: float) -> int:
         """Return the number of the release, which the ledger holds already."""
         if self._is_used:
-            raise BudgetExhausted("the release of this round has been made, and a round has one; open another round")
+            raise BudgetExhausted(
+                "the release of this round has been made, and a round has one; open another round"
+            )
         self._is_used = True
         return self._number
 
@@ -163,7 +168,8 @@ class OpenRound:
     def sum_survivors(self, parameters: Mapping[str, Tensor]) -> Tensors:
         """Return the sum of the survivors' messages, as new tensors.
 
-        The messages are added in the order of the clients' numbers, so that equal messages give an equal sum.
+        The messages are added in the order of the clients' numbers, so that equal messages give an
+        equal sum.
         """
         summed = zero_sums(parameters)
         for client in self.survivors or ():
@@ -192,7 +198,8 @@ class MetricDelivery:
     A preconditioner is sent once to each client that needs it, and its digest in every round.
 
     Args:
-        to_all: send the preconditioner to every client, not only to those that could not build it from its seed.
+        to_all: send the preconditioner to every client, not only to those that could not build it
+            from its seed.
     """
 
     def __init__(self, to_all: bool) -> None:
@@ -255,8 +262,8 @@ class Server:
         LedgerError: the ledger belongs to another plan, or cannot be written.
 
     Guarantee:
-        What leaves the server are functions of `plan.releases` releases at most. Each is in the ledger before its round
-        is sent.
+        What leaves the server are functions of `plan.releases` releases at most. Each is in the
+        ledger before its round is sent.
     """
 
     def __init__(
@@ -286,7 +293,7 @@ class Server:
         self.enrolled: set[int] = set()
         self.rejected: Counter[str] = Counter()
 
-    # -- the protocol --------------------------------------------------------------------------------------------------
+    # -- the protocol ------------------------------------------------------------------------------
 
     def enroll(self, message: Mapping[str, Any]) -> bool:
         """Enrol a client by its hello, if it has the same plan, model and frozen weights.
@@ -316,7 +323,8 @@ class Server:
 
         Raises:
             BudgetExhausted: every release of the plan is spent.
-            RuntimeError: the round before was not closed, or fewer clients are enrolled than the plan needs.
+            RuntimeError: the round before was not closed, or fewer clients are enrolled than the
+                plan needs.
         """
         self._check_ready()
         if not self.plan.config.privacy.masked:
@@ -327,13 +335,15 @@ class Server:
     def open_round(self) -> dict[int, Message]:
         """Charge the next round, then return its messages, by client.
 
-        Under secure aggregation without a call of `request_keys` the round has no recovery. All clients of its cohort
-        must answer, or the round ends without a release and stays charged.
+        Under secure aggregation without a call of `request_keys` the round has no recovery. All
+        clients of its cohort must answer, or the round ends without a release and stays charged.
 
         Raises:
-            BudgetExhausted: every release of the plan is spent; nothing was charged, nothing may be sent.
+            BudgetExhausted: every release of the plan is spent; nothing was charged, nothing may be
+                sent.
             RuntimeError: the round before was not closed, or too few clients are enrolled.
-            TooFewKeys: fewer clients have keys than the plan needs; nothing was charged, nothing may be sent.
+            TooFewKeys: fewer clients have keys than the plan needs; nothing was charged, nothing
+                may be sent.
             LedgerError: the charge could not be written; nothing may be sent.
         """
         self._check_ready()
@@ -371,7 +381,8 @@ class Server:
         """Take an answer; an invalid answer is counted and changes nothing.
 
         Returns:
-            Whether the answer was accepted. A client's error is accepted, and counts as its absence.
+            Whether the answer was accepted. A client's error is accepted, and counts as its
+            absence.
         """
         stage = self._open or self._exchange
         if stage is None:
@@ -448,7 +459,7 @@ class Server:
             return replace(record, cohort=None, survivors=None, seconds=0.0)
         return record
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _current_round(self) -> OpenRound:
         if self._open is None:
@@ -487,7 +498,9 @@ class Server:
         is_sampled = self._sampling.generator(number).random(clients) < rate
         return tuple(int(client) for client in is_sampled.nonzero()[0])
 
-    def _find_problem(self, message: Mapping[str, Any], stage: KeyExchange | OpenRound) -> str | None:
+    def _find_problem(
+        self, message: Mapping[str, Any], stage: KeyExchange | OpenRound
+    ) -> str | None:
         """Return why an answer does not count; None if it counts."""
         control = stage.control if isinstance(stage, OpenRound) else 0.0
         reason = find_problem(
@@ -510,7 +523,11 @@ class Server:
         try:
             integers = round_.unmask_survivors(needed, self.contract)
         except ValueError as error:
-            logger.error("round %d: %s. The round ends without a release and stays charged", round_.number, error)
+            logger.error(
+                "round %d: %s. The round ends without a release and stays charged",
+                round_.number,
+                error,
+            )
             self._reject("wrong-shares", round_)
             return None
         if integers is None:
@@ -532,10 +549,14 @@ class Server:
         if plan.config.privacy.noise_by == "server":
             mechanism = PartyMechanism(plan, plan.stddev, divisor)
             ticket = cast(Ledger, open_.ticket)
-            return release(ClippedSum(added, plan.config.max_grad_norm), mechanism, self._noise, ticket, step)
+            return release(
+                ClippedSum(added, plan.config.max_grad_norm), mechanism, self._noise, ticket, step
+            )
         number = open_.ticket.charge(step, plan.event)
         mean = {name: x.div_(divisor).to(accumulation_dtype(self.parameters[name])) for name, x in added.items()}
-        return Released(gradients=mean, noise_variance=plan.mean_variance(survivors), step=step, release=number)
+        return Released(
+            gradients=mean, noise_variance=plan.mean_variance(survivors), step=step, release=number
+        )
 
     def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
         """Filter a release and move the parameters; return the public numbers of filters and rule."""
@@ -553,7 +574,7 @@ class Server:
                 p.sub_(update[name].to(p.dtype))
         return direction.notes
 
-    # -- what was spent, and checkpoints -------------------------------------------------------------------------------
+    # -- what was spent, and checkpoints -----------------------------------------------------------
 
     @property
     def rounds_left(self) -> int:
@@ -587,14 +608,17 @@ class Server:
     def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
         """Write a checkpoint between rounds.
 
-        The checkpoint holds released parameters, states of filters and rule, and the preconditioner; no message.
+        The checkpoint holds released parameters, states of filters and rule, and the
+        preconditioner; no message.
 
         Raises:
             RuntimeError: a round is open.
             CheckpointError: the folder cannot be written.
         """
         if self._open is not None:
-            raise RuntimeError("a round is open, and a checkpoint holds no messages; close the round first")
+            raise RuntimeError(
+                "a round is open, and a checkpoint holds no messages; close the round first"
+            )
         groups = {
             "model": checkpoint.unique_tensors(self.model.state_dict()),
             "filters": self._chain.state_dict(),
@@ -609,7 +633,9 @@ class Server:
             "stepped": self._last_release,
             "extra": extra,
         }
-        checkpoint.write(folder, {name: tensors for name, tensors in groups.items() if tensors}, meta)
+        checkpoint.write(
+            folder, {name: tensors for name, tensors in groups.items() if tensors}, meta
+        )
 
     def restore(self, folder: str | os.PathLike[str]) -> Any:
         """Continue from a checkpoint of the same plan and ledger; rounds charged since then stay charged.
@@ -623,14 +649,18 @@ class Server:
         path = Path(folder)
         tensors, meta = checkpoint.read(folder)
         if meta.get("contract") != self.contract or "model" not in tensors:
-            raise checkpoint.CheckpointError(f"the checkpoint {path} belongs to another plan or model; resume with its own")
+            raise checkpoint.CheckpointError(
+                f"the checkpoint {path} belongs to another plan or model; resume with its own"
+            )
         if not self.ledger.contains(meta["ledger_count"], meta["ledger_head"]):
             raise checkpoint.CheckpointError(
                 f"the ledger does not contain the {meta['ledger_count']} releases before the checkpoint {path}; "
                 "resume with the ledger of the same run"
             )
         with checkpoint.fitting(folder):
-            checkpoint.check_same_tensors(checkpoint.unique_tensors(self.model.state_dict()), tensors["model"])
+            checkpoint.check_same_tensors(
+                checkpoint.unique_tensors(self.model.state_dict()), tensors["model"]
+            )
             device = next(iter(self.parameters.values())).device
             state = tensors.get("preconditioner")
             preconditioner = None if state is None else self._coordinates.loaded(state)

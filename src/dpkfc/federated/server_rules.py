@@ -30,7 +30,8 @@ class Participation:
     """Two public fractions of the registered clients.
 
     Attributes:
-        divisor_fraction: the divisor of a sum over clients, over n. The direction times this is the sum over n.
+        divisor_fraction: the divisor of a sum over clients, over n. The direction times this is the
+            sum over n.
         survivor_fraction: survivors over n; the rate where clients were sampled secretly.
     """
 
@@ -217,9 +218,9 @@ class FedNew:
 class Scaffold(FedAvg):
     """SCAFFOLD's server: θ ← θ − η · mean change, c ← c + Σ (change_i / (K η_local) − c) / n over the survivors.
 
-    The sum is the release times its divisor, a public constant. Where clients are sampled at a rate q, about n q of
-    them are in it. The changes of the control variates follow from the released mean and the old c, so messages are
-    those of FedAvg.
+    The sum is the release times its divisor, a public constant. Where clients are sampled at a rate
+    q, about n q of them are in it. The changes of the control variates follow from the released
+    mean and the old c, so messages are those of FedAvg.
 
     Attributes:
         local: the clients' work, whose K and η_local the rule needs.

@@ -1,7 +1,8 @@
 """Rounds inside one process, for tests and small studies, with places where clients and server can be killed.
 
-An engine does the same over a network. It sends the messages of `request_keys` and then of `open_round`, hands answers
-to `receive`, sends the survivors the messages of `fix_survivors`, and calls `close_round`.
+An engine does the same over a network. It sends the messages of `request_keys` and then of
+`open_round`, hands answers to `receive`, sends the survivors the messages of `fix_survivors`, and
+calls `close_round`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from dpkfc.federated.server import RoundRecord, Server
 from dpkfc.gradients.clipped_sum import LossFn
 from dpkfc.privacy.ledger import BudgetExhausted
 
-# A client can be killed before it sends keys, before or after it computes, or before it reveals shares;
-# the server anywhere after its charge.
+# A client can be killed before it sends keys, before or after it computes, or before it reveals
+# shares; the server anywhere after its charge.
 STAGES = ("keys", "opened", "client", "answered", "received", "fixed", "unmask", "closed")
 # Maps stage, round and client (-1 for the server) to whether the party dies there.
 Fault = Callable[[str, int, int], bool]
@@ -59,10 +60,13 @@ class Run:
         """Write the server's checkpoint, with the records and the history of the run.
 
         Raises:
-            CheckpointError: the folder cannot be written, or `evaluate` returned more than plain values and tensors.
+            CheckpointError: the folder cannot be written, or `evaluate` returned more than plain
+                values and tensors.
         """
         points = [list(point) for point in self.history]
-        self.server.save(folder, {"records": [asdict(record) for record in self.records], "history": points})
+        self.server.save(
+            folder, {"records": [asdict(record) for record in self.records], "history": points}
+        )
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
         """Continue from a checkpoint with its records, history and counts of rejected messages.
@@ -98,20 +102,26 @@ def make_clients(
         model: of the server; copied.
         loss_fn: maps (model, batch) to one loss per example.
         datasets: one a client.
-        verify: check model and loss on public rows before the first round; no value of a record decides. "strict" refuses
-            operations without a batch rule.
+        verify: check model and loss on public rows before the first round; no value of a record
+            decides. "strict" refuses operations without a batch rule.
         options: of `Client`.
 
     Raises:
         ValueError: the numbers of datasets and clients differ.
     """
     if len(datasets) != plan.config.clients:
-        raise ValueError(f"the plan has {plan.config.clients} clients, got {len(datasets)} datasets")
+        raise ValueError(
+            f"the plan has {plan.config.clients} clients, got {len(datasets)} datasets"
+        )
     local = LocalModel(plan, copy.deepcopy(model), loss_fn)
-    return [Client(i, plan, local, data, verify=verify, **options) for i, data in enumerate(datasets)]
+    return [
+        Client(i, plan, local, data, verify=verify, **options) for i, data in enumerate(datasets)
+    ]
 
 
-def run_round(server: Server, clients: Mapping[int, Client], fault: Fault | None = None) -> RoundRecord:
+def run_round(
+    server: Server, clients: Mapping[int, Client], fault: Fault | None = None
+) -> RoundRecord:
     """Run one round over clients of this process.
 
     Args:
@@ -122,7 +132,8 @@ def run_round(server: Server, clients: Mapping[int, Client], fault: Fault | None
     Raises:
         Killed: the server died.
         BudgetExhausted: no round is left; nothing was sent.
-        TooFewKeys: under secure aggregation fewer clients sent keys than a round needs; nothing was charged.
+        TooFewKeys: under secure aggregation fewer clients sent keys than a round needs; nothing was
+            charged.
     """
     number = server.next_round
 
@@ -188,7 +199,8 @@ def start_or_resume(run: Run, checkpoint: str | os.PathLike[str] | None, resume:
 def _check_not_all_failed(record: RoundRecord, clients: Mapping[int, Client]) -> None:
     """Refuse to go on if all clients failed, for example on a wrong loss: they would fail in every round.
 
-    Only a run inside one process sees this. To a remote server the round looks like any other, and is noise.
+    Only a run inside one process sees this. To a remote server the round looks like any other, and
+    is noise.
     """
     clients_with_records = [client for client in clients.values() if len(client.records)]
     errors = [client.last_error for client in clients_with_records if client.failed]
@@ -224,30 +236,33 @@ def federate(
         datasets: records of each client.
         clients: existing clients with their state; None makes new ones from `datasets`.
         ledger_path: of the server's ledger; None keeps the ledger in memory.
-        checkpoint: folder that is written after every round, with the records of the rounds and the history.
+        checkpoint: folder that is written after every round, with the records of the rounds and the
+            history.
         resume: begin from `checkpoint`; later rounds in the ledger stay charged.
-        evaluate: maps the model to a figure for `history`, on data of no client. The figure is made of plain values
-            and tensors where a checkpoint is written.
+        evaluate: maps the model to a figure for `history`, on data of no client. The figure is made
+            of plain values and tensors where a checkpoint is written.
         every: rounds between evaluations; the last round is always evaluated.
         on_round: called after every round.
         fault: decides who dies where, for tests.
-        verify: check model and loss on public rows before the first round; no value of a record decides. "strict"
-            refuses operations without a batch rule.
+        verify: check model and loss on public rows before the first round; no value of a record
+            decides. "strict" refuses operations without a batch rule.
         collate_fn: maps a list of examples to a batch, for clients that are made from `datasets`.
 
     Raises:
         Killed: a fault killed the server.
         BudgetExhausted: no round is left; the checkpoint stays as it is.
         ValueError: settings that do not fit together.
-        RuntimeError: every client that holds records failed in a round, with the error of the first; the round stays
-            charged.
+        RuntimeError: every client that holds records failed in a round, with the error of the
+            first; the round stays charged.
     """
     server = Server(plan, model, ledger_path=ledger_path)
     run = Run(server)
     started = time.perf_counter()
     try:
         start_or_resume(run, checkpoint, resume)
-        clients = clients or make_clients(plan, model, loss_fn, datasets, verify=verify, collate_fn=collate_fn)
+        clients = clients or make_clients(
+            plan, model, loss_fn, datasets, verify=verify, collate_fn=collate_fn
+        )
         by_number = {client.number: client for client in clients}
         for client in by_number.values():
             server.enroll(client.hello())
@@ -286,7 +301,9 @@ def iid(size: int, clients: int, seed: int = 0) -> Partition:
     return [np.sort(piece) for piece in np.array_split(order, clients)]
 
 
-def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int = 0, least: int = 0) -> Partition:
+def dirichlet(
+    labels: ArrayLike, clients: int, alpha: float, seed: int = 0, least: int = 0
+) -> Partition:
     """Divide records with label skew: fractions of every label are drawn from Dirichlet(alpha, …, alpha).
 
     Args:
@@ -294,7 +311,8 @@ def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int = 0, leas
         clients: n.
         alpha: > 0; 0.1 leaves most clients with few labels, ∞ is even.
         seed: of the draw.
-        least: fewest records of a client; the draw is repeated up to 100 times until all clients have them.
+        least: fewest records of a client; the draw is repeated up to 100 times until all clients
+            have them.
 
     Raises:
         ValueError: alpha not positive, or `least` out of reach.
