@@ -1,4 +1,4 @@
-"""The federated study: methods tuned alike at ε = 1 on a validation split, then evaluated on the test set.
+"""The federated study: methods tuned alike at ε = 1, then evaluated on the test set.
 
 Every tuned method gets the same number of points of a Sobol sequence over its settings. Controls
 are not tuned. They take over the settings of a second-order method and leave out its second order,
@@ -80,7 +80,9 @@ def _grey_cnn() -> nn.Sequential:
 
 @dataclass(frozen=True, kw_only=True)
 class Extractor:
-    """A network and the public images that it is trained on. All but its last layer are the features.
+    """A network and the public images that it is trained on.
+
+    All but its last layer are the features.
 
     Attributes:
         name: of its file.
@@ -254,7 +256,7 @@ def _network(extractor: Extractor, folder: Path, data_dir: str) -> tuple[nn.Sequ
 def _fit(
     network: nn.Sequential, extractor: Extractor, images: Tensor, labels: Tensor
 ) -> nn.Sequential:
-    """Train with Nesterov momentum; the rate rises for a twentieth of the steps, then falls along a cosine."""
+    """Train with Nesterov momentum; the rate rises for 5 % of the steps, then falls as a cosine."""
     generator = torch.Generator().manual_seed(_SEED)
     augment = reflect_pad_crop_flip()
     optimizer = torch.optim.SGD(
@@ -311,7 +313,7 @@ _EVERY = 10
 
 @dataclass(frozen=True, kw_only=True)
 class FederatedRun:
-    """One private federated run: example-level privacy with a trusted server, replace-one, all clients in every round.
+    """One private run: example-level, trusted server, replace-one, all clients in every round.
 
     Attributes:
         task: name of the features.
@@ -367,7 +369,7 @@ def _sofim_momentum(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
 
 
 def _kfc(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
-    """Return DP-KFC whose probe has the density, mean and standard deviation of the public features."""
+    """Return DP-KFC whose probe has density, mean and deviation of the public features."""
     positive = features.public[features.public > 0]
     density = positive.numel() / features.public.numel()
     probe = FeatureNoise(
@@ -599,7 +601,14 @@ class Study:
         return dict(best["run"]["settings"])
 
     def test_run(
-        self, task: str, name: str, settings: Mapping[str, Plain], *, epsilon: float, seed: int, partition: str = IID
+        self,
+        task: str,
+        name: str,
+        settings: Mapping[str, Plain],
+        *,
+        epsilon: float,
+        seed: int,
+        partition: str = IID,
     ) -> FederatedRun:
         """Return one run on the test set."""
         return FederatedRun(
@@ -619,7 +628,7 @@ class Study:
 
     @property
     def max_runs(self) -> int:
-        """Return the most runs, trials and tests; a method and a control with equal settings share theirs."""
+        """Return the most trials and tests; methods with equal settings share theirs."""
         methods = METHODS.values()
         tuned = sum(bool(method.space) for method in methods)
         fixed = sum(bool(method.fixed) for method in methods)
@@ -677,7 +686,7 @@ class Study:
         return 1 if run.epsilon == self.tuned_at else 4
 
     def remaining_runs(self, store: Store) -> Iterator[tuple[str, FederatedRun]]:
-        """Yield (method, run) of all remaining runs: first the trials of all tasks, then the tests."""
+        """Yield (method, run) of all remaining runs: first all trials, then the tests."""
         for task in self.tasks:
             for name in METHODS:
                 for run in self.trial_runs(task, name):
@@ -696,13 +705,16 @@ def _sorted(settings: Mapping[str, Plain]) -> tuple[tuple[str, Plain], ...]:
 
 
 def _points(space: Space, count: int) -> list[dict[str, Plain]]:
-    """Return points of a scrambled Sobol sequence over the settings, to three digits; none for no settings."""
+    """Return points of a scrambled Sobol sequence over the settings, to three digits."""
     if not space:
         return []
     draws = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=0).draw(count).tolist()
     points = []
     for row in draws:
-        points.append({name: _setting(values, u) for (name, values), u in zip(space.items(), row, strict=True)})
+        point = {}
+        for (name, values), u in zip(space.items(), row, strict=True):
+            point[name] = _setting(values, u)
+        points.append(point)
     return points
 
 
@@ -766,9 +778,12 @@ PAIRS = (
 JUDGED = (("sofim", "fedgd"), ("paper-sofim", "paper-fedgd"))
 ERROR = "± is two standard errors of the difference of the means."
 RULE = (
-    "The verdict is on the published gain, 0.42 to 0.60 points at ε ≤ 1 and 2.37 at ε = 10: reproduced, better or not reproduced "
-    "where our gain with its ± meets, exceeds or stays below it. Published accuracies themselves are not comparable: other "
-    "features (trained on all of CIFAR-100), an ε against a server that sees every upload (√20 times our noise in the sum), "
+    "The verdict is on the published gain, 0.42 to 0.60 points at ε ≤ 1 and 2.37 at ε = 10: "
+    "reproduced, better or not reproduced "
+    "where our gain with its ± meets, exceeds or stays below it. Published accuracies themselves "
+    "are not comparable: other "
+    "features (trained on all of CIFAR-100), an ε against a server that sees every upload (√20 "
+    "times our noise in the sum), "
     "untuned DP-FedGD."
 )
 
@@ -797,7 +812,7 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def accuracies(study: Study, store: Store, task: str) -> str:
-    """Return a table of methods: best validation accuracy, test accuracy by ε and by partition, settings."""
+    """Return a table of methods: validation accuracy, test accuracies, settings."""
     head = ["method", "validation %"]
     head += [f"ε = {epsilon:g}" for epsilon in study.epsilons]
     head += [f"Dirichlet {alpha:g}, ε = {study.tuned_at:g}" for alpha in study.alphas]
@@ -901,7 +916,7 @@ def _format_gain(gain: tuple[float, float] | None, published: tuple[float, float
 
 
 def noise(study: Study, records: int = 50_000) -> str:
-    """Return a table of our ε at the noise of the paper, whose ε is against a server that sees every upload."""
+    """Return a table of our ε at the noise of the paper, whose ε is per upload."""
     config = FederatedConfig(
         clients=study.clients,
         rounds=study.rounds,
@@ -1077,7 +1092,8 @@ def run_study(
                 run_remaining(study, store, features, report_run, fits)
         except TimeIsUp:
             _LOG.warning(
-                "the time is up: stopped %s; finished runs are kept, and the same command starts the stopped run again",
+                "the time is up: stopped %s; finished runs are kept, and the same command starts "
+                "the stopped run again",
                 _describe(started[-1]),
             )
         finally:

@@ -296,7 +296,7 @@ def federated_demo(
     rounds: int = ROUNDS,
     engines: Sequence[str] = (HERE,),
 ) -> FederatedDemo:
-    """Train every method under the same budget on the same clients, with secure aggregation on one machine.
+    """Train every method under the same budget on the same clients, on one machine.
 
     Args:
         out: folder; empty for a new one below runs/.

@@ -1,4 +1,6 @@
-"""A client: its records, its noise, its own ledger, and one answer to a round. Nothing else leaves the client.
+"""A client: its records, its noise, its own ledger, and one answer to a round.
+
+Nothing else leaves the client.
 
 A client does not rely on the server for its budget. It charges its own ledger before its noise
 exists, answers every round once, and refuses rounds beyond the plan. A refusal carries a constant
@@ -21,8 +23,23 @@ from numpy.typing import NDArray
 from dpkfc.curvature.probe_pass import moved_to
 from dpkfc.data.sampling import Poisson
 from dpkfc.federated import messages
-from dpkfc.federated.local_training import LocalModel, Records, Tensors, clip_as_one, flatten, unflatten
-from dpkfc.federated.messages import Message, add_prefix, round_number, select_prefix, split_rows, stack_rows, to_tensor
+from dpkfc.federated.local_training import (
+    LocalModel,
+    Records,
+    Tensors,
+    clip_as_one,
+    flatten,
+    unflatten,
+)
+from dpkfc.federated.messages import (
+    Message,
+    add_prefix,
+    round_number,
+    select_prefix,
+    split_rows,
+    stack_rows,
+    to_tensor,
+)
 from dpkfc.federated.options import FedNewStep, LocalSteps, ScaffoldSteps
 from dpkfc.federated.plan import SEED, FederatedPlan, PartyMechanism, noise_stream, sampling_stream
 from dpkfc.federated.secure_aggregation import (
@@ -79,7 +96,7 @@ class GuardedLocalWork:
         return self.error is not None and not self._has_contribution
 
     def sum_examples(self, indices: NDArray[np.int64]) -> Tensors:
-        """PRIVATE: return the sum of clipped gradients of some records; a record that fails adds zeros.
+        """PRIVATE: return the sum of clipped gradients; a record that fails adds zeros.
 
         Args:
             indices: of the records, `[n]`.
@@ -98,7 +115,7 @@ class GuardedLocalWork:
         return sums
 
     def contribute_as_one(self, work: Callable[[], Tensors]) -> Tensors:
-        """PRIVATE: return a contribution that is clipped as one; zeros without records or after an error.
+        """PRIVATE: return a contribution clipped as one; zeros without records or after an error.
 
         Args:
             work: returns the clipped contribution.
@@ -180,7 +197,10 @@ class Client:
         self._channel = PrivateKey(new_key() if channel is None else channel)
         self.records = Records(dataset, collate_fn)
         if len(self.records) > plan.config.expected_records:
-            raise ValueError("a client holds more records than the plan's expected_records of all clients; make a new plan")
+            raise ValueError(
+                "a client holds more records than the plan's expected_records of all clients; make "
+                "a new plan"
+            )
         self._check_grid()
         self._noise = noise_stream(plan, number + 1)
         self._sampling = sampling_stream(plan, number + 1)
@@ -206,7 +226,10 @@ class Client:
         if not self._masked or stddev == 0:
             return
         if stddev / self.plan.grid(self.local.numbers) < FEWEST_STEPS:
-            raise ValueError("the noise of one client is too small for the grid of secure aggregation; raise the noise")
+            raise ValueError(
+                "the noise of one client is too small for the grid of secure aggregation; raise "
+                "the noise"
+            )
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -294,9 +317,12 @@ class Client:
         return cohort
 
     def _make_keys(self, message: Mapping[str, Any]) -> Message:
-        """Make the secrets of a round that is not answered yet, and seal shares of them for the cohort."""
+        """Make the secrets of an unanswered round, and seal shares of them for the cohort."""
         if not self._masked:
-            raise ValueError("the server requests keys, and the plan sends messages in clear; start both with one plan")
+            raise ValueError(
+                "the server requests keys, and the plan sends messages in clear; start both with "
+                "one plan"
+            )
         number = int(message["round"])
         self._check_new(number)
         channels = split_rows(message["channels"], self._cohort(message))
@@ -308,14 +334,17 @@ class Client:
         }
 
     def _pair_keys(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
-        """Agree with the other clients on pair masks, before a charge: by new mask keys, or by channel keys."""
+        """Agree with the other clients on pair masks, before a charge: by mask or channel keys."""
         if "mask_keys" in message:
             return self._take_shares(message, number)
         # No share of a round without recovery is ever revealed.
         self._keys = self._shares = None
         channels = split_rows(message["channels"], self._cohort(message))
         if channels[self.number] != self._channel.public:
-            raise ValueError(f"the channel key of this client was changed in round {number}; enrol this client again")
+            raise ValueError(
+                f"the channel key of this client was changed in round {number}; enrol this client "
+                "again"
+            )
         return channel_pair_keys(
             self.number, self._channel, channels, round_scope(self.local.contract, number)
         )
@@ -330,7 +359,10 @@ class Client:
                 f"this client has no keys for round {number}; the server must request keys first"
             )
         if public[self.number] != keys.public:
-            raise ValueError(f"the mask key of this client was changed in round {number}; the server must request keys again")
+            raise ValueError(
+                f"the mask key of this client was changed in round {number}; the server must "
+                "request keys again"
+            )
         channels = split_rows(message["channels"], cohort)
         sealed = split_rows(message["sealed"], cohort)
         self._shares = open_shares(
@@ -339,7 +371,7 @@ class Client:
         return pair_keys(keys, self.number, public)
 
     def _mask(self, noisy: Tensors, pairs: Mapping[int, bytes]) -> Tensors:
-        """Mask the noisy sum, then forget the secrets of the round: the others store shares of them."""
+        """Mask the noisy sum, then forget the secrets of the round; others store shares of them."""
         integers = encode(noisy, self.plan.grid(self.local.numbers))
         keys, self._keys = self._keys, None
         if keys is None:
@@ -347,7 +379,7 @@ class Client:
         return mask(integers, self.number, keys, pairs)
 
     def _reveal(self, message: Mapping[str, Any]) -> Message:
-        """Reveal one share of each client, for one survivor set of the round that was answered last."""
+        """Reveal one share of each client, for one survivor set of the last answered round."""
         number = int(message["round"])
         received = self._shares
         survivors = tuple(sorted(message["survivors"].tolist()))
@@ -356,8 +388,12 @@ class Client:
                 f"this client has sent no masked sum in round {number}, so it reveals no shares"
             )
         are_enough = len(set(survivors)) == len(survivors) >= self.plan.config.survivors
-        if self.number not in survivors or not are_enough or not set(survivors) <= set(received.cohort):
-            raise ValueError(f"the survivors of round {number} are too few, lack this client or lie outside its cohort")
+        are_in_cohort = set(survivors) <= set(received.cohort)
+        if self.number not in survivors or not are_enough or not are_in_cohort:
+            raise ValueError(
+                f"the survivors of round {number} are too few, lack this client or lie outside its "
+                "cohort"
+            )
         # Shares for a second survivor set would reveal both secrets of a client.
         if received.survivors not in ((), survivors):
             raise _Refusal(messages.REPEATED)
@@ -384,7 +420,7 @@ class Client:
     # -- private sums ------------------------------------------------------------------------------
 
     def _released(self, sums: Tensors, step: int) -> Tensors:
-        """Return a clipped sum with this client's share of the noise, charged to the ledger first."""
+        """Return a clipped sum with this client's noise, charged to the ledger first."""
         if self.plan.config.privacy.masked:  # float32 is coarser than the grid
             sums = {name: x.double() for name, x in sums.items()}
         clipped = ClippedSum(sums, self.plan.config.max_grad_norm)
@@ -489,14 +525,17 @@ class Client:
         The update needs y and the clipped direction of the same round. A round that was dropped has
         no y, and a round that the client missed has no direction. In both cases λ_i stays.
         """
-        zeros = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self.local.parameters.items()}
+        zeros = {}
+        for name, p in self.local.parameters.items():
+            zeros[name] = torch.zeros_like(p, dtype=torch.float64)
         if y:
             y = {name: y[name].to(zero) for name, zero in zeros.items()}
         else:
             y = zeros
         dual = self._control or zeros
         if self._last and self._last_round == y_round:
-            dual = {name: dual[name] + work.rho * (self._last[name].double() - y[name]) for name in zeros}
+            residual = {name: self._last[name].double() - y[name] for name in zeros}
+            dual = {name: dual[name] + work.rho * residual[name] for name in zeros}
         self._control = dual
         self._last = self._work.contribute_as_one(lambda: self._direction(work, dual, y))
         self._last_round = number
@@ -517,7 +556,7 @@ class Client:
     # -- state -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """PRIVATE: return what outlives a process beside the ledger, for this client's own disk only."""
+        """PRIVATE: return the state beside the ledger, for this client's own disk only."""
         return {
             "control": dict(self._control),
             "last": dict(self._last),

@@ -1,4 +1,6 @@
-"""Flower as the engine of a federated app, in simulation and on separate hosts. Only this module imports flwr.
+"""Flower as the engine of a federated app, in simulation and on separate hosts.
+
+Only this module imports flwr.
 
     server_app(app)   a `flwr.serverapp.ServerApp` whose main drives `Server`
     client_app(app)   a `flwr.clientapp.ClientApp` that answers with `Node`
@@ -34,7 +36,14 @@ from torch import Tensor, nn
 from dpkfc import checkpoint
 from dpkfc.federated.client import Client
 from dpkfc.federated.local_training import LocalModel
-from dpkfc.federated.messages import CLIENT_FAILED, FLOATS, Message, TooFewKeys, round_number, select_prefix
+from dpkfc.federated.messages import (
+    CLIENT_FAILED,
+    FLOATS,
+    Message,
+    TooFewKeys,
+    round_number,
+    select_prefix,
+)
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secure_aggregation import KEY_BYTES, new_key
 from dpkfc.federated.server import RoundRecord, Server
@@ -94,7 +103,10 @@ class App:
         for values in given:
             for name, value in (values or {}).items():
                 if name not in defaults:
-                    raise ValueError(f"unknown setting {name!r} of the federated app; it has {', '.join(sorted(defaults))}")
+                    raise ValueError(
+                        f"unknown setting {name!r} of the federated app; it has "
+                        f"{', '.join(sorted(defaults))}"
+                    )
                 chosen[name] = _convert(name, value, defaults[name])
         return chosen
 
@@ -112,7 +124,7 @@ class App:
         folder: str | Path,
         on_round: Callable[[RoundRecord, Run], None] | None = None,
     ) -> Run:
-        """Run the app inside this process; with the folder of an interrupted run, continue after its last round.
+        """Run the app inside this process; continue an interrupted run after its last round.
 
         Args:
             settings: in place of the defaults.
@@ -183,7 +195,7 @@ def _records(app: App, frozen: _FrozenSettings, number: int) -> Any:
 
 
 def _channel_key(path: Path) -> bytes:
-    """Return the client's private channel key; make a new file that only its owner can read if there is none.
+    """Return the client's private channel key; make a file that only its owner can read.
 
     Raises:
         ValueError: a file of another length.
@@ -196,7 +208,10 @@ def _channel_key(path: Path) -> bytes:
         unfinished.replace(path)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
-        raise ValueError(f"{path.name} has {len(key)} bytes and a channel key has {KEY_BYTES}; delete the file and start anew")
+        raise ValueError(
+            f"{path.name} has {len(key)} bytes and a channel key has {KEY_BYTES}; delete the file "
+            "and start anew"
+        )
     return key
 
 
@@ -280,7 +295,7 @@ class Node:
         return answer
 
     def _load_metric(self, local: LocalModel, message: Mapping[str, Any], folder: Path) -> None:
-        """Load the preconditioner of an earlier message, if the server sent none and this process has a different one."""
+        """Load the stored preconditioner if the server sent none and this process lacks it."""
         wanted = message.get("metric_digest", "")
         if wanted in ("", local.digest) or select_prefix(message, "metric") or not folder.exists():
             return
@@ -298,7 +313,7 @@ class Node:
             checkpoint.write(folder, {"metric": current.state_dict()}, {"digest": wanted})
 
     def _make_folder(self) -> Path:
-        """Return the client's folder, which only its operator can read; `mkdir` does not set the mode of parents."""
+        """Return the client's folder; `mkdir` sets a mode for the last folder only."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self._folder
 
@@ -343,12 +358,14 @@ class Transport(Protocol):
     def ask(
         self, requests: Mapping[int, Message], timeout: float
     ) -> Iterable[tuple[int, Message | None]]:
-        """Send a message to each node and return the answers in time, in any order; None for an unreadable answer."""
+        """Send messages to nodes and return the answers in time; None if unreadable."""
         ...
 
 
 class Roster:
-    """Which node is which client of the plan. A number belongs to one connected node; a second claim is refused.
+    """Which node is which client of the plan.
+
+    A number belongs to one connected node; a second claim is refused.
 
     Args:
         server: enrols the clients.
@@ -392,7 +409,8 @@ class Roster:
         server = self._server
         number = message.get("client")
         holder = next((n for n, client in self._clients.items() if client == number), None)
-        is_valid = message.get("kind") == HELLO["kind"] and message.get("contract") == server.contract
+        is_hello = message.get("kind") == HELLO["kind"]
+        is_valid = is_hello and message.get("contract") == server.contract
         if holder is not None and holder not in connected and is_valid:
             # The same client has connected again.
             server.enrolled.discard(self._clients.pop(holder))
@@ -431,12 +449,13 @@ class Roster:
         refused = "".join(f"; refused: {number} {reason}" for reason, number in reasons.items())
         clients = self._server.plan.config.clients
         return (
-            f"{count} of {clients} clients are there after {wait:g} s and a round needs {least}{refused}. "
+            f"{count} of {clients} clients are there after {wait:g} s and a round needs "
+            f"{least}{refused}. "
             "Start more clients, or lower min_survivors; nothing was charged for this round"
         )
 
     def exchange(self, requests: Mapping[int, Message]) -> None:
-        """Carry messages to clients and their answers to the server; refuse an answer in another client's name."""
+        """Carry messages to clients and answers back; refuse an answer in another client's name."""
         nodes = self.present()
         messages = {
             nodes[client]: message for client, message in requests.items() if client in nodes
@@ -502,7 +521,10 @@ def serve(
     """
     folder = Path(settings["folder"]).expanduser()
     if not folder.is_absolute():
-        raise ValueError(f"the server needs folder=, an absolute path for its ledger and checkpoint; got {str(folder)!r}")
+        raise ValueError(
+            "the server needs folder=, an absolute path for its ledger and checkpoint; got "
+            f"{str(folder)!r}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     model = app.model(settings)
     _check_types(model)
@@ -522,17 +544,24 @@ def serve(
 
 
 def _check_types(model: nn.Module) -> None:
-    """Refuse parameters that an engine cannot carry, before a round is charged and then not sent."""
+    """Refuse parameters that an engine cannot carry, before a round is charged."""
     for name, p in model.named_parameters():
         if p.requires_grad and p.dtype not in FLOATS:
             raise ValueError(
-                f"the parameter '{name}' is {p.dtype}; engines carry float32 and float64: convert the model, or use App.here. "
+                f"the parameter '{name}' is {p.dtype}; engines carry float32 and float64: convert "
+                "the model, or use App.here. "
                 "Nothing was charged"
             )
 
 
 def _run_rounds(
-    app: App, settings: Settings, transport: Transport, run: Run, *, path: Path, on_round: OnRound | None
+    app: App,
+    settings: Settings,
+    transport: Transport,
+    run: Run,
+    *,
+    path: Path,
+    on_round: OnRound | None,
 ) -> None:
     server = run.server
     evaluate = app.bind_evaluate(settings)
@@ -571,7 +600,7 @@ class Unreachable(RuntimeError):
 
 
 def disable_telemetry() -> None:
-    """Switch telemetry off unless the environment says otherwise; call this before flwr is imported."""
+    """Switch telemetry off unless the environment says otherwise, before flwr is imported."""
     for name, value in SWITCHES.items():
         os.environ.setdefault(name, value)
 
@@ -587,7 +616,8 @@ def _import_flwr(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"Flower is not installed ({error.name} is missing): pip install 'dpkfc[federated]', with Python 3.11 or later"
+            f"Flower is not installed ({error.name} is missing): pip install 'dpkfc[federated]', "
+            "with Python 3.11 or later"
         ) from None
 
 
@@ -608,7 +638,7 @@ def check_installed() -> None:
 
 
 def to_record(message: Mapping[str, Any], arrays_by_id: dict[int, Any] | None = None) -> Any:
-    """Return a message as a RecordDict: tensors in one ArrayRecord, integers and texts in one ConfigRecord.
+    """Return a message as a RecordDict: an ArrayRecord of tensors, a ConfigRecord of the rest.
 
     Args:
         message: of `dpkfc.federated.messages`.
@@ -663,7 +693,7 @@ def from_record(record: Any) -> Message:
 
 
 def _tensor(array: Any) -> Tensor:
-    """Return the numbers of an array in NumPy's format; its header does not decide how much memory is allocated."""
+    """Return the tensor of a NumPy array; its header does not decide how much is allocated."""
     if array.stype != "numpy.ndarray":
         raise ValueError("an array of another format")
     stream = BytesIO(array.data)
@@ -678,7 +708,8 @@ def _tensor(array: Any) -> Tensor:
     size = 1
     for length in shape:
         size *= length
-    if fortran or dtype.name not in _DTYPES or not dtype.isnative or size * dtype.itemsize != len(numbers):
+    is_plain = not fortran and dtype.name in _DTYPES and dtype.isnative
+    if not is_plain or size * dtype.itemsize != len(numbers):
         raise ValueError("an array whose bytes are not what it says")
     return torch.from_numpy(np.frombuffer(numbers, dtype).reshape(shape).copy())
 
@@ -700,7 +731,7 @@ class _Grid:
     def ask(
         self, requests: Mapping[int, Message], timeout: float
     ) -> Iterable[tuple[int, Message | None]]:
-        """Return the answers in time; a report of Flower in place of an answer is an absence and is not read."""
+        """Return the answers in time; Flower's own error reports count as absences."""
         flwr = _import_flwr("flwr.app")
         arrays_by_id: dict[int, Any] = {}
         messages = []
@@ -729,7 +760,8 @@ def _report_unreachable() -> Iterator[None]:
         yield
     except Exception as error:
         raise Unreachable(
-            f"the SuperLink does not answer ({type(error).__name__}); ledger and checkpoint are on the disk: start the SuperLink "
+            f"the SuperLink does not answer ({type(error).__name__}); ledger and checkpoint are on "
+            "the disk: start the SuperLink "
             "and this run again to resume"
         ) from error
 
@@ -773,7 +805,9 @@ def _log_round(record: Any, run: Run) -> None:
 
 
 def client_app(app: App, settings: Settings | None = None, *, folder: str = "") -> Any:
-    """Return the ClientApp of an app. The configuration of a node says which client it is and where its ledger is.
+    """Return the ClientApp of an app.
+
+    The configuration of a node says which client it is and where its ledger is.
 
     `partition-id` is the client's number; `folder` replaces the argument of that name.
 
@@ -827,7 +861,7 @@ def simulate(
     on_round: OnRound | None = None,
     processes: int | None = None,
 ) -> Run:
-    """Run an app on Flower's simulation engine: every client in a Ray process, with its own ledger on the disk.
+    """Run an app on Flower's simulation engine, every client in a Ray process.
 
     Args:
         app: of the run; its functions have to be importable, or small, because every message

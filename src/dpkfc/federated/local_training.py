@@ -1,4 +1,4 @@
-"""A client's model and the private sums that it forms, by the library's engine of per-example gradients."""
+"""A client's model and the private sums that it forms from per-example gradients."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ class Records:
         return zip(self.loader.load([part.records for part in parts]), parts, strict=True)
 
     def example(self) -> Any:
-        """Return the first readable record, not collated; None without one. Its types and shapes are public."""
+        """Return the first readable record, not collated; None without one.
+
+        Its types and shapes are public.
+        """
         for index in self.all:
             with suppress(Exception):
                 return self.loader.example(int(index))
@@ -112,7 +115,8 @@ class LocalModel:
         self._is_verified = False
         if isinstance(plan.config.local, FedNewStep) and self.numbers > _MAX_FISHER:
             raise ValueError(
-                f"the model has {self.numbers:,} parameters, and FedNew forms a matrix of their square; "
+                f"the model has {self.numbers:,} parameters, and FedNew forms a matrix of their "
+                "square; "
                 f"use a head of at most {_MAX_FISHER:,}"
             )
 
@@ -165,7 +169,10 @@ class LocalModel:
         current = self.coordinates.current
         self.coordinates.refresh(step)
         if self.coordinates.current is not current:
-            raise ValueError(f"the preconditioner of round {step} is older than its schedule allows; send a new one")
+            raise ValueError(
+                f"the preconditioner of round {step} is older than its schedule allows; send a new "
+                "one"
+            )
 
     def zeros(self) -> Tensors:
         """Return the sum over no records."""
@@ -240,13 +247,13 @@ class LocalModel:
         )
 
     def mean_gradient(self, records: Records) -> Tensors:
-        """PRIVATE and unclipped: return the gradient of the mean loss over all records of a client."""
+        """PRIVATE and unclipped: return the gradient of the mean loss over all records."""
         with torch.enable_grad(), unknown_numbers(self.plan.test_mode):
             losses = self.loss_fn(self.model, self._batch(records, np.arange(len(records))))
             return self._gradients(losses.mean())
 
     def fisher(self, records: Records) -> Tensor:
-        """PRIVATE: return the empirical Fisher matrix of a client's records, `[d, d]` in float64."""
+        """PRIVATE: return the empirical Fisher matrix of all records, `[d, d]` in float64."""
         matrix = torch.zeros(
             self.numbers, self.numbers, dtype=torch.float64, device=device_of(self.layers)
         )

@@ -257,7 +257,7 @@ class KeyExchange:
         self.sealed[client] = split_rows(message["sealed"], self.cohort)
 
     def requests(self, contract: str, needed: int) -> dict[int, Message]:
-        """Return the requests for keys, by client; none if fewer clients are there than a round needs."""
+        """Return the requests for keys, by client; none for fewer clients than a round needs."""
         if len(self.channels) < needed:
             return {}
         cohort = torch.tensor(self.cohort, dtype=torch.int64)
@@ -278,12 +278,13 @@ class KeyExchange:
         if len(self.sampled) < needed:
             return ()
         raise TooFewKeys(
-            f"{len(clients)} of {len(self.sampled)} clients sent keys and round {self.number} needs {needed}; "
+            f"{len(clients)} of {len(self.sampled)} clients sent keys and round {self.number} "
+            f"needs {needed}; "
             "nothing was charged. Call request_keys again"
         )
 
     def round_fields(self, client: int) -> Message:
-        """Return what a client needs to mask its sum: the cohort and its keys, and what it sealed for the client."""
+        """Return what a client needs to mask its sum: cohort, keys and sealed shares."""
         clients = self.masking_clients
         fields: Message = {
             "cohort": torch.tensor(clients, dtype=torch.int64),

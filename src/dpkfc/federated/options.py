@@ -1,4 +1,4 @@
-"""Settings of a federated run that say who is protected from whom, and what a client does in a round.
+"""Settings of a federated run: who is protected from whom, and what clients do in a round.
 
     LocalGradient   one clipped sum of per-example gradients (a client-level model clips the mean gradient as one)
     LocalSteps      K steps of SGD, and the change of the parameters (FedAvg)
@@ -56,11 +56,11 @@ class PrivacyModel(Protocol):
     def has_full_noise(self) -> bool: ...  # noqa: D102
 
     def describe_adversaries(self, colluding: int) -> str:
-        """Return from whom the unit is protected when so many clients collude, for the privacy card."""
+        """Return from whom the unit is protected, for the privacy card."""
         ...
 
     def client_stddev(self, stddev: float, honest: int) -> float:
-        """Return the standard deviation of one client's noise, for at least `honest` clients in a sum."""
+        """Return the standard deviation of one client's noise, for `honest` clients in a sum."""
         ...
 
 
@@ -99,7 +99,9 @@ class TrustedServer:
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """Protects one example from everyone. The server learns the sum over clients and no single message.
+    """Protects one example from everyone.
+
+    The server learns the sum over clients and no single message.
 
     The server has to follow the protocol of `secure_aggregation`. It may collude with fewer clients
     than `min_survivors` and still learn only the sum of the others. Clients know their own noise: ε
@@ -127,7 +129,7 @@ class SecureAggregation:
 
 @dataclass(frozen=True)
 class PerUpload:
-    """Protects one example from a server that sees every message: each message carries the whole noise."""
+    """Protects one example from a server that sees every message, which has the whole noise."""
 
     name = "example-level, per upload"
     unit = "example"
@@ -146,7 +148,7 @@ class PerUpload:
 
 @dataclass(frozen=True)
 class ClientLevel:
-    """Protects one client with all of its examples: its whole contribution to a round is clipped to C.
+    """Protects one client with all of its examples: its whole message is clipped to C.
 
     Where the records of one person lie with several clients, the person is not protected.
 
@@ -163,7 +165,8 @@ class ClientLevel:
     def __post_init__(self) -> None:
         if not isinstance(self.server, TrustedServer | SecureAggregation | PerUpload):
             raise ValueError(
-                f"server of ClientLevel must be TrustedServer, SecureAggregation or PerUpload, got {type(self.server).__name__}"
+                "server of ClientLevel must be TrustedServer, SecureAggregation or PerUpload, got "
+                f"{type(self.server).__name__}"
             )
 
     @property
@@ -233,13 +236,13 @@ class LocalWork(Protocol):
 
     @property
     def counts(self) -> str:
-        """Return what the sum is over: "examples" or "clients"; their expected number is the public divisor."""
+        """Return what the sum is over: "examples" or "clients"."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalGradient:
-    """One clipped sum a round, over all records or a Poisson sample: DP-FedGD, DP-FedSOFIM, federated DP-KFC.
+    """One clipped sum a round, over all records or a Poisson sample (DP-FedGD, DP-KFC).
 
     Under a client-level model the gradient of the mean loss over the client's records is clipped as
     one.
@@ -304,12 +307,13 @@ class LocalSteps:
         """
         if privacy.unit == "example" and not privacy.has_full_noise:
             raise ValueError(
-                f"{type(self).__name__} depend on a client's own last step, which no noise of other clients covers; "
+                f"{type(self).__name__} depend on a client's own last step, which no noise of "
+                "other clients covers; "
                 "use PerUpload(), ClientLevel() or LocalGradient()"
             )
 
     def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:
-        """Return C: one unit moves the change (client) or the clipped sum of a step (example) by C at most."""
+        """Return C, the bound of a change (client) or of the clipped sum of a step (example)."""
         return max_grad_norm
 
 
@@ -329,12 +333,12 @@ class ScaffoldSteps(LocalSteps):
 
 @dataclass(frozen=True)
 class FedNewStep:
-    """One pass of FedNew's ADMM: clip_C((H_i + (α + ρ) I)⁻¹ (g_i − λ_i + ρ y)), then λ_i ← λ_i + ρ (ŷ_i − y).
+    """One pass of FedNew's ADMM: ŷ_i = clip_C((H_i + (α + ρ) I)⁻¹ (g_i − λ_i + ρ y)).
 
-    H_i is the empirical Fisher matrix of the client's own records. All of the contribution is
-    clipped as one. A client that joins moves the sum by C. An example (added or replaced) moves the
-    sum by 2 C, because it turns one vector of norm C into another. Source: Elgabli et al. 2022
-    (FedNew); the server steps θ ← θ − y.
+    Then λ_i ← λ_i + ρ (ŷ_i − y). H_i is the empirical Fisher matrix of the client's own records.
+    All of the contribution is clipped as one. A client that joins moves the sum by C. An example
+    (added or replaced) moves the sum by 2 C, because it turns one vector of norm C into another.
+    Source: Elgabli et al. 2022 (FedNew); the server steps θ ← θ − y.
 
     Attributes:
         alpha: α > 0.

@@ -1,4 +1,4 @@
-"""The settings of a federated run, checked when they are made, and the one place where they become a plan."""
+"""The settings of a federated run, and the one place where they become a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
-from dpkfc._checks import check_in_range, check_integer, check_one_of, check_optional_integer, check_positive
+from dpkfc._checks import (
+    check_in_range,
+    check_integer,
+    check_one_of,
+    check_optional_integer,
+    check_positive,
+)
 from dpkfc.config import PlanBase
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
 from dpkfc.federated.options import (
@@ -59,7 +65,9 @@ _EQUAL_NOISE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class FederatedPlan(PlanBase):
-    """What one federated run does and costs. Make it with `FederatedConfig.calibrate` or `with_noise`.
+    """What one federated run does and costs.
+
+    Make it with `FederatedConfig.calibrate` or `with_noise`.
 
     Attributes:
         config: the settings it was made from.
@@ -106,7 +114,7 @@ class FederatedPlan(PlanBase):
         return self.config.privacy.client_stddev(self.stddev, honest)
 
     def sum_stddev(self, survivors: int) -> float:
-        """Return the standard deviation of the noise in a sum of messages, the server's noise included."""
+        """Return the standard deviation of the noise in a sum, the server's noise included."""
         if self.config.privacy.noise_by == "server":
             return self.stddev
         return self.client_stddev * math.sqrt(survivors)
@@ -367,7 +375,10 @@ class FederatedConfig:
         for name, kind, example in _KINDS:
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, type):
-                raise ValueError(f"{name} must be a value of dpkfc.federated, got {value!r}; use for example {example}")
+                raise ValueError(
+                    f"{name} must be a value of dpkfc.federated, got {value!r}; use for example "
+                    f"{example}"
+                )
         check_integer("clients", self.clients, 1)
         check_integer("rounds", self.rounds, 1)
         check_integer("expected_records", self.expected_records, 1)
@@ -393,20 +404,24 @@ class FederatedConfig:
         is_client_level = self.privacy.unit == "client"
         if is_sampled and self.adjacency == REPLACE_ONE:
             raise ValueError(
-                "adjacency='replace_one' has no accounting for sampling; use adjacency='add_or_remove_one', or rates of 1"
+                "adjacency='replace_one' has no accounting for sampling; use "
+                "adjacency='add_or_remove_one', or rates of 1"
             )
         if is_client_level and self.example_rate < 1:
             raise ValueError(
-                f"example_rate={self.example_rate} has no effect, because a client's message is clipped as one; use 1"
+                f"example_rate={self.example_rate} has no effect, because a client's message is "
+                "clipped as one; use 1"
             )
         if self.example_rate < 1 and self.local.bound(1.0, self.privacy) != 1.0:
             raise ValueError(
-                f"example_rate={self.example_rate} does not go with local={type(self.local).__name__}, "
+                f"example_rate={self.example_rate} does not go with "
+                f"local={type(self.local).__name__}, "
                 "whose contribution is clipped as one; use 1"
             )
         if is_client_level and self.client_rate < 1 and self.privacy.noise_by != "server":
             raise ValueError(
-                f"client_rate={self.client_rate} hides no client from a server that knows which clients it sampled; "
+                f"client_rate={self.client_rate} hides no client from a server that knows which "
+                "clients it sampled; "
                 "use ClientLevel(TrustedServer()), or 1"
             )
 
@@ -419,12 +434,14 @@ class FederatedConfig:
             )
         if self.samples_clients_secretly and fewest > 0:
             raise ValueError(
-                f"min_survivors={fewest} would let a dropped round reveal how many clients were secretly sampled; use None or 0"
+                f"min_survivors={fewest} would let a dropped round reveal how many clients were "
+                "secretly sampled; use None or 0"
             )
         if self.shares_noise and fewest <= self.known_shares:
             raise ValueError(
                 f"min_survivors={fewest} must exceed colluding={self.known_shares}: "
-                "raise min_survivors, or give colluding=0, and ε does not hold against other clients"
+                "raise min_survivors, or give colluding=0, and ε does not hold against other "
+                "clients"
             )
 
     def _check_preconditioner(self) -> None:
@@ -446,18 +463,21 @@ class FederatedConfig:
             )
         if preconditioner.describe().get("uses_private_data"):
             raise ValueError(
-                f"{name} measures curvature on private data, which is a release of its own; use a synthetic or public probe"
+                f"{name} measures curvature on private data, which is a release of its own; use a "
+                "synthetic or public probe"
             )
         is_over_clients = self.local.counts == "clients"
         is_clipped_whole = is_over_clients and self.privacy.unit == "client"
         if is_clipped_whole or isinstance(self.local, FedNewStep):
             raise ValueError(
-                f"local={type(self.local).__name__} is clipped in parameter space, where a preconditioner would do nothing; "
+                f"local={type(self.local).__name__} is clipped in parameter space, where a "
+                "preconditioner would do nothing; "
                 "use local=LocalGradient()"
             )
         if is_over_clients and self.readout != "whitened":
             raise ValueError(
-                f"readout={self.readout!r} does not go with local steps, which are taken in preconditioned space; "
+                f"readout={self.readout!r} does not go with local steps, which are taken in "
+                "preconditioned space; "
                 "use readout='whitened'"
             )
 
@@ -467,11 +487,15 @@ class FederatedConfig:
         needs_variance = [type(step).__name__ for step in steps if step.needs_variance]
         if needs_variance and self.has_private_steps:
             raise ValueError(
-                f"{needs_variance[0]} needs the variance of the noise, which private local steps do not give; "
+                f"{needs_variance[0]} needs the variance of the noise, which private local steps "
+                "do not give; "
                 "use local=LocalGradient(), or another filter"
             )
         if chain.needs_points:
-            raise ValueError("DiSK at two points needs a second sum; use EMA, or DiSK with gamma=(1 - kappa) / kappa")
+            raise ValueError(
+                "DiSK at two points needs a second sum; use EMA, or DiSK with gamma=(1 - kappa) / "
+                "kappa"
+            )
 
     @property
     def filters(self) -> Sequence[PostProcess]:
@@ -499,7 +523,7 @@ class FederatedConfig:
 
     @property
     def has_private_steps(self) -> bool:
-        """Return whether a client sends the change by steps that are noisy each, and not a noisy sum."""
+        """Return whether a client sends a change by noisy steps, and not a noisy sum."""
         return self.privacy.unit == "example" and isinstance(self.local, LocalSteps)
 
     @property
@@ -516,19 +540,19 @@ class FederatedConfig:
 
     @property
     def divisor(self) -> int:
-        """Return the public divisor of every sum: the expected number of examples or clients in it."""
+        """Return the public divisor of every sum: its expected number of examples or clients."""
         if self.local.counts == "clients" or self.privacy.unit == "client":
             return max(1, round(self.clients * self.client_rate))
         return max(1, round(self.expected_records * self.example_rate * self.client_rate))
 
     @property
     def local_divisor(self) -> int:
-        """Return the public divisor of the sum of a local step: one client's expected records in it."""
+        """Return the public divisor of a local step's sum: one client's expected records."""
         return max(1, round(self.expected_records * self.example_rate / self.clients))
 
     @property
     def sensitivity(self) -> float:
-        """Return how far neighbouring data move the clipped sum, as it is rounded where it is rounded."""
+        """Return how far neighbouring data move the clipped sum, rounding included."""
         bound = self.local.bound(self.max_grad_norm, self.privacy)
         # A contribution that is clipped as one has the bound 2 C already.
         if self.adjacency == REPLACE_ONE and bound <= self.max_grad_norm:
@@ -562,7 +586,7 @@ class FederatedConfig:
         )
 
     def with_noise(self, noise_multiplier: float, delta: float) -> FederatedPlan:
-        """Return the plan with a given noise multiplier, stddev over sensitivity; 0 is no noise and no privacy.
+        """Return the plan with a given noise multiplier; 0 is no noise and no privacy.
 
         Raises:
             ValueError: a value outside its range.
@@ -576,7 +600,7 @@ class FederatedConfig:
         return self.clients if self.privacy.unit == "client" else self.expected_records
 
     def describe(self) -> dict[str, Any]:
-        """Return all that decides what is released, as plain values, without what changes only memory."""
+        """Return all that decides what is released, as plain values."""
         server = getattr(self.privacy, "server", self.privacy)
         preconditioner, metric = None, None
         if self.preconditioner is not None:
@@ -609,7 +633,7 @@ class FederatedConfig:
 
 @dataclass(frozen=True)
 class PartyMechanism:
-    """A plan as `privacy.mechanism.release` reads it, with the noise and the divisor of one party."""
+    """A plan as `privacy.mechanism.release` reads it, with the noise of one party."""
 
     plan: FederatedPlan
     stddev: float
@@ -655,7 +679,7 @@ class PartyMechanism:
 
 
 def stream_seed(plan: FederatedPlan, party: int) -> int | None:
-    """Return the test-mode seed of one party's streams, different for every party; None outside test mode."""
+    """Return the test-mode seed of one party's streams; None outside test mode."""
     seed = plan.config.test_mode_seed
     if seed is None:
         return None

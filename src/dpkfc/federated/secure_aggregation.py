@@ -1,4 +1,4 @@
-"""Secure aggregation: exact sums of integers under masks modulo 2⁶⁴, with pairwise keys and secret sharing for dropouts.
+"""Secure aggregation: exact sums of integers under masks modulo 2⁶⁴, with recovery of dropouts.
 
 The protocol of a round (Bonawitz et al. 2017, for a server that follows it), with threshold t =
 `min_survivors`:
@@ -120,7 +120,10 @@ def join(shares: Mapping[int, Sequence[bytes]], threshold: int) -> list[bytes]:
         ValueError: fewer holders than the threshold, or shares that belong to no secret.
     """
     if len(shares) < threshold:
-        raise ValueError(f"{len(shares)} clients gave shares and a secret needs {threshold}; no secret can be computed")
+        raise ValueError(
+            f"{len(shares)} clients gave shares and a secret needs {threshold}; no secret can be "
+            "computed"
+        )
     points = sorted(shares)[:threshold]
     weights = _weights(points)
     values = []
@@ -175,7 +178,7 @@ def new_key() -> bytes:
 
 
 def derive(secret: bytes, purpose: str) -> bytes:
-    """Derive a key for one purpose from a secret, 32 bytes; keys of two purposes are independent."""
+    """Derive a key for one purpose from a secret, 32 bytes; purposes have independent keys."""
     return HKDF(
         algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode()
     ).derive(secret)
@@ -211,7 +214,7 @@ class PrivateKey:
 
 
 def seal(key: bytes, text: bytes, context: str) -> bytes:
-    """Encrypt and authenticate a text with AES-256-GCM under a new nonce; 28 bytes longer than the text.
+    """Encrypt and authenticate a text with AES-256-GCM under a new nonce; adds 28 bytes.
 
     Args:
         key: 32 bytes.
@@ -233,12 +236,13 @@ def unseal(key: bytes, sealed: bytes, context: str) -> bytes:
     except InvalidTag:
         sealed_text = context.partition(":")[0]
         raise ValueError(
-            f"the sealed {sealed_text} cannot be opened: they were changed or belong to another round; request keys again"
+            f"the sealed {sealed_text} cannot be opened: they were changed or belong to another "
+            "round; request keys again"
         ) from None
 
 
 def uniform_integers(key: bytes, count: int) -> NDArray[np.int64]:
-    """Expand a key that is used once to uniform integers of 64 bits `[count]`, by AES-256 in counter mode."""
+    """Expand a key that is used once to uniform int64 `[count]`, by AES-256 in counter mode."""
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     words = np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<i8")
     return words.astype(np.int64)
@@ -301,7 +305,7 @@ class ReceivedShares:
 
 
 def round_scope(contract: str, number: int) -> str:
-    """Name a round of a plan: keys that are derived for two rounds, or for two plans, are independent."""
+    """Name a round of a plan: keys of two rounds, or of two plans, are independent."""
     return f"round {number} of {contract}"
 
 
@@ -311,7 +315,7 @@ def round_scope(contract: str, number: int) -> str:
 def seal_shares(
     keys: RoundKeys, client: int, channel: PrivateKey, channels: Mapping[int, bytes], threshold: int
 ) -> dict[int, bytes]:
-    """Split a client's round secrets and seal the shares of each client of the cohort, its own included.
+    """Split a client's round secrets and seal the shares of each client of the cohort.
 
     Args:
         keys: of the client.
@@ -394,7 +398,7 @@ def pair_keys(keys: RoundKeys, client: int, public: Mapping[int, bytes]) -> dict
 def channel_pair_keys(
     client: int, channel: PrivateKey, channels: Mapping[int, bytes], scope: str
 ) -> dict[int, bytes]:
-    """Derive the keys of the pair masks of a round without recovery from the channel keys of the cohort.
+    """Derive the keys of the pair masks of a round without recovery from channel keys.
 
     Args:
         client: its number.
@@ -443,7 +447,7 @@ def mask_pairs(integers: Integers, client: int, pairs: Mapping[int, bytes]) -> I
 
 
 def reveal(received: ReceivedShares, survivors: Iterable[int]) -> dict[int, bytes]:
-    """Return one share of each client of the cohort: of a survivor's self seed, of a missing client's mask key.
+    """Return one share of each client: of a survivor's self seed, or of a mask key.
 
     Args:
         received: the shares of this client's round.
@@ -499,7 +503,10 @@ def unmask(
             continue
         private = PrivateKey(opened[client])
         if private.public != public[client]:
-            raise ValueError(f"the shares give a different mask key than client {client} sent: a client gave a wrong share")
+            raise ValueError(
+                f"the shares give a different mask key than client {client} sent: a client gave a "
+                "wrong share"
+            )
         for survivor in sums:
             # The missing client's mask is the negative of the survivor's: adding it removes the
             # survivor's.
@@ -529,7 +536,7 @@ def encode(tensors: Mapping[str, Tensor], grid: float) -> Integers:
 def decode(
     integers: Mapping[str, Tensor], grid: float, like: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the numbers that integers stand for, in float64 on the devices of the tensors in `like`."""
+    """Return the numbers of integers, in float64 on the devices of the tensors in `like`."""
     numbers = {}
     for name, x in integers.items():
         numbers[name] = (x.double() * grid).to(like[name].device)
@@ -590,7 +597,10 @@ def _pair_keys(
 
 
 def _pair_mask(key: bytes, client: int, other: int, sizes: Sizes) -> Integers:
-    """Return the integers that a client adds for another one. The other client adds their negatives."""
+    """Return the integers that a client adds for another one.
+
+    The other client adds their negatives.
+    """
     masks = _expand(key, sizes)
     if client > other:
         for x in masks.values():

@@ -1,4 +1,4 @@
-"""The server: a round is charged before it is sent out, closed before its sum is computed, and then forgotten.
+"""The server: a round is charged before it is sent, and closed before its sum is computed.
 
     request_keys    sample the cohort and request its keys, under secure aggregation; nothing is charged yet. Without this
                     call the round has one exchange and no recovery: a lost client costs the round
@@ -30,7 +30,12 @@ from torch import Tensor, nn
 from dpkfc import checkpoint
 from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.curvature.probe_pass import moved_to
-from dpkfc.federated.local_training import accumulation_dtype, total_norm, trained_parameters, zero_sums
+from dpkfc.federated.local_training import (
+    accumulation_dtype,
+    total_norm,
+    trained_parameters,
+    zero_sums,
+)
 from dpkfc.federated.messages import (
     METRIC_DIFFERS,
     METRIC_MISSING,
@@ -44,7 +49,13 @@ from dpkfc.federated.messages import (
     split_rows,
     to_bytes,
 )
-from dpkfc.federated.plan import FACTORS, FederatedPlan, PartyMechanism, noise_stream, sampling_stream
+from dpkfc.federated.plan import (
+    FACTORS,
+    FederatedPlan,
+    PartyMechanism,
+    noise_stream,
+    sampling_stream,
+)
 from dpkfc.federated.secure_aggregation import decode, round_scope, total, unmask
 from dpkfc.federated.server_rules import Participation
 from dpkfc.gradients.discovery import find_layers
@@ -212,7 +223,7 @@ class MetricDelivery:
         self._last: tuple[Preconditioner | None, str] = (None, "")
 
     def round_fields(self, client: int, current: Preconditioner | None) -> Message:
-        """Return what a round tells a client of the preconditioner, without running averages of the server."""
+        """Return a round's fields on the preconditioner, without the server's running averages."""
         if current is None:
             return {}
         digest = self._digest(current)
@@ -267,7 +278,11 @@ class Server:
     """
 
     def __init__(
-        self, plan: FederatedPlan, model: nn.Module, *, ledger_path: str | os.PathLike[str] | None = None
+        self,
+        plan: FederatedPlan,
+        model: nn.Module,
+        *,
+        ledger_path: str | os.PathLike[str] | None = None,
     ) -> None:
         self.plan = plan
         self.model = model
@@ -317,7 +332,7 @@ class Server:
         return True
 
     def request_keys(self) -> dict[int, Message]:
-        """Sample the next round's cohort and return requests for its keys, by client; nothing is charged.
+        """Sample the next round's cohort and return requests for its keys; nothing is charged.
 
         Without secure aggregation there are no requests.
 
@@ -409,7 +424,7 @@ class Server:
             stage.rejected[reason] += 1
 
     def fix_survivors(self) -> dict[int, Message]:
-        """Close the round to further sums, and return requests for the survivors' shares, by client.
+        """Close the round to further sums, and return requests for the survivors' shares.
 
         Without recovery there are no requests.
 
@@ -473,7 +488,8 @@ class Server:
             raise RuntimeError("a round is in progress; close it first")
         if len(self.enrolled) < needed:
             raise RuntimeError(
-                f"{len(self.enrolled)} clients are enrolled and a round needs {needed}; start more clients, "
+                f"{len(self.enrolled)} clients are enrolled and a round needs {needed}; start more "
+                "clients, "
                 "or make a plan with a smaller min_survivors"
             )
         if self.rounds_left < 1:
@@ -490,7 +506,7 @@ class Server:
         return type(number) is int and 0 <= number < self.plan.config.clients
 
     def _sample_cohort(self, number: int) -> tuple[int, ...]:
-        """Sample registered clients at the plan's rate; a sampled client that is absent counts as lost."""
+        """Sample registered clients at the plan's rate; an absent client counts as lost."""
         clients = self.plan.config.clients
         rate = self.plan.config.client_rate
         if rate == 1:
@@ -514,7 +530,7 @@ class Server:
         return reason or stage.find_problem(message, self.enrolled)
 
     def _sum_survivors(self, round_: OpenRound, survivors: Sequence[int]) -> Tensors | None:
-        """Return the sum of the survivors' messages; None for too few clients or shares, or wrong shares."""
+        """Return the sum of the survivors' messages; None for too few, or wrong shares."""
         needed = self.plan.config.survivors
         if len(survivors) < needed:
             return None
@@ -534,7 +550,8 @@ class Server:
             return None
         summed = decode(integers, self.plan.grid(self.numbers), self.parameters)
         # A larger sum is not a sum of honest messages: a client sent a wrong message or share.
-        if total_norm(summed) > len(survivors) * self.plan.largest_message(self.numbers, round_.control):
+        largest = self.plan.largest_message(self.numbers, round_.control)
+        if total_norm(summed) > len(survivors) * largest:
             self._reject("oversized", round_)
             return None
         return summed
@@ -559,7 +576,7 @@ class Server:
         )
 
     def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
-        """Filter a release and move the parameters; return the public numbers of filters and rule."""
+        """Filter a release and move the parameters; return public numbers of filters and rule."""
         config = self.plan.config
         direction = self._chain.apply(released, self._coordinates.metric, self.layers, spare=True)
         survivor_fraction = survivors / config.clients
@@ -638,7 +655,7 @@ class Server:
         )
 
     def restore(self, folder: str | os.PathLike[str]) -> Any:
-        """Continue from a checkpoint of the same plan and ledger; rounds charged since then stay charged.
+        """Continue from a checkpoint of the same plan and ledger; later rounds stay charged.
 
         Returns:
             The `extra` that was given to `save`.
@@ -654,7 +671,8 @@ class Server:
             )
         if not self.ledger.contains(meta["ledger_count"], meta["ledger_head"]):
             raise checkpoint.CheckpointError(
-                f"the ledger does not contain the {meta['ledger_count']} releases before the checkpoint {path}; "
+                f"the ledger does not contain the {meta['ledger_count']} releases before the "
+                f"checkpoint {path}; "
                 "resume with the ledger of the same run"
             )
         with checkpoint.fitting(folder):

@@ -1,4 +1,6 @@
-"""What the server does with a release, as values. All rules are post-processing in O(d) time and a few vectors of memory.
+"""What the server does with a release, as values.
+
+All rules are post-processing in O(d) time and a few vectors of memory.
 
 FedGD, FedAvg   θ ← θ − η ḡ
 FedAvgM         m ← β m + ḡ,  θ ← θ − η m
@@ -41,7 +43,7 @@ class Participation:
 
 @runtime_checkable
 class ServerRule(Protocol):
-    """A server's step: a frozen value that maps a direction and a state to an update and the next state."""
+    """A server's step: maps a direction and a state to an update and the next state."""
 
     @property
     def postprocess(self) -> tuple[PostProcess, ...]:
@@ -120,7 +122,7 @@ class FedGD:
 
 @dataclass(frozen=True)
 class FedAvg(FedGD):
-    """θ ← θ − η · mean change, with η = 1 FedAvg itself; every client has the same, public weight."""
+    """θ ← θ − η · mean change (FedAvg for η = 1); every client has the same public weight."""
 
     learning_rate: float = 1.0
     name = "fedavg"
@@ -184,13 +186,16 @@ class FedSOFIM(FedGD):
     def step(
         self, direction: Mapping[str, Tensor], state: State, participation: Participation
     ) -> tuple[Tensors, Tensors]:
-        """Return η times the direction, in place: `SOFIM` gives tensors that no other object holds."""
+        """Return η times the direction, in place: no other object holds the tensors of `SOFIM`."""
         return {name: g.mul_(self.learning_rate) for name, g in direction.items()}, {}
 
 
 @dataclass(frozen=True)
 class FedNew:
-    """The outer step of FedNew: θ ← θ − y, y the mean of the clients' directions. The next round sends y to clients."""
+    """The outer step of FedNew: θ ← θ − y, y the mean of the clients' directions.
+
+    The next round sends y to clients.
+    """
 
     postprocess = ()
 
@@ -216,11 +221,11 @@ class FedNew:
 
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """SCAFFOLD's server: θ ← θ − η · mean change, c ← c + Σ (change_i / (K η_local) − c) / n over the survivors.
+    """SCAFFOLD's server: θ ← θ − η · mean change, c ← c + Σ (change_i / (K η_local) − c) / n.
 
-    The sum is the release times its divisor, a public constant. Where clients are sampled at a rate
-    q, about n q of them are in it. The changes of the control variates follow from the released
-    mean and the old c, so messages are those of FedAvg.
+    The sum over the survivors is the release times its divisor, a public constant. Where clients
+    are sampled at a rate q, about n q of them are in it. The changes of the control variates follow
+    from the released mean and the old c, so messages are those of FedAvg.
 
     Attributes:
         local: the clients' work, whose K and η_local the rule needs.
@@ -233,12 +238,15 @@ class Scaffold(FedAvg):
         """Refuse all work but the same `ScaffoldSteps`."""
         _check_work("Scaffold", local, ScaffoldSteps)
         if local != self.local:
-            raise ValueError(f"Scaffold was made for {self.local}, the clients do {local}; give both the same value")
+            raise ValueError(
+                f"Scaffold was made for {self.local}, the clients do {local}; give both the same "
+                "value"
+            )
 
     def step(
         self, direction: Mapping[str, Tensor], state: State, participation: Participation
     ) -> tuple[Tensors, Tensors]:
-        """Return η times the mean change, and c moved by the part of the clients that took part."""
+        """Return η times the mean change, and c moved by the survivors."""
         per_step = participation.divisor_fraction / (self.local.steps * self.local.learning_rate)
         c = {}
         for name, change in direction.items():
@@ -253,4 +261,7 @@ class Scaffold(FedAvg):
 
 def _check_work(rule: str, local: LocalWork, needed: type) -> None:
     if not isinstance(local, needed):
-        raise ValueError(f"rule={rule} does not go with local={type(local).__name__}: give local={needed.__name__}(...)")
+        raise ValueError(
+            f"rule={rule} does not go with local={type(local).__name__}: give "
+            f"local={needed.__name__}(...)"
+        )

@@ -1,4 +1,4 @@
-"""Rounds inside one process, for tests and small studies, with places where clients and server can be killed.
+"""Rounds inside one process, for tests and small studies, with faults of clients and server.
 
 An engine does the same over a network. It sends the messages of `request_keys` and then of
 `open_round`, hands answers to `receive`, sends the survivors the messages of `fix_survivors`, and
@@ -142,7 +142,10 @@ def run_round(
 
     def check_server(stage: str) -> None:
         if dies(stage, _SERVER):
-            raise Killed(f"the server died at '{stage}' of round {number}; start another from its checkpoint and ledger")
+            raise Killed(
+                f"the server died at '{stage}' of round {number}; start another from its "
+                "checkpoint and ledger"
+            )
 
     def exchange(requests: Mapping[int, Message], before: str, after: str) -> None:
         for client, message in requests.items():
@@ -174,7 +177,8 @@ def check_unused(server: Server) -> None:
     """
     if server.ledger.count:
         raise ValueError(
-            f"the ledger holds {server.ledger.count} releases of an earlier run; resume from its checkpoint (resume=True), "
+            f"the ledger holds {server.ledger.count} releases of an earlier run; resume from its "
+            "checkpoint (resume=True), "
             "or choose another ledger: the two ε add up"
         )
 
@@ -191,13 +195,16 @@ def start_or_resume(run: Run, checkpoint: str | os.PathLike[str] | None, resume:
     else:
         check_unused(run.server)
     if not run.server.rounds_left:
-        raise BudgetExhausted(f"all rounds of this plan are spent by the ledger {run.server.ledger.path}; nothing was sent")
+        raise BudgetExhausted(
+            f"all rounds of this plan are spent by the ledger {run.server.ledger.path}; nothing "
+            "was sent"
+        )
     if checkpoint is not None and not resume:
         run.save(checkpoint)
 
 
 def _check_not_all_failed(record: RoundRecord, clients: Mapping[int, Client]) -> None:
-    """Refuse to go on if all clients failed, for example on a wrong loss: they would fail in every round.
+    """Refuse to go on if all clients failed: they would fail in every round.
 
     Only a run inside one process sees this. To a remote server the round looks like any other, and
     is noise.
@@ -206,7 +213,8 @@ def _check_not_all_failed(record: RoundRecord, clients: Mapping[int, Client]) ->
     errors = [client.last_error for client in clients_with_records if client.failed]
     if errors and len(errors) == len(clients_with_records):
         raise RuntimeError(
-            f"every client failed in round {record.round}: {errors[0]}. The round stays charged; resume after a fix"
+            f"every client failed in round {record.round}: {errors[0]}. The round stays charged; "
+            "resume after a fix"
         ) from errors[0]
 
 
@@ -304,7 +312,7 @@ def iid(size: int, clients: int, seed: int = 0) -> Partition:
 def dirichlet(
     labels: ArrayLike, clients: int, alpha: float, seed: int = 0, least: int = 0
 ) -> Partition:
-    """Divide records with label skew: fractions of every label are drawn from Dirichlet(alpha, …, alpha).
+    """Divide records with label skew: fractions of labels follow Dirichlet(alpha, …, alpha).
 
     Args:
         labels: `[n]`, of any type.
@@ -333,7 +341,10 @@ def dirichlet(
         partition = [np.flatnonzero(owner == client) for client in range(clients)]
         if min(len(piece) for piece in partition) >= least:
             return partition
-    raise ValueError(f"no draw of {_DRAWS} gives every client {least} records; lower least, or raise alpha = {alpha}")
+    raise ValueError(
+        f"no draw of {_DRAWS} gives every client {least} records; lower least, or raise alpha = "
+        f"{alpha}"
+    )
 
 
 def quantity_skew(size: int, clients: int, alpha: float, seed: int = 0) -> Partition:
@@ -369,7 +380,10 @@ def parts(tensors: Sequence[Tensor], partition: Partition) -> list[tuple[Tensor,
 
 def _check_size(size: int, clients: int) -> None:
     if clients < 1 or size < clients:
-        raise ValueError(f"{size} records cannot be divided between {clients} clients; give each client one at least")
+        raise ValueError(
+            f"{size} records cannot be divided between {clients} clients; give each client one at "
+            "least"
+        )
 
 
 def _check_alpha(alpha: float) -> None:
