@@ -61,9 +61,9 @@ def reproduce(
         if figures:
             _show_figures(reproduce_figures(figures, out, small=smoke, budget_minutes=left(), **kept), console)
         if with_federated:
-            report = federated.reported(
+            report = federated.run_study(
                 federated.SMOKE if smoke else federated.STUDY, out, results=results, data_dir=data_dir, budget_minutes=left(),
-                told=(lambda line: None) if quiet else console.print,
+                on_line=(lambda line: None) if quiet else console.print,
             )  # fmt: skip
             console.print(f"report: {report}", soft_wrap=True)
     if failed:
@@ -146,7 +146,7 @@ def _published_tables() -> Table:
     for figure in FIGURES.values():
         cells = str(len(figure.runs(False)))
         shown.add_row(figure.name, figure.title, cells, cells)
-    cells = str(federated.STUDY.size)
+    cells = str(federated.STUDY.max_runs)
     shown.add_row(federated.NAME, federated.TITLE, cells, cells)
     return shown
 

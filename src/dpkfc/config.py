@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from dpkfc._checks import check_integer, check_not_negative, check_one_of, check_optional_integer, check_positive
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
 from dpkfc.gradients.clipping import SPLIT, Clip, contribution_bound
 from dpkfc.linalg.norms import check_methods
@@ -39,9 +40,110 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
+class PlanBase:
+    """Holds what the plan of a session and the plan of a federated run have in common."""
+
+    config: Any
+    noise_multiplier: float
+    delta: float
+    target_epsilon: float | None
+
+    def _check_noise_and_target(self) -> None:
+        """Check the noise multiplier and the target."""
+        check_not_negative("noise_multiplier", self.noise_multiplier)
+        check_target(self.target_epsilon, self.delta)
+
+    @property
+    def sensitivity(self) -> float:
+        """Return the largest change of a clipped sum between neighbouring datasets."""
+        raise NotImplementedError
+
+    @property
+    def units(self) -> int:
+        """Return the number of privacy units, which is taken as public."""
+        raise NotImplementedError
+
+    @property
+    def privacy_unit(self) -> str:
+        """Return what is added, removed or replaced between neighbouring datasets."""
+        raise NotImplementedError
+
+    @property
+    def neighbouring_relation(self) -> str:
+        """Return which datasets count as neighbours: "add_or_remove_one" or "replace_one"."""
+        raise NotImplementedError
+
+    @property
+    def stddev(self) -> float:
+        """Return the standard deviation of the noise on a sum: noise_multiplier · sensitivity."""
+        return self.noise_multiplier * self.sensitivity
+
+    @property
+    def test_mode(self) -> bool:
+        """Return whether the random streams are repeatable; such a run is not private."""
+        return self.config.test_mode_seed is not None
+
+    @property
+    def certified(self) -> bool:
+        """Return whether ε is a guarantee: there is noise, it is secret, and the accounting fits the run."""
+        return not self.caveats
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Return the reasons why this run has no certified guarantee, one sentence each."""
+        reasons = []
+        if self.noise_multiplier == 0:
+            reasons.append("NOT PRIVATE: no noise is added, epsilon is infinite")
+        elif self.noise_multiplier < NEGLIGIBLE_NOISE:
+            reasons.append("NOT PRIVATE: the noise is below a thousandth of the sensitivity")
+        if self.test_mode:
+            reasons.append("NOT PRIVATE: test mode, the noise can be repeated from a seed")
+        reasons.extend(self._further_caveats())
+        vacuous_delta = vacuous(self.delta, self.units)
+        if vacuous_delta:
+            reasons.append(f"UNCERTIFIED: {vacuous_delta}")
+        return tuple(reasons)
+
+    def _further_caveats(self) -> Iterable[str]:
+        """Return reasons that only this kind of plan has."""
+        return ()
+
+    @property
+    def ledger_header(self) -> dict[str, Any]:
+        """Return what the first line of a ledger says of its plan, so that the ledger can be read alone.
+
+        The number of releases is left to the caller that opens the ledger: an engine may have no limit.
+        """
+        return {
+            "certified": self.certified,
+            "rng": "repeatable" if self.test_mode else "secure",
+            "unit": self.privacy_unit,
+            "neighbouring_relation": self.neighbouring_relation,
+            "delta": self.delta,
+            "dataset_size": int(self.units),
+        }
+
+    @cached_property
+    def hash(self) -> str:
+        """Return the SHA-256 of the public description: two plans with one hash run the same mechanism.
+
+        Raises:
+            ValueError: the description of the preconditioner holds something else than plain values.
+        """
+        try:
+            text = json.dumps(self._mechanism(), sort_keys=True, separators=(",", ":"))
+        except TypeError as error:
+            raise ValueError(f"preconditioner.describe() must return plain values that JSON can hold: {error}") from error
+        return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+    def _mechanism(self) -> dict[str, Any]:
+        """Return all that decides what is released; settings that change only speed or memory are left out."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A fixed description of one private run and its cost. Make it with `PrivacyConfig.calibrate` or `PrivacyConfig.with_noise`.
+class Plan(PlanBase):
+    """What one private run does and costs. Make it with `PrivacyConfig.calibrate` or `PrivacyConfig.with_noise`.
 
     Everything in it is public, the number of examples included.
 
@@ -67,15 +169,13 @@ class Plan:
     target_epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise ValueError(f"noise_multiplier must be finite and >= 0, got {self.noise_multiplier}")
+        self._check_noise_and_target()
         if self.steps < 1:
             raise ValueError(f"a plan needs at least one step, got {self.steps}")
         if self.sampler.dataset_size != self.dataset_size:
             raise ValueError(
                 f"the sampler draws from {self.sampler.dataset_size} examples, the plan is for {self.dataset_size}"
             )
-        check_target(self.target_epsilon, self.delta)
         check_plan = getattr(self.config.preconditioner, "check_plan", None)
         if check_plan is not None:  # a schedule must fit the run
             check_plan(self.steps, self.config.readout)
@@ -109,11 +209,6 @@ class Plan:
         """Kind of the noise: "gaussian" or "rounded"."""
         return self.config.noise
 
-    @property
-    def stddev(self) -> float:
-        """Standard deviation of the noise on the sum: noise_multiplier · sensitivity."""
-        return self.noise_multiplier * self.sensitivity
-
     @cached_property
     def event(self) -> dp_accounting.DpEvent:
         """The event of one release."""
@@ -138,39 +233,22 @@ class Plan:
         return f"one {self.config.unit} (all records; up to {most} of them, drawn anew, count in a step)"
 
     @property
-    def test_mode(self) -> bool:
-        """Whether the random streams are repeatable; such a run is not private."""
-        return self.config.test_mode_seed is not None
-
-    @property
-    def certified(self) -> bool:
-        """Whether ε is valid: the noise is positive and secret, and the event fits the sampler."""
-        return not self.caveats
+    def units(self) -> int:
+        """Return the number of privacy units N."""
+        return self.dataset_size
 
     @property
     def _curvature_is_private(self) -> bool:
         return bool((self.config.describe_preconditioner() or {}).get("uses_private_data"))
 
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """The reasons why this run has no certified guarantee, one sentence each."""
-        told = vacuous(self.delta, self.dataset_size)
-        return tuple(
-            text
-            for applies, text in (
-                (self.noise_multiplier == 0, "NOT PRIVATE: no noise is added, epsilon is infinite"),
-                (0 < self.noise_multiplier < NEGLIGIBLE_NOISE, "NOT PRIVATE: the noise is below a thousandth of the sensitivity"),
-                (self.test_mode, "NOT PRIVATE: test mode, the noise can be repeated from a seed"),
-                (self._curvature_is_private, "NOT PRIVATE: curvature is measured on the private data themselves"),
-                (
-                    not self.sampler.certified,
-                    "UNCERTIFIED: shuffled batches; epsilon is that of Poisson sampling at the same rate, which these "
-                    "batches can exceed several times over",
-                ),
-                (told, f"UNCERTIFIED: {told}"),
+    def _further_caveats(self) -> Iterable[str]:
+        if self._curvature_is_private:
+            yield "NOT PRIVATE: curvature is measured on the private data themselves"
+        if not self.sampler.certified:
+            yield (
+                "UNCERTIFIED: shuffled batches; epsilon is that of Poisson sampling at the same rate, which these "
+                "batches can exceed several times over"
             )
-            if applies
-        )
 
     @cached_property
     def curve(self) -> EpsilonCurve:
@@ -225,21 +303,6 @@ class Plan:
             return Ledger.in_memory(self.hash, header, self.steps)
         return Ledger.open(path, self.hash, header, self.steps)
 
-    @property
-    def ledger_header(self) -> dict[str, Any]:
-        """What the first line of a ledger says of its plan, so that it can be read alone: whom ε protects, and at which δ.
-
-        The number of steps is left to who opens the ledger: an engine may have no limit.
-        """
-        return {
-            "certified": self.certified,
-            "rng": "repeatable" if self.test_mode else "secure",
-            "unit": self.privacy_unit,
-            "neighbouring_relation": self.neighbouring_relation,
-            "delta": self.delta,
-            "dataset_size": int(self.dataset_size),
-        }
-
     def noise_stream(self) -> NoiseStream:
         """Return a new noise stream: secure, or repeatable in test mode."""
         seed = self.config.test_mode_seed
@@ -257,21 +320,6 @@ class Plan:
     def generator(self, step: int, stream: SamplingStream) -> np.random.Generator:
         """The generator from which a step is sampled: first the units, then, from what follows, their records."""
         return stream.generator(step, self.sampler.steps_per_draw)
-
-    @cached_property
-    def hash(self) -> str:
-        """SHA-256 of the canonical public description: two plans with one hash run the same mechanism.
-
-        Raises:
-            ValueError: the description of the preconditioner holds something else than plain values.
-        """
-        try:
-            text = json.dumps(self._mechanism(), sort_keys=True, separators=(",", ":"))
-        except TypeError as error:
-            raise ValueError(
-                f"preconditioner.describe() must return plain values that JSON can hold: {error}"
-            ) from error
-        return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
     def _mechanism(self) -> dict[str, Any]:
         """All that decides what is released; settings that change only speed or memory are left out."""
@@ -415,10 +463,10 @@ class PrivacyConfig:
     test_mode_seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check_integer("expected_batch_size", self.expected_batch_size, 1)
-        _check_integer("steps", self.steps, 1)
-        _check_integer("max_records_per_unit", self.max_records_per_unit, 1)
-        _check_integer("augmentations", self.augmentations, 1)
+        check_integer("expected_batch_size", self.expected_batch_size, 1)
+        check_optional_integer("steps", self.steps, 1)
+        check_optional_integer("max_records_per_unit", self.max_records_per_unit, 1)
+        check_integer("augmentations", self.augmentations, 1)
         steps = self.postprocess
         steps = (steps,) if isinstance(steps, PostProcess) else tuple(steps)
         object.__setattr__(self, "postprocess", steps)
@@ -426,16 +474,14 @@ class PrivacyConfig:
         self._check_micro_batches()
         object.__setattr__(self, "norm_methods", dict(self.norm_methods))
         check_methods(self.norm_methods)
-        _check_integer("test_mode_seed", self.test_mode_seed, 0)
+        check_optional_integer("test_mode_seed", self.test_mode_seed, 0)
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"give exactly one of epochs and steps, got epochs={self.epochs} and steps={self.steps}")
-        if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
-            raise ValueError(f"epochs must be positive and finite, got {self.epochs}")
+        if self.epochs is not None:
+            check_positive("epochs", self.epochs)
         contribution_bound(self.clipping, self.max_grad_norm)
-        if not (self.automatic_gamma > 0 and math.isfinite(self.automatic_gamma)):
-            raise ValueError(f"automatic_gamma must be positive and finite, got {self.automatic_gamma}")
-        if self.noise not in NOISES:
-            raise ValueError(f"unknown noise {self.noise!r}; choose one of {', '.join(NOISES)}")
+        check_positive("automatic_gamma", self.automatic_gamma)
+        check_one_of("noise", self.noise, NOISES)
         self._check_sampler()
         check_fields(self.preconditioner, self.weight_average)
         if self.preconditioner is not None and not isinstance(self.preconditioner, Preconditioner):
@@ -469,14 +515,13 @@ class PrivacyConfig:
                 f"unit={self.unit!r} and max_records_per_unit={unit} do not go together: a unit larger than an example needs "
                 "a name and the most records of one unit that count in a step"
             )
-        if self.unit_reduction not in ("mean", "sum"):
-            raise ValueError(f"unit_reduction must be 'mean' or 'sum', got {self.unit_reduction!r}")
-        _check_integer("pad_to_multiple", multiple, 1)
+        check_one_of("unit_reduction", self.unit_reduction, ("mean", "sum"))
+        check_optional_integer("pad_to_multiple", multiple, 1)
         if most == "auto":
             return
         if isinstance(most, str):
             raise ValueError(f"max_physical_batch_size must be an integer >= 1, 'auto' or None, got {most!r}")
-        _check_integer("max_physical_batch_size", most, 1)
+        check_optional_integer("max_physical_batch_size", most, 1)
         if most is not None and unit is not None and unit > most:
             raise ValueError(
                 f"max_physical_batch_size={most} is less than max_records_per_unit={unit}, but the records of a unit are "
@@ -521,16 +566,15 @@ class PrivacyConfig:
         return min(batch, most or batch), automatic
 
     def _check_sampler(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise ValueError(f"unknown sampler {self.sampler!r}; choose one of {', '.join(SAMPLERS)}")
+        check_one_of("sampler", self.sampler, SAMPLERS)
         if self.sampler == "shuffle" and not self.uncertified:
             raise ValueError(
                 "sampler='shuffle' has no certified guarantee; use 'poisson' or 'fixed', or set uncertified=True "
                 "to run it anyway with that stamped on the privacy card"
             )
-        if self.accountant is not None and self.accountant not in ACCOUNTANTS:
-            raise ValueError(f"unknown accountant {self.accountant!r}; choose one of {', '.join(ACCOUNTANTS)}")
-        _check_integer("max_batch_size", self.max_batch_size, 1)
+        if self.accountant is not None:
+            check_one_of("accountant", self.accountant, ACCOUNTANTS)
+        check_optional_integer("max_batch_size", self.max_batch_size, 1)
         if (self.sampler == "truncated_poisson") != (self.max_batch_size is not None):
             raise ValueError(
                 f"sampler={self.sampler!r} and max_batch_size={self.max_batch_size} do not go together: 'truncated_poisson' "
@@ -601,7 +645,7 @@ class PrivacyConfig:
         )
 
     def _sampler(self, dataset_size: int) -> Sampler:
-        _check_integer("dataset_size", dataset_size, 1)
+        check_integer("dataset_size", dataset_size, 1)
         if self.expected_batch_size > dataset_size:
             raise ValueError(
                 f"expected_batch_size is {self.expected_batch_size}, more than the {dataset_size} examples of the "
@@ -664,10 +708,3 @@ class PrivacyConfig:
             "norm_methods": (dict(self.norm_methods), {}),
         }
         return {name: value for name, (value, default) in said.items() if value != default}
-
-
-def _check_integer(name: str, value: int | None, least: int) -> None:
-    if value is None and name not in {"expected_batch_size", "dataset_size"}:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")

@@ -117,23 +117,23 @@ def test_shared_noise_hides_from_any_other_client_too(privacy, clients: int):
     t = plan.config.survivors
     assert plan.hiding_stddev(t, 1) == pytest.approx(plan.stddev, rel=1e-12)  # of t − 1 shares: the own one is known
     assert plan.epsilon_at(plan.hiding_stddev(t, 1)) == pytest.approx(plan.epsilon(), rel=1e-6) and ANOTHER not in plan.views()
-    assert "any single other client" in plan.config.against and plan.describe()["colluding"] == 1
+    assert "any single other client" in plan.config.adversaries and plan.describe()["colluding"] == 1
     bare = FederatedConfig(**common, colluding=0).calibrate(3.0, 1e-4)
-    assert bare.stddev == plan.stddev and bare.share == pytest.approx(plan.share * math.sqrt((t - 1) / t))
-    assert 3.0 < bare.views()[ANOTHER] == pytest.approx(bare.epsilon_at(bare.share * math.sqrt(t - 1)))
-    assert "except for the other clients" in bare.config.against and "the released models alone" not in bare.views()
+    assert bare.stddev == plan.stddev and bare.client_stddev == pytest.approx(plan.client_stddev * math.sqrt((t - 1) / t))
+    assert 3.0 < bare.views()[ANOTHER] == pytest.approx(bare.epsilon_at(bare.client_stddev * math.sqrt(t - 1)))
+    assert "except for the other clients" in bare.config.adversaries and "the released models alone" not in bare.views()
 
 
 @pytest.mark.parametrize("privacy", [TrustedServer(), PerUpload(), ClientLevel(), ClientLevel(PerUpload())], ids=lambda p: p.name)
 def test_noise_that_nobody_shares_is_as_it_was(privacy):
     plan = FederatedConfig(clients=5, rounds=3, expected_records=600, privacy=privacy).with_noise(2.0, 1e-4)
     bare = FederatedConfig(clients=5, rounds=3, expected_records=600, privacy=privacy, colluding=0).with_noise(2.0, 1e-4)
-    assert plan.hash == bare.hash and ANOTHER not in plan.views() and "other client" not in plan.config.against
+    assert plan.hash == bare.hash and ANOTHER not in plan.views() and "other client" not in plan.config.adversaries
 
 
 def test_noise_of_nobody_else_is_refused_with_its_fix():
     common = {"clients": 2, "rounds": 3, "expected_records": 600, "min_survivors": 1}
-    with pytest.raises(ValueError, match=r"min_survivors=1 must exceed colluding=1: .* Raise min_survivors, or give colluding=0"):
+    with pytest.raises(ValueError, match=r"min_survivors=1 must exceed colluding=1: raise min_survivors, or give colluding=0"):
         FederatedConfig(**common)
     bare = FederatedConfig(**common, colluding=0).with_noise(2.0, 1e-4)
     assert bare.views()[ANOTHER] == math.inf
@@ -173,9 +173,9 @@ def test_sampled_examples_are_amplified_and_sampled_clients_only_where_it_is_pro
     assert clients.epsilon() == full.epsilon()
     whole = config(privacy=ClientLevel(), client_rate=0.1, min_survivors=None).with_noise(2.0, DELTA)
     assert whole.epsilon() == pytest.approx(examples.epsilon())
-    with pytest.raises(ValueError, match="sampling hides none from it"):
+    with pytest.raises(ValueError, match="hides no client from a server"):
         config(privacy=ClientLevel(SecureAggregation()), client_rate=0.5)
-    with pytest.raises(ValueError, match="would tell how many were drawn"):
+    with pytest.raises(ValueError, match="would let a dropped round reveal how many clients"):
         config(privacy=ClientLevel(), client_rate=0.5, min_survivors=3)
 
 

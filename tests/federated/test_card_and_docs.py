@@ -31,12 +31,12 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
     run = federate(plan, head(), loss_fn, datasets())
     card = json.loads(json.dumps(build_federated_card(run.server, run.records, title="x", chosen_by="nobody"), allow_nan=False))
     text = federated_markdown(card)
-    assert privacy.name in text and config.against in text and f"one {privacy.unit} added or removed" in text
+    assert privacy.name in text and config.adversaries in text and f"one {privacy.unit} added or removed" in text
     assert 1.99 < card["guarantee"]["epsilon"] <= 2.0 and card["ledger"]["count"] == 2
     others = card["guarantee"]["epsilon_for_others"]
     if privacy.noise_by == "server":
         assert others["a server that sees every message"] == "inf"
-    elif not privacy.alone:
+    elif not privacy.has_full_noise:
         assert others["a server that sees every message"] > 2.0
     else:
         assert others["the released models alone"] < 2.0

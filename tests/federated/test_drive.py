@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dpkfc.federated import federate
-from dpkfc.federated.flower import Node, TooFewClients, failure, serve
-from dpkfc.federated.flower import _local as local_models
+from dpkfc.federated.flower import Node, TooFewClients, make_failure, serve
+from dpkfc.federated.flower import _local_model as local_models
 from dpkfc.federated.server import Server
 from dpkfc.privacy.ledger import BudgetExhausted, verify
 from tests.federated.engines import APP, CASES, Wires
@@ -120,7 +120,7 @@ def test_a_used_ledger_whose_checkpoint_is_lost_is_refused(tmp_path):
         serve(APP, chosen, Wires(tmp_path, chosen), on_round=stop)
     shutil.rmtree(tmp_path / "server" / "checkpoint")
     wires = Wires(tmp_path, chosen)
-    with pytest.raises(ValueError, match="2 releases of an earlier run, which began at other weights"):
+    with pytest.raises(ValueError, match="2 releases of an earlier run; resume from its checkpoint"):
         serve(APP, chosen, wires)
     assert not wires.sent and not (tmp_path / "server" / "checkpoint").exists()
     assert len(verify(tmp_path / "server" / "ledger.jsonl").releases) == 2
@@ -192,7 +192,7 @@ def test_a_failing_client_says_a_constant_and_keeps_its_reason(tmp_path):
     assert key.stat().st_mode & 0o077 == 0
     key.write_bytes(b"abc")
     answer = node.answer({"kind": "round", "round": 3})
-    assert answer == failure(0, {"round": 3}, answer["contract"]) and answer["reason"] == "client-failed"
+    assert answer == make_failure(0, {"round": 3}, answer["contract"]) and answer["reason"] == "client-failed"
     assert "channel.key has 3 bytes" in (tmp_path / "client-0" / "last_error.txt").read_text("utf-8")
 
 

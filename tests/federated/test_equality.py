@@ -24,8 +24,8 @@ from dpkfc.federated import (
     federate,
 )
 from dpkfc.federated.local_training import LocalModel, Records
-from dpkfc.federated.plan import Mechanism, stream_seed
-from dpkfc.federated.simulation import dirichlet, one_round, parts
+from dpkfc.federated.plan import PartyMechanism, stream_seed
+from dpkfc.federated.simulation import dirichlet, parts, run_round
 from dpkfc.postprocess import EMA, AdamBC, LowPass
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
@@ -52,7 +52,7 @@ def shared_noise(plan, number: int) -> torch.Tensor:
     for client in range(plan.config.clients):
         stream = NoiseStream.repeatable(stream_seed(plan, client + 1))
         zeros = {n: torch.zeros_like(p) for n, p in head().named_parameters()}
-        mechanism = Mechanism(plan, plan.share)
+        mechanism = PartyMechanism(plan, plan.client_stddev)
         ledger = Ledger.in_memory(plan.hash)
         total = total + vector(
             release(ClippedSum(zeros, plan.config.max_grad_norm), mechanism, stream, ledger, number).gradients
@@ -65,7 +65,7 @@ def test_a_round_is_the_central_mechanism_on_the_pooled_data(privacy):
     plan = plan_of(privacy=privacy, rule=FedGD(1.0))
     server, clients = world(plan)
     before = vector(server.parameters)
-    record = one_round(server, clients)
+    record = run_round(server, clients)
     assert (record.survivors, record.dropped) == (CLIENTS, False)
     moved = before - vector(server.parameters)
     central = (plain_clipped_sum(head(), records(), 0.5) + shared_noise(plan, 0)) / RECORDS
@@ -98,7 +98,7 @@ def test_clients_of_any_size_and_labels_add_up_to_the_same_round(alpha: float):
     plan = plan_of(0.0, privacy=TrustedServer(), rule=FedGD(1.0), expected_records=60)
     server, clients = world(plan, cut)
     before = vector(server.parameters)
-    one_round(server, clients)
+    run_round(server, clients)
     central = plain_clipped_sum(head(), data, 0.5) / 60
     assert float((before - vector(server.parameters) - central).abs().max()) < 1e-12
 
@@ -114,7 +114,7 @@ def test_every_client_whitens_in_the_servers_coordinates(metric: str, decay: flo
     for _ in range(3):
         before = vector(server.parameters)
         model = copy.deepcopy(server.model)
-        record = one_round(server, clients)
+        record = run_round(server, clients)
         assert record.survivors == CLIENTS and not record.rejected
         pooled = clients[0].local
         pooled.load(dict(model.named_parameters()))
@@ -138,7 +138,7 @@ def test_a_client_level_contribution_is_the_mean_gradient_clipped_once():
         g = torch.autograd.grad(loss_fn(model := head(), (x, y)).mean(), list(model.parameters()))
         flat = torch.cat([part.flatten() for part in g])
         expected = expected + flat * min(1.0, 0.05 / float(flat.norm()))
-    one_round(server, clients)
+    run_round(server, clients)
     assert float((before - vector(server.parameters) - expected / CLIENTS).abs().max()) < 1e-9
 
 
@@ -151,7 +151,7 @@ def test_sofim_is_the_dense_solve(direction: str, bias_correction: bool):
     momentum, t = torch.zeros(18, dtype=torch.float64), 0
     for _ in range(4):
         before, g = vector(server.parameters), plain_clipped_sum(copy.deepcopy(server.model), records(), 0.5) / RECORDS
-        one_round(server, clients)
+        run_round(server, clients)
         t += 1
         momentum = 0.8 * momentum + 0.2 * g
         m = momentum / (1 - 0.8**t) if bias_correction else momentum

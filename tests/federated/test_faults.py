@@ -28,7 +28,7 @@ from dpkfc.federated import (
 )
 from dpkfc.federated.client import Client
 from dpkfc.federated.messages import REASONS, contract_of
-from dpkfc.federated.simulation import STAGES, Killed, make_clients, one_round
+from dpkfc.federated.simulation import STAGES, Killed, make_clients, run_round
 from dpkfc.privacy.ledger import BudgetExhausted, verify
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of, records, vector, world
 
@@ -43,7 +43,7 @@ def test_any_set_of_dead_clients_leaves_enough_noise_or_no_release(privacy):
             plan = plan_of(privacy=privacy, min_survivors=3, rounds=1)
             server, clients = world(plan)
             before = vector(server.parameters)
-            record = one_round(
+            record = run_round(
                 server, clients, lambda stage, number, client, dead=dead: stage == "client" and client in dead
             )
             assert record.survivors == CLIENTS - k and record.dropped == (CLIENTS - k < 3)
@@ -63,7 +63,7 @@ def test_masks_of_dead_clients_are_taken_off_exactly():
         plan = plan_of(privacy=privacy, min_survivors=3, rounds=1, rule=FedGD(1.0))
         server, clients = world(plan)
         before = vector(server.parameters)
-        one_round(server, clients, lambda stage, number, client: stage == "client" and client in dead)
+        run_round(server, clients, lambda stage, number, client: stage == "client" and client in dead)
         sums[privacy.name] = before - vector(server.parameters)
     one, other = sums.values()
     assert float((one - other).abs().max()) <= 1e-6  # the noise of the grid is wider by 2⁻²⁰
@@ -114,7 +114,7 @@ def test_a_spent_budget_ends_before_anything_is_sent():
     plan = plan_of(rounds=2, privacy=TrustedServer("clients"))
     server, clients = world(plan)
     for _ in range(2):
-        one_round(server, clients)
+        run_round(server, clients)
     with pytest.raises(BudgetExhausted, match="nothing was sent"):
         server.open_round()
     assert server.ledger.count == 2 and server._open is None

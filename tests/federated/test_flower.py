@@ -18,8 +18,8 @@ from dpkfc.federated.flower import (
     TooFewClients,
     Unreachable,
     client_app,
+    disable_telemetry,
     from_record,
-    quiet_environment,
     server_app,
     simulate,
     to_record,
@@ -29,7 +29,7 @@ from tests.federated.engines import APP
 from tests.federated.late import imported_late
 from tests.federated.worlds import CLIENTS, vector
 
-quiet_environment()
+disable_telemetry()
 flwr = pytest.importorskip("flwr.app", reason="needs flwr")
 
 QUICK = {"wait": 0.2, "timeout": 1.0}

@@ -22,10 +22,10 @@ from dpkfc.federated import (
     Server,
     TrustedServer,
 )
-from dpkfc.federated.local_training import clipped_whole
-from dpkfc.federated.messages import flat, group
+from dpkfc.federated.local_training import clip_as_one
+from dpkfc.federated.messages import add_prefix, select_prefix
 from dpkfc.federated.plan import stream_seed
-from dpkfc.federated.simulation import dirichlet, iid, one_round, parts
+from dpkfc.federated.simulation import dirichlet, iid, parts, run_round
 from dpkfc.privacy.rng import NoiseStream
 from tests.federated.worlds import CLIENTS, head, loss_fn, open_round, plan_of, records, vector, world
 
@@ -121,7 +121,7 @@ def test_dropout_without_a_top_up_is_found():
     """The paper's share, stddev / √n, while a round with t < n survivors is kept."""
 
     class PaperShare(TrustedServer):
-        def share(self, stddev: float, honest: int) -> float:
+        def client_stddev(self, stddev: float, honest: int) -> float:
             return stddev / math.sqrt(6)
 
     plan = audit_plan(PaperShare("clients"))
@@ -139,7 +139,7 @@ class MeanFirst(Client):
 
     def _noisy(self, number, extra, made):
         n = len(self.records)
-        g = clipped_whole(self.local.mean_gradient(self.records), self.plan.config.max_grad_norm)
+        g = clip_as_one(self.local.mean_gradient(self.records), self.plan.config.max_grad_norm)
         return self._released({name: n * x for name, x in g.items()}, number)
 
 
@@ -190,7 +190,7 @@ def test_every_record_weighs_the_same_against_the_noise(alpha: float):
 def _release(plan, cut) -> torch.Tensor:
     server, clients = world(plan, cut)
     before = vector(server.parameters)
-    one_round(server, clients)
+    run_round(server, clients)
     return (before - vector(server.parameters)) / plan.config.rule.learning_rate
 
 
@@ -202,7 +202,7 @@ class Hoarder(Server):
             self.kept = []
         accepted = super().receive(message)
         if accepted:
-            self.kept.append(group(message, "sum"))
+            self.kept.append(select_prefix(message, "sum"))
         return accepted
 
 
@@ -236,7 +236,7 @@ def test_a_server_keeps_nothing_of_single_clients(privacy, caplog, tmp_path):
 
 def test_a_record_of_a_round_does_not_tell_how_many_clients_were_drawn_in_secret():
     server, clients = world(plan_of(privacy=ClientLevel(), client_rate=0.5, rounds=1))
-    record = one_round(server, clients)
+    record = run_round(server, clients)
     assert (record.cohort, record.survivors, record.seconds) == (None, None, 0.0) and not record.dropped
 
 
@@ -248,4 +248,4 @@ def test_nothing_of_a_client_but_its_noisy_sum_is_in_its_message():
     private = clients[0].local.clipped_sum(clients[0].records, torch.arange(len(clients[0].records)).numpy())
     for name, x in private.items():
         assert not torch.equal(message[f"sum/{name}"], x)
-    assert set(message) == {"kind", "round", "contract", "client", *flat("sum", private)}
+    assert set(message) == {"kind", "round", "contract", "client", *add_prefix("sum", private)}

@@ -22,8 +22,8 @@ from dpkfc.federated import (
     make_clients,
 )
 from dpkfc.federated.local_training import LocalModel, Records
-from dpkfc.federated.secure_aggregation import encoded
-from dpkfc.federated.simulation import one_round
+from dpkfc.federated.secure_aggregation import encode
+from dpkfc.federated.simulation import run_round
 from dpkfc.postprocess.protocol import PostProcessBase
 from tests.federated.test_equality import plain_clipped_sum
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
@@ -214,12 +214,12 @@ def test_a_dropped_round_moves_no_dual_variable_of_fednew(tmp_path):
 
     whole, clients = world(plan)
     for _ in range(4):
-        one_round(whole, clients)
+        run_round(whole, clients)
     server, others = world(plan)
-    dropped = [one_round(server, others, lost).dropped for _ in range(3)]
+    dropped = [run_round(server, others, lost).dropped for _ in range(3)]
     server.save(tmp_path / "checkpoint")
     server.restore(tmp_path / "checkpoint")
-    dropped += [one_round(server, others).dropped for _ in range(2)]
+    dropped += [run_round(server, others).dropped for _ in range(2)]
     assert dropped == [False, False, True, False, False]
     assert torch.equal(vector(server.parameters), vector(whole.parameters))
     for one, other in zip(clients.values(), others.values(), strict=True):
@@ -241,7 +241,7 @@ def test_whole_batches_and_single_records_are_moved_to_the_models_device():
 
 def test_a_number_off_the_grid_is_refused():
     with pytest.raises(ValueError, match="not on the grid"):
-        encoded({"w": torch.tensor([math.pi]).double()}, 2.0**-10)
+        encode({"w": torch.tensor([math.pi]).double()}, 2.0**-10)
 
 
 def test_secret_cohorts_go_on_when_nobody_was_drawn():

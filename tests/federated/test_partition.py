@@ -10,7 +10,7 @@ import torch
 
 from dpkfc.app import plots
 from dpkfc.app import plots as report_plots
-from dpkfc.federated.simulation import by_column, dirichlet, iid, parts, quantity_skew
+from dpkfc.federated.simulation import dirichlet, iid, parts, quantity_skew, split_by_column
 
 LABELS = np.random.default_rng(0).integers(0, 10, 2000)
 
@@ -29,7 +29,7 @@ def skew(pieces) -> float:
         dirichlet(LABELS, 7, 0.1),
         dirichlet(LABELS, 7, math.inf),
         quantity_skew(2000, 7, 0.5),
-        by_column(LABELS)[0],
+        split_by_column(LABELS)[0],
     ],
 )
 def test_every_record_goes_to_one_client(pieces):
@@ -66,7 +66,7 @@ def test_seeds_and_least():
 
 
 def test_by_column_names_the_sites():
-    pieces, names = by_column(["b", "a", "b", "c"])
+    pieces, names = split_by_column(["b", "a", "b", "c"])
     assert names == ["a", "b", "c"] and [p.tolist() for p in pieces] == [[1], [0, 2], [3]]
     cut = parts((torch.arange(4), torch.arange(4) * 2), pieces)
     assert cut[1][1].tolist() == [0, 4]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpkfc.federated import SecureAggregation, TooFewKeys, TrustedServer, federate
-from dpkfc.federated.messages import group, split_rows, stack_rows, to_bytes, to_tensor
+from dpkfc.federated.messages import select_prefix, split_rows, stack_rows, to_bytes, to_tensor
 from dpkfc.federated.secure_aggregation import (
     PrivateKey,
     RoundKeys,
@@ -17,8 +17,8 @@ from dpkfc.federated.secure_aggregation import (
     _pair_mask,
     _self_mask,
     channel_pair_keys,
-    decoded,
-    encoded,
+    decode,
+    encode,
     join,
     mask,
     mask_pairs,
@@ -34,7 +34,7 @@ from dpkfc.federated.secure_aggregation import (
     unmask,
     unseal,
 )
-from dpkfc.federated.simulation import one_round
+from dpkfc.federated.simulation import run_round
 from dpkfc.report.card import build_federated_card, federated_markdown
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, open_round, plan_of, vector, world
 
@@ -111,8 +111,8 @@ def test_dropouts_leave_exactly_the_sum_of_the_survivors(missing, silent):
     expected = total(cohort.plain[i] for i in sums)
     assert all(torch.equal(x, expected[name]) for name, x in opened.items())
     grid = 2.0**-20
-    numbers = decoded(expected, grid, expected)
-    assert all(torch.equal(x, expected[name]) for name, x in encoded(numbers, grid).items())
+    numbers = decode(expected, grid, expected)
+    assert all(torch.equal(x, expected[name]) for name, x in encode(numbers, grid).items())
 
 
 @pytest.mark.parametrize("colluding", [(), (5,), (0, 5), (0, 2, 5)])
@@ -277,7 +277,7 @@ def test_keys_are_new_in_every_round_and_forgotten_with_the_message():
         for number, message in sent.items():
             answer = clients[number].answer(message)
             assert server.receive(answer) and clients[number]._keys is None
-            words = torch.cat([x.flatten() for x in group(answer, "sum").values()])
+            words = torch.cat([x.flatten() for x in select_prefix(answer, "sum").values()])
             assert words.dtype == torch.int64 and float(words.double().abs().mean()) > 2.0**60
         for number, message in server.fix_survivors().items():
             assert server.receive(clients[number].answer(message))
@@ -294,7 +294,7 @@ def test_a_round_without_recovery_gives_the_same_step_in_one_exchange():
             for number, message in sent.items():
                 answer = clients[number].answer(message)
                 assert server.receive(answer)
-                assert mean_size(group(answer, "sum")) > 2.0**60
+                assert mean_size(select_prefix(answer, "sum")) > 2.0**60
                 assert clients[number].answer(message)["reason"] == "repeated-round"
             requests = server.fix_survivors()
             assert bool(requests) == recovers
@@ -307,7 +307,7 @@ def test_a_round_without_recovery_gives_the_same_step_in_one_exchange():
 
 def test_without_recovery_a_lost_client_costs_the_round_and_no_share_is_revealed():
     server, clients = world(plan_of(privacy=SecureAggregation(), min_survivors=3))
-    assert not one_round(server, clients).dropped  # its shares are for another round
+    assert not run_round(server, clients).dropped  # its shares are for another round
     before, sent = vector(server.parameters), server.open_round()
     answers = {i: clients[i].answer(message) for i, message in sent.items()}
     assert all(server.receive(answers[i]) for i in (0, 1, 2)) and server.fix_survivors() == {}
@@ -317,7 +317,7 @@ def test_without_recovery_a_lost_client_costs_the_round_and_no_share_is_revealed
     assert not server.receive(answers[3]) and server.rejected["late"] == 1
     record = server.close_round()
     assert record.dropped and (record.cohort, record.survivors) == (4, 3) and server.ledger.count == 2
-    assert torch.equal(before, vector(server.parameters)) and not one_round(server, clients).dropped
+    assert torch.equal(before, vector(server.parameters)) and not run_round(server, clients).dropped
 
 
 def test_without_recovery_a_changed_cohort_or_channel_key_is_refused_before_the_client_is_charged():
@@ -338,7 +338,7 @@ def test_a_client_that_is_lost_after_its_message_does_not_end_the_round():
         plan = plan_of(privacy=SecureAggregation(), min_survivors=3, rounds=1)
         server, clients = world(plan)
         before = vector(server.parameters)
-        record = one_round(server, clients, lambda s, n, c, lost=lost: s == "unmask" and c in lost)
+        record = run_round(server, clients, lambda s, n, c, lost=lost: s == "unmask" and c in lost)
         assert (record.survivors, record.dropped) == (CLIENTS, False)
         moved.append(before - vector(server.parameters))
     assert torch.equal(*moved) and float(moved[0].norm()) > 0
@@ -348,7 +348,7 @@ def test_too_few_shares_end_the_round_without_a_release():
     plan = plan_of(privacy=SecureAggregation(), min_survivors=3, rounds=1)
     server, clients = world(plan)
     before = vector(server.parameters)
-    record = one_round(server, clients, lambda s, n, c: s == "unmask" and c in (1, 2))
+    record = run_round(server, clients, lambda s, n, c: s == "unmask" and c in (1, 2))
     assert record.dropped and record.rejected == {"wrong-shares": 1} and server.ledger.count == 1
     assert torch.equal(before, vector(server.parameters))
 
@@ -357,12 +357,12 @@ def test_too_few_keys_are_one_clear_error_and_cost_nothing():
     plan = plan_of(privacy=SecureAggregation(), min_survivors=3)
     server, clients = world(plan)
     with pytest.raises(TooFewKeys, match="2 of 4 clients sent keys and round 0 needs 3; nothing was charged") as caught:
-        one_round(server, clients, lambda s, n, c: s == "keys" and c in (0, 3))
+        run_round(server, clients, lambda s, n, c: s == "keys" and c in (0, 3))
     assert len(str(caught.value)) <= 160
     assert server.ledger.count == 0 and all(client.ledger.count == 0 for client in clients.values())
-    record = one_round(server, clients, lambda s, n, c: s == "keys" and c == 0)
+    record = run_round(server, clients, lambda s, n, c: s == "keys" and c == 0)
     assert (record.cohort, record.survivors, record.dropped) == (3, 3, False)
-    assert one_round(server, clients).survivors == CLIENTS
+    assert run_round(server, clients).survivors == CLIENTS
 
 
 def test_a_tampered_share_is_refused_before_the_client_is_charged():
@@ -479,7 +479,7 @@ def test_a_server_that_replaces_keys_is_not_covered():
     context = f"shares of client 0: for client 1 in {round_scope(server.contract, 0)}, mask key {to_bytes(answer['key']).hex()}"
     key = own.agree(to_bytes(clients[0].hello()["key"]), context)
     assert len(unseal(key, to_bytes(answer["sealed"][1]), context)) == 66
-    assert "follows the protocol" in plan.config.against
+    assert "follows the protocol" in plan.config.adversaries
 
 
 def test_epsilon_is_that_of_the_collusion_that_the_plan_names():

@@ -25,8 +25,8 @@ from dpkfc.federated import (
     federate,
 )
 from dpkfc.federated.flower import App, Node
-from dpkfc.federated.messages import group
-from dpkfc.federated.simulation import one_round
+from dpkfc.federated.messages import select_prefix
+from dpkfc.federated.simulation import run_round
 from dpkfc.report.card import build_federated_card
 from dpkfc.tracking import UnknownOperation
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of, records, vector, world
@@ -98,7 +98,7 @@ def test_a_record_that_fails_adds_nothing_and_takes_nothing_from_the_others(opti
     client, found = answer(plan, made(broken))
     sound, other = answer(plan, made())
     assert client.last_error is not None and not client.failed and sound.last_error is None
-    moved = vector(group(found, "sum")) - vector(group(other, "sum"))
+    moved = vector(select_prefix(found, "sum")) - vector(select_prefix(other, "sum"))
     assert float(moved.abs().max()) < 1e-12 and record_bound(plan, found, other).passed
     assert any(r.levelno == logging.ERROR and r.name == "dpkfc.federated.client" for r in caplog.records)
 
@@ -110,7 +110,7 @@ def test_a_contribution_clipped_as_one_that_fails_is_that_of_a_client_without_re
     client, found = answer(plan, made(3))
     _, other = answer(plan, nothing())
     assert client.last_error is not None and client.failed
-    assert torch.equal(vector(group(found, "sum")), vector(group(other, "sum")))
+    assert torch.equal(vector(select_prefix(found, "sum")), vector(select_prefix(other, "sum")))
 
 
 def test_a_client_of_which_nothing_works_answers_with_its_noise():
@@ -120,7 +120,7 @@ def test_a_client_of_which_nothing_works_answers_with_its_noise():
     plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
     _, noise = answer(plan, nothing())
     client, found = answer(plan, datasets()[0], failing)
-    assert client.failed and torch.equal(vector(group(found, "sum")), vector(group(noise, "sum")))
+    assert client.failed and torch.equal(vector(select_prefix(found, "sum")), vector(select_prefix(noise, "sum")))
     assert "812" not in str(found)
 
 
@@ -173,9 +173,10 @@ def test_many_records_of_no_finite_loss_take_nothing_from_the_others():
     lost = torch.full((7, x.shape[1]), float("nan")).double()
     client, found = answer(plan, (torch.cat([lost, x]), torch.cat([y[:1].repeat(7), y])))
     _, other = answer(plan, (x, y))
-    assert not client.failed and float((vector(group(found, "sum")) - vector(group(other, "sum"))).abs().max()) < 1e-12
+    moved = vector(select_prefix(found, "sum")) - vector(select_prefix(other, "sum"))
+    assert not client.failed and float(moved.abs().max()) < 1e-12
     client, found = answer(plan, (lost, y[:1].repeat(7)))
-    assert torch.equal(vector(group(found, "sum")), vector(group(answer(plan, nothing())[1], "sum")))
+    assert torch.equal(vector(select_prefix(found, "sum")), vector(select_prefix(answer(plan, nothing())[1], "sum")))
 
 
 def test_one_record_decides_nothing_that_is_public():
@@ -194,7 +195,7 @@ def test_one_record_decides_nothing_that_is_public():
 def test_what_went_wrong_is_known_to_the_client_after_it_was_asked_for_its_masks():
     plan = plan_of(privacy=SecureAggregation(), expected_records=25)
     server, clients = world(plan, [labelled(2), *[labelled()] * (CLIENTS - 1)])
-    assert one_round(server, clients).survivors == CLIENTS
+    assert run_round(server, clients).survivors == CLIENTS
     assert isinstance(clients[0].last_error, ValueError) and not clients[0].failed and clients[1].last_error is None
 
 
@@ -220,5 +221,5 @@ def test_a_client_in_a_folder_notes_it_there(tmp_path):
 
 def test_newton_directions_of_large_models_are_refused_before_a_round():
     plan = plan_of(clients=2, privacy=ClientLevel(), local=FedNewStep(), rule=FedNew())
-    with pytest.raises(ValueError, match="d = 6,003"):
+    with pytest.raises(ValueError, match="6,003 parameters"):
         LocalModel(plan, nn.Linear(2000, 3).double(), loss_fn)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tests.distributed.cases import CASES, Case
+from tests.federated.golden_cases import GOLDEN_CASES, run_case
 from tests.integrations import opacus_cases
 from tests.test_session import loss_fn
 
@@ -88,9 +89,30 @@ def run_script() -> dict[str, Any]:
     return found
 
 
+def run_federated(name: str) -> dict[str, Any]:
+    """Train a federated case and return what its server and its clients left."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_case(name, Path(folder))
+        plan = run.server.plan
+        description = {name: value for name, value in plan.describe().items() if not name.startswith("epsilon")}
+        preconditioner = run.server.preconditioner
+        return {
+            "plan": plan.hash,
+            "description": hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest(),
+            "contract": run.server.contract,
+            "epsilon": float(f"{run.server.epsilon:.9g}"),
+            "dropped": sum(record.dropped for record in run.records),
+            "ledgers": {path.stem: digest_ledger(path) for path in sorted(Path(folder).glob("*.jsonl"))},
+            "metric": preconditioner.digest if preconditioner is not None else "",
+            "weights": digest(flatten_weights(run.server.model)),
+            "norm": float(flatten_weights(run.server.model).norm()),
+        }
+
+
 RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     **{f"session, {name}": (lambda case=case: run_session(case)) for name, case in CASES.items()},
     "Opacus script": run_script,
+    **{f"federated, {name}": (lambda name=name: run_federated(name)) for name in GOLDEN_CASES},
 }
 
 

@@ -19,17 +19,17 @@ from dpkfc.federated import FederatedConfig, FedGD, TrustedServer, federate
 from dpkfc.federated.simulation import dirichlet, iid, parts
 from dpkfc_papers import federated_study
 from dpkfc_papers.federated_study import (
-    ARMS,
+    METHODS,
     RULES,
     SMOKE,
     STUDY,
     TASKS,
     FederatedRun,
+    execute_run,
     loss_fn,
-    reported,
-    run_cell,
+    run_remaining,
+    run_study,
     small_features,
-    work,
 )
 
 SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "federated_accuracy.json"
@@ -38,8 +38,8 @@ TINY = dataclasses.replace(SMOKE, tasks=("cifar10",), epsilons=(1.0,), seeds=2, 
 
 def hashes(study, store):
     """Of all cells that the study is made of; an arm and a control that come to equal settings share theirs."""
-    trials = {run.hash for task in study.tasks for name in ARMS for run in study.trials_of(task, name)}
-    return trials | {run.hash for _, run in study.tests(store)}
+    trials = {run.hash for task in study.tasks for name in METHODS for run in study.trial_runs(task, name)}
+    return trials | {run.hash for _, run in study.test_runs(store)}
 
 
 def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
@@ -64,16 +64,16 @@ def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
 
 def test_a_cell_that_runs_when_the_time_is_up_is_stopped_and_the_report_written(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
-    monkeypatch.setattr("dpkfc_papers.federated_study.run_cell", lambda *_: time.sleep(30))
+    monkeypatch.setattr("dpkfc_papers.federated_study.execute_run", lambda *_: time.sleep(30))
     started = time.monotonic()
-    page = reported(SMOKE, tmp_path, budget_minutes=0.02)
+    page = run_study(SMOKE, tmp_path, budget_minutes=0.02)
     assert page.is_file() and time.monotonic() - started < 15
-    assert "stopped cifar10, iid, ε = 1, seed 1000" in caplog.text and "the same command goes on" in caplog.text
+    assert "stopped cifar10, iid, ε = 1, seed 1000" in caplog.text and "the same command starts" in caplog.text
 
 
 def test_every_tuned_arm_has_the_same_number_of_trials_and_none_sees_the_test_set():
-    for name, arm in ARMS.items():
-        runs = STUDY.trials_of("mnist", name)
+    for name, arm in METHODS.items():
+        runs = STUDY.trial_runs("mnist", name)
         assert len(runs) == len({run.hash for run in runs}) == (STUDY.trials if arm.space else 0)
         assert all(run.evaluate_on == "validation" and run.epsilon == 1.0 for run in runs)
         assert {tuple(dict(run.settings)) for run in runs} <= {tuple(sorted(arm.space))}
@@ -86,22 +86,22 @@ def test_curvature_is_that_of_both_sides_as_in_the_results():
 
 def test_a_control_takes_over_the_settings_and_leaves_the_second_order_out(tmp_path):
     store = Store(tmp_path / "results.json")
-    assert STUDY.chosen(store, "cifar10", "fedgd-matched") is None
-    work(TINY, store, small_features, lambda *what: None)
+    assert STUDY.choose_settings(store, "cifar10", "fedgd-matched") is None
+    run_remaining(TINY, store, small_features, lambda *what: None)
     for method, control in (("sofim", "fedgd-matched"), ("sofim-momentum", "fedavgm-matched")):
-        own, taken = (TINY.chosen(store, "cifar10", name) for name in (method, control))
+        own, taken = (TINY.choose_settings(store, "cifar10", name) for name in (method, control))
         assert own and taken and taken.items() < own.items() and set(own) - set(taken) <= {"rho", "beta"}
-    assert TINY.chosen(store, "cifar10", "paper-sofim") and TINY.chosen(store, "mnist", "paper-sofim") is None
+    assert TINY.choose_settings(store, "cifar10", "paper-sofim") and TINY.choose_settings(store, "mnist", "paper-sofim") is None
 
 
 def test_a_finished_study_runs_nothing_and_its_report_names_every_arm(tmp_path):
     path = tmp_path / "results.json"
     store = Store(path)
-    work(TINY, store, small_features, lambda *what: None)
-    assert {row["hash"] for row in store} == hashes(TINY, store) and len(store) <= TINY.size
-    assert not list(TINY.cells(Store(path)))
+    run_remaining(TINY, store, small_features, lambda *what: None)
+    assert {row["hash"] for row in store} == hashes(TINY, store) and len(store) <= TINY.max_runs
+    assert not list(TINY.remaining_runs(Store(path)))
     text = federated_study.tables(TINY, Store(path))
-    assert all(arm.label in text for arm in ARMS.values()) and "reproduced" in text and "Dirichlet 0.5" in text
+    assert all(arm.label in text for arm in METHODS.values()) and "reproduced" in text and "Dirichlet 0.5" in text
     held = json.loads(path.read_text("utf-8"))["rows"]
     assert all(row["epsilon"] <= row["target_epsilon"] and row["hardware"]["torch"] for row in held.values())
     assert federated_study.figure(TINY, store, tmp_path / "picture.png").stat().st_size > 1000
@@ -115,10 +115,10 @@ def test_the_results_file_that_is_shipped_is_of_this_study():
 def test_the_command_writes_a_report(tmp_path, monkeypatch):
     monkeypatch.setattr("dpkfc_papers.federated_study.SMOKE", TINY)
     lines: list[str] = []
-    page = reported(TINY, tmp_path, budget_minutes=0, told=lines.append)
+    page = run_study(TINY, tmp_path, budget_minutes=0, on_line=lines.append)
     assert not lines and "Not run yet" in page.read_text("utf-8")
     for _ in range(2):
-        assert reported(TINY, tmp_path, told=lines.append) == page
+        assert run_study(TINY, tmp_path, on_line=lines.append) == page
         assert len(lines) == len(hashes(TINY, Store(tmp_path / "dp-fedsofim-results.json")))
     assert page.read_text("utf-8").startswith("# ") and (tmp_path / "dp-fedsofim.png").exists()
 
@@ -127,7 +127,7 @@ def test_the_command_writes_a_report(tmp_path, monkeypatch):
 def test_what_is_unknown_is_named(change):
     run = FederatedRun(task="cifar10", rule="fedgd", settings=(("clip", 1.0), ("rate", 1.0)), epsilon=1.0, clients=2, rounds=1)
     with pytest.raises(StudyError, match="unknown"):
-        run_cell(dataclasses.replace(run, **change), small_features("cifar10"))
+        execute_run(dataclasses.replace(run, **change), small_features("cifar10"))
 
 
 def test_the_noise_of_the_papers_epsilon_is_worth_less_here():

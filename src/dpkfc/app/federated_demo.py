@@ -1,6 +1,7 @@
-"""DP-FedGD, DP-FedSOFIM and federated DP-KFC on the digits, ten clients of unlike labels: one app for every engine.
+"""DP-FedGD, DP-FedSOFIM and federated DP-KFC on the digits, for ten clients with different labels.
 
-`APP` runs inside one process, on Flower's simulation, and with `flwr run` on hosts far apart (examples/federated), unchanged.
+`APP` runs inside one process, in Flower's simulation, and with `flwr run` on separate hosts
+(examples/federated), unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpkfc.app import plots
-from dpkfc.app import plots as partition_plots
 from dpkfc.app.datasets.formats import read_digits
 from dpkfc.app.progress import Console
 from dpkfc.app.run_folder import RunFolder, placed
@@ -32,7 +32,7 @@ from dpkfc.federated.options import SecureAggregation
 from dpkfc.federated.plan import FederatedConfig, FederatedPlan
 from dpkfc.federated.server import RoundRecord
 from dpkfc.federated.server_rules import FedGD, FedSOFIM
-from dpkfc.federated.simulation import Run, dirichlet, parts
+from dpkfc.federated.simulation import Partition, Run, dirichlet, parts
 from dpkfc.report.card import build_federated_card, federated_markdown
 from dpkfc.report.numbers import rounded_up
 
@@ -40,7 +40,8 @@ CLIENTS, ROUNDS, ALPHA, DELTA = 10, 40, 0.5, 1e-4
 HERE, FLOWER = ENGINES = ("here", "flower")
 METHODS: dict[str, dict[str, Any]] = {
     "dp-fedgd": {"rule": FedGD(learning_rate=4.0)},
-    "dp-fedsofim": {"rule": FedSOFIM(learning_rate=2.0, rho=0.5, beta=0.9)},  # η / ρ is the rate of the others
+    # η / ρ is the learning rate of the other methods.
+    "dp-fedsofim": {"rule": FedSOFIM(learning_rate=2.0, rho=0.5, beta=0.9)},
     "dp-kfc": {
         "rule": FedGD(learning_rate=4.0),
         "preconditioner": KFAC(probe=FeatureNoise(64, mean=-0.4, std=0.75), every=ROUNDS, sides="both"),
@@ -51,7 +52,7 @@ _PLACES = {HERE: "one process", FLOWER: "Flower simulation"}
 _SIMULATED = {
     "messages of single clients": "clients and server of the demo share a machine, so the server could read the clients' keys"
 }
-_CHOSEN = "fixed in the demo; looked at on these digits by hand, which ε does not cover"
+_CHOSEN_BY = "fixed in the demo; chosen by hand on these digits, which ε does not cover"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +82,10 @@ class DemoRun:
 
 @dataclass(frozen=True, kw_only=True)
 class FederatedDemo:
-    """What the demo came to.
+    """The result of the demo.
 
     Attributes:
-        folder: with one folder a method, the partition and the comparison below it.
+        folder: holds one folder per method, the partition and the comparison.
         runs: of every engine and method.
     """
 
@@ -92,67 +93,111 @@ class FederatedDemo:
     runs: tuple[DemoRun, ...]
 
     @property
+    def _first_engine_runs(self) -> list[DemoRun]:
+        return [run for run in self.runs if run.engine == self.runs[0].engine]
+
+    @property
     def accuracy(self) -> dict[str, float]:
-        """Method to accuracy on the test set, on the first engine."""
-        return {run.method: run.curve.accuracy[-1] for run in self.runs if run.engine == self.runs[0].engine}
+        """Return the accuracy of each method on the test set, on the first engine."""
+        return {run.method: run.curve.accuracy[-1] for run in self._first_engine_runs}
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """Method to ε spent, on the first engine."""
-        return {run.method: run.epsilon for run in self.runs if run.engine == self.runs[0].engine}
+        """Return the spent ε of each method, on the first engine."""
+        return {run.method: run.epsilon for run in self._first_engine_runs}
 
     @property
     def table(self) -> Table:
-        """All runs, for a terminal."""
-        names = ("engine", "method", "test accuracy", "ε spent", "survivors", "dropped", "rejected", "seconds")
+        """Return a table of all runs, for a terminal."""
+        names = (
+            "engine",
+            "method",
+            "test accuracy",
+            "ε spent",
+            "survivors",
+            "dropped",
+            "rejected",
+            "seconds",
+        )
         table = Table(*names, header_style="bold")
         for run in self.runs:
             accuracy = f"{100 * run.curve.accuracy[-1]:.1f} %"
-            counts = (str(run.survivors), str(run.dropped), str(run.rejected), f"{run.seconds:.1f}")
-            table.add_row(_PLACES[run.engine], LABELS[run.method], accuracy, rounded_up(run.epsilon), *counts)
+            table.add_row(
+                _PLACES[run.engine],
+                LABELS[run.method],
+                accuracy,
+                rounded_up(run.epsilon),
+                str(run.survivors),
+                str(run.dropped),
+                str(run.rejected),
+                f"{run.seconds:.1f}",
+            )
         return table
 
 
+@dataclass(frozen=True)
+class ClientDigits:
+    """The digits, divided between clients: pixels `[N, 64]` in [-1, 1] and labels.
+
+    Attributes:
+        records: of each client.
+        test: images and labels that no client holds.
+        labels: of all records.
+        partition: indices of each client's records.
+    """
+
+    records: list[tuple[Tensor, ...]]
+    test: tuple[Tensor, Tensor]
+    labels: np.ndarray[Any, Any]
+    partition: Partition
+
+
 @lru_cache(maxsize=4)
-def digits_of_clients(clients: int = CLIENTS, alpha: float = ALPHA, seed: int = 0) -> tuple[Any, ...]:
-    """Records of each client, test set, labels and partition: pixels `[N, 64]` in [-1, 1].
+def divide_digits(clients: int = CLIENTS, alpha: float = ALPHA, seed: int = 0) -> ClientDigits:
+    """Return the digits of each client.
 
     Raises:
         DatasetError: scikit-learn is not installed.
     """
     pixels = read_digits()
-    (x, y), (test_x, test_y) = (
-        (_flat(images), torch.from_numpy(labels)) for images, labels in (pixels.train, pixels.test)
+    images, labels = pixels.train
+    test_images, test_labels = pixels.test
+    partition = dirichlet(labels, clients, alpha, seed)
+    return ClientDigits(
+        records=parts((_scale_pixels(images), torch.from_numpy(labels)), partition),
+        test=(_scale_pixels(test_images), torch.from_numpy(test_labels)),
+        labels=labels,
+        partition=partition,
     )
-    pieces = dirichlet(y.numpy(), clients, alpha, seed)
-    return parts((x, y), pieces), (test_x, test_y), y.numpy(), pieces
 
 
-def _flat(images: np.ndarray[Any, Any]) -> Tensor:
+def _scale_pixels(images: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32) / 8 - 1)
 
 
-def plan_of(
+def make_plan(
     method: str, records: int, epsilon: float = 3.0, rounds: int = ROUNDS, clients: int = CLIENTS
 ) -> FederatedPlan:
-    """The plan of one method of the demo.
+    """Return the plan of one method of the demo.
 
     Raises:
         ValueError: an unknown method.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
-    sizes: dict[str, Any] = {"clients": clients, "rounds": rounds, "expected_records": records}
-    return FederatedConfig(**sizes, privacy=SecureAggregation(), **METHODS[method]).calibrate(epsilon, DELTA)
+    config = FederatedConfig(
+        clients=clients, rounds=rounds, expected_records=records, privacy=SecureAggregation(), **METHODS[method]
+    )
+    return config.calibrate(epsilon, DELTA)
 
 
 def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-    """Cross-entropy of each example."""
+    """Return the cross-entropy of each example."""
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def head() -> nn.Module:
-    """A linear head of 650 parameters that starts at zero."""
+    """Return a linear head of 650 parameters that starts at zero."""
     model = nn.Linear(64, 10)
     with torch.no_grad():
         for p in model.parameters():
@@ -160,16 +205,18 @@ def head() -> nn.Module:
     return model
 
 
-# -- the app -----------------------------------------------------------------------------------------------------------
+# -- the app ---------------------------------------------------------------------------------------
 
 
-def _digits(settings: Settings) -> tuple[Any, ...]:
-    return digits_of_clients(settings["clients"], settings["alpha"])
+def _digits(settings: Settings) -> ClientDigits:
+    return divide_digits(settings["clients"], settings["alpha"])
 
 
 def _plan(settings: Settings) -> FederatedPlan:
-    records = len(_digits(settings)[2])
-    return plan_of(settings["method"], records, settings["epsilon"], settings["rounds"], settings["clients"])
+    records = len(_digits(settings).labels)
+    return make_plan(
+        settings["method"], records, settings["epsilon"], settings["rounds"], settings["clients"]
+    )
 
 
 def _model(settings: Settings) -> nn.Module:
@@ -177,28 +224,34 @@ def _model(settings: Settings) -> nn.Module:
 
 
 def _records(number: int, settings: Settings) -> Any:
-    """The piece of one client; a hospital would read its own records here."""
-    return _digits(settings)[0][number]
+    """Return the records of one client; a hospital would read its own records here."""
+    return _digits(settings).records[number]
 
 
 def _evaluate(model: nn.Module, settings: Settings) -> float:
-    x, y = _digits(settings)[1]
+    x, y = _digits(settings).test
     with torch.no_grad():
         return float((model(x).argmax(1) == y).float().mean())
 
 
 def _finish(run: Run, settings: Settings, folder: Path) -> None:
-    """Model, card, rounds and plot of a finished run."""
-    place, curve = RunFolder(folder), _curve(run, settings["method"])
+    """Write model, privacy card, rounds and plot of a finished run."""
+    place = RunFolder(folder)
+    curve = _curve(run, settings["method"])
     plots.save(plots.history(curve), place.plots / "history.png")
     placed(place.model, lambda part: save_file(dict(run.server.model.state_dict()), part))
-    place.write_json(place.path / "rounds.json", {"rounds": [vars(record) for record in run.records]})
-    images = len(_digits(settings)[1][1])
-    results = {"test accuracy": f"{100 * curve.accuracy[-1]:.1f} % of {images} images that no client holds"}
-    title = f"{curve.label} on the digits"
-    weights = {"file": place.model.name, "sha256": file_digest(place.model)}
+    place.write_json(
+        place.path / "rounds.json", {"rounds": [vars(record) for record in run.records]}
+    )
+    images = len(_digits(settings).test[1])
     card = build_federated_card(
-        run.server, run.records, title=title, chosen_by=_CHOSEN, results=results, not_private=_SIMULATED, weights=weights
+        run.server,
+        run.records,
+        title=f"{curve.label} on the digits",
+        chosen_by=_CHOSEN_BY,
+        results={"test accuracy": f"{100 * curve.accuracy[-1]:.1f} % of {images} images that no client holds"},
+        not_private=_SIMULATED,
+        weights={"file": place.model.name, "sha256": file_digest(place.model)},
     )
     place.write_json(place.card, card)
     place.write_text(place.card.with_suffix(".md"), federated_markdown(card))
@@ -208,9 +261,14 @@ def _curve(run: Run, method: str) -> plots.Curve:
     plan = run.server.plan
     rounds, epsilons, scores = zip(*run.history, strict=True)
     return plots.Curve(
-        label=LABELS[method], steps=rounds, accuracy=scores, epsilon_steps=rounds, epsilon=epsilons,
-        target_epsilon=plan.target_epsilon, caption=f"{plan.config.clients} clients, {plan.config.privacy.name}",
-    )  # fmt: skip
+        label=LABELS[method],
+        steps=rounds,
+        accuracy=scores,
+        epsilon_steps=rounds,
+        epsilon=epsilons,
+        target_epsilon=plan.target_epsilon,
+        caption=f"{plan.config.clients} clients, {plan.config.privacy.name}",
+    )
 
 
 APP = App(
@@ -218,13 +276,15 @@ APP = App(
     model=_model,
     loss_fn=loss_fn,
     records=_records,
-    defaults={"method": "dp-fedgd", "epsilon": 3.0, "rounds": ROUNDS, "clients": CLIENTS, "alpha": ALPHA},
+    defaults={
+        "method": "dp-fedgd", "epsilon": 3.0, "rounds": ROUNDS, "clients": CLIENTS, "alpha": ALPHA
+    },
     evaluate=_evaluate,
     finish=_finish,
 )
 
 
-# -- the demo ----------------------------------------------------------------------------------------------------------
+# -- the demo --------------------------------------------------------------------------------------
 
 
 def federated_demo(
@@ -236,41 +296,49 @@ def federated_demo(
     rounds: int = ROUNDS,
     engines: Sequence[str] = (HERE,),
 ) -> FederatedDemo:
-    """Train every method under the same budget on the same clients, with secure aggregation on one machine.
+    """Train every method under the same budget on the same clients, on one machine.
 
     Args:
         out: folder; empty for a new one below runs/.
-        console: where progress is drawn.
+        console: draws progress.
         methods: names in `METHODS`.
         epsilon: of each run.
         rounds: of each run.
-        engines: names in `ENGINES`; each trains every method, with noise of its own.
+        engines: names in `ENGINES`; each trains every method, with its own noise.
 
     Raises:
         DatasetError: scikit-learn is not installed.
-        ImportError: Flower is not installed and was asked for.
+        ImportError: an engine needs Flower, which is not installed.
         RunFolderError: the folder cannot be written.
     """
-    starts = {engine: _engine(engine) for engine in engines}
-    _, _, labels, pieces = digits_of_clients()
-    folder = RunFolder.create(out) if out else RunFolder.fresh("runs", f"demo-federated-{datetime.now():%Y%m%d-%H%M%S}")
-    caption = f"scikit-learn's digits, {len(pieces)} clients, Dirichlet({ALPHA:g}) over labels"
-    picture = partition_plots.partition(labels, pieces, caption=caption)
+    starts = {engine: _choose_engine(engine) for engine in engines}
+    digits = divide_digits()
+    if out:
+        folder = RunFolder.create(out)
+    else:
+        folder = RunFolder.fresh("runs", f"demo-federated-{datetime.now():%Y%m%d-%H%M%S}")
+    caption = f"scikit-learn's digits, {len(digits.partition)} clients, Dirichlet({ALPHA:g}) over labels"
+    picture = plots.partition(digits.labels, digits.partition, caption=caption)
     plots.save(picture, folder.path / "partition.png")
     runs = []
     for engine, start in starts.items():
         for method in methods:
-            place = folder.path / method if engine == HERE else folder.path / engine / method
+            place = folder.path / method
+            if engine != HERE:
+                place = folder.path / engine / method
             settings = {"method": method, "epsilon": epsilon, "rounds": rounds}
             runs.append(_run(engine, start, settings, RunFolder.create(place).path, console))
-    curves = [run.curve for run in runs if run.engine == runs[0].engine]
-    figure = plots.comparison(curves, "The same clients under the same budget", f"{caption}, ε = {epsilon:g}")
+    demo = FederatedDemo(folder=folder.path, runs=tuple(runs))
+    curves = [run.curve for run in demo._first_engine_runs]
+    figure = plots.comparison(
+        curves, "The same clients under the same budget", f"{caption}, ε = {epsilon:g}"
+    )
     plots.save(figure, folder.path / "comparison.png")
-    return FederatedDemo(folder=folder.path, runs=tuple(runs))
+    return demo
 
 
-def _engine(name: str) -> Callable[..., Run]:
-    """The function that runs `APP` on an engine."""
+def _choose_engine(name: str) -> Callable[..., Run]:
+    """Return the function that runs `APP` on an engine."""
     if name == HERE:
         return APP.here
     if name != FLOWER:
@@ -281,18 +349,26 @@ def _engine(name: str) -> Callable[..., Run]:
     return lambda settings, **options: simulate(APP, settings, **options)
 
 
-def _run(engine: str, start: Callable[..., Run], settings: Settings, folder: Path, console: Console | None) -> DemoRun:
-    """One method on one engine, with a line of progress."""
+def _run(
+    engine: str,
+    start: Callable[..., Run],
+    settings: Settings,
+    folder: Path,
+    console: Console | None,
+) -> DemoRun:
+    """Run one method on one engine, with a line of progress."""
     method = settings["method"]
     with _progress(console) as progress:
         name = f"{LABELS[method]}, {_PLACES[engine]}"
         task = progress.add_task(f"{name:36s}", total=settings["rounds"], epsilon="–", accuracy="")
 
-        def shown(record: RoundRecord, run: Run) -> None:
+        def show_round(record: RoundRecord, run: Run) -> None:
             _, epsilon, score = run.history[-1]
-            progress.update(task, advance=1, epsilon=rounded_up(epsilon), accuracy=f"test {100 * score:.1f} %")
+            progress.update(
+                task, advance=1, epsilon=rounded_up(epsilon), accuracy=f"test {100 * score:.1f} %"
+            )
 
-        run = start(settings, folder=folder, on_round=shown)
+        run = start(settings, folder=folder, on_round=show_round)
     return DemoRun(
         engine=engine,
         method=method,
@@ -306,7 +382,7 @@ def _run(engine: str, start: Callable[..., Run], settings: Settings, folder: Pat
 
 
 def _progress(console: Console | None) -> Progress:
-    """The line that a person watches: no figure of it is computed from clients' records."""
+    """Return a line of progress; none of its figures is computed from clients' records."""
     return Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=24),

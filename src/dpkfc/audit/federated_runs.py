@@ -18,8 +18,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from dpkfc.federated.local_training import norm_of
-from dpkfc.federated.messages import Message, flat, group
+from dpkfc.federated.local_training import total_norm
+from dpkfc.federated.messages import Message, add_prefix, select_prefix
 from dpkfc.federated.plan import FederatedPlan
 
 _ALARM = 1e-6  # false alarms of a check that holds
@@ -48,7 +48,7 @@ class Finding:
 
 def round_message(plan_contract: str, number: int, theta: Mapping[str, Tensor]) -> Message:
     """A round as a server without metric and control variates would send it."""
-    return {"kind": "round", "round": number, "contract": plan_contract, **flat("theta", theta)}
+    return {"kind": "round", "round": number, "contract": plan_contract, **add_prefix("theta", theta)}
 
 
 def noise_law(
@@ -69,7 +69,7 @@ def noise_law(
     for client in clients:
         answers = [client.answer(round_message(contract, k, theta)) for k in range(2 * pairs)]
         sums = [
-            torch.cat([x.double().flatten() for x in group(a, "sum").values()]) for a in answers if a["kind"] == "sum"
+            torch.cat([x.double().flatten() for x in select_prefix(a, "sum").values()]) for a in answers if a["kind"] == "sum"
         ]
         even, odd = sums[: 2 * pairs : 2], sums[1 : 2 * pairs : 2]
         noise.append(torch.stack([a - b for a, b in zip(even, odd, strict=False)]).flatten() / math.sqrt(2))
@@ -85,7 +85,7 @@ def _variance(plan: FederatedPlan, variances: Sequence[float], numbers: int) -> 
     """χ² of each client's noise, both sides."""
     alarm = _ALARM / (2 * len(variances))
     low, high = stats.chi2.ppf([alarm, 1 - alarm], numbers) / numbers
-    ratios = [v / plan.share**2 if plan.share > 0 else (1.0 if v == 0 else math.inf) for v in variances]
+    ratios = [v / plan.client_stddev**2 if plan.client_stddev > 0 else (1.0 if v == 0 else math.inf) for v in variances]
     wrong = [i for i, ratio in enumerate(ratios) if not low <= ratio <= high]
     detail = f"variance over the share's: {min(ratios):.4g} to {max(ratios):.4g}, allowed {low:.4g} to {high:.4g}"
     return Finding("variance of the noise", not wrong, f"{detail}; wrong: {wrong}")
@@ -110,7 +110,7 @@ def _enough(plan: FederatedPlan, variances: Sequence[float], numbers: int) -> Fi
     config = plan.config
     if config.privacy.noise_by == "server":
         return Finding("noise of the survivors", True, "the server adds it")
-    honest = 1 if config.privacy.alone else config.survivors - config.known_shares
+    honest = 1 if config.privacy.has_full_noise else config.survivors - config.known_shares
     found = math.sqrt(sum(sorted(variances)[:honest]))
     slack = 1 - stats.norm.isf(_ALARM) * math.sqrt(0.5 / (numbers * honest)) * 2
     detail = f"{honest} clients that add least: stddev {found:.4g}, needed {plan.stddev:.4g}"
@@ -125,10 +125,10 @@ def record_bound(plan: FederatedPlan, answer: Message, neighbour: Message) -> Fi
         answer: of a client with the record.
         neighbour: of the same client without it (or with another in its place, under "replace_one").
     """
-    one, other = group(answer, "sum"), group(neighbour, "sum")
+    one, other = select_prefix(answer, "sum"), select_prefix(neighbour, "sum")
     if not one or one.keys() != other.keys():
         return Finding("one record", False, "a client did not answer")
-    moved = norm_of({name: x.double() - other[name].double() for name, x in one.items()})
+    moved = total_norm({name: x.double() - other[name].double() for name, x in one.items()})
     bound = plan.config.sensitivity * (1 + 1e-5)
     return Finding("one record", moved <= bound, f"moves the sum by {moved:.6g}, allowed {bound:.6g}")
 
@@ -140,8 +140,8 @@ def kept_messages(roots: Sequence[Any], messages: Sequence[Mapping[str, Any]]) -
         roots: objects to search: server, records of rounds, log records, tensors of a checkpoint.
         messages: what clients sent.
     """
-    sums = {id(x) for message in messages for x in group(message, "sum").values()}
-    values = [x for message in messages for x in group(message, "sum").values()]
+    sums = {id(x) for message in messages for x in select_prefix(message, "sum").values()}
+    values = [x for message in messages for x in select_prefix(message, "sum").values()]
     seen: set[int] = set()
     todo: list[Any] = list(roots)
     while todo:

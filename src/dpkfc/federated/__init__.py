@@ -1,6 +1,7 @@
-"""Federated private training without an engine: clients, a server, privacy models, and a runner inside one process.
+"""Federated private training without an engine: clients, server, privacy models and a runner.
 
-Nothing here knows a network. An engine (Flower, say) carries the messages of `messages` between `Client.answer` and `Server`.
+Nothing here knows a network. An engine (Flower, say) carries the messages of `messages` between
+`Client.answer` and `Server`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""A client: its records, its noise, its own ledger, and one answer to a round. Nothing else leaves it.
+"""A client: its records, its noise, its own ledger, and one answer to a round.
 
-A client trusts nobody with its budget: it charges its own ledger before its noise exists, answers every round once, refuses
-rounds beyond the plan, and says no more about a refusal than that there was one. A failure that its records have caused is not
-said at all: the records that failed add nothing to its sum (`tried`), and the answer is a sum like any other.
+Nothing else leaves the client.
+
+A client does not rely on the server for its budget. It charges its own ledger before its noise
+exists, answers every round once, and refuses rounds beyond the plan. A refusal carries a constant
+reason. A failure that the records have caused is not reported to the server: the failing records
+add nothing to the sum, and the answer is a sum like any other.
 """
 
 from __future__ import annotations
@@ -20,17 +23,32 @@ from numpy.typing import NDArray
 from dpkfc.curvature.probe_pass import moved_to
 from dpkfc.data.sampling import Poisson
 from dpkfc.federated import messages
-from dpkfc.federated.local_training import LocalModel, Records, Tensors, clipped_whole
-from dpkfc.federated.messages import Message, flat, group, split_rows, stack_rows, to_tensor
+from dpkfc.federated.local_training import (
+    LocalModel,
+    Records,
+    Tensors,
+    clip_as_one,
+    flatten,
+    unflatten,
+)
+from dpkfc.federated.messages import (
+    Message,
+    add_prefix,
+    round_number,
+    select_prefix,
+    split_rows,
+    stack_rows,
+    to_tensor,
+)
 from dpkfc.federated.options import FedNewStep, LocalSteps, ScaffoldSteps
-from dpkfc.federated.plan import SEED, FederatedPlan, Mechanism, stream_seed
+from dpkfc.federated.plan import SEED, FederatedPlan, PartyMechanism, noise_stream, sampling_stream
 from dpkfc.federated.secure_aggregation import (
     FEWEST_STEPS,
     PrivateKey,
     ReceivedShares,
     RoundKeys,
     channel_pair_keys,
-    encoded,
+    encode,
     mask,
     mask_pairs,
     new_key,
@@ -41,83 +59,80 @@ from dpkfc.federated.secure_aggregation import (
     seal_shares,
 )
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger
+from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
-from dpkfc.privacy.rng import NoiseStream, SamplingStream
 from dpkfc.private_step import ReleasePipeline
 from dpkfc.verification.examples import check_verify_setting
 
 # --------------------------------------------------------------------------------------------------
-# What a client sends where work on its records fails: whether it takes part must not depend on one
-# of them.
+# Work on records can fail. Whether a client takes part must not depend on one of its records, so
+# the server does not learn of an exception from the loss or the collate function. The round is
+# charged and answered with its noise, on a sum to which the failing records add nothing:
 #
-# An exception from the loss or the collate function is not told to the server. The round is charged
-# and answered with the noise that is owed, on a sum to which the records that failed add nothing:
-#
-#     single examples   those that fail are found by halving; all others add what they add without them, so that one record moves
-#                       the sum by no more than its own clipped gradient, whatever it does to a batch
-#     clipped as one    zeros, as of a client without records: a contribution of norm C that is missing moves the sum by C
+#     single examples   Halving finds the records that fail. All others add what they add without
+#                       them, so one record moves the sum by its own clipped gradient at most.
+#     clipped as one    The sum is zero, as for a client without records. A missing contribution of
+#                       norm C moves the sum by C.
 
 
-class Tried:
-    """One round's work of a client on its records, and what went wrong in it.
+class GuardedLocalWork:
+    """One round's work of a client on its records, and the first error in it.
 
     Args:
         local: model of the client.
         records: of the client.
 
     Attributes:
-        error: the first that was met, None where there was none; PRIVATE.
+        error: the first error, None where there was none; PRIVATE.
     """
 
     def __init__(self, local: LocalModel, records: Records) -> None:
-        self._local, self._records = local, records
-        self._worked = False
+        self._local = local
+        self._records = records
+        self._has_contribution = False
         self.error: Exception | None = None
 
     @property
     def failed(self) -> bool:
-        """PRIVATE: whether nothing of the records is in what was sent."""
-        return self.error is not None and not self._worked
+        """PRIVATE: return whether no record contributed to the message because of an error."""
+        return self.error is not None and not self._has_contribution
 
-    def examples(self, drawn: NDArray[np.int64]) -> Tensors:
-        """PRIVATE: the sum of clipped gradients of the records drawn; where a batch fails, that of its halves.
-
-        A record that fails alone adds zeros.
+    def sum_examples(self, indices: NDArray[np.int64]) -> Tensors:
+        """PRIVATE: return the sum of clipped gradients; a record that fails adds zeros.
 
         Args:
-            drawn: indices `[n]`.
+            indices: of the records, `[n]`.
         """
-        if not drawn.size:
+        if not indices.size:
             return self._local.zeros()
         try:
-            sums = self._local.clipped_sum(self._records, drawn)
+            sums = self._local.clipped_sum(self._records, indices)
         except Exception as error:
-            self._met(error)
-            if drawn.size == 1:
+            self._note(error)
+            if indices.size == 1:
                 return self._local.zeros()
-            one, other = (self.examples(half) for half in np.array_split(drawn, 2))
-            return {name: x + other[name] for name, x in one.items()}
-        self._worked = True
+            first, second = (self.sum_examples(half) for half in np.array_split(indices, 2))
+            return {name: x + second[name] for name, x in first.items()}
+        self._has_contribution = True
         return sums
 
-    def whole(self, work: Callable[[], Tensors]) -> Tensors:
-        """PRIVATE: a contribution that is clipped as one; zeros where there are no records, or where it fails.
+    def contribute_as_one(self, work: Callable[[], Tensors]) -> Tensors:
+        """PRIVATE: return a contribution clipped as one; zeros without records or after an error.
 
         Args:
-            work: gives the clipped contribution.
+            work: returns the clipped contribution.
         """
         if not len(self._records):
             return self._local.zeros()
         try:
-            found = work()
+            contribution = work()
         except Exception as error:
-            self._met(error)
+            self._note(error)
             return self._local.zeros()
-        self._worked = True
-        return found
+        self._has_contribution = True
+        return contribution
 
-    def _met(self, error: Exception) -> None:
+    def _note(self, error: Exception) -> None:
         self.error = self.error or error
 
 
@@ -126,8 +141,8 @@ class Tried:
 logger = logging.getLogger(__name__)
 
 
-class _Refused(Exception):
-    """A round that is not answered, for one of the reasons on the list."""
+class _Refusal(Exception):
+    """A round that is not answered, for one of the listed reasons."""
 
 
 class Client:
@@ -137,21 +152,28 @@ class Client:
         number: of the client, 0 … n − 1.
         plan: of the run.
         local: its model; clients of one process may share one.
-        dataset: its own records, a map-style dataset or a tuple of tensors; at most `expected_records`, possibly none.
-        collate_fn: list of examples to a batch.
-        ledger_path: file of the client's own ledger; None keeps it in memory.
-        channel: private key of the client's channels to the others, 32 bytes, for secure aggregation; None makes one. A key
-            goes with one ledger: a second ledger would let it mask a second message of a round alike.
-        verify: check model and loss on public rows before the first round; no value of a record decides. "strict" refuses
-            operations without a batch rule.
+        dataset: its own records, a map-style dataset or a tuple of tensors; at most
+            `expected_records`, possibly none.
+        collate_fn: maps a list of examples to a batch.
+        ledger_path: file of the client's own ledger; None keeps the ledger in memory.
+        channel: private key of the client's channels to the others, 32 bytes, for secure
+            aggregation; None makes one. A key goes with one ledger: with a second ledger it could
+            mask two messages of a round alike.
+        verify: check model and loss on public rows before the first round; no value of a record
+            decides. "strict" refuses operations without a batch rule.
+
+    Attributes:
+        last_error: the last error, for this client's own operator; never sent.
+        failed: whether no record contributed to the last answer because of an error; never sent.
 
     Raises:
-        ValueError: a number outside the plan, more records than it allows, a channel key of another length; examples that mix, by
-            name of the operation.
+        ValueError: a number outside the plan, more records than it allows, a channel key of another
+            length; examples that mix, by name of the operation.
 
     Guarantee:
-        At most `plan.releases` releases ever, each on the client's ledger before it exists. What is protected from whom is
-        `plan.config.privacy`; under `TrustedServer("server")` the messages are NOT private, and the server must be.
+        At most `plan.releases` releases ever, each on the client's ledger before it exists. What is
+        protected from whom is `plan.config.privacy`. Under `TrustedServer("server")` the messages
+        are NOT private, and the server must keep them to itself.
     """
 
     def __init__(
@@ -170,25 +192,23 @@ class Client:
         if not 0 <= number < plan.config.clients:
             raise ValueError(f"client {number} is not one of the {plan.config.clients} of the plan")
         if local.plan.hash != plan.hash:
-            raise ValueError("the local model was made for another plan")
-        self.number, self.plan, self.local = number, plan, local
+            raise ValueError("the local model was made for another plan; make both with one plan")
+        self.number = number
+        self.plan = plan
+        self.local = local
         self._channel = PrivateKey(new_key() if channel is None else channel)
         self.records = Records(dataset, collate_fn)
         if len(self.records) > plan.config.expected_records:
             raise ValueError(
-                "a client holds more records than the plan's expected_records of all clients; make a plan anew"
+                "a client holds more records than the plan's expected_records of all clients; make "
+                "a new plan"
             )
-        if plan.config.privacy.masked and plan.share > 0 and plan.share / plan.grid(local.numbers) < FEWEST_STEPS:
-            raise ValueError("the noise of one client is too small for the grid of secure aggregation; raise the noise")
-        seed = stream_seed(plan, number + 1)
-        noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
-        self._sampling = SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
-        header = {**plan.ledger_header, "client": number}
-        opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
-        self.ledger: Ledger = opened(plan.hash, header, plan.releases)
+        self._check_grid()
+        self._sampling = sampling_stream(plan, number + 1)
+        self.ledger = plan.open_ledger(ledger_path, client=number)
         self._pipeline = ReleasePipeline(
-            Mechanism(plan, plan.share),
-            noise,
+            PartyMechanism(plan, plan.client_stddev),
+            noise_stream(plan, number + 1),
             self.ledger,
             layers=local.layers,
             preconditioning=local.coordinates,
@@ -196,257 +216,355 @@ class Client:
         )
         if verify:
             local.verify(self.records, strict=verify == "strict")
-        self._tried = Tried(local, self.records)
-        self._control: Tensors = {}  # c_i of SCAFFOLD, λ_i of FedNew: never sent
-        self._last: Tensors = {}  # ŷ_i of FedNew, and the round it was made in
+        self._work = GuardedLocalWork(local, self.records)
+        # Control variate of SCAFFOLD (c_i) or dual variable of FedNew (λ_i).
+        self._control: Tensors = {}
+        # Direction of FedNew (ŷ_i), and the round it was made in.
+        self._last: Tensors = {}
         self._last_round = -1
-        self._keys: RoundKeys | None = None  # of the round that this client sent keys for last
-        self._shares: ReceivedShares | None = None  # of the round that this client sent a masked sum for last
-        # For this client's own operator, never sent: what went wrong last, and whether nothing of its records was in its answer.
+        # Keys of the last round that this client sent keys for.
+        self._keys: RoundKeys | None = None
+        # Shares of the last round that this client sent a masked sum for.
+        self._shares: ReceivedShares | None = None
         self.last_error: BaseException | None = None
         self.failed = False
 
-    # -- messages ------------------------------------------------------------------------------------------------------
+    def _check_grid(self) -> None:
+        """Check that noise on the grid of secure aggregation is close enough to a Gaussian."""
+        stddev = self.plan.client_stddev
+        if not self._masked or stddev == 0:
+            return
+        if stddev / self.plan.grid(self.local.numbers) < FEWEST_STEPS:
+            raise ValueError(
+                "the noise of one client is too small for the grid of secure aggregation; raise "
+                "the noise"
+            )
+
+    # -- messages ----------------------------------------------------------------------------------
 
     def hello(self) -> Message:
-        """What is compared before the first round."""
-        plain: Message = {"kind": "hello", "contract": self.local.contract, "client": self.number}
-        return plain | ({"key": to_tensor(self._channel.public)} if self._masked else {})
+        """Return what the server compares before the first round."""
+        message: Message = {"kind": "hello", "contract": self.local.contract, "client": self.number}
+        if self._masked:
+            message["key"] = to_tensor(self._channel.public)
+        return message
 
     def answer(self, message: Mapping[str, Any]) -> Message:
-        """The answer to a server's message; a refusal, which no record has caused, becomes a message with a constant reason."""
+        """Return the answer to a server's message; a refusal is a message with a constant reason.
+
+        No record causes a refusal.
+        """
         try:
             if message.get("contract") != self.local.contract:
-                raise _Refused(messages.CONTRACT_DIFFERS)
+                raise _Refusal(messages.CONTRACT_DIFFERS)
             if message.get("kind") == "keys":
-                return self._new_keys(message)
+                return self._make_keys(message)
             if message.get("kind") == "unmask":
                 return self._reveal(message)
             self.last_error, self.failed = None, False
             return self._sum(message)
         except Exception as error:
             self.last_error, self.failed = error, True
-            known = str(error) if isinstance(error, _Refused) else messages.CLIENT_FAILED
-            reason = messages.SPENT if isinstance(error, BudgetExhausted) else known
-            found = message.get("round")
-            number = found if type(found) is int else -1
-            return self._answer("error", number) | {"reason": reason}
+            return self._answer("error", round_number(message)) | {"reason": _refusal_reason(error)}
 
     def _answer(self, kind: str, number: int) -> Message:
-        return {"kind": kind, "round": number, "contract": self.local.contract, "client": self.number}
+        return {
+            "kind": kind, "round": number, "contract": self.local.contract, "client": self.number
+        }
 
     def _check_new(self, number: int) -> None:
-        """Refuse a round that was answered: a second answer would be a second release of it."""
-        done = self.ledger.releases
-        if done and number <= done[-1]["step"] // self.plan.per_round:
-            raise _Refused(messages.REPEATED)
+        """Refuse a round that was answered: a second answer would be a second release."""
+        releases = self.ledger.releases
+        if releases and number <= releases[-1]["step"] // self.plan.per_round:
+            raise _Refusal(messages.REPEATED)
 
     def _sum(self, message: Mapping[str, Any]) -> Message:
         number = int(message["round"])
         self._check_new(number)
         pairs = self._pair_keys(message, number) if self._masked else {}
-        self.local.load(group(message, "theta"))
+        self.local.load(select_prefix(message, "theta"))
         self._take_metric(message, number)
-        self._tried = Tried(self.local, self.records)
-        extra, made = group(message, "extra"), int(message.get("extra_round", -1))
-        noisy = {name: x.cpu() for name, x in self._noisy(number, extra, made).items()}
-        self._note(number, self._tried)
+        self._work = GuardedLocalWork(self.local, self.records)
+        extra = select_prefix(message, "extra")
+        extra_round = int(message.get("extra_round", -1))
+        noisy = {name: x.cpu() for name, x in self._noisy(number, extra, extra_round).items()}
+        self._report_failures(number)
         if self._masked:
             noisy = self._mask(noisy, pairs)
-        return self._answer("sum", number) | flat("sum", noisy)
+        return self._answer("sum", number) | add_prefix("sum", noisy)
 
-    def _note(self, number: int, tried: Tried) -> None:
-        """What its records did, for the client's own operator: the answer does not tell."""
-        self.last_error, self.failed = tried.error, tried.failed
-        if tried.error is not None:
-            what = "all of its records" if tried.failed else "some of its records"
-            logger.error("client %d, round %d: %s failed and add nothing: %r", self.number, number, what, tried.error)
+    def _report_failures(self, number: int) -> None:
+        """Tell the client's own operator which records failed; the answer does not."""
+        self.last_error, self.failed = self._work.error, self._work.failed
+        if self.last_error is not None:
+            which = "all of its records" if self.failed else "some of its records"
+            logger.error(
+                "client %d, round %d: %s failed and add nothing: %r",
+                self.number,
+                number,
+                which,
+                self.last_error,
+            )
 
-    # -- secure aggregation --------------------------------------------------------------------------------------------
+    # -- secure aggregation ------------------------------------------------------------------------
 
     @property
     def _masked(self) -> bool:
         return self.plan.config.privacy.masked
 
     def _cohort(self, message: Mapping[str, Any]) -> list[int]:
-        """The clients to mask a message with: fewer than the plan needs are too few masks, and too little noise."""
+        """Return the clients to mask a message with; refuse fewer than the plan needs.
+
+        Fewer clients are too few masks, and too little noise.
+        """
         cohort: list[int] = message["cohort"].tolist()
-        known = all(0 <= other < self.plan.config.clients for other in cohort)
-        if not known or cohort != sorted(set(cohort)) or self.number not in cohort:
-            raise _Refused(messages.CLIENT_FAILED)
+        are_registered = all(0 <= other < self.plan.config.clients for other in cohort)
+        if not are_registered or cohort != sorted(set(cohort)) or self.number not in cohort:
+            raise _Refusal(messages.CLIENT_FAILED)
         if len(cohort) < self.plan.config.survivors:
-            raise _Refused(messages.CLIENT_FAILED)
+            raise _Refusal(messages.CLIENT_FAILED)
         return cohort
 
-    def _new_keys(self, message: Mapping[str, Any]) -> Message:
-        """Make the secrets of a round that is not answered yet, and seal shares of them for every client of the cohort."""
+    def _make_keys(self, message: Mapping[str, Any]) -> Message:
+        """Make the secrets of an unanswered round, and seal shares of them for the cohort."""
         if not self._masked:
-            raise ValueError("the server requests keys, and the plan sends messages in clear; start both with one plan")
+            raise ValueError(
+                "the server requests keys, and the plan sends messages in clear; start both with "
+                "one plan"
+            )
         number = int(message["round"])
         self._check_new(number)
         channels = split_rows(message["channels"], self._cohort(message))
         keys = RoundKeys(contract=self.local.contract, round=number)
         sealed = seal_shares(keys, self.number, self._channel, channels, self.plan.config.survivors)
         self._keys = keys
-        return self._answer("keys", number) | {"key": to_tensor(keys.public), "sealed": stack_rows(sealed)}
+        return self._answer("keys", number) | {
+            "key": to_tensor(keys.public), "sealed": stack_rows(sealed)
+        }
 
     def _pair_keys(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
-        """Agree with the others on pair masks, before anything is charged: by new mask keys, or by channel keys."""
+        """Agree with the other clients on pair masks, before a charge: by mask or channel keys."""
         if "mask_keys" in message:
             return self._take_shares(message, number)
-        self._keys = self._shares = None  # no share of a round without recovery is ever revealed
+        # No share of a round without recovery is ever revealed.
+        self._keys = self._shares = None
         channels = split_rows(message["channels"], self._cohort(message))
         if channels[self.number] != self._channel.public:
-            raise ValueError(f"the channel key of this client was changed in round {number}; enrol this client again")
-        return channel_pair_keys(self.number, self._channel, channels, round_scope(self.local.contract, number))
+            raise ValueError(
+                f"the channel key of this client was changed in round {number}; enrol this client "
+                "again"
+            )
+        return channel_pair_keys(
+            self.number, self._channel, channels, round_scope(self.local.contract, number)
+        )
 
     def _take_shares(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
         """Open what the others sealed for this client, and agree on pair masks with them."""
-        keys, cohort = self._keys, self._cohort(message)
+        keys = self._keys
+        cohort = self._cohort(message)
         public = split_rows(message["mask_keys"], cohort)
         if keys is None or keys.round != number:
-            raise ValueError(f"this client has no keys for round {number}; the server must request keys first")
+            raise ValueError(
+                f"this client has no keys for round {number}; the server must request keys first"
+            )
         if public[self.number] != keys.public:
-            raise ValueError(f"the mask key of this client was changed in round {number}; the server must request keys again")
-        channels, sealed = split_rows(message["channels"], cohort), split_rows(message["sealed"], cohort)
-        self._shares = open_shares(keys, self.number, self._channel, channels, public=public, sealed=sealed)
+            raise ValueError(
+                f"the mask key of this client was changed in round {number}; the server must "
+                "request keys again"
+            )
+        channels = split_rows(message["channels"], cohort)
+        sealed = split_rows(message["sealed"], cohort)
+        self._shares = open_shares(
+            keys, self.number, self._channel, channels, public=public, sealed=sealed
+        )
         return pair_keys(keys, self.number, public)
 
     def _mask(self, noisy: Tensors, pairs: Mapping[int, bytes]) -> Tensors:
-        """Mask the noisy sum, then forget the secrets of the round: the others store the shares of them."""
-        integers, keys = encoded(noisy, self.plan.grid(self.local.numbers)), self._keys
-        self._keys = None
-        return mask_pairs(integers, self.number, pairs) if keys is None else mask(integers, self.number, keys, pairs)
+        """Mask the noisy sum, then forget the secrets of the round; others store shares of them."""
+        integers = encode(noisy, self.plan.grid(self.local.numbers))
+        keys, self._keys = self._keys, None
+        if keys is None:
+            return mask_pairs(integers, self.number, pairs)
+        return mask(integers, self.number, keys, pairs)
 
     def _reveal(self, message: Mapping[str, Any]) -> Message:
-        """Reveal one share of each client, for one survivor set of the round that was answered last."""
-        number, received = int(message["round"]), self._shares
+        """Reveal one share of each client, for one survivor set of the last answered round."""
+        number = int(message["round"])
+        received = self._shares
         survivors = tuple(sorted(message["survivors"].tolist()))
         if received is None or received.round != number or self._keys is not None:
-            raise ValueError(f"this client has sent no masked sum in round {number}, so it reveals no shares")
-        enough = len(set(survivors)) == len(survivors) >= self.plan.config.survivors
-        if self.number not in survivors or not enough or not set(survivors) <= set(received.cohort):
-            raise ValueError(f"the survivors of round {number} are too few, lack this client or lie outside its cohort")
+            raise ValueError(
+                f"this client has sent no masked sum in round {number}, so it reveals no shares"
+            )
+        are_enough = len(set(survivors)) == len(survivors) >= self.plan.config.survivors
+        are_in_cohort = set(survivors) <= set(received.cohort)
+        if self.number not in survivors or not are_enough or not are_in_cohort:
+            raise ValueError(
+                f"the survivors of round {number} are too few, lack this client or lie outside its "
+                "cohort"
+            )
+        # Shares for a second survivor set would reveal both secrets of a client.
         if received.survivors not in ((), survivors):
-            raise _Refused(messages.REPEATED)  # a second set would reveal both secrets of a client
+            raise _Refusal(messages.REPEATED)
         self._shares = replace(received, survivors=survivors)
         return self._answer("shares", number) | {"shares": stack_rows(reveal(received, survivors))}
 
     def _take_metric(self, message: Mapping[str, Any], step: int) -> None:
+        """Take or build the preconditioner of a round, and compare its digest with the server's."""
         wanted = message.get("metric_digest", "")
         if self.plan.config.preconditioner is None or wanted == "":
             return
-        state, seeded = group(message, "metric"), self.plan.config.metric == SEED
+        state = select_prefix(message, "metric")
+        can_build = self.plan.config.metric == SEED
         if self.local.digest != wanted and state:
             self.local.take_metric(state)
-        elif self.local.digest != wanted and seeded:
+        elif self.local.digest != wanted and can_build:
             self.local.build_metric(step)
         if self.local.digest != wanted:
-            raise _Refused(messages.METRIC_DIFFERS if state or seeded else messages.METRIC_MISSING)
-        self.local.at_step(step)
+            raise _Refusal(
+                messages.METRIC_DIFFERS if state or can_build else messages.METRIC_MISSING
+            )
+        self.local.advance_metric(step)
 
-    # -- private sums --------------------------------------------------------------------------------------------------
+    # -- private sums ------------------------------------------------------------------------------
 
     def _released(self, sums: Tensors, step: int) -> Tensors:
-        """A share of the noise on a sum that was clipped; on the ledger first."""
-        if self.plan.config.privacy.masked:  # the grid needs more digits than float32 has
+        """Return a clipped sum with this client's noise, charged to the ledger first."""
+        if self.plan.config.privacy.masked:  # float32 is coarser than the grid
             sums = {name: x.double() for name, x in sums.items()}
         clipped = ClippedSum(sums, self.plan.config.max_grad_norm)
         return self._pipeline.release(clipped, step).gradients
 
-    def _drawn(self, step: int) -> NDArray[np.int64]:
-        """All records, or a Poisson sample of them."""
-        size, rate = len(self.records), self.plan.config.example_rate
+    def _sample(self, step: int) -> NDArray[np.int64]:
+        """Return the indices of all records, or of a Poisson sample of them."""
+        size = len(self.records)
+        rate = self.plan.config.example_rate
         if rate == 1 or size == 0:
             return self.records.all
         return Poisson(rate, size).indices(step, self._sampling.generator(step))
 
-    def _noisy(self, number: int, extra: Tensors, made: int) -> Tensors:
-        """The sum of a round with its noise; `extra` is what the rule shares, of the round `made`."""
+    def _noisy(self, number: int, extra: Tensors, extra_round: int) -> Tensors:
+        """Return the noisy sum of a round.
+
+        Args:
+            number: of the round.
+            extra: what the rule shares.
+            extra_round: the round that `extra` was made in.
+        """
         work, first = self.plan.config.local, number * self.plan.per_round
         whole = self.plan.config.privacy.unit == "client"
         if isinstance(work, FedNewStep):
-            return self._released(self._newton(work, number, extra, made), first)
+            return self._released(self._newton(work, number, extra, extra_round), first)
         if isinstance(work, LocalSteps):
-            return self._released(self._change(work, extra), first) if whole else self._steps(work, extra, first)
-        drawn = self._drawn(first)
+            return self._released(
+                self._change(work, extra), first
+            ) if whole else self._steps(work, extra, first)
+        indices = self._sample(first)
         if not whole:
-            return self._released(self._tried.examples(drawn), first)
-        return self._released(self._tried.whole(lambda: self.local.clipped_sum(self.records, drawn, together=True)), first)
+            return self._released(self._work.sum_examples(indices), first)
+        return self._released(
+            self._work.contribute_as_one(
+                lambda: self.local.clipped_sum(self.records, indices, together=True)
+            ), first
+        )
 
     def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:
-        """Control variates c − c_i; nothing without them."""
+        """Return the difference c − c_i of control variates; nothing without control variates."""
         if not isinstance(work, ScaffoldSteps):
             return {}
         zeros = {name: torch.zeros_like(p) for name, p in self.local.parameters.items()}
-        own = self._control or zeros
-        return {name: extra.get(name, zeros[name]).to(own[name]) - own[name] for name in zeros}
+        control = self._control or zeros
+        correction = {}
+        for name, c_i in control.items():
+            correction[name] = extra.get(name, zeros[name]).to(c_i) - c_i
+        return correction
 
-    def _walk(self, work: LocalSteps, extra: Tensors, gradient: Callable[[int], Tensors]) -> Tensors:
-        """θ₀ − θ_K of K steps along a gradient."""
+    def _walk(
+        self, work: LocalSteps, extra: Tensors, gradient: Callable[[int], Tensors]
+    ) -> Tensors:
+        """Return θ₀ − θ_K of K steps along a gradient."""
         correction = self._correction(work, extra)
-        with self.local.moving() as start:
+        with self.local.restore_parameters() as start:
             for k in range(work.steps):
-                found = gradient(k)
+                gradients = gradient(k)
                 with torch.no_grad():
                     for name, p in self.local.parameters.items():
-                        p.sub_(work.learning_rate * (found[name].to(p) + correction.get(name, 0)))
+                        p.sub_(
+                            work.learning_rate * (gradients[name].to(p) + correction.get(name, 0))
+                        )
             return {name: start[name] - p.detach() for name, p in self.local.parameters.items()}
 
-    def _controlled(self, work: LocalSteps, extra: Tensors, sent: Tensors) -> Tensors:
-        """What is sent, after c_i ← c_i − c + sent / (K η): the server's c follows what it is sent, hence so must c_i."""
+    def _update_control(self, work: LocalSteps, extra: Tensors, sent: Tensors) -> None:
+        """Set c_i ← c_i − c + sent / (K η).
+
+        The server's c follows what the server receives, so c_i must follow what is sent.
+        """
         scale = 1 / (work.steps * work.learning_rate)
         correction = self._correction(work, extra)
         if correction:
             self._control = {name: sent[name].to(x) * scale - x for name, x in correction.items()}
-        return sent
 
     def _change(self, work: LocalSteps, extra: Tensors) -> Tensors:
-        """The change of a client that is protected as a whole, clipped as one."""
+        """Return the change of a client that is protected as a whole, clipped as one."""
 
         def change() -> Tensors:
             walked = self._walk(work, extra, lambda k: self.local.mean_gradient(self.records))
-            return clipped_whole(walked, self.plan.config.max_grad_norm)
+            return clip_as_one(walked, self.plan.config.max_grad_norm)
 
-        return self._controlled(work, extra, self._tried.whole(change))
+        sent = self._work.contribute_as_one(change)
+        self._update_control(work, extra, sent)
+        return sent
 
     def _steps(self, work: LocalSteps, extra: Tensors, first: int) -> Tensors:
-        """The change by K private steps: every one a release of its own, so that the change is one."""
+        """Return the change by K private steps, each of which is a release."""
+        divisor = self.plan.config.local_divisor
 
         def gradient(k: int) -> Tensors:
-            sums = self._tried.examples(self._drawn(first + k))
-            return {n: x / self.plan.config.local_divisor for n, x in self._released(sums, first + k).items()}
+            sums = self._work.sum_examples(self._sample(first + k))
+            return {name: x / divisor for name, x in self._released(sums, first + k).items()}
 
-        return self._controlled(work, extra, self._walk(work, extra, gradient))
+        sent = self._walk(work, extra, gradient)
+        self._update_control(work, extra, sent)
+        return sent
 
-    def _newton(self, work: FedNewStep, number: int, y: Tensors, made: int) -> Tensors:
-        """FedNew's direction, clipped as one; the dual variable follows the clipped one and y, where both are of one round.
+    def _newton(self, work: FedNewStep, number: int, y: Tensors, y_round: int) -> Tensors:
+        """Return FedNew's direction, clipped as one, and update the dual variable λ_i.
 
-        A round that was dropped has no y, and one that the client missed has no direction of its own: λ_i stays.
+        The update needs y and the clipped direction of the same round. A round that was dropped has
+        no y, and a round that the client missed has no direction. In both cases λ_i stays.
         """
-        names = list(self.local.parameters)
-        zeros = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self.local.parameters.items()}
-        y = {name: y[name].to(zeros[name]) if y else zeros[name] for name in names}
+        zeros = {}
+        for name, p in self.local.parameters.items():
+            zeros[name] = torch.zeros_like(p, dtype=torch.float64)
+        if y:
+            y = {name: y[name].to(zero) for name, zero in zeros.items()}
+        else:
+            y = zeros
         dual = self._control or zeros
-        if self._last and self._last_round == made:
-            dual = {n: dual[n] + work.rho * (self._last[n].double() - y[n]) for n in names}
+        if self._last and self._last_round == y_round:
+            residual = {name: self._last[name].double() - y[name] for name in zeros}
+            dual = {name: dual[name] + work.rho * residual[name] for name in zeros}
         self._control = dual
-        self._last, self._last_round = self._tried.whole(lambda: self._direction(work, dual, y)), number
+        self._last = self._work.contribute_as_one(lambda: self._direction(work, dual, y))
+        self._last_round = number
         return self._last
 
     def _direction(self, work: FedNewStep, dual: Tensors, y: Tensors) -> Tensors:
-        names = list(self.local.parameters)
+        """Return clip_C((H + (α + ρ) I)⁻¹ (g − λ + ρ y))."""
+        parameters = self.local.parameters
         g = self.local.mean_gradient(self.records)
-        right = torch.cat([(g[n].double() - dual[n] + work.rho * y[n]).flatten() for n in names])
+        right = flatten(
+            {name: g[name].double() - dual[name] + work.rho * y[name] for name in parameters}
+        )
         matrix = self.local.fisher(self.records)
         matrix.diagonal().add_(work.alpha + work.rho)
-        solved = torch.linalg.solve(matrix, right).split([p.numel() for p in self.local.parameters.values()])
-        pieces = zip(self.local.parameters.items(), solved, strict=True)
-        direction = {n: x.view(p.shape).to(p.dtype) for (n, p), x in pieces}
-        return clipped_whole(direction, self.plan.config.max_grad_norm)
+        direction = unflatten(torch.linalg.solve(matrix, right), parameters)
+        return clip_as_one(direction, self.plan.config.max_grad_norm)
+
+    # -- state -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """PRIVATE: what outlives a process beside the ledger, for this client's own disk and nothing else."""
+        """PRIVATE: return the state beside the ledger, for this client's own disk only."""
         return {
             "control": dict(self._control),
             "last": dict(self._last),
@@ -456,14 +574,25 @@ class Client:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with what `state_dict` gave."""
+        """Continue with what `state_dict` returned."""
         device = next(iter(self.local.parameters.values())).device
-        self._control, self._last = (moved_to(dict(state[name]), device) for name in ("control", "last"))
+        self._control = moved_to(dict(state["control"]), device)
+        self._last = moved_to(dict(state["last"]), device)
         self._last_round = int(state.get("last_round", -1))
-        keys, shares = state.get("keys"), state.get("shares")
+        keys = state.get("keys")
+        shares = state.get("shares")
         self._keys = None if keys is None else RoundKeys(**keys)
         self._shares = None if shares is None else ReceivedShares(**shares)
 
     def close(self) -> None:
         """Close the client's ledger."""
         self.ledger.close()
+
+
+def _refusal_reason(error: Exception) -> str:
+    """Return the constant that stands for an error in a message."""
+    if isinstance(error, BudgetExhausted):
+        return messages.SPENT
+    if isinstance(error, _Refusal):
+        return str(error)
+    return messages.CLIENT_FAILED

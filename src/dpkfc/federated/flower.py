@@ -1,11 +1,14 @@
-"""Flower as the engine of a federated app: its simulation, and its deployment on hosts far apart. The one module that knows flwr.
+"""Flower as the engine of a federated app, in simulation and on separate hosts.
+
+Only this module imports flwr.
 
     server_app(app)   a `flwr.serverapp.ServerApp` whose main drives `Server`
     client_app(app)   a `flwr.clientapp.ClientApp` that answers with `Node`
     simulate(app)     both in Flower's simulation engine, on this machine
 
-Flower carries messages and nothing else: it draws no clients, adds no noise, counts no survivors and sees no exception of ours.
-Its telemetry, its look for updates and Ray's usage statistics are off unless the environment says otherwise.
+Flower carries messages and does nothing else: it samples no clients, adds no noise, counts no
+survivors and sees no exception of dpkfc. Its telemetry, its search for updates and Ray's usage
+statistics are off unless the environment says otherwise.
 """
 
 from __future__ import annotations
@@ -33,41 +36,51 @@ from torch import Tensor, nn
 from dpkfc import checkpoint
 from dpkfc.federated.client import Client
 from dpkfc.federated.local_training import LocalModel
-from dpkfc.federated.messages import CLIENT_FAILED, FLOATS, Message, TooFewKeys, group
+from dpkfc.federated.messages import (
+    CLIENT_FAILED,
+    FLOATS,
+    Message,
+    TooFewKeys,
+    round_number,
+    select_prefix,
+)
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secure_aggregation import KEY_BYTES, new_key
 from dpkfc.federated.server import RoundRecord, Server
-from dpkfc.federated.simulation import Run, check_unused, federate
+from dpkfc.federated.simulation import Run, federate, start_or_resume
 from dpkfc.gradients.clipped_sum import LossFn
-from dpkfc.privacy.ledger import BudgetExhausted
 
 # --------------------------------------------------------------------------------------------------
-# A federated app: what server and clients of a run have to agree on, as functions of a few public
-# settings.
-#
-# Every process makes its own plan and model from the settings, and the contract
-# (`messages.contract_of`) is compared before the first round. One and the same value runs inside
-# one process (`App.here`), on an engine's simulation and on hosts far apart.
+# A federated app holds what server and clients of a run have to agree on, as functions of public
+# settings. Every process makes its own plan and model from the settings, and the contract
+# (`messages.contract_of`) is compared before the first round. The same app runs inside one process
+# (`App.here`), in an engine's simulation and on separate hosts.
 
 Settings = Mapping[str, Any]
-# Of the server alone: its folder, seconds that a message may take, seconds to wait for clients.
+# Settings of the server: its folder, seconds that a message may take, seconds to wait for clients.
 SERVER: dict[str, Any] = {"folder": "", "timeout": 120.0, "wait": 120.0}
 
 
 @dataclass(frozen=True)
 class App:
-    """What is trained, on what, under which promise. The functions are called in every process and give the same every time.
+    """What is trained, on which data, with which guarantee.
+
+    Every process calls the functions, and they return the same each time.
 
     Attributes:
-        plan: settings to the plan. On hosts with unlike libraries give the noise by `with_noise`: a calibration may differ in its
-            last digit, and then the clients are refused.
+        plan: settings to the plan. On hosts with different libraries give the noise by
+            `with_noise`: a calibration may differ in its last digit, and then the clients are
+                refused.
         model: settings to the model; weights that are not trained are part of the contract.
-        loss_fn: maps (model, batch) to one loss an example.
-        records: (number of a client, settings) to its own records; called where they lie, and nowhere else.
-        defaults: settings that a run may change, with their values: numbers, texts and truth values.
-        evaluate: (model, settings) to a plain figure for `Run.history`, on data that are no client's; None for nothing.
+        loss_fn: maps (model, batch) to one loss per example.
+        records: (number of a client, settings) to its own records; called only on that client's
+            machine.
+        defaults: settings that a run may change, with their values: numbers, texts and truth
+            values.
+        evaluate: (model, settings) to a plain figure for `Run.history`, on data of no client; None
+            for no figure.
         finish: (run, settings, folder) writes what a finished run leaves; None for nothing.
-        collate_fn: list of examples to a batch.
+        collate_fn: maps a list of examples to a batch.
     """
 
     plan: Callable[[Settings], FederatedPlan]
@@ -80,23 +93,29 @@ class App:
     collate_fn: Callable[[list[Any]], Any] | None = None
 
     def settings(self, *given: Settings | None) -> dict[str, Any]:
-        """The defaults, replaced by what was given, the last one first.
+        """Return the defaults, replaced by given settings; later ones win.
 
         Raises:
-            ValueError: an unknown name, or a value of another kind than the default.
+            ValueError: an unknown name, or a value of a type that the default has not.
         """
-        known = {**SERVER, **self.defaults}
+        defaults = {**SERVER, **self.defaults}
+        chosen = dict(defaults)
         for values in given:
             for name, value in (values or {}).items():
-                if name not in known:
-                    raise ValueError(f"unknown setting {name!r} of the federated app; it has {', '.join(sorted(known))}")
-                known[name] = _as(name, value, {**SERVER, **self.defaults}[name])
-        return known
+                if name not in defaults:
+                    raise ValueError(
+                        f"unknown setting {name!r} of the federated app; it has "
+                        f"{', '.join(sorted(defaults))}"
+                    )
+                chosen[name] = _convert(name, value, defaults[name])
+        return chosen
 
-    def evaluated(self, settings: Settings) -> Callable[[nn.Module], Any] | None:
-        """`evaluate` with its settings."""
-        found = self.evaluate
-        return None if found is None else lambda model: found(model, settings)
+    def bind_evaluate(self, settings: Settings) -> Callable[[nn.Module], Any] | None:
+        """Return `evaluate` as a function of the model alone."""
+        evaluate = self.evaluate
+        if evaluate is None:
+            return None
+        return lambda model: evaluate(model, settings)
 
     def here(
         self,
@@ -105,38 +124,40 @@ class App:
         folder: str | Path,
         on_round: Callable[[RoundRecord, Run], None] | None = None,
     ) -> Run:
-        """Run it inside this process; with the folder of a run that was interrupted it goes on after its last round.
+        """Run the app inside this process; continue an interrupted run after its last round.
 
         Args:
-            settings: instead of the defaults.
+            settings: in place of the defaults.
             folder: of the server's ledger, its checkpoint and what `finish` writes.
             on_round: called after every round.
 
         Raises:
-            BudgetExhausted: all rounds are spent by the ledger in the folder.
-            ValueError: as `runner.federate`.
+            BudgetExhausted: the ledger in the folder holds all rounds.
+            ValueError: as `federate`.
         """
-        chosen, place = self.settings(settings), Path(folder)
+        chosen = self.settings(settings)
+        folder = Path(folder)
         plan = self.plan(chosen)
-        place.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         run = federate(
             plan,
             self.model(chosen),
             self.loss_fn,
             [self.records(number, chosen) for number in range(plan.config.clients)],
-            ledger_path=place / "ledger.jsonl",
-            checkpoint=place / "checkpoint",
-            resume=checkpoint.exists(place / "checkpoint"),
-            evaluate=self.evaluated(chosen),
+            ledger_path=folder / "ledger.jsonl",
+            checkpoint=folder / "checkpoint",
+            resume=checkpoint.exists(folder / "checkpoint"),
+            evaluate=self.bind_evaluate(chosen),
             on_round=on_round,
             collate_fn=self.collate_fn,
         )
         if self.finish is not None:
-            self.finish(run, chosen, place)
+            self.finish(run, chosen, folder)
         return run
 
 
-def _as(name: str, value: Any, default: Any) -> Any:
+def _convert(name: str, value: Any, default: Any) -> Any:
+    """Return a setting as the type of its default; an integer may stand for a float."""
     if isinstance(default, float) and type(value) is int:
         return float(value)
     if type(value) is not type(default):
@@ -145,57 +166,64 @@ def _as(name: str, value: Any, default: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# A client on a machine of its own: whatever has to outlive a process lies in its folder, and
-# nothing of it is ever sent.
+# A client on its own machine. All that has to outlive a process lies in the client's folder, and
+# none of it is ever sent.
 #
 #     ledger.jsonl    its own releases; the file is locked while a message is answered
 #     metric/         the preconditioner that the server sent, with its hash
-#     channel.key     the private key that the other clients seal their shares for, under secure aggregation
-#     state/          control variates of local methods; keys of a round, the shares it holds, the survivor set it answered for
-#     last_error.txt  what went wrong last, for the operator of this client; the server is told a constant
+#     channel.key     the private key that the other clients seal their shares for
+#     state/          control variates, keys of a round, shares of others, the answered survivor set
+#     last_error.txt  the last error, for the operator of this client; the server gets a constant
 #
 # Engines start a process for every message, or several for one client in turn, so a client is built
 # from its folder each time.
 
 HELLO: Message = {"kind": "hello"}
-_Chosen = tuple[tuple[str, Any], ...]
+_FrozenSettings = tuple[tuple[str, Any], ...]
 
 
 @lru_cache(maxsize=8)
-def _local(app: App, chosen: _Chosen) -> LocalModel:
-    """One model a process; every message loads its parameters anew."""
-    settings = dict(chosen)
+def _local_model(app: App, frozen: _FrozenSettings) -> LocalModel:
+    """Return the one model of a process; every message loads its parameters."""
+    settings = dict(frozen)
     return LocalModel(app.plan(settings), app.model(settings), app.loss_fn)
 
 
 @lru_cache(maxsize=256)
-def _records(app: App, chosen: _Chosen, number: int) -> Any:
-    return app.records(number, dict(chosen))
+def _records(app: App, frozen: _FrozenSettings, number: int) -> Any:
+    return app.records(number, dict(frozen))
 
 
 def _channel_key(path: Path) -> bytes:
-    """Read the client's private channel key, or make a file with a new one that its owner alone can read.
+    """Return the client's private channel key; make a file that only its owner can read.
 
     Raises:
         ValueError: a file of another length.
     """
     if not path.exists():
-        fresh = path.with_name(f"{path.name}.{os.getpid()}")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(new_key())
-        fresh.replace(path)
+        unfinished.replace(path)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
-        raise ValueError(f"{path.name} has {len(key)} bytes and a channel key has {KEY_BYTES}; delete the file and start anew")
+        raise ValueError(
+            f"{path.name} has {len(key)} bytes and a channel key has {KEY_BYTES}; delete the file "
+            "and start anew"
+        )
     return key
 
 
-def failure(number: int, message: Mapping[str, Any], contract: str = "") -> Message:
-    """The answer of a client that cannot answer: the constant reason and what the message itself said."""
-    found = message.get("round")
-    place: Message = {"round": found if type(found) is int else -1, "contract": contract, "client": number}
-    return {"kind": "error", **place, "reason": CLIENT_FAILED}
+def make_failure(number: int, message: Mapping[str, Any], contract: str = "") -> Message:
+    """Return the answer of a client that cannot answer: a constant reason."""
+    return {
+        "kind": "error",
+        "round": round_number(message),
+        "contract": contract,
+        "client": number,
+        "reason": CLIENT_FAILED,
+    }
 
 
 class Node:
@@ -205,86 +233,94 @@ class Node:
         app: of the run.
         settings: all of them, from `App.settings`.
         number: of the client.
-        folder: of this client; each plan has a folder of its own in it, so budgets of several plans add up.
+        folder: of this client. Each plan has its own folder below it, so budgets of several plans
+            add up.
     """
 
-    def __init__(self, app: App, settings: Settings, number: int, folder: str | os.PathLike[str]) -> None:
-        self.app, self.number = app, number
-        self._chosen: _Chosen = tuple(sorted(settings.items()))
+    def __init__(
+        self, app: App, settings: Settings, number: int, folder: str | os.PathLike[str]
+    ) -> None:
+        self.app = app
+        self.number = number
+        self._settings: _FrozenSettings = tuple(sorted(settings.items()))
         self._folder = Path(folder).expanduser() / f"client-{number}"
 
     def answer(self, message: Mapping[str, Any]) -> Message:
-        """The answer to a server's message; never raises."""
+        """Return the answer to a server's message; never raise."""
         contract = ""
         try:
-            local = _local(self.app, self._chosen)
+            local = _local_model(self.app, self._settings)
             contract = local.contract
-            place = self._own_folder() / local.plan.hash[:16]
-            place.mkdir(exist_ok=True, mode=0o700)
-            client = self._client(local, place)
+            folder = self._make_folder() / local.plan.hash[:16]
+            folder.mkdir(exist_ok=True, mode=0o700)
+            client = self._open_client(local, folder)
             try:
-                return self._answered(client, message, place)
+                return self._answer(client, message, folder)
             finally:
                 client.close()
         except Exception as error:
-            self._note(error)
-            return failure(self.number, message, contract)
+            self._write_error(error)
+            return make_failure(self.number, message, contract)
 
-    def _client(self, local: LocalModel, place: Path) -> Client:
+    def _open_client(self, local: LocalModel, folder: Path) -> Client:
+        channel = None
+        if local.plan.config.privacy.masked:
+            channel = _channel_key(folder / "channel.key")
         client = Client(
             self.number,
             local.plan,
             local,
-            _records(self.app, self._chosen, self.number),
+            _records(self.app, self._settings, self.number),
             collate_fn=self.app.collate_fn,
-            ledger_path=place / "ledger.jsonl",
-            channel=_channel_key(place / "channel.key") if local.plan.config.privacy.masked else None,
+            ledger_path=folder / "ledger.jsonl",
+            channel=channel,
         )
-        if (place / "state").exists() or (place / "state.old").exists():
-            client.load_state_dict(checkpoint.read(place / "state")[1]["state"])
+        if (folder / "state").exists() or (folder / "state.old").exists():
+            client.load_state_dict(checkpoint.read(folder / "state")[1]["state"])
         return client
 
-    def _answered(self, client: Client, message: Mapping[str, Any], place: Path) -> Message:
+    def _answer(self, client: Client, message: Mapping[str, Any], folder: Path) -> Message:
         if message.get("kind") == HELLO["kind"]:
             return client.hello()
-        self._bring_metric(client.local, message, place / "metric")
+        self._load_metric(client.local, message, folder / "metric")
         answer = client.answer(message)
         if client.last_error is not None:
-            self._note(client.last_error)
+            self._write_error(client.last_error)
         state = client.state_dict()
-        if any(state[name] for name in ("control", "last", "keys", "shares")):  # on the disk before the answer leaves
-            checkpoint.write(place / "state", {}, {"state": state}, private=True)
+        # The state must be on the disk before the answer leaves.
+        if any(state[name] for name in ("control", "last", "keys", "shares")):
+            checkpoint.write(folder / "state", {}, {"state": state}, private=True)
         if answer["kind"] == "sum":
-            self._keep_metric(client.local, message, place / "metric")
+            self._save_metric(client.local, message, folder / "metric")
         return answer
 
-    def _bring_metric(self, local: LocalModel, message: Mapping[str, Any], place: Path) -> None:
-        """The metric of an earlier message, where this process has another and the server sent none."""
+    def _load_metric(self, local: LocalModel, message: Mapping[str, Any], folder: Path) -> None:
+        """Load the stored preconditioner if the server sent none and this process lacks it."""
         wanted = message.get("metric_digest", "")
-        if wanted in ("", local.digest) or group(message, "metric") or not place.exists():
+        if wanted in ("", local.digest) or select_prefix(message, "metric") or not folder.exists():
             return
-        held: dict[str, Tensor]
-        tensors, meta = checkpoint.read(place)
-        held = dict(tensors.get("metric", {}))
+        tensors, meta = checkpoint.read(folder)
         if meta.get("digest") == wanted:
-            local.take_metric(held)
+            state: dict[str, Tensor] = dict(tensors.get("metric", {}))
+            local.take_metric(state)
 
-    def _keep_metric(self, local: LocalModel, message: Mapping[str, Any], place: Path) -> None:
-        wanted, current = message.get("metric_digest", ""), local.coordinates.current
+    def _save_metric(self, local: LocalModel, message: Mapping[str, Any], folder: Path) -> None:
+        wanted = message.get("metric_digest", "")
+        current = local.coordinates.current
         if wanted == "" or current is None:
             return
-        if not place.exists() or checkpoint.read(place)[1].get("digest") != wanted:
-            checkpoint.write(place, {"metric": current.state_dict()}, {"digest": wanted})
+        if not folder.exists() or checkpoint.read(folder)[1].get("digest") != wanted:
+            checkpoint.write(folder, {"metric": current.state_dict()}, {"digest": wanted})
 
-    def _own_folder(self) -> Path:
-        """The client's folder, for its operator alone: a mode given to `mkdir` does not reach the folders above."""
+    def _make_folder(self) -> Path:
+        """Return the client's folder; `mkdir` sets a mode for the last folder only."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self._folder
 
-    def _note(self, error: BaseException) -> None:
-        """For this client's operator; where even that cannot be written, nothing is said."""
+    def _write_error(self, error: BaseException) -> None:
+        """Write an error for this client's operator; say nothing if the file cannot be written."""
         try:
-            path = self._own_folder() / "last_error.txt"
+            path = self._make_folder() / "last_error.txt"
             path.touch(0o600)
             path.write_text("".join(traceback.format_exception(error)), "utf-8")
         except OSError:
@@ -292,135 +328,153 @@ class Node:
 
 
 # --------------------------------------------------------------------------------------------------
-# The rounds of a server whose clients are far away: who is there, who answers in time, what is
-# written after every round.
-#
-# An engine is a `Carrier`: it knows which nodes are connected and carries messages to them. Which
-# node is which client, who takes part and who survives is decided here and by `Server`, never by
-# the engine.
+# The rounds of a server with remote clients. An engine is a `Transport`: it knows which nodes are
+# connected and carries messages to them. `Roster` and `Server` decide which node is which client,
+# who takes part and who survives; the engine does not.
 
 OnRound = Callable[[RoundRecord, Run], None]
-_PAUSE = 0.5  # seconds between two looks at who is there
-_REFUSED = {
+# Seconds between two lists of connected nodes.
+_PAUSE = 0.5
+_REFUSALS = {
     "other-contract": "with another plan, model or frozen weights",
     "duplicate": "whose number another node has",
     CLIENT_FAILED: "that failed to start (their own last_error.txt says why)",
 }
-_MAY_CHANGE = ("duplicate", CLIENT_FAILED)  # a number becomes free, a disk is mounted
+# These refusals are not final: a number becomes free, or a disk is mounted.
+_TEMPORARY = ("duplicate", CLIENT_FAILED)
 
 
 class TooFewClients(RuntimeError):
-    """Fewer clients than a round needs; nothing was charged for it."""
+    """Fewer clients are connected than a round needs; nothing was charged."""
 
 
-class Carrier(Protocol):
-    """An engine: nodes are its numbers for connected machines."""
+class Transport(Protocol):
+    """An engine; nodes are its numbers for connected machines."""
 
     def nodes(self) -> Iterable[int]:
-        """Who is connected now."""
+        """Return the nodes that are connected now."""
         ...
 
-    def ask(self, requests: Mapping[int, Message], timeout: float) -> Iterable[tuple[int, Message | None]]:
-        """Send a message to each node and give the answers that come in time, in any order; None for one that cannot be read."""
+    def ask(
+        self, requests: Mapping[int, Message], timeout: float
+    ) -> Iterable[tuple[int, Message | None]]:
+        """Send messages to nodes and return the answers in time; None if unreadable."""
         ...
 
 
 class Roster:
-    """Which node is which client of the plan. A number belongs to one connected node; a second one that claims it is refused.
+    """Which node is which client of the plan.
+
+    A number belongs to one connected node; a second claim is refused.
 
     Args:
         server: enrols the clients.
-        carrier: of the messages.
+        transport: of the messages.
         timeout: seconds that an answer may take.
     """
 
-    def __init__(self, server: Server, carrier: Carrier, timeout: float) -> None:
-        self._server, self._carrier, self._timeout = server, carrier, timeout
-        self._clients: dict[int, int] = {}  # node to client
-        self._asked: set[int] = set()
+    def __init__(self, server: Server, transport: Transport, timeout: float) -> None:
+        self._server = server
+        self._transport = transport
+        self._timeout = timeout
+        # Client of each node.
+        self._clients: dict[int, int] = {}
+        # Nodes that were sent a hello.
+        self._greeted: set[int] = set()
+        # Reason of each refused node.
         self._refused: dict[int, str] = {}
 
     def present(self) -> dict[int, int]:
-        """Client to node, of those who are connected."""
-        here = set(self._carrier.nodes())
-        return {client: node for node, client in self._clients.items() if node in here}
+        """Return the node of each connected client."""
+        connected = set(self._transport.nodes())
+        return {client: node for node, client in self._clients.items() if node in connected}
 
     def greet(self, again: bool = False) -> None:
-        """Say hello to nodes that came since; with `again` also to those that did not answer."""
-        here = set(self._carrier.nodes())
-        unknown = here - set(self._clients) - {n for n, why in self._refused.items() if why not in _MAY_CHANGE}
-        new = sorted(unknown if again else unknown - self._asked)
+        """Say hello to new nodes; with `again` also to nodes that did not answer."""
+        connected = set(self._transport.nodes())
+        refused = {node for node, reason in self._refused.items() if reason not in _TEMPORARY}
+        unknown = connected - set(self._clients) - refused
+        if not again:
+            unknown -= self._greeted
+        new = sorted(unknown)
         if not new:
             return
-        self._asked |= set(new)
-        for node, message in self._carrier.ask(dict.fromkeys(new, HELLO), self._timeout):
-            if node in new and node not in self._clients:
-                self._welcome(node, message or {}, here)
+        self._greeted |= unknown
+        for node, message in self._transport.ask(dict.fromkeys(new, HELLO), self._timeout):
+            if node in unknown and node not in self._clients:
+                self._welcome(node, message or {}, connected)
 
-    def _welcome(self, node: int, message: Mapping[str, Any], here: set[int]) -> None:
-        number, server = message.get("client"), self._server
+    def _welcome(self, node: int, message: Mapping[str, Any], connected: set[int]) -> None:
+        """Enrol the client of a node that answered a hello, or note why it is refused."""
+        server = self._server
+        number = message.get("client")
         holder = next((n for n, client in self._clients.items() if client == number), None)
-        right = message.get("kind") == HELLO["kind"] and message.get("contract") == server.contract
-        if holder is not None and holder not in here and right:  # the same client, connected anew
-            del self._clients[holder]
-            server.enrolled.discard(self._number(number))
+        is_hello = message.get("kind") == HELLO["kind"]
+        is_valid = is_hello and message.get("contract") == server.contract
+        if holder is not None and holder not in connected and is_valid:
+            # The same client has connected again.
+            server.enrolled.discard(self._clients.pop(holder))
         before = Counter(server.rejected)
         if server.enroll(message):
-            self._clients[node] = self._number(number)
+            self._clients[node] = int(message["client"])
             self._refused.pop(node, None)
             return
-        found = next(iter(server.rejected - before), "unknown-client")
-        self._refused[node] = CLIENT_FAILED if message.get("kind") == "error" else found
-        if found == "duplicate":
-            self._asked.discard(node)  # its number may become free
-
-    @staticmethod
-    def _number(found: Any) -> int:
-        return int(found)
+        reason = next(iter(server.rejected - before), "unknown-client")
+        self._refused[node] = CLIENT_FAILED if message.get("kind") == "error" else reason
+        if reason == "duplicate":
+            # The number may become free.
+            self._greeted.discard(node)
 
     def gather(self, wanted: int, least: int, wait: float) -> None:
-        """Wait until `wanted` clients are there, or as many as a round needs when the time is over.
+        """Wait for `wanted` clients, or for as many as a round needs when the time is over.
 
         Raises:
-            TooFewClients: fewer.
+            TooFewClients: fewer are connected.
         """
         end = time.monotonic() + wait
         while len(self.present()) < wanted:
             self.greet(again=True)
-            found = len(self.present())
-            if found >= wanted or (found >= least and time.monotonic() >= end):
+            count = len(self.present())
+            is_over = time.monotonic() >= end
+            if count >= wanted or (count >= least and is_over):
                 return
-            if time.monotonic() >= end:
-                raise TooFewClients(self._too_few(found, least, wait))
+            if is_over:
+                raise TooFewClients(self._describe_shortage(count, least, wait))
             time.sleep(min(_PAUSE, wait))
 
-    def _too_few(self, found: int, least: int, wait: float) -> str:
-        counts = Counter(_REFUSED.get(why, "without a valid hello") for why in self._refused.values())
-        refused = "".join(f"; refused: {n} {why}" for why, n in counts.items())
+    def _describe_shortage(self, count: int, least: int, wait: float) -> str:
+        reasons = Counter(
+            _REFUSALS.get(reason, "without a valid hello") for reason in self._refused.values()
+        )
+        refused = "".join(f"; refused: {number} {reason}" for reason, number in reasons.items())
         clients = self._server.plan.config.clients
         return (
-            f"{found} of {clients} clients are there after {wait:g} s and a round needs {least}{refused}. Start more clients, or "
-            "make a plan with a smaller min_survivors; nothing was charged for this round"
+            f"{count} of {clients} clients are there after {wait:g} s and a round needs "
+            f"{least}{refused}. "
+            "Start more clients, or lower min_survivors; nothing was charged for this round"
         )
 
     def exchange(self, requests: Mapping[int, Message]) -> None:
-        """Carry messages to clients and their answers to the server; whoever answers for another client is not heard."""
+        """Carry messages to clients and answers back; refuse an answer in another client's name."""
         nodes = self.present()
-        sent = {nodes[client]: message for client, message in requests.items() if client in nodes}
-        if not sent:
+        messages = {
+            nodes[client]: message for client, message in requests.items() if client in nodes
+        }
+        if not messages:
             return
-        for node, message in self._carrier.ask(sent, self._timeout):
-            if node not in sent:
+        for node, message in self._transport.ask(messages, self._timeout):
+            if node not in messages:
                 self._server.rejected["unknown-client"] += 1
             elif message is None:
-                self._server.receive({})  # counted, and absent
+                # The server counts an empty message as invalid, and the client as absent.
+                self._server.receive({})
             elif message.get("client") != self._clients[node]:
                 self._server.rejected["other-client"] += 1
             else:
                 self._server.receive(message)
 
 
-def _round(server: Server, roster: Roster, wait: float) -> RoundRecord:
+def _run_round(server: Server, roster: Roster, wait: float) -> RoundRecord:
     roster.exchange(_open_round(server, roster, wait))
     roster.exchange(server.fix_survivors())
     return server.close_round()
@@ -430,7 +484,7 @@ def _open_round(server: Server, roster: Roster, wait: float) -> dict[int, Messag
     """Open a round with enough clients, and under secure aggregation with keys of enough clients.
 
     Raises:
-        TooFewClients: fewer after `wait` seconds; nothing was charged.
+        TooFewClients: fewer clients after `wait` seconds; nothing was charged.
     """
     least = max(1, server.plan.config.survivors)
     end = time.monotonic() + wait
@@ -446,35 +500,41 @@ def _open_round(server: Server, roster: Roster, wait: float) -> dict[int, Messag
         time.sleep(min(_PAUSE, wait))
 
 
-def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound | None = None) -> Run:
-    """Run the rounds that the ledger of a folder has left: all of them, or those after a crash.
+def serve(
+    app: App, settings: Settings, transport: Transport, *, on_round: OnRound | None = None
+) -> Run:
+    """Run the rounds that the ledger of a folder has left: all rounds, or those after a crash.
 
     Args:
         app: of the run.
-        settings: all of them, from `App.settings`; "folder" holds ledger, checkpoint and what the run leaves.
-        carrier: of the messages.
+        settings: all settings, from `App.settings`; "folder" holds ledger, checkpoint and what
+            `App.finish` writes.
+        transport: of the messages.
         on_round: called after every round.
 
     Raises:
-        ValueError: no absolute path of a folder; trained parameters of a type that is not sent; a ledger that is in use and has
-            lost its checkpoint.
-        TooFewClients: fewer clients than a round needs; checkpoint and ledger are there to go on from.
-        BudgetExhausted: every round of the plan is spent in this folder; nothing was sent.
-        LedgerError, CheckpointError: those of another run lie in the folder.
+        ValueError: no absolute path of a folder; trained parameters of a type that is not sent; a
+            used ledger without its checkpoint.
+        TooFewClients: fewer clients than a round needs; the same call resumes.
+        BudgetExhausted: the ledger in the folder holds every round of the plan; nothing was sent.
+        LedgerError, CheckpointError: the folder holds those of another run.
     """
     folder = Path(settings["folder"]).expanduser()
     if not folder.is_absolute():
-        raise ValueError(f"the server needs folder=, an absolute path for its ledger and checkpoint; got {str(folder)!r}")
+        raise ValueError(
+            "the server needs folder=, an absolute path for its ledger and checkpoint; got "
+            f"{str(folder)!r}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     model = app.model(settings)
     _check_types(model)
     server = Server(app.plan(settings), model, ledger_path=folder / "ledger.jsonl")
-    run, started = Run(server), time.perf_counter()
+    run = Run(server)
+    started = time.perf_counter()
+    path = folder / "checkpoint"
     try:
-        _resume(run, folder / "checkpoint")
-        if not server.rounds_left:
-            raise BudgetExhausted(f"all rounds of this plan are spent by the ledger in {folder}; nothing was sent")
-        _rounds(app, settings, carrier, run, place=folder / "checkpoint", on_round=on_round)
+        start_or_resume(run, path, checkpoint.exists(path))
+        _run_rounds(app, settings, transport, run, path=path, on_round=on_round)
     finally:
         run.seconds = time.perf_counter() - started
         server.close()
@@ -484,49 +544,54 @@ def serve(app: App, settings: Settings, carrier: Carrier, *, on_round: OnRound |
 
 
 def _check_types(model: nn.Module) -> None:
-    """Refuse what an engine cannot carry before a ledger is there: the first round would be charged and then not be sent."""
+    """Refuse parameters that an engine cannot carry, before a round is charged."""
     for name, p in model.named_parameters():
         if p.requires_grad and p.dtype not in FLOATS:
             raise ValueError(
-                f"the parameter '{name}' is {p.dtype}; engines carry trained parameters of float32 and float64: give a model in "
-                "one of them, or run it inside one process. Nothing was charged"
+                f"the parameter '{name}' is {p.dtype}; engines carry float32 and float64: convert "
+                "the model, or use App.here. "
+                "Nothing was charged"
             )
 
 
-def _resume(run: Run, place: Path) -> None:
-    """Continue from a checkpoint; a new run, whose ledger is empty, writes its first one before its first round."""
-    if checkpoint.exists(place):
-        run.restore(place)
-    else:
-        check_unused(run.server)
-        run.save(place)
-
-
-def _rounds(
-    app: App, settings: Settings, carrier: Carrier, run: Run, *, place: Path, on_round: OnRound | None
+def _run_rounds(
+    app: App,
+    settings: Settings,
+    transport: Transport,
+    run: Run,
+    *,
+    path: Path,
+    on_round: OnRound | None,
 ) -> None:
-    server, evaluate = run.server, app.evaluated(settings)
-    roster = Roster(server, carrier, settings["timeout"])
-    roster.gather(server.plan.config.clients, max(1, server.plan.config.survivors), settings["wait"])
+    server = run.server
+    evaluate = app.bind_evaluate(settings)
+    roster = Roster(server, transport, settings["timeout"])
+    roster.gather(
+        server.plan.config.clients, max(1, server.plan.config.survivors), settings["wait"]
+    )
     while server.rounds_left:
-        record = _round(server, roster, settings["wait"])
+        record = _run_round(server, roster, settings["wait"])
         run.records.append(record)
         if evaluate is not None:
-            run.history.append((record.round + 1, server.epsilon, evaluate(server.model)))
-        run.save(place)
+            run.evaluate_round(evaluate)
+        run.save(path)
         if on_round is not None:
             on_round(record, run)
 
 
 # --------------------------------------------------------------------------------------------------
 
-SWITCHES = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+SWITCHES = {
+    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"
+}
 PLAIN, TENSORS = "plain", "tensors"
 _KINDS = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
 _DTYPES = {"float32", "float64", "int64", "int32", "uint8", "bool"}
-_LONGEST = 256  # characters of a text in a message
-_OBJECTS = 200 * 2**20  # bytes of Ray's object store
-_PATIENT = {"timeout": 900.0, "wait": 900.0}  # nobody drops out of a simulation, and a busy machine starts Ray slowly
+# Most characters of a text in a message.
+_MAX_TEXT = 256
+_OBJECT_STORE_BYTES = 200 * 2**20
+# No client leaves a simulation, and a busy machine starts Ray slowly.
+_SIMULATION_WAITS = {"timeout": 900.0, "wait": 900.0}
 logger = logging.getLogger(__name__)
 
 
@@ -534,53 +599,59 @@ class Unreachable(RuntimeError):
     """The SuperLink does not answer."""
 
 
-def quiet_environment() -> None:
-    """Switch telemetry off wherever the environment does not say otherwise; before flwr is imported for the first time."""
+def disable_telemetry() -> None:
+    """Switch telemetry off unless the environment says otherwise, before flwr is imported."""
     for name, value in SWITCHES.items():
         os.environ.setdefault(name, value)
 
 
-def _flwr(name: str) -> Any:
-    """A module of flwr.
+def _import_flwr(name: str) -> Any:
+    """Return a module of flwr.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: flwr is not installed.
     """
-    quiet_environment()
+    disable_telemetry()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"Flower is not installed ({error.name} is missing): pip install 'dpkfc[federated]', with Python 3.11 or later"
+            f"Flower is not installed ({error.name} is missing): pip install 'dpkfc[federated]', "
+            "with Python 3.11 or later"
         ) from None
 
 
 def check_installed() -> None:
-    """Raise where Flower or its simulation is missing.
+    """Check that Flower and its simulation are installed.
 
     Raises:
         ImportError: with what to install.
     """
-    _flwr("flwr")
+    _import_flwr("flwr")
     if importlib.util.find_spec("ray") is None:
-        raise ImportError("Flower's simulation is not installed (ray is missing): pip install 'dpkfc[federated]'")
+        raise ImportError(
+            "Flower's simulation is not installed (ray is missing): pip install 'dpkfc[federated]'"
+        )
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
-def to_record(message: Mapping[str, Any], made: dict[int, Any] | None = None) -> Any:
-    """A message as a RecordDict: tensors in one ArrayRecord, integers and texts in one ConfigRecord, and nothing else.
+def to_record(message: Mapping[str, Any], arrays_by_id: dict[int, Any] | None = None) -> Any:
+    """Return a message as a RecordDict: an ArrayRecord of tensors, a ConfigRecord of the rest.
 
     Args:
         message: of `dpkfc.federated.messages`.
-        made: arrays by the id of their tensor, for messages that share some and live as long.
+        arrays_by_id: arrays by the id of their tensor, for messages that share tensors and live as
+            long.
 
     Raises:
         ValueError: a value that no message has.
     """
-    flwr, known = _flwr("flwr.app"), {} if made is None else made
-    plain, arrays = {}, {}
+    flwr = _import_flwr("flwr.app")
+    known = {} if arrays_by_id is None else arrays_by_id
+    plain = {}
+    arrays = {}
     for name, value in message.items():
         if isinstance(value, Tensor):
             if value.dtype not in _KINDS:
@@ -596,12 +667,13 @@ def to_record(message: Mapping[str, Any], made: dict[int, Any] | None = None) ->
 
 
 def from_record(record: Any) -> Message:
-    """The message in a RecordDict; what it may hold is decided by whoever receives it.
+    """Return the message in a RecordDict; its receiver decides what the message may hold.
 
     Raises:
-        ValueError: other records, values of other types, or an array whose bytes are not what it says.
+        ValueError: other records, values of other types, or an array whose bytes do not fit its
+            header.
     """
-    flwr = _flwr("flwr.app")
+    flwr = _import_flwr("flwr.app")
     if set(record) != {PLAIN, TENSORS}:
         raise ValueError("other records than a message has")
     plain, arrays = record[PLAIN], record[TENSORS]
@@ -609,7 +681,8 @@ def from_record(record: Any) -> Message:
         raise ValueError("other records than a message has")
     message: Message = {}
     for name, value in plain.items():
-        if type(value) not in (int, str) or (isinstance(value, str) and len(value) > _LONGEST):
+        is_long_text = isinstance(value, str) and len(value) > _MAX_TEXT
+        if type(value) not in (int, str) or is_long_text:
             raise ValueError("a value that no message has")
         message[name] = value
     for name, array in arrays.items():
@@ -620,7 +693,7 @@ def from_record(record: Any) -> Message:
 
 
 def _tensor(array: Any) -> Tensor:
-    """The numbers of an array in NumPy's format; its header decides nothing about how much memory is taken."""
+    """Return the tensor of a NumPy array; its header does not decide how much is allocated."""
     if array.stype != "numpy.ndarray":
         raise ValueError("an array of another format")
     stream = BytesIO(array.data)
@@ -628,60 +701,68 @@ def _tensor(array: Any) -> Tensor:
         if np.lib.format.read_magic(stream) != (1, 0):
             raise ValueError("another version")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    except Exception:  # whatever a stranger's bytes can do to a parser
+    # A stranger's bytes can raise any exception in the parser.
+    except Exception:
         raise ValueError("an array of another format") from None
     numbers = array.data[stream.tell() :]
     size = 1
     for length in shape:
         size *= length
-    if fortran or dtype.name not in _DTYPES or not dtype.isnative or size * dtype.itemsize != len(numbers):
+    is_plain = not fortran and dtype.name in _DTYPES and dtype.isnative
+    if not is_plain or size * dtype.itemsize != len(numbers):
         raise ValueError("an array whose bytes are not what it says")
     return torch.from_numpy(np.frombuffer(numbers, dtype).reshape(shape).copy())
 
 
-# -- server ------------------------------------------------------------------------------------------------------------
+# -- server ----------------------------------------------------------------------------------------
 
 
 class _Grid:
-    """Flower's grid as a `drive.Carrier`."""
+    """Flower's grid as a `Transport`."""
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid
 
     def nodes(self) -> list[int]:
-        """Connected SuperNodes."""
-        with _reached():
+        """Return the connected SuperNodes."""
+        with _report_unreachable():
             return sorted(self._grid.get_node_ids())
 
-    def ask(self, requests: Mapping[int, Message], timeout: float) -> Iterable[tuple[int, Message | None]]:
-        """Answers in time; whatever Flower itself reports instead of an answer is an absence, and its text is not read."""
-        flwr, made = _flwr("flwr.app"), {}  # type: ignore[var-annotated]
-        sent = [
-            flwr.Message(to_record(m, made), node, "train", ttl=timeout, group_id=str(m.get("round", "hello")))
-            for node, m in requests.items()
-        ]
-        with _reached():
-            replies = list(self._grid.send_and_receive(sent, timeout=timeout))
+    def ask(
+        self, requests: Mapping[int, Message], timeout: float
+    ) -> Iterable[tuple[int, Message | None]]:
+        """Return the answers in time; Flower's own error reports count as absences."""
+        flwr = _import_flwr("flwr.app")
+        arrays_by_id: dict[int, Any] = {}
+        messages = []
+        for node, request in requests.items():
+            record = to_record(request, arrays_by_id)
+            group = str(request.get("round", "hello"))
+            messages.append(flwr.Message(record, node, "train", ttl=timeout, group_id=group))
+        with _report_unreachable():
+            replies = list(self._grid.send_and_receive(messages, timeout=timeout))
         for reply in replies:
             if reply.has_content():
-                yield reply.metadata.src_node_id, _readable(reply.content)
+                yield reply.metadata.src_node_id, _read_or_none(reply.content)
 
 
-def _readable(content: Any) -> Message | None:
+def _read_or_none(content: Any) -> Message | None:
     try:
         return from_record(content)
-    except Exception:  # counted by the server as a message that cannot be read
+    # The server counts an unreadable message.
+    except Exception:
         return None
 
 
 @contextmanager
-def _reached() -> Iterator[None]:
+def _report_unreachable() -> Iterator[None]:
     try:
         yield
     except Exception as error:
         raise Unreachable(
-            f"the SuperLink does not answer ({type(error).__name__}); ledger and checkpoint are on the disk: start the SuperLink "
-            "and the same run again, and it goes on after its last round"
+            f"the SuperLink does not answer ({type(error).__name__}); ledger and checkpoint are on "
+            "the disk: start the SuperLink "
+            "and this run again to resume"
         ) from error
 
 
@@ -692,79 +773,84 @@ def server_app(
     on_round: OnRound | None = None,
     done: Callable[[Run], None] | None = None,
 ) -> Any:
-    """The ServerApp of an app. Settings of `flwr run --run-config` come last.
+    """Return the ServerApp of an app. Settings of `flwr run --run-config` win.
 
     Args:
         app: of the run.
-        settings: instead of its defaults.
+        settings: in place of the app's defaults.
         on_round: called after every round; None writes one line to the log.
         done: called with the finished run.
     """
-    made = _flwr("flwr.serverapp").ServerApp()
+    server = _import_flwr("flwr.serverapp").ServerApp()
 
-    @made.main()
+    @server.main()
     def main(grid: Any, context: Any) -> None:
         chosen = app.settings(settings, dict(context.run_config))
-        run = serve(app, chosen, _Grid(grid), on_round=on_round or _logged)
+        run = serve(app, chosen, _Grid(grid), on_round=on_round or _log_round)
         if done is not None:
             done(run)
 
-    return made
+    return server
 
 
-def _logged(record: Any, run: Run) -> None:
-    """One line a round, of public figures."""
+def _log_round(record: Any, run: Run) -> None:
+    """Log one line of public figures."""
     figure = f", {run.history[-1][2]}" if run.history else ""
     state = "dropped, and charged" if record.dropped else f"{record.survivors} survivors"
     text = f"round {record.round + 1}: {state}, ε = {run.server.epsilon:.4f}{figure}, {record.seconds:.1f} s"
     logging.getLogger("flwr").info("%s", text)
 
 
-# -- clients -----------------------------------------------------------------------------------------------------------
+# -- clients ---------------------------------------------------------------------------------------
 
 
 def client_app(app: App, settings: Settings | None = None, *, folder: str = "") -> Any:
-    """The ClientApp of an app. The node's configuration says which client it is, and where that client keeps its ledger.
+    """Return the ClientApp of an app.
+
+    The configuration of a node says which client it is and where its ledger is.
 
     `partition-id` is the client's number; `folder` replaces the argument of that name.
 
     Args:
         app: of the run.
-        settings: instead of its defaults; those of the run come last.
+        settings: in place of the app's defaults; settings of the run win.
         folder: of the clients' own files; by default `dpkfc` below Flower's home.
     """
-    made = _flwr("flwr.clientapp").ClientApp()
-    flwr = "flwr.app"
+    client = _import_flwr("flwr.clientapp").ClientApp()
 
     def answer(message: Any, context: Any) -> Any:
-        record = _answer(app, message, context, settings=settings, place=folder)
-        return _flwr(flwr).Message(record, reply_to=message)
+        record = _answer(app, message, context, settings=settings, default_folder=folder)
+        return _import_flwr("flwr.app").Message(record, reply_to=message)
 
-    made.train()(answer)
-    return made
+    client.train()(answer)
+    return client
 
 
-def _answer(app: App, message: Any, context: Any, *, settings: Settings | None, place: str) -> Any:
-    """The answer of the client that this node is, as a record; whatever fails becomes the constant reason."""
+def _answer(
+    app: App, message: Any, context: Any, *, settings: Settings | None, default_folder: str
+) -> Any:
+    """Return the answer of this node's client as a record; an error becomes the constant reason."""
     number = -1
-    asked: Message = {}
+    request: Message = {}
     try:
         node = context.node_config
         number = int(node["partition-id"])
-        asked = from_record(message.content)
+        request = from_record(message.content)
         chosen = app.settings(settings, dict(context.run_config))
-        folder = str(node.get("folder", "")) or place or _home()
-        return to_record(Node(app, chosen, number, folder).answer(asked))
+        folder = str(node.get("folder", "")) or default_folder or _home_folder()
+        return to_record(Node(app, chosen, number, folder).answer(request))
     except Exception as error:
-        logger.error("this client cannot answer (%s); has its node a partition-id?", type(error).__name__)
-        return to_record(failure(number, asked))
+        logger.error(
+            "this client cannot answer (%s); has its node a partition-id?", type(error).__name__
+        )
+        return to_record(make_failure(number, request))
 
 
-def _home() -> str:
+def _home_folder() -> str:
     return str(Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "dpkfc")
 
 
-# -- simulation --------------------------------------------------------------------------------------------------------
+# -- simulation ------------------------------------------------------------------------------------
 
 
 def simulate(
@@ -775,37 +861,39 @@ def simulate(
     on_round: OnRound | None = None,
     processes: int | None = None,
 ) -> Run:
-    """Run an app on Flower's simulation engine: every client in a process of Ray's, with a ledger of its own on the disk.
+    """Run an app on Flower's simulation engine, every client in a Ray process.
 
     Args:
-        app: of the run; its functions have to be importable, or small, since every message carries them.
-        settings: instead of the app's defaults; "timeout" and "wait" are 900 s here.
+        app: of the run; its functions have to be importable, or small, because every message
+            carries them.
+        settings: in place of the app's defaults; "timeout" and "wait" are 900 s here.
         folder: of the run; the clients' own files lie below it.
         on_round: called after every round.
-        processes: of clients at once; by default one a core.
+        processes: clients that run at the same time; by default one per core.
 
     Raises:
         ImportError: Flower or Ray is not installed.
         TooFewClients: fewer clients answered than a round needs.
     """
-    place = Path(folder).absolute()
-    chosen = app.settings(_PATIENT, settings, {"folder": str(place)})
+    folder = Path(folder).absolute()
+    chosen = app.settings(_SIMULATION_WAITS, settings, {"folder": str(folder)})
     clients = app.plan(chosen).config.clients
-    simulation, runs = _flwr("flwr.simulation"), []  # type: ignore[var-annotated]
+    simulation = _import_flwr("flwr.simulation")
+    runs: list[Run] = []
     backend = {
         "init_args": {
             "num_cpus": processes or os.cpu_count() or 1,
             "include_dashboard": False,
             "log_to_driver": False,
             "logging_level": "ERROR",
-            "object_store_memory": _OBJECTS,
+            "object_store_memory": _OBJECT_STORE_BYTES,
         },
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
     }
-    with _silent():
+    with _silence_flower():
         simulation.run_simulation(
             server_app=server_app(app, chosen, on_round=on_round, done=runs.append),
-            client_app=client_app(app, chosen, folder=str(place / "clients")),
+            client_app=client_app(app, chosen, folder=str(folder / "clients")),
             num_supernodes=clients,
             backend_config=backend,
         )
@@ -813,14 +901,15 @@ def simulate(
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Flower's own messages below an error are left out while our progress is drawn."""
-    found = logging.getLogger("flwr")
-    before = found.level
-    found.setLevel(logging.ERROR)
+def _silence_flower() -> Iterator[None]:
+    """Leave out Flower's own messages below an error while progress is drawn."""
+    flower_logger = logging.getLogger("flwr")
+    before = flower_logger.level
+    flower_logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning, module="ray")  # Ray's hints about its next version
+            # Ray warns about its next version.
+            warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
             yield
     finally:
-        found.setLevel(before)
+        flower_logger.setLevel(before)

@@ -1,24 +1,28 @@
-"""Messages: flat dictionaries of tensors, numbers and texts, and the list of what may be in them.
+"""Messages: flat dictionaries of tensors, numbers and texts, and the list of what they may hold.
 
-Nothing but the sum and constants of the plan leaves a client: no number of examples, no loss, no accuracy, no text of an error.
-Whatever is not on the list makes a message invalid, and invalid messages are counted and dropped.
+Only the sum and constants of the plan leave a client: no number of examples, no loss, no accuracy,
+no text of an error. A message with anything that is not on the list is invalid. Invalid messages
+are counted and dropped.
 
-    server → client   keys        round, contract, cohort, channels                          secure aggregation alone
-                      round       round, contract, theta/*, extra/*, extra_round, metric_digest, metric_step, metric/*
-                                  cohort, channels                                           secure aggregation alone
-                                  mask_keys, sealed                                          where keys were requested
-                      unmask      round, contract, survivors                                 secure aggregation alone
-    client → server   hello       contract, client, key                                      key: secure aggregation alone
-                      keys        round, contract, client, key, sealed
-                      sum         round, contract, client, sum/*
-                      shares      round, contract, client, shares                            of a survivor
-                      error       round, contract, client, reason
+    server → client
+        keys     round, contract, cohort, channels                          secure aggregation only
+        round    round, contract, theta/*, extra/*, extra_round, metric_digest, metric_step, metric/*
+                 cohort, channels                                           secure aggregation only
+                 mask_keys, sealed                                          where keys were requested
+        unmask   round, contract, survivors                                 secure aggregation only
+    client → server
+        hello    contract, client, key                                      key: secure aggregation only
+        keys     round, contract, client, key, sealed
+        sum      round, contract, client, sum/*
+        shares   round, contract, client, shares                            of a survivor
+        error    round, contract, client, reason
 
-Keys and sealed shares are bytes, one row a client, in the order of `cohort`. The `key` of a hello is the client's public channel
-key, and that of `keys` its public mask key. `sealed` holds what the client sealed for the others, or the others for the client.
-`extra` is what the rule shares, and `extra_round` the number of the round it was made in: the last one with a release.
-Rounds are numbered by the ledger: a round that was charged and lost has a number of its own, so none is ever asked for twice.
-`contract` is the hash of the plan and of the model that both sides were started with.
+Keys and sealed shares are bytes, one row a client, in the order of `cohort`. The `key` of a hello
+is the client's public channel key, and that of `keys` its public mask key. `sealed` holds what the
+client sealed for the others, or the others for the client. `extra` is what the rule shares, and
+`extra_round` the round it was made in: the last one with a release. The ledger numbers the rounds.
+A round that was charged and lost keeps its number, so no round is requested twice. `contract` is
+the hash of the plan and of the model that both sides were started with.
 """
 
 from __future__ import annotations
@@ -51,21 +55,24 @@ _PLAIN: dict[str, dict[str, type]] = {
     "error": {"round": int, "contract": str, "client": int, "reason": str},
 }
 _Types = tuple[torch.dtype, ...]
-_Fields = dict[str, tuple[_Types, tuple[int, ...]]]  # name of a tensor to its types and its shape
-FLOATS: _Types = (torch.float32, torch.float64)  # that are sent
+# Name of a tensor to its permitted types and its shape.
+_Fields = dict[str, tuple[_Types, tuple[int, ...]]]
+# Types of parameters that are sent.
+FLOATS: _Types = (torch.float32, torch.float64)
 _INTEGERS: _Types = (torch.int64,)
 _BYTES: _Types = (torch.uint8,)
 
 
 def shapes_of(model: nn.Module) -> Shapes:
-    """Trainable parameter name to shape."""
+    """Return the shape of each trained parameter, by name."""
     return {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
 
 
 def contract_of(plan_hash: str, model: nn.Module) -> str:
-    """SHA-256 of the plan, the names, shapes and types of trained parameters, and the values of everything frozen.
+    """Return the SHA-256 of the plan, of the form of trained parameters, and of all frozen values.
 
-    Clients compare it at the start: another plan, another model or other pre-trained weights are found before a round.
+    Clients compare it at the start, so that a different plan, model or pre-trained weights are
+    found before a round.
     """
     digest = hashlib.sha256(plan_hash.encode())
     trained = shapes_of(model)
@@ -76,91 +83,103 @@ def contract_of(plan_hash: str, model: nn.Module) -> str:
         if name not in trained:
             x = tensor.detach().cpu().contiguous()
             digest.update(f"{name} {tuple(x.shape)} {x.dtype}\n".encode())
-            digest.update(x.flatten().view(torch.uint8).numpy().tobytes() if x.numel() else b"")
+            if x.numel():
+                digest.update(x.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def flat(prefix: str, tensors: Mapping[str, Tensor]) -> Message:
-    """Tensors under `prefix/name`."""
+def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Message:
+    """Return tensors under the names `prefix/name`."""
     return {f"{prefix}/{name}": x for name, x in tensors.items()}
 
 
-def group(message: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
-    """The tensors under a prefix, by name."""
+def select_prefix(message: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors under a prefix, by their names without it."""
     start = prefix + "/"
-    return {key[len(start) :]: x for key, x in message.items() if key.startswith(start)}
+    return {key.removeprefix(start): x for key, x in message.items() if key.startswith(start)}
+
+
+def round_number(message: Mapping[str, Any]) -> int:
+    """Return the number of the round that a message claims to belong to, or -1."""
+    number = message.get("round")
+    return number if type(number) is int else -1
 
 
 def to_tensor(text: bytes) -> Tensor:
-    """Bytes as a tensor of uint8."""
+    """Return bytes as a tensor of uint8."""
     return torch.from_numpy(np.frombuffer(text, np.uint8).copy())
 
 
 def to_bytes(tensor: Tensor) -> bytes:
-    """The bytes of a tensor of uint8."""
+    """Return the bytes of a tensor of uint8."""
     return tensor.numpy().tobytes()
 
 
 def stack_rows(rows: Mapping[int, bytes]) -> Tensor:
-    """Texts of one length as rows of uint8, in the order of their clients' numbers."""
+    """Return texts of one length as rows of uint8, in the order of their clients' numbers."""
     return to_tensor(b"".join(rows[client] for client in sorted(rows))).view(len(rows), -1)
 
 
 def split_rows(tensor: Tensor, clients: Sequence[int]) -> dict[int, bytes]:
-    """Client to its row of uint8.
+    """Return the bytes of each client's row, by client.
 
     Raises:
-        ValueError: another number of rows than clients.
+        ValueError: the numbers of rows and clients differ.
     """
     return {client: to_bytes(row) for client, row in zip(clients, tensor, strict=True)}
 
 
-def problem(
+def find_problem(
     message: Mapping[str, Any],
     shapes: Shapes,
     contract: str,
     *,
-    most: float = math.inf,
+    max_norm: float = math.inf,
     masked: bool = False,
     rows: int = 0,
 ) -> str | None:
-    """Why a client's message is not valid, in one word that depends on no value but finiteness and size; None where it is.
+    """Return one word that says why a client's message is not valid; None for a valid message.
+
+    The word depends on no value of a tensor but finiteness and norm.
 
     Args:
         message: as it came.
         shapes: of the trained parameters.
         contract: of this run.
-        most: largest norm of a sum; no honest client can exceed it.
+        max_norm: largest norm of a sum; no honest client can exceed it.
         masked: whether sums are masked integers, and keys are exchanged.
         rows: clients that keys or shares are sent for.
     """
     kind = message.get("kind")
-    wanted = _PLAIN.get(kind) if isinstance(kind, str) else None
-    if wanted is None or not all(isinstance(key, str) for key in message):
+    plain = _PLAIN.get(kind) if isinstance(kind, str) else None
+    if plain is None or not all(isinstance(key, str) for key in message):
         return "unknown-kind"
     if kind in ("keys", "shares") and not masked:
         return "unknown-kind"
-    tensors = _tensors(str(kind), shapes, masked, rows)
-    reasons = (
-        (lambda: set(message) != {"kind", *wanted, *tensors}, "other-fields"),
-        (lambda: any(type(message[name]) is not of for name, of in wanted.items()), "wrong-type"),
-        (lambda: message["contract"] != contract, "other-contract"),
-        (lambda: kind == "error" and message["reason"] not in REASONS, "other-reason"),
-        (lambda: not all(isinstance(message[name], Tensor) for name in tensors), "wrong-type"),
-        (lambda: not all(message[name].dtype in types for name, (types, _) in tensors.items()), "wrong-type"),
-        (lambda: not all(tuple(message[name].shape) == shape for name, (_, shape) in tensors.items()), "wrong-shape"),
-    )
-    reason = next((word for applies, word in reasons if applies()), None)
-    if reason is not None or kind != "sum" or masked:
-        return reason
+    tensors = _tensor_fields(str(kind), shapes, masked, rows)
+    if set(message) != {"kind", *plain, *tensors}:
+        return "other-fields"
+    if any(type(message[name]) is not type_ for name, type_ in plain.items()):
+        return "wrong-type"
+    if message["contract"] != contract:
+        return "other-contract"
+    if kind == "error" and message["reason"] not in REASONS:
+        return "other-reason"
+    for name, (types, _) in tensors.items():
+        if not isinstance(message[name], Tensor) or message[name].dtype not in types:
+            return "wrong-type"
+    if any(tuple(message[name].shape) != shape for name, (_, shape) in tensors.items()):
+        return "wrong-shape"
+    if kind != "sum" or masked:
+        return None
     norm = math.hypot(*(float(torch.linalg.vector_norm(message[name])) for name in tensors))
     if not math.isfinite(norm):
         return "not-finite"
-    return "oversized" if norm > most else None
+    return "oversized" if norm > max_norm else None
 
 
-def _tensors(kind: str, shapes: Shapes, masked: bool, rows: int) -> _Fields:
-    """Types and shape of every tensor of a client's message."""
+def _tensor_fields(kind: str, shapes: Shapes, masked: bool, rows: int) -> _Fields:
+    """Return types and shape of every tensor of a client's message."""
     if kind == "sum":
         types = _INTEGERS if masked else FLOATS
         return {f"sum/{name}": (types, shape) for name, shape in shapes.items()}
@@ -176,28 +195,27 @@ def _tensors(kind: str, shapes: Shapes, masked: bool, rows: int) -> _Fields:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a server stores of the keys of a round before the round is charged, under secure aggregation.
 
 
 class TooFewKeys(RuntimeError):
-    """Fewer clients sent keys for a round than it needs; nothing was charged for it."""
+    """Fewer clients sent keys for a round than the round needs; nothing was charged."""
 
 
 @dataclass
 class KeyExchange:
     """The keys of a round that is not charged yet, under secure aggregation.
 
-    In a round without recovery no client is asked: all pairs of `cohort` mask with their channel keys.
+    A round without recovery requests no keys: all pairs of `cohort` mask with their channel keys.
 
     Attributes:
         number: of the round.
-        sampled: clients that the round was drawn for.
-        channels: client of `sampled` that is enrolled to its public channel key.
-        recovers: whether clients are asked for keys and shares, so that the sum survives lost clients.
-        keys: client that answered to its public mask key.
-        sealed: client that answered to what it sealed for each client that was asked.
+        sampled: clients that the round was sampled for.
+        channels: the public channel key of each enrolled client of `sampled`.
+        recovers: whether keys and shares are requested, so that the sum survives lost clients.
+        keys: the public mask key of each client that answered.
+        sealed: what each client that answered sealed for each client of the cohort.
         failed: clients that refused.
-        rejected: reason to number of messages that were not valid.
+        rejected: number of invalid messages, by reason.
     """
 
     number: int
@@ -211,59 +229,68 @@ class KeyExchange:
 
     @property
     def cohort(self) -> tuple[int, ...]:
-        """Clients that are asked for keys."""
+        """Return the clients that keys are requested from."""
         return tuple(self.channels)
 
     @property
-    def ready(self) -> list[int]:
-        """Clients that can mask a sum, sorted."""
+    def masking_clients(self) -> list[int]:
+        """Return the clients that can mask a sum, sorted."""
         return sorted(self.keys if self.recovers else self.channels)
 
-    def problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
-        """Why a valid message does not count among the keys; None where it does."""
+    def find_problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
+        """Return why a valid message does not count among the keys; None if it counts."""
         client = message["client"]
-        reasons = (
-            (message["kind"] not in ("keys", "error"), "no-round"),
-            (client not in self.channels or client not in enrolled, "unknown-client"),
-            (message.get("round") != self.number, "stale"),
-            (client in self.keys or client in self.failed, "duplicate"),
-        )
-        return next((reason for applies, reason in reasons if applies), None)
+        if message["kind"] not in ("keys", "error"):
+            return "no-round"
+        if client not in self.channels or client not in enrolled:
+            return "unknown-client"
+        if message.get("round") != self.number:
+            return "stale"
+        if client in self.keys or client in self.failed:
+            return "duplicate"
+        return None
 
-    def take(self, message: Mapping[str, Any]) -> None:
+    def store(self, message: Mapping[str, Any]) -> None:
         """Store a client's valid keys."""
         client = message["client"]
         self.keys[client] = to_bytes(message["key"])
         self.sealed[client] = split_rows(message["sealed"], self.cohort)
 
     def requests(self, contract: str, needed: int) -> dict[int, Message]:
-        """Make the requests for keys, client to message; none where fewer clients are there than a round needs."""
+        """Return the requests for keys, by client; none for fewer clients than a round needs."""
         if len(self.channels) < needed:
             return {}
         cohort = torch.tensor(self.cohort, dtype=torch.int64)
-        request: Message = {"kind": "keys", "round": self.number, "contract": contract, "cohort": cohort}
+        request: Message = {
+            "kind": "keys", "round": self.number, "contract": contract, "cohort": cohort
+        }
         return dict.fromkeys(self.channels, request | {"channels": stack_rows(self.channels)})
 
-    def ready_clients(self, needed: int) -> tuple[int, ...]:
-        """Return the clients that can mask a sum; none where fewer were drawn than a round needs.
+    def select_cohort(self, needed: int) -> tuple[int, ...]:
+        """Return the clients that can mask a sum; none if fewer were sampled than a round needs.
 
         Raises:
-            TooFewKeys: enough clients were drawn, and fewer than a round needs have keys.
+            TooFewKeys: enough clients were sampled, and fewer than a round needs have keys.
         """
-        if len(self.ready) >= needed:
-            return tuple(self.ready)
+        clients = self.masking_clients
+        if len(clients) >= needed:
+            return tuple(clients)
         if len(self.sampled) < needed:
             return ()
         raise TooFewKeys(
-            f"{len(self.ready)} of {len(self.sampled)} clients sent keys and round {self.number} needs {needed}; "
+            f"{len(clients)} of {len(self.sampled)} clients sent keys and round {self.number} "
+            f"needs {needed}; "
             "nothing was charged. Call request_keys again"
         )
 
     def round_fields(self, client: int) -> Message:
-        """What a client needs to mask its sum: the clients of the round and their keys, and what they sealed for it."""
-        cohort = torch.tensor(self.ready, dtype=torch.int64)
-        fields: Message = {"cohort": cohort, "channels": stack_rows({other: self.channels[other] for other in self.ready})}
+        """Return what a client needs to mask its sum: cohort, keys and sealed shares."""
+        clients = self.masking_clients
+        fields: Message = {
+            "cohort": torch.tensor(clients, dtype=torch.int64),
+            "channels": stack_rows({other: self.channels[other] for other in clients}),
+        }
         if self.recovers:
-            sealed = stack_rows({other: self.sealed[other][client] for other in self.ready})
-            fields |= {"mask_keys": stack_rows(self.keys), "sealed": sealed}
+            fields["mask_keys"] = stack_rows(self.keys)
+            fields["sealed"] = stack_rows({other: self.sealed[other][client] for other in clients})
         return fields

@@ -1,36 +1,49 @@
-"""Secure aggregation: exact sums of integers under masks modulo 2⁶⁴, with pairwise keys and secret sharing for dropouts.
+"""Secure aggregation: exact sums of integers under masks modulo 2⁶⁴, with recovery of dropouts.
 
-The protocol of a round (Bonawitz et al. 2017, for a server that follows it), with threshold t = `min_survivors`:
+The protocol of a round (Bonawitz et al. 2017, for a server that follows it), with threshold t =
+`min_survivors`:
 
-    keys     Every client makes a mask key pair and a self seed that are new. It splits the private mask key and the seed
-             into shares for the clients of the cohort, t of which give the secret. It seals each client's two shares
-             under a key that the pair agrees on, and sends the sealed shares and the public mask key to the server.
-    sum      A client opens the shares that the others sealed for it. It adds to its integers the mask of its self seed,
-             and with every other client of the cohort a pair mask, which one of the two adds and the other subtracts.
-    shares   The server fixes the survivors: the clients whose sums have come. Each survivor reveals for every survivor
-             its share of the self seed, and for every missing client its share of the mask key. It never reveals both for
-             one client: it answers for one set of t survivors or more in a round, and is one of them.
+    keys     Every client makes a new mask key pair and a new self seed. It splits the private mask key and the seed into
+             shares for the clients of the cohort, t of which give the secret. It seals each
+             client's two shares under a key that the pair agrees on, and sends the sealed shares
+             and the public mask key to the server.
+    sum      A client opens the shares that the others sealed for it. It adds the mask of its self seed to its integers.
+             It also adds a pair mask for every other client of the cohort; the other client
+             subtracts the same mask.
+    shares   The server fixes the survivors: the clients whose sums have come. Each survivor reveals its share of every
+             survivor's self seed, and its share of every missing client's mask key. It never
+             reveals both for one
+             client: it answers for one set of t survivors or more in a round, and only for a set
+                 that contains it.
 
-From t answers the server computes the survivors' self seeds and the missing clients' mask keys. It subtracts the masks, and has
-the sum of the survivors to the last bit. A message that comes late stays under the self mask of its sender.
+From t answers the server computes the survivors' self seeds and the missing clients' mask keys. It
+subtracts the masks and has the sum of the survivors to the last bit. A message that comes late
+stays under the self mask of its sender.
 
-A server that requests no keys opens a round without recovery, which has one exchange of messages. There each pair derives its
-mask from the channel keys of the hellos, for this plan, round and set of clients. There is no self mask and no sharing: where one
-client of the cohort is lost, the masks of the others stay and the round has no sum. Masks do not repeat, because a client answers
-each round number once by its ledger: keep the channel key with it. Who learns a channel key later opens that client's messages.
+A server that requests no keys opens a round without recovery, which has one exchange of messages.
+There each pair derives its mask from the channel keys of the hellos, for this plan, round and set
+of clients. There is no self mask and no sharing. If one client of the cohort is lost, the masks of
+the others stay and the round has no sum. Masks do not repeat, because a client answers each round
+number once by its ledger: keep the channel key with the ledger. An adversary that learns a channel
+key later opens the messages of its client.
 
-What holds: to a server that follows the protocol, with up to t − 1 clients that tell it all they know, the messages of the other
-clients say no more than their sum, if X25519 (decisional Diffie-Hellman), HKDF-SHA256, AES-256 and AES-GCM are secure. What does
-not: public keys travel through the server and nothing here proves whose they are. A server that replaces them opens single
-messages. So may one that names different survivor sets to different clients, where 2 t <= n + colluding clients. A message
-that is opened is protected by its own client's noise alone: `FederatedPlan.views` has that ε.
+Guarantee. The server follows the protocol and knows all that up to t − 1 clients know. Then the
+messages of the other clients reveal no more than their sum, if X25519 (decisional Diffie-Hellman),
+HKDF-SHA256, AES-256 and AES-GCM are secure.
 
-Sum and noise are multiples of one grid before they are masked (`privacy.grid`), hence the sum of masked integers is the sum of
-the noisy numbers to the last bit. Every client rounds its own noise. For shares of 2⁹ grid steps and more the sum of t rounded
-shares has, up to a total variation of e^(−10⁶) (Poisson summation), the probabilities that a Gaussian plus t uniform
-numbers of one grid step has as a density at the points of the grid. Without the grid that is a post-processing of the
-Gaussian mechanism; that ε is taken from it, and not from its values at the points, is the one step that is argued (a
-Riemann sum) and not proved here.
+Limits. Public keys travel through the server, and nothing here proves whose they are. A server that
+replaces keys opens single messages. So does a server that names different survivor sets to
+different clients, where 2 t <= n + colluding clients. Only its own client's noise protects an
+opened message: `FederatedPlan.views` has that ε.
+
+Rounding. Sum and noise are multiples of one grid before they are masked
+(`privacy.mechanism.grid_of`). Hence the sum of masked integers is the sum of the noisy numbers to
+the last bit. Every client rounds its own noise. For noise shares of 2⁹ grid steps and more, compare
+the sum of t rounded shares with a Gaussian plus t uniform numbers of one grid step. The
+probabilities of the first are the density of the second at the points of the grid, up to a total
+variation of e^(−10⁶) (Poisson summation). The second is a post-processing of the Gaussian
+mechanism. Taking ε from it, and not from its values at the points, is the one step that is argued
+(a Riemann sum) and not proved here.
 """
 
 from __future__ import annotations
@@ -52,8 +65,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # --------------------------------------------------------------------------------------------------
-# Shamir's secret sharing: any `threshold` shares give the secret, and fewer shares say nothing
-# about it.
+# Shamir's secret sharing: any `threshold` shares give the secret, and fewer shares reveal nothing.
 #
 # A secret has 32 bytes. It is the value at 0 of a polynomial over the integers modulo the prime
 # 2²⁵⁶ + 297. The other coefficients are uniform, and the polynomial has degree `threshold` − 1. The
@@ -77,7 +89,8 @@ def split(secret: bytes, holders: Iterable[int], threshold: int) -> dict[int, by
         Holder to a share of 33 bytes.
 
     Raises:
-        ValueError: a secret of another length, a holder below 1 or twice, a threshold below 1 or above the holders.
+        ValueError: a secret of another length, a holder below 1 or twice, a threshold below 1 or
+            above the holders.
     """
     points = list(holders)
     if len(secret) != SECRET_BYTES:
@@ -85,7 +98,9 @@ def split(secret: bytes, holders: Iterable[int], threshold: int) -> dict[int, by
     if len(set(points)) != len(points) or not all(1 <= x < PRIME for x in points):
         raise ValueError(f"holders must be different integers >= 1, got {points[:8]}")
     if not 1 <= threshold <= len(points):
-        raise ValueError(f"threshold must lie between 1 and the {len(points)} holders, got {threshold}")
+        raise ValueError(
+            f"threshold must lie between 1 and the {len(points)} holders, got {threshold}"
+        )
     coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     coefficients.append(int.from_bytes(secret, "big"))
     return {x: _value(coefficients, x).to_bytes(SHARE_BYTES, "big") for x in points}
@@ -105,12 +120,18 @@ def join(shares: Mapping[int, Sequence[bytes]], threshold: int) -> list[bytes]:
         ValueError: fewer holders than the threshold, or shares that belong to no secret.
     """
     if len(shares) < threshold:
-        raise ValueError(f"{len(shares)} clients gave shares and a secret needs {threshold}; no secret can be computed")
+        raise ValueError(
+            f"{len(shares)} clients gave shares and a secret needs {threshold}; no secret can be "
+            "computed"
+        )
     points = sorted(shares)[:threshold]
     weights = _weights(points)
     values = []
     for row in zip(*(shares[x] for x in points), strict=True):
-        value = sum(weight * int.from_bytes(share, "big") for weight, share in zip(weights, row, strict=True)) % PRIME
+        value = 0
+        for weight, share in zip(weights, row, strict=True):
+            value += weight * int.from_bytes(share, "big")
+        value %= PRIME
         if value >= 2 ** (8 * SECRET_BYTES):
             raise ValueError("the shares belong to no secret: a client gave a wrong one")
         values.append(value.to_bytes(SECRET_BYTES, "big"))
@@ -129,12 +150,12 @@ def _weights(points: Sequence[int]) -> list[int]:
     """Return Lagrange's weights for the value at 0."""
     weights = []
     for x in points:
-        above, below = 1, 1
+        numerator, denominator = 1, 1
         for other in points:
             if other != x:
-                above = above * other % PRIME
-                below = below * (other - x) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
+                numerator = numerator * other % PRIME
+                denominator = denominator * (other - x) % PRIME
+        weights.append(numerator * pow(denominator, -1, PRIME) % PRIME)
     return weights
 
 
@@ -147,7 +168,8 @@ def _weights(points: Sequence[int]) -> list[int]:
 
 KEY_BYTES = 32
 _NONCE_BYTES, _TAG_BYTES = 12, 16
-SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES  # that sealing adds to a text
+# Bytes that sealing adds to a text.
+SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
 
 
 def new_key() -> bytes:
@@ -156,12 +178,14 @@ def new_key() -> bytes:
 
 
 def derive(secret: bytes, purpose: str) -> bytes:
-    """Derive a key for one purpose from a secret, 32 bytes; keys of two purposes are independent."""
-    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode()).derive(secret)
+    """Derive a key for one purpose from a secret, 32 bytes; purposes have independent keys."""
+    return HKDF(
+        algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode()
+    ).derive(secret)
 
 
 class PrivateKey:
-    """PRIVATE: an X25519 key. It remembers what it agreed on with each public key, so that a pair agrees once.
+    """PRIVATE: an X25519 key. It caches the secret agreed on with each public key.
 
     Args:
         private: 32 bytes.
@@ -179,10 +203,10 @@ class PrivateKey:
         self.public = self._key.public_key().public_bytes_raw()
 
     def agree(self, public: bytes, purpose: str) -> bytes:
-        """Derive the key that both ends of a pair get for a purpose, 32 bytes.
+        """Derive the key of a pair for a purpose, 32 bytes; both ends derive the same.
 
         Raises:
-            ValueError: a public key that is not one (another length, low order).
+            ValueError: an invalid public key (another length, low order).
         """
         if public not in self._agreed:
             self._agreed[public] = self._key.exchange(X25519PublicKey.from_public_bytes(public))
@@ -190,7 +214,7 @@ class PrivateKey:
 
 
 def seal(key: bytes, text: bytes, context: str) -> bytes:
-    """Encrypt and authenticate a text with AES-256-GCM under a new nonce; 28 bytes longer than the text.
+    """Encrypt and authenticate a text with AES-256-GCM under a new nonce; adds 28 bytes.
 
     Args:
         key: 32 bytes.
@@ -212,12 +236,13 @@ def unseal(key: bytes, sealed: bytes, context: str) -> bytes:
     except InvalidTag:
         sealed_text = context.partition(":")[0]
         raise ValueError(
-            f"the sealed {sealed_text} cannot be opened: they were changed, or are of another round; request keys again"
+            f"the sealed {sealed_text} cannot be opened: they were changed or belong to another "
+            "round; request keys again"
         ) from None
 
 
 def uniform_integers(key: bytes, count: int) -> NDArray[np.int64]:
-    """Expand a key that is used once to uniform integers of 64 bits `[count]`, by AES-256 in counter mode."""
+    """Expand a key that is used once to uniform int64 `[count]`, by AES-256 in counter mode."""
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     words = np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<i8")
     return words.astype(np.int64)
@@ -225,8 +250,10 @@ def uniform_integers(key: bytes, count: int) -> NDArray[np.int64]:
 
 # --------------------------------------------------------------------------------------------------
 
-FEWEST_STEPS = 512.0  # of the grid, in one standard deviation of a share
-SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES  # of the two shares that one client seals for another
+# Fewest steps of the grid in one standard deviation of a client's noise.
+FEWEST_STEPS = 512.0
+# Bytes of the two shares that one client seals for another.
+SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 Integers = dict[str, Tensor]
 Sizes = Mapping[str, tuple[int, ...]]
 
@@ -260,14 +287,14 @@ class RoundKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class ReceivedShares:
-    """PRIVATE: the shares that the cohort sealed for a client, of the round whose sum the client sent last.
+    """PRIVATE: the shares that the cohort sealed for a client in the round of its last sum.
 
     Attributes:
         round: its number.
         cohort: the clients that this client's message is masked with, and itself; sorted.
         key_shares: of each client of the cohort, a share of its mask key, 66 hexadecimal digits.
         seed_shares: of each client of the cohort, a share of its self seed, likewise.
-        survivors: the set that this client has answered for; empty before.
+        survivors: the set that this client has answered for; empty before its answer.
     """
 
     round: int
@@ -278,17 +305,17 @@ class ReceivedShares:
 
 
 def round_scope(contract: str, number: int) -> str:
-    """Name a round of a plan: keys that are derived for two rounds, or for two plans, are independent."""
+    """Name a round of a plan: keys of two rounds, or of two plans, are independent."""
     return f"round {number} of {contract}"
 
 
-# -- a client's steps --------------------------------------------------------------------------------------------------
+# -- a client's steps ------------------------------------------------------------------------------
 
 
 def seal_shares(
     keys: RoundKeys, client: int, channel: PrivateKey, channels: Mapping[int, bytes], threshold: int
 ) -> dict[int, bytes]:
-    """Split a client's round secrets and seal the shares of each client of the cohort, its own included.
+    """Split a client's round secrets and seal the shares of each client of the cohort.
 
     Args:
         keys: of the client.
@@ -301,16 +328,17 @@ def seal_shares(
         Client to `SEALED_BYTES` bytes.
 
     Raises:
-        ValueError: a public key that is none, fewer clients than the threshold.
+        ValueError: an invalid public key, or fewer clients than the threshold.
     """
     holders = [other + 1 for other in channels]
-    of_key = split(bytes.fromhex(keys.mask_key), holders, threshold)
-    of_seed = split(bytes.fromhex(keys.self_seed), holders, threshold)
+    key_shares = split(bytes.fromhex(keys.mask_key), holders, threshold)
+    seed_shares = split(bytes.fromhex(keys.self_seed), holders, threshold)
     sealed = {}
-    own_public = keys.public
+    mask_key = keys.public
     for other, public in channels.items():
-        context = _context(keys.scope, client, other, own_public)
-        sealed[other] = seal(channel.agree(public, context), of_key[other + 1] + of_seed[other + 1], context)
+        context = _context(keys.scope, client, other, mask_key)
+        shares = key_shares[other + 1] + seed_shares[other + 1]
+        sealed[other] = seal(channel.agree(public, context), shares, context)
     return sealed
 
 
@@ -334,7 +362,8 @@ def open_shares(
         sealed: client of the cohort to what it sealed for this one.
 
     Raises:
-        ValueError: sealed shares that were changed, or sealed for another client, round or mask key.
+        ValueError: sealed shares that were changed, or sealed for another client, round or mask
+            key.
     """
     cohort = tuple(sorted(public))
     key_shares, seed_shares = [], []
@@ -343,7 +372,12 @@ def open_shares(
         text = unseal(channel.agree(channels[other], context), sealed[other], context)
         key_shares.append(text[:SHARE_BYTES].hex())
         seed_shares.append(text[SHARE_BYTES:].hex())
-    return ReceivedShares(round=keys.round, cohort=cohort, key_shares=tuple(key_shares), seed_shares=tuple(seed_shares))
+    return ReceivedShares(
+        round=keys.round,
+        cohort=cohort,
+        key_shares=tuple(key_shares),
+        seed_shares=tuple(seed_shares),
+    )
 
 
 def pair_keys(keys: RoundKeys, client: int, public: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -355,15 +389,16 @@ def pair_keys(keys: RoundKeys, client: int, public: Mapping[int, bytes]) -> dict
         public: client of the cohort to its public mask key.
 
     Raises:
-        ValueError: a public key that is not one.
+        ValueError: an invalid public key.
     """
     private = PrivateKey(bytes.fromhex(keys.mask_key))
-    others = (other for other in public if other != client)
-    return {other: _pair_key(keys.scope, client, private, other, public[other]) for other in others}
+    return _pair_keys(keys.scope, client, private, public)
 
 
-def channel_pair_keys(client: int, channel: PrivateKey, channels: Mapping[int, bytes], scope: str) -> dict[int, bytes]:
-    """Derive the keys of the pair masks of a round without recovery from the channel keys of the cohort.
+def channel_pair_keys(
+    client: int, channel: PrivateKey, channels: Mapping[int, bytes], scope: str
+) -> dict[int, bytes]:
+    """Derive the keys of the pair masks of a round without recovery from channel keys.
 
     Args:
         client: its number.
@@ -375,12 +410,11 @@ def channel_pair_keys(client: int, channel: PrivateKey, channels: Mapping[int, b
         Other client to a key of 32 bytes. Two rounds, plans or cohorts have independent keys.
 
     Raises:
-        ValueError: a public key that is not one.
+        ValueError: an invalid public key.
     """
     cohort = ", ".join(str(member) for member in sorted(channels))
     scope = f"{scope}, without recovery, cohort {cohort}"
-    others = (other for other in channels if other != client)
-    return {other: _pair_key(scope, client, channel, other, channels[other]) for other in others}
+    return _pair_keys(scope, client, channel, channels)
 
 
 def mask(integers: Integers, client: int, keys: RoundKeys, pairs: Mapping[int, bytes]) -> Integers:
@@ -393,8 +427,7 @@ def mask(integers: Integers, client: int, keys: RoundKeys, pairs: Mapping[int, b
         pairs: other client to the key of the pair mask, from `pair_keys`.
     """
     masked = mask_pairs(integers, client, pairs)
-    sizes = {name: tuple(x.shape) for name, x in integers.items()}
-    _add(masked, _self_mask(keys.scope, bytes.fromhex(keys.self_seed), sizes))
+    _add(masked, _self_mask(keys.scope, bytes.fromhex(keys.self_seed), _sizes(integers)))
     return masked
 
 
@@ -406,7 +439,7 @@ def mask_pairs(integers: Integers, client: int, pairs: Mapping[int, bytes]) -> I
         client: its number.
         pairs: other client to the key of the pair mask.
     """
-    sizes = {name: tuple(x.shape) for name, x in integers.items()}
+    sizes = _sizes(integers)
     masked = {name: x.clone() for name, x in integers.items()}
     for other, key in pairs.items():
         _add(masked, _pair_mask(key, client, other, sizes))
@@ -414,7 +447,7 @@ def mask_pairs(integers: Integers, client: int, pairs: Mapping[int, bytes]) -> I
 
 
 def reveal(received: ReceivedShares, survivors: Iterable[int]) -> dict[int, bytes]:
-    """Return one share of each client of the cohort: of a survivor's self seed, of a missing client's mask key.
+    """Return one share of each client: of a survivor's self seed, or of a mask key.
 
     Args:
         received: the shares of this client's round.
@@ -423,14 +456,15 @@ def reveal(received: ReceivedShares, survivors: Iterable[int]) -> dict[int, byte
     Returns:
         Client to a share of 33 bytes. The two shares of one client are never revealed together.
     """
-    arrived = set(survivors)
-    shares = {}
+    survivors = set(survivors)
+    revealed = {}
     for other, key_share, seed_share in zip(received.cohort, received.key_shares, received.seed_shares, strict=True):
-        shares[other] = bytes.fromhex(seed_share if other in arrived else key_share)
-    return shares
+        share = seed_share if other in survivors else key_share
+        revealed[other] = bytes.fromhex(share)
+    return revealed
 
 
-# -- the server's step -------------------------------------------------------------------------------------------------
+# -- the server's step -----------------------------------------------------------------------------
 
 
 def unmask(
@@ -453,31 +487,38 @@ def unmask(
         The sum of the survivors' integers modulo 2⁶⁴, exactly.
 
     Raises:
-        ValueError: fewer answers than the threshold, or shares that give no secret or another mask key.
+        ValueError: fewer answers than the threshold, or shares that give no secret or another mask
+            key.
     """
     cohort = sorted(public)
-    rows = {client + 1: [revealed[other] for other in cohort] for client, revealed in shares.items()}
-    secrets = dict(zip(cohort, join(rows, threshold), strict=True))
+    rows = {}
+    for client, revealed in shares.items():
+        rows[client + 1] = [revealed[other] for other in cohort]
+    opened = dict(zip(cohort, join(rows, threshold), strict=True))
     summed = total(sums.values())
-    sizes = {name: tuple(x.shape) for name, x in summed.items()}
+    sizes = _sizes(summed)
     for client in cohort:
         if client in sums:
-            _subtract(summed, _self_mask(scope, secrets[client], sizes))
+            _subtract(summed, _self_mask(scope, opened[client], sizes))
             continue
-        private = PrivateKey(secrets[client])
+        private = PrivateKey(opened[client])
         if private.public != public[client]:
-            raise ValueError(f"the shares give another mask key than client {client} sent: a client gave a wrong share")
+            raise ValueError(
+                f"the shares give a different mask key than client {client} sent: a client gave a "
+                "wrong share"
+            )
         for survivor in sums:
-            # The missing client's mask is the negative of the survivor's: adding it removes the survivor's.
+            # The missing client's mask is the negative of the survivor's: adding it removes the
+            # survivor's.
             key = _pair_key(scope, client, private, survivor, public[survivor])
             _add(summed, _pair_mask(key, client, survivor, sizes))
     return summed
 
 
-# -- integers ----------------------------------------------------------------------------------------------------------
+# -- integers --------------------------------------------------------------------------------------
 
 
-def encoded(tensors: Mapping[str, Tensor], grid: float) -> Integers:
+def encode(tensors: Mapping[str, Tensor], grid: float) -> Integers:
     """Return multiples of a grid as integers.
 
     Raises:
@@ -492,9 +533,14 @@ def encoded(tensors: Mapping[str, Tensor], grid: float) -> Integers:
     return integers
 
 
-def decoded(integers: Mapping[str, Tensor], grid: float, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the numbers that integers stand for, in float64 on the devices of the tensors in `like`."""
-    return {name: (x.double() * grid).to(like[name].device) for name, x in integers.items()}
+def decode(
+    integers: Mapping[str, Tensor], grid: float, like: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the numbers of integers, in float64 on the devices of the tensors in `like`."""
+    numbers = {}
+    for name, x in integers.items():
+        numbers[name] = (x.double() * grid).to(like[name].device)
+    return numbers
 
 
 def total(messages: Iterable[Mapping[str, Tensor]]) -> Integers:
@@ -502,8 +548,15 @@ def total(messages: Iterable[Mapping[str, Tensor]]) -> Integers:
     summed: Integers = {}
     for tensors in messages:
         for name, x in tensors.items():
-            summed[name] = summed[name].add_(x) if name in summed else x.clone()
+            if name in summed:
+                summed[name].add_(x)
+            else:
+                summed[name] = x.clone()
     return summed
+
+
+def _sizes(integers: Integers) -> Sizes:
+    return {name: tuple(x.shape) for name, x in integers.items()}
 
 
 def _add(integers: Integers, masks: Integers) -> None:
@@ -516,7 +569,7 @@ def _subtract(integers: Integers, masks: Integers) -> None:
         x.sub_(masks[name])
 
 
-# -- masks -------------------------------------------------------------------------------------------------------------
+# -- masks -----------------------------------------------------------------------------------------
 
 
 def _context(scope: str, sender: int, receiver: int, public: bytes) -> str:
@@ -524,7 +577,7 @@ def _context(scope: str, sender: int, receiver: int, public: bytes) -> str:
 
 
 def _self_mask(scope: str, seed: bytes, sizes: Sizes) -> Integers:
-    return _expanded(derive(seed, f"self mask: {scope}"), sizes)
+    return _expand(derive(seed, f"self mask: {scope}"), sizes)
 
 
 def _pair_key(scope: str, client: int, private: PrivateKey, other: int, public: bytes) -> bytes:
@@ -532,15 +585,32 @@ def _pair_key(scope: str, client: int, private: PrivateKey, other: int, public: 
     return private.agree(public, f"pair mask: clients {low} and {high} in {scope}")
 
 
+def _pair_keys(
+    scope: str, client: int, private: PrivateKey, public: Mapping[int, bytes]
+) -> dict[int, bytes]:
+    """Return the key of the pair mask with every other client."""
+    keys = {}
+    for other, public_key in public.items():
+        if other != client:
+            keys[other] = _pair_key(scope, client, private, other, public_key)
+    return keys
+
+
 def _pair_mask(key: bytes, client: int, other: int, sizes: Sizes) -> Integers:
-    """Return the integers that a client adds for another one. The other client adds their negatives."""
-    masks = _expanded(key, sizes)
-    return masks if client < other else {name: x.neg_() for name, x in masks.items()}
+    """Return the integers that a client adds for another one.
+
+    The other client adds their negatives.
+    """
+    masks = _expand(key, sizes)
+    if client > other:
+        for x in masks.values():
+            x.neg_()
+    return masks
 
 
-def _expanded(key: bytes, sizes: Sizes) -> Integers:
+def _expand(key: bytes, sizes: Sizes) -> Integers:
     """Cut one stream of uniform integers to tensors, by their names."""
     names = sorted(sizes)
     lengths = [math.prod(sizes[name]) for name in names]
-    words = torch.from_numpy(uniform_integers(key, sum(lengths))).split(lengths)
-    return {name: x.view(sizes[name]) for name, x in zip(names, words, strict=True)}
+    pieces = torch.from_numpy(uniform_integers(key, sum(lengths))).split(lengths)
+    return {name: piece.view(sizes[name]) for name, piece in zip(names, pieces, strict=True)}

@@ -1,14 +1,15 @@
-"""The server: a round at a time, charged before it is sent out, closed before anything is opened, and forgotten after its sum.
+"""The server: a round is charged before it is sent, and closed before its sum is computed.
 
-    request_keys    draw the cohort and ask it for keys, under secure aggregation; nothing is charged yet. May be left out:
-                    the round then has one exchange and no recovery, and a lost client costs it (`secagg`)
-    open_round      charge (on the disk), draw the cohort, build the metric, messages for the clients
+    request_keys    sample the cohort and request its keys, under secure aggregation; nothing is charged yet. Without this
+                    call the round has one exchange and no recovery: a lost client costs the round
+                        (`secure_aggregation`)
+    open_round      charge (on the disk), sample the cohort, build the preconditioner, return messages for the clients
     receive         one answer: accepted, or rejected and counted
-    fix_survivors   no answer counts from here on; requests for the survivors' shares, under secure aggregation
+    fix_survivors   no later answer counts; return requests for the survivors' shares, under secure aggregation
     close_round     the sum of the survivors, noise where the server adds it, / public divisor, filters, rule
 
-Fewer than `min_survivors` answers end a round without a release; it stays charged. What single clients sent is dropped with the
-round: no attribute, log or checkpoint holds it.
+A round with fewer than `min_survivors` answers ends without a release and stays charged. Messages
+of single clients are dropped with the round: no attribute, log or checkpoint holds them.
 """
 
 from __future__ import annotations
@@ -28,36 +29,43 @@ from torch import Tensor, nn
 from dpkfc import checkpoint
 from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.curvature.probe_pass import moved_to
-from dpkfc.federated.local_training import accumulated, norm_of
+from dpkfc.federated.local_training import (
+    accumulation_dtype,
+    total_norm,
+    trained_parameters,
+    zero_sums,
+)
 from dpkfc.federated.messages import (
     METRIC_DIFFERS,
     METRIC_MISSING,
     KeyExchange,
     Message,
+    add_prefix,
     contract_of,
-    flat,
-    group,
-    problem,
+    find_problem,
+    select_prefix,
     shapes_of,
     split_rows,
     to_bytes,
 )
-from dpkfc.federated.plan import FACTORS, FederatedPlan, Mechanism, stream_seed
-from dpkfc.federated.secure_aggregation import decoded, round_scope, total, unmask
-from dpkfc.federated.server_rules import Shares
+from dpkfc.federated.plan import (
+    FACTORS,
+    FederatedPlan,
+    PartyMechanism,
+    noise_stream,
+    sampling_stream,
+)
+from dpkfc.federated.secure_aggregation import decode, round_scope, total, unmask
+from dpkfc.federated.server_rules import Participation
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import Coordinates
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
-from dpkfc.privacy.rng import NoiseStream, SamplingStream
 from dpkfc.private_step import ReleasePipeline
 
 if TYPE_CHECKING:
     import dp_accounting
-
-# --------------------------------------------------------------------------------------------------
-# What a server holds of a round while it is open, and what it says of it afterwards.
 
 Tensors = dict[str, Tensor]
 
@@ -68,11 +76,11 @@ class RoundRecord:
 
     Attributes:
         round: its number, by the ledger.
-        cohort: clients that were asked; None where they were drawn secretly.
-        survivors: messages in the sum; None likewise.
-        dropped: whether it ended without a release. Its charge stays.
-        rejected: reason to number of messages that were not valid.
-        seconds: wall time since it was opened; 0 where clients were drawn secretly.
+        cohort: clients that the round was sent to; None where clients were sampled secretly.
+        survivors: messages in the sum; None where clients were sampled secretly.
+        dropped: whether the round ended without a release. Its charge stays.
+        rejected: number of invalid messages, by reason.
+        seconds: wall time since the round was opened; 0 where clients were sampled secretly.
         notes: public numbers of filters and rule.
     """
 
@@ -85,36 +93,56 @@ class RoundRecord:
     notes: Mapping[str, float] = field(default_factory=dict)
 
 
-class Charged:
-    """A charge that was made when its round was sent out, to be used by one release."""
+class RoundCharge:
+    """A charge that was made before its round was sent out; one release uses it."""
 
     def __init__(self, plan_hash: str, number: int) -> None:
-        self.plan_hash, self._number = plan_hash, number
-        self._used = False
+        self.plan_hash = plan_hash
+        self._number = number
+        self._is_used = False
 
     @classmethod
-    def write(cls, ledger: Ledger, plan: FederatedPlan, number: int) -> Charged:
-        """Charge a round's releases to a ledger, and return the ticket for its release."""
+    def write(cls, ledger: Ledger, plan: FederatedPlan, number: int) -> RoundCharge:
+        """Charge the releases of a round to a ledger."""
         first = ledger.count + 1
         for step in range(number * plan.per_round, (number + 1) * plan.per_round):
-            ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.config.sensitivity)
+            ledger.charge(
+                step, plan.event, plan.noise_multiplier, plan.stddev, plan.config.sensitivity
+            )
         return cls(plan.hash, first)
 
     def charge(self, step: int, event: dp_accounting.DpEvent, *more: float) -> int:
-        """The number of the release that the ledger holds already."""
-        if self._used:
-            raise BudgetExhausted("a round is one release, and this one has been made")
-        self._used = True
+        """Return the number of the release, which the ledger holds already."""
+        if self._is_used:
+            raise BudgetExhausted(
+                "the release of this round has been made, and a round has one; open another round"
+            )
+        self._is_used = True
         return self._number
 
 
 @dataclass
 class OpenRound:
-    """The round in progress. PRIVATE: what clients sent lies here and nowhere else."""
+    """PRIVATE: the round in progress. Only this object holds the messages of clients.
+
+    Attributes:
+        number: of the round.
+        cohort: clients that the round was sent to.
+        ticket: the charge that its release uses.
+        started: time of `perf_counter`.
+        control: norm of the control variate that was sent out.
+        recovers: whether the sum survives lost clients, under secure aggregation.
+        sums: message of each client that answered.
+        failed: clients that refused.
+        keys: public mask key of each client.
+        shares: what each survivor revealed, by client of the cohort.
+        survivors: clients whose messages count; None before they are fixed.
+        rejected: number of invalid messages, by reason.
+    """
 
     number: int
     cohort: tuple[int, ...]
-    ticket: Charged
+    ticket: RoundCharge
     started: float
     control: float
     recovers: bool = False
@@ -125,48 +153,52 @@ class OpenRound:
     survivors: tuple[int, ...] | None = None
     rejected: Counter[str] = field(default_factory=Counter)
 
-    def problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
-        """Why a valid message does not count in this round; None where it does."""
-        client, kind = message["client"], message["kind"]
+    def find_problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
+        """Return why a valid message does not count in this round; None if it counts."""
+        client = message["client"]
+        kind = message["kind"]
+        if kind == "hello" or client not in self.cohort or client not in enrolled:
+            return "unknown-client"
+        if message.get("round") != self.number:
+            return "stale"
         if kind == "shares":
-            late = not self.recovers or self.survivors is None or client not in self.survivors
-            again = client in self.shares
+            is_late = not self.recovers or self.survivors is None or client not in self.survivors
+            is_duplicate = client in self.shares
         else:
-            late = self.survivors is not None or kind == "keys"
-            again = client in self.sums or client in self.failed
-        reasons = (
-            (kind == "hello" or client not in self.cohort or client not in enrolled, "unknown-client"),
-            (message.get("round") != self.number, "stale"),
-            (late, "late"),
-            (again, "duplicate"),
-        )
-        return next((reason for applies, reason in reasons if applies), None)
+            is_late = self.survivors is not None or kind == "keys"
+            is_duplicate = client in self.sums or client in self.failed
+        if is_late:
+            return "late"
+        return "duplicate" if is_duplicate else None
 
-    def take(self, message: Mapping[str, Any]) -> None:
+    def store(self, message: Mapping[str, Any]) -> None:
         """Store a valid sum or valid shares of a client."""
         client = message["client"]
         if message["kind"] == "shares":
             self.shares[client] = split_rows(message["shares"], self.cohort)
         else:
-            self.sums[client] = group(message, "sum")
+            self.sums[client] = select_prefix(message, "sum")
 
     def sum_survivors(self, parameters: Mapping[str, Tensor]) -> Tensors:
-        """Sum the survivors' messages in the order of their numbers, so that equal messages give an equal sum; new tensors."""
-        summed: Tensors = {}
-        for name, p in parameters.items():
-            summed[name] = torch.zeros(p.shape, dtype=accumulated(p), device=p.device)
-            for client in self.survivors or ():
-                summed[name].add_(self.sums[client][name].to(summed[name]))
+        """Return the sum of the survivors' messages, as new tensors.
+
+        The messages are added in the order of the clients' numbers, so that equal messages give an
+        equal sum.
+        """
+        summed = zero_sums(parameters)
+        for client in self.survivors or ():
+            for name, x in summed.items():
+                x.add_(self.sums[client][name].to(x))
         return summed
 
     def unmask_survivors(self, threshold: int, contract: str) -> Tensors | None:
         """Compute the survivors' sum of integers from the shares that they revealed.
 
         Returns:
-            The sum; None where a client is missing in a round without recovery.
+            The sum; None if a client is missing in a round without recovery.
 
         Raises:
-            ValueError: shares of fewer clients than the threshold, or wrong ones.
+            ValueError: shares of fewer clients than the threshold, or wrong shares.
         """
         sums = {client: self.sums[client] for client in self.survivors or ()}
         if not self.recovers:
@@ -174,53 +206,55 @@ class OpenRound:
         return unmask(sums, self.keys, self.shares, threshold, round_scope(contract, self.number))
 
 
-# --------------------------------------------------------------------------------------------------
-# Which client has which preconditioner: it is sent once to each client that needs it, and its
-# digest in every round.
-
-
 class MetricDelivery:
-    """The server's record of the metrics that its clients have.
+    """The server's record of the preconditioners that its clients have.
+
+    A preconditioner is sent once to each client that needs it, and its digest in every round.
 
     Args:
-        to_all: whether every client is sent the metric, or only those that could not build it from its seed.
+        to_all: send the preconditioner to every client, not only to those that could not build it
+            from its seed.
     """
 
     def __init__(self, to_all: bool) -> None:
         self._to_all = to_all
-        self._digests: dict[int, str] = {}  # client to the digest of the metric that it has
-        self._asked: set[int] = set()  # clients that could not build the metric from its seed
+        # Digest of the preconditioner that each client has.
+        self._digests: dict[int, str] = {}
+        # Clients that could not build the preconditioner from its seed.
+        self._cannot_build: set[int] = set()
+        # The preconditioner that was hashed last, and its digest.
         self._last: tuple[Preconditioner | None, str] = (None, "")
 
     def round_fields(self, client: int, current: Preconditioner | None) -> Message:
-        """Return what a round tells a client of the metric in force, without what the server keeps for its next refresh."""
+        """Return a round's fields on the preconditioner, without the server's running averages."""
         if current is None:
             return {}
         digest = self._digest(current)
         message: Message = {"metric_digest": digest, "metric_step": current.step}
-        wanted = self._to_all or client in self._asked
-        if wanted and self._digests.get(client) != digest:
-            message |= flat("metric", replace(current, running=()).state_dict())
+        is_wanted = self._to_all or client in self._cannot_build
+        if is_wanted and self._digests.get(client) != digest:
+            message |= add_prefix("metric", replace(current, running=()).state_dict())
         return message
 
     def note_answer(self, client: int, current: Preconditioner | None) -> None:
-        """Note that a client answered under the metric in force."""
+        """Note that a client answered with the preconditioner in force."""
         self._digests[client] = self._digest(current)
 
     def note_failure(self, client: int, reason: Any) -> None:
-        """Note that a client refused a round: it may have lost the metric, or have none."""
+        """Note that a client refused a round: it may have no preconditioner, or a different one."""
         self._digests.pop(client, None)
         if reason in (METRIC_DIFFERS, METRIC_MISSING):
-            self._asked.add(client)
+            self._cannot_build.add(client)
 
     def forget(self) -> None:
         """Forget what clients have, after a resume."""
         self._digests.clear()
 
     def _digest(self, current: Preconditioner | None) -> str:
-        """Hash a metric once."""
+        """Return the digest of a preconditioner, hashed once."""
         if current is not self._last[0]:
-            self._last = (current, "" if current is None else replace(current, running=()).digest)
+            digest = "" if current is None else replace(current, running=()).digest
+            self._last = (current, digest)
         return self._last[1]
 
 
@@ -230,7 +264,7 @@ logger = logging.getLogger(__name__)
 
 
 class Server:
-    """Holds the model, the ledger and the state of filters and rule. Engines carry its messages; it knows none.
+    """Holds the model, the ledger and the state of filters and rule. Engines carry its messages.
 
     Args:
         plan: of the run.
@@ -242,57 +276,63 @@ class Server:
         LedgerError: the ledger belongs to another plan, or cannot be written.
 
     Guarantee:
-        What leaves the server are functions of `plan.releases` releases at most, each in the ledger before its round was sent.
+        What leaves the server are functions of `plan.releases` releases at most. Each is in the
+        ledger before its round is sent.
     """
 
     def __init__(
-        self, plan: FederatedPlan, model: nn.Module, *, ledger_path: str | os.PathLike[str] | None = None
+        self,
+        plan: FederatedPlan,
+        model: nn.Module,
+        *,
+        ledger_path: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.plan, self.model = plan, model
+        self.plan = plan
+        self.model = model
         self.layers = find_layers(model)
-        self.parameters: Tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.parameters: Tensors = trained_parameters(model)
         self.shapes = shapes_of(model)
         self.numbers = sum(p.numel() for p in self.parameters.values())
         self.contract = contract_of(plan.hash, model)
         plan.check_accounting()
-        opened = Ledger.in_memory if ledger_path is None else lambda *a: Ledger.open(ledger_path, *a)
-        self.ledger: Ledger = opened(plan.hash, plan.ledger_header, plan.releases)
-        seed = stream_seed(plan, 0)
-        noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
-        self._sampling = SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
+        self.ledger = plan.open_ledger(ledger_path)
+        self._sampling = sampling_stream(plan, 0)
         self._pipeline = ReleasePipeline(
-            Mechanism(plan, plan.stddev, plan.config.divisor),
-            noise,
+            PartyMechanism(plan, plan.stddev, plan.config.divisor),
+            noise_stream(plan, 0),
             self.ledger,
             layers=self.layers,
             preconditioning=Coordinates(plan.config.preconditioner, model, self.layers),
-            postprocess=PostprocessPipeline((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout),
+            postprocess=PostprocessPipeline(plan.config.filters, plan.config.readout),
         )
         self._state: Tensors = {}
-        self._stepped = -1  # number of the last round with a release
+        # Number of the last round with a release.
+        self._last_release = -1
         self._delivery = MetricDelivery(plan.config.metric == FACTORS)
         self._exchange: KeyExchange | None = None
         self._open: OpenRound | None = None
-        self._channels: dict[int, bytes] = {}  # client to its public channel key, under secure aggregation
+        # Public channel key of each client, under secure aggregation.
+        self._channels: dict[int, bytes] = {}
         self.enrolled: set[int] = set()
         self.rejected: Counter[str] = Counter()
 
-    # -- the protocol --------------------------------------------------------------------------------------------------
+    # -- the protocol ------------------------------------------------------------------------------
 
     def enroll(self, message: Mapping[str, Any]) -> bool:
-        """Take a client's hello: the same plan, model and frozen weights, or it does not take part.
+        """Enrol a client by its hello, if it has the same plan, model and frozen weights.
 
         Returns:
-            Whether it takes part; a rejection is counted.
+            Whether the client takes part; a rejection is counted.
         """
-        masked, number = self.plan.config.privacy.masked, message.get("client")
-        found = problem(message, self.shapes, self.contract, masked=masked)
-        if found is None and (message["kind"] != "hello" or not self._is_client(number)):
-            found = "unknown-client"
-        if found is None and number in self.enrolled:
-            found = "duplicate"
-        if found is not None:
-            self.rejected[found] += 1
+        masked = self.plan.config.privacy.masked
+        number = message.get("client")
+        reason = find_problem(message, self.shapes, self.contract, masked=masked)
+        if reason is None and (message["kind"] != "hello" or not self._is_client(number)):
+            reason = "unknown-client"
+        if reason is None and number in self.enrolled:
+            reason = "duplicate"
+        if reason is not None:
+            self.rejected[reason] += 1
             return False
         self.enrolled.add(cast(int, number))
         if masked:
@@ -300,11 +340,14 @@ class Server:
         return True
 
     def request_keys(self) -> dict[int, Message]:
-        """Draw the next round's cohort and ask it for keys, client to message; none in clear. Nothing is charged.
+        """Sample the next round's cohort and return requests for its keys; nothing is charged.
+
+        Without secure aggregation there are no requests.
 
         Raises:
             BudgetExhausted: every release of the plan is spent.
-            RuntimeError: the round before was not closed, or fewer clients are enrolled than the plan needs.
+            RuntimeError: the round before was not closed, or fewer clients are enrolled than the
+                plan needs.
         """
         self._check_ready()
         if not self.plan.config.privacy.masked:
@@ -313,48 +356,64 @@ class Server:
         return self._exchange.requests(self.contract, self.plan.config.survivors)
 
     def open_round(self) -> dict[int, Message]:
-        """Charge the next round, then make its messages, client to message.
+        """Charge the next round, then return its messages, by client.
 
-        Under secure aggregation without a call of `request_keys` the round has no recovery: all clients of its cohort must
-        answer, or it ends without a release and stays charged.
+        Under secure aggregation without a call of `request_keys` the round has no recovery. All
+        clients of its cohort must answer, or the round ends without a release and stays charged.
 
         Raises:
-            BudgetExhausted: every release of the plan is spent; nothing was charged, nothing may be sent.
+            BudgetExhausted: every release of the plan is spent; nothing was charged, nothing may be
+                sent.
             RuntimeError: the round before was not closed, or too few clients are enrolled.
-            TooFewKeys: fewer clients have keys than the plan needs; nothing was charged, nothing may be sent.
+            TooFewKeys: fewer clients have keys than the plan needs; nothing was charged, nothing
+                may be sent.
             LedgerError: the charge could not be written; nothing may be sent.
         """
         self._check_ready()
-        number, exchange = self.next_round, self._exchange
+        number = self.next_round
+        exchange = self._exchange
         if self.plan.config.privacy.masked and exchange is None:
             exchange = self._new_exchange(recovers=False)
-        cohort = self._cohort(number) if exchange is None else exchange.ready_clients(self.plan.config.survivors)
+        if exchange is None:
+            cohort = self._sample_cohort(number)
+        else:
+            cohort = exchange.select_cohort(self.plan.config.survivors)
         self._pipeline.refresh(number)
         extra = self.plan.config.rule.broadcast(self._state)
         control = sum(float(x.double().square().sum()) for x in extra.values()) ** 0.5
-        ticket = Charged.write(self.ledger, self.plan, number)
+        ticket = RoundCharge.write(self.ledger, self.plan, number)
         self._open = OpenRound(number, cohort, ticket, time.perf_counter(), control)
         self._exchange = None
         theta = {name: p.detach().cpu().clone() for name, p in self.parameters.items()}
         common: Message = {"kind": "round", "round": number, "contract": self.contract}
-        common |= flat("theta", theta) | flat("extra", extra) | ({"extra_round": self._stepped} if extra else {})
-        sent = {client: common | self._delivery.round_fields(client, self.preconditioner) for client in cohort}
+        common |= add_prefix("theta", theta) | add_prefix("extra", extra)
+        if extra:
+            common["extra_round"] = self._last_release
         if exchange is not None:
-            self._open.keys, self._open.recovers = exchange.keys, exchange.recovers
+            self._open.keys = exchange.keys
+            self._open.recovers = exchange.recovers
             self._open.rejected = exchange.rejected
-            sent = {client: message | exchange.round_fields(client) for client, message in sent.items()}
-        return sent
+        messages = {}
+        for client in cohort:
+            messages[client] = common | self._delivery.round_fields(client, self.preconditioner)
+            if exchange is not None:
+                messages[client] |= exchange.round_fields(client)
+        return messages
 
     def receive(self, message: Mapping[str, Any]) -> bool:
-        """Take an answer; what is not valid is counted and changes nothing.
+        """Take an answer; an invalid answer is counted and changes nothing.
 
         Returns:
-            Whether it was accepted. A client's error is, and counts as its absence.
+            Whether the answer was accepted. A client's error is accepted, and counts as its
+            absence.
         """
         stage = self._open or self._exchange
-        found = "no-round" if stage is None else self._problem(message, stage)
-        if found is not None or stage is None:
-            self._reject(cast(str, found), stage)
+        if stage is None:
+            self._reject("no-round", None)
+            return False
+        reason = self._find_problem(message, stage)
+        if reason is not None:
+            self._reject(reason, stage)
             return False
         client = message["client"]
         if message["kind"] == "error":
@@ -362,7 +421,7 @@ class Server:
             self._reject(message["reason"], stage)
             self._delivery.note_failure(client, message["reason"])
             return True
-        stage.take(message)
+        stage.store(message)
         if message["kind"] == "sum":
             self._delivery.note_answer(client, self.preconditioner)
         return True
@@ -373,23 +432,25 @@ class Server:
             stage.rejected[reason] += 1
 
     def fix_survivors(self) -> dict[int, Message]:
-        """From here on no answer counts. Requests for the survivors' shares, client to message; none without recovery.
+        """Close the round to further sums, and return requests for the survivors' shares.
+
+        Without recovery there are no requests.
 
         Raises:
             RuntimeError: no round is open.
         """
-        open_ = self._opened()
-        if open_.survivors is None:
-            open_.survivors = tuple(sorted(open_.sums))
-        if not open_.recovers or len(open_.survivors) < self.plan.config.survivors:
+        round_ = self._current_round()
+        if round_.survivors is None:
+            round_.survivors = tuple(sorted(round_.sums))
+        if not round_.recovers or len(round_.survivors) < self.plan.config.survivors:
             return {}
         request: Message = {
             "kind": "unmask",
-            "round": open_.number,
+            "round": round_.number,
             "contract": self.contract,
-            "survivors": torch.tensor(open_.survivors, dtype=torch.int64),
+            "survivors": torch.tensor(round_.survivors, dtype=torch.int64),
         }
-        return dict.fromkeys(open_.survivors, request)
+        return dict.fromkeys(round_.survivors, request)
 
     def close_round(self) -> RoundRecord:
         """Release the sum of the survivors and step, or drop the round.
@@ -398,38 +459,45 @@ class Server:
             RuntimeError: no round is open.
         """
         self.fix_survivors()
-        open_, self._open = self._opened(), None  # whatever happens below, no message outlives the round
-        survivors = cast(tuple[int, ...], open_.survivors)
-        added = self._sum_of_survivors(open_, survivors)
+        round_ = self._current_round()
+        # Whatever happens below, no message outlives the round.
+        self._open = None
+        survivors = cast(tuple[int, ...], round_.survivors)
+        summed = self._sum_survivors(round_, survivors)
         notes: Mapping[str, float] = {}
-        if added is not None:
-            notes = self._step(self._released(open_, added, len(survivors)), len(survivors))
-            self._stepped = open_.number
-        hidden = self.plan.config.privacy.unit == "client" and self.plan.config.client_rate < 1
-        return RoundRecord(
-            round=open_.number,
-            cohort=None if hidden else len(open_.cohort),
-            survivors=None if hidden else len(survivors),
-            dropped=added is None,
-            rejected=dict(open_.rejected),
-            seconds=0.0 if hidden else time.perf_counter() - open_.started,  # the time tells how many were drawn
+        if summed is not None:
+            notes = self._step(self._released(round_, summed, len(survivors)), len(survivors))
+            self._last_release = round_.number
+        record = RoundRecord(
+            round=round_.number,
+            cohort=len(round_.cohort),
+            survivors=len(survivors),
+            dropped=summed is None,
+            rejected=dict(round_.rejected),
+            seconds=time.perf_counter() - round_.started,
             notes=notes,
         )
+        if self.plan.config.samples_clients_secretly:
+            # The time would also reveal how many clients were sampled.
+            return replace(record, cohort=None, survivors=None, seconds=0.0)
+        return record
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
-    def _opened(self) -> OpenRound:
+    def _current_round(self) -> OpenRound:
         if self._open is None:
-            raise RuntimeError("no round is open")
+            raise RuntimeError("no round is open; call open_round first")
         return self._open
 
     def _check_ready(self) -> None:
-        """Refuse to begin a round, before anything is charged or sent."""
+        """Check that a round can begin, before anything is charged or sent."""
+        needed = self.plan.config.survivors
         if self._open is not None:
-            raise RuntimeError("close the round in progress first")
-        if len(self.enrolled) < self.plan.config.survivors:
+            raise RuntimeError("a round is in progress; close it first")
+        if len(self.enrolled) < needed:
             raise RuntimeError(
-                f"{len(self.enrolled)} clients are enrolled and a round needs {self.plan.config.survivors}; start more clients, "
+                f"{len(self.enrolled)} clients are enrolled and a round needs {needed}; start more "
+                "clients, "
                 "or make a plan with a smaller min_survivors"
             )
         if self.rounds_left < 1:
@@ -437,113 +505,142 @@ class Server:
             raise BudgetExhausted(f"{spent}; nothing was sent")
 
     def _new_exchange(self, *, recovers: bool) -> KeyExchange:
-        """Draw the next round's cohort for an exchange of keys."""
-        drawn = self._cohort(self.next_round)
-        channels = {client: self._channels[client] for client in drawn if client in self.enrolled}
-        return KeyExchange(self.next_round, drawn, channels, recovers)
+        """Sample the next round's cohort for an exchange of keys."""
+        cohort = self._sample_cohort(self.next_round)
+        channels = {client: self._channels[client] for client in cohort if client in self.enrolled}
+        return KeyExchange(self.next_round, cohort, channels, recovers)
 
     def _is_client(self, number: Any) -> bool:
         return type(number) is int and 0 <= number < self.plan.config.clients
 
-    def _cohort(self, number: int) -> tuple[int, ...]:
-        """Every registered client with the plan's rate; a client that is not there is one that drops out."""
+    def _sample_cohort(self, number: int) -> tuple[int, ...]:
+        """Sample registered clients at the plan's rate; an absent client counts as lost."""
+        clients = self.plan.config.clients
         rate = self.plan.config.client_rate
         if rate == 1:
-            return tuple(range(self.plan.config.clients))
-        drawn = self._sampling.generator(number).random(self.plan.config.clients) < rate
-        return tuple(int(client) for client in drawn.nonzero()[0])
+            return tuple(range(clients))
+        is_sampled = self._sampling.generator(number).random(clients) < rate
+        return tuple(int(client) for client in is_sampled.nonzero()[0])
 
-    def _problem(self, message: Mapping[str, Any], stage: KeyExchange | OpenRound) -> str | None:
-        """Why an answer does not count; None where it does."""
+    def _find_problem(
+        self, message: Mapping[str, Any], stage: KeyExchange | OpenRound
+    ) -> str | None:
+        """Return why an answer does not count; None if it counts."""
         control = stage.control if isinstance(stage, OpenRound) else 0.0
-        most, masked = self.plan.largest_message(self.numbers, control), self.plan.config.privacy.masked
-        rows = len(stage.cohort)
-        found = problem(message, self.shapes, self.contract, most=most, masked=masked, rows=rows)
-        return found or stage.problem(message, self.enrolled)
+        reason = find_problem(
+            message,
+            self.shapes,
+            self.contract,
+            max_norm=self.plan.largest_message(self.numbers, control),
+            masked=self.plan.config.privacy.masked,
+            rows=len(stage.cohort),
+        )
+        return reason or stage.find_problem(message, self.enrolled)
 
-    def _sum_of_survivors(self, open_: OpenRound, survivors: Sequence[int]) -> Tensors | None:
-        """The sum of the survivors' messages; None where it cannot be computed: too few clients or shares, or wrong ones."""
-        if len(survivors) < self.plan.config.survivors:
+    def _sum_survivors(self, round_: OpenRound, survivors: Sequence[int]) -> Tensors | None:
+        """Return the sum of the survivors' messages; None for too few, or wrong shares."""
+        needed = self.plan.config.survivors
+        if len(survivors) < needed:
             return None
         if not self.plan.config.privacy.masked:
-            return open_.sum_survivors(self.parameters)
+            return round_.sum_survivors(self.parameters)
         try:
-            integers = open_.unmask_survivors(self.plan.config.survivors, self.contract)
+            integers = round_.unmask_survivors(needed, self.contract)
         except ValueError as error:
-            logger.error("round %d: %s. The round ends without a release and stays charged", open_.number, error)
-            self._reject("wrong-shares", open_)
+            logger.error(
+                "round %d: %s. The round ends without a release and stays charged",
+                round_.number,
+                error,
+            )
+            self._reject("wrong-shares", round_)
             return None
         if integers is None:
             return None
-        added = decoded(integers, self.plan.grid(self.numbers), self.parameters)
-        if norm_of(added) > len(survivors) * self.plan.largest_message(self.numbers, open_.control):
-            self._reject("oversized", open_)  # no honest messages add up to it: a client sent a wrong message or share
+        summed = decode(integers, self.plan.grid(self.numbers), self.parameters)
+        # A larger sum is not a sum of honest messages: a client sent a wrong message or share.
+        largest = self.plan.largest_message(self.numbers, round_.control)
+        if total_norm(summed) > len(survivors) * largest:
+            self._reject("oversized", round_)
             return None
-        return added
+        return summed
 
     def _released(self, open_: OpenRound, added: Tensors, survivors: int) -> Released:
-        """The noisy mean over the public divisor. Shares of noise are in the messages; a trusted server adds its own here."""
+        """Return the noisy mean over the public divisor.
+
+        A trusted server adds its noise here. Elsewhere the messages carry the noise.
+        """
         plan, divisor = self.plan, self.plan.config.divisor
         step = open_.number * plan.per_round
         if plan.config.privacy.noise_by == "server":
             clipped = ClippedSum(added, plan.config.max_grad_norm)
             return self._pipeline.release(clipped, step, ledger=cast(Ledger, open_.ticket))
         number = open_.ticket.charge(step, plan.event)
-        mean = {name: x.div_(divisor).to(accumulated(self.parameters[name])) for name, x in added.items()}
-        return Released(gradients=mean, noise_variance=plan.mean_variance(survivors), step=step, release=number)
+        mean = {name: x.div_(divisor).to(accumulation_dtype(self.parameters[name])) for name, x in added.items()}
+        return Released(
+            gradients=mean, noise_variance=plan.mean_variance(survivors), step=step, release=number
+        )
 
     def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
+        """Filter a release and move the parameters; return public numbers of filters and rule."""
         config = self.plan.config
         direction = self._pipeline.make_update(released, in_place=True)
-        hidden = config.privacy.unit == "client" and config.client_rate < 1
-        took_part = config.client_rate if hidden else survivors / config.clients
-        shares = Shares(divided=config.divisor / config.clients, took_part=took_part)
+        survivor_fraction = survivors / config.clients
+        if config.samples_clients_secretly:
+            survivor_fraction = config.client_rate
+        participation = Participation(
+            divisor_fraction=config.divisor / config.clients, survivor_fraction=survivor_fraction
+        )
         with torch.no_grad():
-            update, self._state = config.rule.step(direction.gradients, self._state, shares)
+            update, self._state = config.rule.step(direction.gradients, self._state, participation)
             for name, p in self.parameters.items():
                 p.sub_(update[name].to(p.dtype))
         return direction.notes
 
-    # -- what was spent, and checkpoints -------------------------------------------------------------------------------
+    # -- what was spent, and checkpoints -----------------------------------------------------------
 
     @property
     def rounds_left(self) -> int:
-        """Rounds that may still be sent out."""
+        """Return the number of rounds that may still be sent out."""
         return cast(int, self.ledger.remaining) // self.plan.per_round
 
     @property
     def next_round(self) -> int:
-        """Number of the next round that is charged."""
+        """Return the number of the next round that is charged."""
         return self.ledger.count // self.plan.per_round
 
     @property
     def round(self) -> int:
-        """Number of the round in progress.
+        """Return the number of the round in progress.
 
         Raises:
             RuntimeError: no round is open.
         """
-        return self._opened().number
+        return self._current_round().number
 
     @property
     def epsilon(self) -> float:
-        """ε of all releases in the ledger at the plan's δ; dropped rounds are in it."""
+        """Return ε of all releases in the ledger at the plan's δ; dropped rounds count."""
         return self.plan.curve.at(self.ledger.count)
 
     @property
     def preconditioner(self) -> Preconditioner | None:
-        """The preconditioner in force."""
+        """Return the preconditioner in force."""
         return self._pipeline.preconditioning.current
 
     def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
-        """Write a checkpoint between rounds: released parameters, states of filters and rule, metric; never a message.
+        """Write a checkpoint between rounds.
+
+        The checkpoint holds released parameters, states of filters and rule, and the
+        preconditioner; no message.
 
         Raises:
             RuntimeError: a round is open.
             CheckpointError: the folder cannot be written.
         """
         if self._open is not None:
-            raise RuntimeError("a round is open: its messages are in no checkpoint; close it first")
+            raise RuntimeError(
+                "a round is open, and a checkpoint holds no messages; close the round first"
+            )
         groups = {
             "model": checkpoint.unique_tensors(self.model.state_dict()),
             "filters": self._pipeline.postprocess.state_dict(),
@@ -555,13 +652,15 @@ class Server:
             "contract": self.contract,
             "ledger_count": self.ledger.count,
             "ledger_head": self.ledger.head,
-            "stepped": self._stepped,
+            "stepped": self._last_release,
             "extra": extra,
         }
-        checkpoint.write(folder, {name: held for name, held in groups.items() if held}, meta)
+        checkpoint.write(
+            folder, {name: tensors for name, tensors in groups.items() if tensors}, meta
+        )
 
     def restore(self, folder: str | os.PathLike[str]) -> Any:
-        """Continue from a checkpoint of the same plan and ledger; rounds charged since then stay charged.
+        """Continue from a checkpoint of the same plan and ledger; later rounds stay charged.
 
         Returns:
             The `extra` that was given to `save`.
@@ -569,22 +668,31 @@ class Server:
         Raises:
             CheckpointError: damaged, or of another plan, model or ledger; nothing is loaded then.
         """
+        path = Path(folder)
         tensors, meta = checkpoint.read(folder)
         if meta.get("contract") != self.contract or "model" not in tensors:
-            raise checkpoint.CheckpointError(f"the checkpoint {Path(folder)} belongs to another plan or model")
+            raise checkpoint.CheckpointError(
+                f"the checkpoint {path} belongs to another plan or model; resume with its own"
+            )
         if not self.ledger.contains(meta["ledger_count"], meta["ledger_head"]):
             raise checkpoint.CheckpointError(
-                f"the ledger does not contain the {meta['ledger_count']} releases that the checkpoint {Path(folder)} was written "
-                "after; resume with the ledger of the same run"
+                f"the ledger does not contain the {meta['ledger_count']} releases before the "
+                f"checkpoint {path}; "
+                "resume with the ledger of the same run"
             )
         with checkpoint.fitting(folder):
-            checkpoint.check_same_tensors(checkpoint.unique_tensors(self.model.state_dict()), tensors["model"])
-            held, device = tensors.get("preconditioner"), next(iter(self.parameters.values())).device
-            current = None if held is None else self._pipeline.preconditioning.loaded(held)
+            checkpoint.check_same_tensors(
+                checkpoint.unique_tensors(self.model.state_dict()), tensors["model"]
+            )
+            device = next(iter(self.parameters.values())).device
+            state = tensors.get("preconditioner")
+            preconditioner = None
+            if state is not None:
+                preconditioner = self._pipeline.preconditioning.loaded(state)
             self._pipeline.postprocess.load_state_dict(moved_to(tensors.get("filters", {}), device))
             self._state = moved_to(dict(tensors.get("rule", {})), device)
-            self._pipeline.preconditioning.current = current
-            self._stepped = int(meta.get("stepped", -1))
+            self._pipeline.preconditioning.current = preconditioner
+            self._last_release = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)
         self._delivery.forget()
         return meta["extra"]

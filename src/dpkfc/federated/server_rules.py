@@ -1,4 +1,6 @@
-"""What the server does with a release, as values. All of it is post-processing: O(d) time, at most a few vectors of memory.
+"""What the server does with a release, as values.
+
+All rules are post-processing in O(d) time and a few vectors of memory.
 
 FedGD, FedAvg   θ ← θ − η ḡ
 FedAvgM         m ← β m + ḡ,  θ ← θ − η m
@@ -9,7 +11,6 @@ Scaffold        θ ← θ − η ḡ,  c ← c + Σ (c_i⁺ − c_i) / n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -17,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from dpkfc._checks import check_in_range, check_positive
 from dpkfc.federated.options import FedNewStep, LocalWork, ScaffoldSteps
 from dpkfc.postprocess.optimizers import SOFIM
 from dpkfc.postprocess.protocol import PostProcess
@@ -26,51 +28,54 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shares:
-    """Two parts of the registered clients, both public.
+class Participation:
+    """Two public fractions of the registered clients.
 
     Attributes:
-        divided: the divisor of a sum over clients, over n: the direction times it is the sum over n.
-        took_part: survivors over n; the rate where clients were drawn secretly.
+        divisor_fraction: the divisor of a sum over clients, over n. The direction times this is the
+            sum over n.
+        survivor_fraction: survivors over n; the rate where clients were sampled secretly.
     """
 
-    divided: float
-    took_part: float
+    divisor_fraction: float
+    survivor_fraction: float
 
 
 @runtime_checkable
 class ServerRule(Protocol):
-    """A server's step: a frozen value with functions from a direction and a state to the next of both."""
+    """A server's step: maps a direction and a state to an update and the next state."""
 
     @property
     def postprocess(self) -> tuple[PostProcess, ...]:
-        """Steps behind the plan's own filters."""
+        """Return steps behind the plan's own filters."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that say all that decides the result."""
+        """Return plain values that say all that decides the result."""
         ...
 
     def check(self, local: LocalWork) -> None:
-        """Raise where the clients' work does not go with this rule.
+        """Refuse work of clients that does not go with this rule.
 
         Raises:
             ValueError: with the fix.
         """
         ...
 
-    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
-        """What is taken off the parameters, and the next state.
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return what is subtracted from the parameters, and the next state.
 
         Args:
             direction: of the release, after filters; nobody reads it afterwards.
             state: of the rule; empty before the first round.
-            shares: of the registered clients that the direction is over, and that took part.
+            participation: fractions of the registered clients.
         """
         ...
 
     def broadcast(self, state: State) -> Tensors:
-        """What clients need of the state, parameter name to tensor; empty for most rules."""
+        """Return what clients need of the state, by parameter name; empty for most rules."""
         ...
 
 
@@ -90,31 +95,34 @@ class FedGD:
     postprocess = ()
 
     def __post_init__(self) -> None:
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ValueError(
-                f"learning_rate of {type(self).__name__} must be positive and finite, got {self.learning_rate}"
-            )
+        check_positive(f"learning_rate of {type(self).__name__}", self.learning_rate)
 
     def describe(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {"name": self.name, "learning_rate": self.learning_rate}
 
     def check(self, local: LocalWork) -> None:
-        """Goes with every work but those that have a rule of their own."""
-        _check_pair(type(self).__name__, local, None)
+        """Refuse work that has a rule of its own."""
+        if isinstance(local, FedNewStep | ScaffoldSteps):
+            raise ValueError(
+                f"rule={type(self).__name__} does not go with local={type(local).__name__}: "
+                "give rule=FedNew() or rule=Scaffold(...)"
+            )
 
-    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
-        """η ḡ."""
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η ḡ and no state."""
         return {name: self.learning_rate * g for name, g in direction.items()}, {}
 
     def broadcast(self, state: State) -> Tensors:
-        """Nothing."""
+        """Return nothing."""
         return {}
 
 
 @dataclass(frozen=True)
 class FedAvg(FedGD):
-    """θ ← θ − η · mean change, with η = 1 FedAvg itself; every client has the same, public weight."""
+    """θ ← θ − η · mean change (FedAvg for η = 1); every client has the same public weight."""
 
     learning_rate: float = 1.0
     name = "fedavg"
@@ -134,17 +142,20 @@ class FedAvgM(FedGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum of FedAvgM must lie in [0, 1), got {self.momentum}")
+        check_in_range("momentum of FedAvgM", self.momentum, "[0, 1)")
 
     def describe(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {**super().describe(), "momentum": self.momentum}
 
-    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
-        """η m."""
-        held = {n: self.momentum * state[n] + g if n in state else g.clone() for n, g in direction.items()}
-        return {name: self.learning_rate * m for name, m in held.items()}, held
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η m and m."""
+        momentum = {}
+        for name, g in direction.items():
+            momentum[name] = self.momentum * state[name] + g if name in state else g.clone()
+        return {name: self.learning_rate * m for name, m in momentum.items()}, momentum
 
 
 @dataclass(frozen=True)
@@ -169,75 +180,88 @@ class FedSOFIM(FedGD):
 
     @property
     def postprocess(self) -> tuple[PostProcess, ...]:  # type: ignore[override]
-        """The preconditioned step."""
+        """Return the preconditioning step."""
         return (SOFIM(self.rho, self.beta, self.direction, self.bias_correction, self.warmup),)
 
-    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
-        """η times the preconditioned step, in its own memory: `SOFIM` gives tensors that nobody else holds."""
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η times the direction, in place: no other object holds the tensors of `SOFIM`."""
         return {name: g.mul_(self.learning_rate) for name, g in direction.items()}, {}
 
 
 @dataclass(frozen=True)
 class FedNew:
-    """The outer step of FedNew: θ ← θ − y, y the mean of the clients' directions; y is sent out with the next round."""
+    """The outer step of FedNew: θ ← θ − y, y the mean of the clients' directions.
+
+    The next round sends y to clients.
+    """
 
     postprocess = ()
 
     def describe(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {"name": "fednew"}
 
     def check(self, local: LocalWork) -> None:
-        """Needs `FedNewStep`."""
-        _check_pair("FedNew", local, FedNewStep)
+        """Refuse all work but `FedNewStep`."""
+        _check_work("FedNew", local, FedNewStep)
 
-    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
-        """The mean direction y."""
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return the mean direction y, as update and as state."""
         y = {name: g.clone() for name, g in direction.items()}
         return y, dict(y)
 
     def broadcast(self, state: State) -> Tensors:
-        """The last y."""
+        """Return the last y."""
         return dict(state)
 
 
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """SCAFFOLD's server: θ ← θ − η · mean change, c ← c + Σ (change_i / (K η_local) − c) / n over the clients that took part.
+    """SCAFFOLD's server: θ ← θ − η · mean change, c ← c + Σ (change_i / (K η_local) − c) / n.
 
-    The sum is the release times its divisor, a public constant: where clients are drawn at a rate q, about n q of them are in it.
-    The changes of the control variates follow from the released mean and the old c, so messages are FedAvg's.
+    The sum over the survivors is the release times its divisor, a public constant. Where clients
+    are sampled at a rate q, about n q of them are in it. The changes of the control variates follow
+    from the released mean and the old c, so messages are those of FedAvg.
 
     Attributes:
-        local: the clients' work, whose K and η_local it needs.
+        local: the clients' work, whose K and η_local the rule needs.
     """
 
     local: ScaffoldSteps = ScaffoldSteps()
     name = "scaffold"
 
     def check(self, local: LocalWork) -> None:
-        """Needs the very same `ScaffoldSteps`."""
-        _check_pair("Scaffold", local, ScaffoldSteps)
+        """Refuse all work but the same `ScaffoldSteps`."""
+        _check_work("Scaffold", local, ScaffoldSteps)
         if local != self.local:
-            raise ValueError(f"Scaffold was made for {self.local}, the clients do {local}; give both the same value")
+            raise ValueError(
+                f"Scaffold was made for {self.local}, the clients do {local}; give both the same "
+                "value"
+            )
 
-    def step(self, direction: Mapping[str, Tensor], state: State, shares: Shares) -> tuple[Tensors, Tensors]:
-        """The mean change; c moves by the part of the clients that took part."""
-        per_step = shares.divided / (self.local.steps * self.local.learning_rate)
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η times the mean change, and c moved by the survivors."""
+        per_step = participation.divisor_fraction / (self.local.steps * self.local.learning_rate)
         c = {}
         for name, change in direction.items():
             old = state.get(name, torch.zeros_like(change))
-            c[name] = old + change * per_step - shares.took_part * old
+            c[name] = old + change * per_step - participation.survivor_fraction * old
         return {name: self.learning_rate * g for name, g in direction.items()}, c
 
     def broadcast(self, state: State) -> Tensors:
-        """The control variate c."""
+        """Return the control variate c."""
         return dict(state)
 
 
-def _check_pair(rule: str, local: LocalWork, needed: type | None) -> None:
-    own = (FedNewStep, ScaffoldSteps)
-    wrong = isinstance(local, own) if needed is None else not isinstance(local, needed)
-    if wrong:
-        fix = "give rule=FedNew() or rule=Scaffold(...)" if needed is None else f"give local={needed.__name__}(...)"
-        raise ValueError(f"rule={rule} does not go with local={type(local).__name__}: {fix}")
+def _check_work(rule: str, local: LocalWork, needed: type) -> None:
+    if not isinstance(local, needed):
+        raise ValueError(
+            f"rule={rule} does not go with local={type(local).__name__}: give "
+            f"local={needed.__name__}(...)"
+        )

@@ -1,7 +1,8 @@
-"""Rounds inside one process, for tests and small studies: no sockets, no copies, with places where something can be killed.
+"""Rounds inside one process, for tests and small studies, with faults of clients and server.
 
-An engine does the same over a network. It sends what `request_keys` and then `open_round` made, hands answers to `receive`, sends
-the survivors what `fix_survivors` made, and calls `close_round`.
+An engine does the same over a network. It sends the messages of `request_keys` and then of
+`open_round`, hands answers to `receive`, sends the survivors the messages of `fix_survivors`, and
+calls `close_round`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
+from dpkfc._checks import check_positive
 from dpkfc.federated.client import Client
 from dpkfc.federated.local_training import LocalModel
 from dpkfc.federated.messages import Message
@@ -25,24 +27,28 @@ from dpkfc.federated.server import RoundRecord, Server
 from dpkfc.gradients.clipped_sum import LossFn
 from dpkfc.privacy.ledger import BudgetExhausted
 
-# Where something can be killed: a client before it sends keys, before or after it has computed, or before it reveals shares; the
-# server anywhere after its charge.
+# A client can be killed before it sends keys, before or after it computes, or before it reveals
+# shares; the server anywhere after its charge.
 STAGES = ("keys", "opened", "client", "answered", "received", "fixed", "unmask", "closed")
-Fault = Callable[[str, int, int], bool]  # (stage, round, client or -1 for the server) to whether it dies there
+# Maps stage, round and client (-1 for the server) to whether the party dies there.
+Fault = Callable[[str, int, int], bool]
+_SERVER = -1
+_DRAWS = 100
 
 
 class Killed(RuntimeError):
-    """The server was killed by a fault; start another from its checkpoint and ledger."""
+    """A fault killed the server; start another from its checkpoint and ledger."""
 
 
 @dataclass
 class Run:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         server: with the trained model and the ledger.
         records: one a round, public.
-        history: (rounds done, ε, what `evaluate` gave), by round.
+        history: (rounds done, ε, result of `evaluate`), by round.
+        seconds: of the rounds.
     """
 
     server: Server
@@ -51,25 +57,33 @@ class Run:
     seconds: float = 0.0
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the server's checkpoint, and with it what the run has come to.
+        """Write the server's checkpoint, with the records and the history of the run.
 
         Raises:
-            CheckpointError: the folder cannot be written, or `evaluate` gave more than plain values and tensors.
+            CheckpointError: the folder cannot be written, or `evaluate` returned more than plain
+                values and tensors.
         """
         points = [list(point) for point in self.history]
-        self.server.save(folder, {"records": [asdict(record) for record in self.records], "history": points})
+        self.server.save(
+            folder, {"records": [asdict(record) for record in self.records], "history": points}
+        )
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint: rounds, also those without a release, figures and rejected messages are those of before.
+        """Continue from a checkpoint with its records, history and counts of rejected messages.
 
         Raises:
             CheckpointError: damaged, or of another plan, model or ledger.
         """
-        held = self.server.restore(folder) or {}
-        self.records.extend(RoundRecord(**record) for record in held.get("records", []))
-        self.history.extend(tuple(point) for point in held.get("history", []))
+        stored = self.server.restore(folder) or {}
+        self.records.extend(RoundRecord(**record) for record in stored.get("records", []))
+        self.history.extend(tuple(point) for point in stored.get("history", []))
         for record in self.records:
             self.server.rejected.update(record.rejected)
+
+    def evaluate_round(self, evaluate: Callable[[nn.Module], Any]) -> None:
+        """Evaluate the model after the last round, and append the result to the history."""
+        rounds = self.records[-1].round + 1
+        self.history.append((rounds, self.server.epsilon, evaluate(self.server.model)))
 
 
 def make_clients(
@@ -81,105 +95,126 @@ def make_clients(
     verify: bool | str = True,
     **options: Any,
 ) -> list[Client]:
-    """Clients of one process: one copy of the model between them, records of their own.
+    """Return clients of one process that share one copy of the model.
 
     Args:
         plan: of the run.
         model: of the server; copied.
-        loss_fn: maps (model, batch) to one loss an example.
+        loss_fn: maps (model, batch) to one loss per example.
         datasets: one a client.
-        verify: check model and loss on public rows before the first round; no value of a record decides. "strict" refuses
-            operations without a batch rule.
+        verify: check model and loss on public rows before the first round; no value of a record
+            decides. "strict" refuses operations without a batch rule.
         options: of `Client`.
 
     Raises:
-        ValueError: another number of datasets than clients.
+        ValueError: the numbers of datasets and clients differ.
     """
     if len(datasets) != plan.config.clients:
-        raise ValueError(f"the plan has {plan.config.clients} clients, got {len(datasets)} datasets")
+        raise ValueError(
+            f"the plan has {plan.config.clients} clients, got {len(datasets)} datasets"
+        )
     local = LocalModel(plan, copy.deepcopy(model), loss_fn)
-    return [Client(i, plan, local, data, verify=verify, **options) for i, data in enumerate(datasets)]
+    return [
+        Client(i, plan, local, data, verify=verify, **options) for i, data in enumerate(datasets)
+    ]
 
 
-def one_round(server: Server, clients: Mapping[int, Client], fault: Fault | None = None) -> RoundRecord:
-    """One round over clients of this process.
+def run_round(
+    server: Server, clients: Mapping[int, Client], fault: Fault | None = None
+) -> RoundRecord:
+    """Run one round over clients of this process.
 
     Args:
         server: with enrolled clients.
         clients: by number.
-        fault: says who dies where.
+        fault: decides who dies where.
 
     Raises:
         Killed: the server died.
         BudgetExhausted: no round is left; nothing was sent.
-        TooFewKeys: under secure aggregation fewer clients sent keys than a round needs; nothing was charged.
+        TooFewKeys: under secure aggregation fewer clients sent keys than a round needs; nothing was
+            charged.
     """
-    dies = fault or (lambda stage, number, client: False)
     number = server.next_round
 
-    def server_at(stage: str) -> None:
-        if dies(stage, number, -1):
-            raise Killed(f"the server died at '{stage}' of round {number}")
+    def dies(stage: str, client: int) -> bool:
+        return fault is not None and fault(stage, number, client)
 
-    def answers(requests: Mapping[int, Message], before: str, after: str) -> None:
+    def check_server(stage: str) -> None:
+        if dies(stage, _SERVER):
+            raise Killed(
+                f"the server died at '{stage}' of round {number}; start another from its "
+                "checkpoint and ledger"
+            )
+
+    def exchange(requests: Mapping[int, Message], before: str, after: str) -> None:
         for client, message in requests.items():
-            if client not in clients or dies(before, number, client):
+            if client not in clients or dies(before, client):
                 continue
             answer = clients[client].answer(message)
-            if not dies(after, number, client):
+            if not dies(after, client):
                 server.receive(answer)
 
-    answers(server.request_keys(), "keys", "keys")
-    sent = server.open_round()
-    server_at("opened")
-    answers(sent, "client", "answered")
-    server_at("received")
-    asked = server.fix_survivors()
-    server_at("fixed")
-    answers(asked, "unmask", "unmask")
-    server_at("unmask")
+    exchange(server.request_keys(), "keys", "keys")
+    messages = server.open_round()
+    check_server("opened")
+    exchange(messages, "client", "answered")
+    check_server("received")
+    requests = server.fix_survivors()
+    check_server("fixed")
+    exchange(requests, "unmask", "unmask")
+    check_server("unmask")
     record = server.close_round()
-    server_at("closed")
+    check_server("closed")
     return record
 
 
 def check_unused(server: Server) -> None:
-    """Refuse to begin at new weights where rounds were spent on others.
+    """Refuse to begin at new weights with a ledger that holds releases of other weights.
 
     Raises:
         ValueError: the ledger holds releases.
     """
     if server.ledger.count:
         raise ValueError(
-            f"the ledger holds {server.ledger.count} releases of an earlier run, which began at other weights; go on with it "
-            "from its checkpoint (resume=True), or choose another ledger: the two ε then add up"
+            f"the ledger holds {server.ledger.count} releases of an earlier run; resume from its "
+            "checkpoint (resume=True), "
+            "or choose another ledger: the two ε add up"
         )
 
 
-def _begin(run: Run, checkpoint: str | os.PathLike[str] | None, resume: bool) -> None:
-    """Go on from the checkpoint, or write the first one: a ledger that is in use has other weights behind it."""
-    server = run.server
+def start_or_resume(run: Run, checkpoint: str | os.PathLike[str] | None, resume: bool) -> None:
+    """Resume from a checkpoint, or check that the ledger is unused and write the first checkpoint.
+
+    Raises:
+        BudgetExhausted: no round is left.
+        ValueError: a new run with a used ledger.
+    """
     if resume and checkpoint is not None:
         run.restore(checkpoint)
     else:
-        check_unused(server)
-    if not server.rounds_left:
-        raise BudgetExhausted("all rounds of this plan are spent by its ledger; nothing was sent")
+        check_unused(run.server)
+    if not run.server.rounds_left:
+        raise BudgetExhausted(
+            f"all rounds of this plan are spent by the ledger {run.server.ledger.path}; nothing "
+            "was sent"
+        )
     if checkpoint is not None and not resume:
         run.save(checkpoint)
 
 
-def _raise_where_all_failed(record: RoundRecord, clients: Mapping[int, Client]) -> None:
-    """A fault that all clients have, a wrong loss or records of another width, would fail in every other round too.
+def _check_not_all_failed(record: RoundRecord, clients: Mapping[int, Client]) -> None:
+    """Refuse to go on if all clients failed: they would fail in every round.
 
-    Clients of this process are known to it; to a server far away such a round looks like any other, and is noise.
+    Only a run inside one process sees this. To a remote server the round looks like any other, and
+    is noise.
     """
-    holding = [client for client in clients.values() if len(client.records)]
-    errors = [client.last_error for client in holding if client.failed]
-    if errors and len(errors) == len(holding):
+    clients_with_records = [client for client in clients.values() if len(client.records)]
+    errors = [client.last_error for client in clients_with_records if client.failed]
+    if errors and len(errors) == len(clients_with_records):
         raise RuntimeError(
-            f"every client failed in round {record.round}: {errors[0]}. The round stays charged; the run can go on once that is "
-            "mended"
+            f"every client failed in round {record.round}: {errors[0]}. The round stays charged; "
+            "resume after a fix"
         ) from errors[0]
 
 
@@ -205,46 +240,51 @@ def federate(
     Args:
         plan: what to run.
         model: trained in place.
-        loss_fn: maps (model, batch) to one loss an example.
+        loss_fn: maps (model, batch) to one loss per example.
         datasets: records of each client.
-        clients: made before, with state of their own; None makes them from `datasets`.
-        ledger_path: of the server's ledger; None keeps it in memory.
-        checkpoint: folder that is written after every round, with the records of the rounds and the history.
-        resume: begin from `checkpoint`; rounds that the ledger holds beyond it stay charged.
-        evaluate: maps the model to a figure for `history`, on data that are not the clients'; plain values and tensors where a
-            checkpoint is written.
+        clients: existing clients with their state; None makes new ones from `datasets`.
+        ledger_path: of the server's ledger; None keeps the ledger in memory.
+        checkpoint: folder that is written after every round, with the records of the rounds and the
+            history.
+        resume: begin from `checkpoint`; later rounds in the ledger stay charged.
+        evaluate: maps the model to a figure for `history`, on data of no client. The figure is made
+            of plain values and tensors where a checkpoint is written.
         every: rounds between evaluations; the last round is always evaluated.
         on_round: called after every round.
-        fault: says who dies where, for tests.
-        verify: check model and loss on public rows before the first round; no value of a record decides. "strict" refuses
-            operations without a batch rule.
-        collate_fn: list of examples to a batch, of clients that are made from `datasets`.
+        fault: decides who dies where, for tests.
+        verify: check model and loss on public rows before the first round; no value of a record
+            decides. "strict" refuses operations without a batch rule.
+        collate_fn: maps a list of examples to a batch, for clients that are made from `datasets`.
 
     Raises:
-        Killed: the server died of a fault.
+        Killed: a fault killed the server.
         BudgetExhausted: no round is left; the checkpoint stays as it is.
         ValueError: settings that do not fit together.
-        RuntimeError: every client that holds records has failed in a round, with what the first of them met; that round stays
-            charged.
+        RuntimeError: every client that holds records failed in a round, with the error of the
+            first; the round stays charged.
     """
     server = Server(plan, model, ledger_path=ledger_path)
-    run, started = Run(server), time.perf_counter()
+    run = Run(server)
+    started = time.perf_counter()
     try:
-        _begin(run, checkpoint, resume)
-        made = clients or make_clients(plan, model, loss_fn, datasets, verify=verify, collate_fn=collate_fn)
-        known = {client.number: client for client in made}
-        for client in known.values():
+        start_or_resume(run, checkpoint, resume)
+        clients = clients or make_clients(
+            plan, model, loss_fn, datasets, verify=verify, collate_fn=collate_fn
+        )
+        by_number = {client.number: client for client in clients}
+        for client in by_number.values():
             server.enroll(client.hello())
         while server.rounds_left:
-            record = one_round(server, known, fault)
+            record = run_round(server, by_number, fault)
             run.records.append(record)
-            if evaluate is not None and (len(run.records) % every == 0 or not server.rounds_left):
-                run.history.append((record.round + 1, server.epsilon, evaluate(model)))
+            is_due = len(run.records) % every == 0 or not server.rounds_left
+            if evaluate is not None and is_due:
+                run.evaluate_round(evaluate)
             if checkpoint is not None:
                 run.save(checkpoint)
             if on_round is not None:
                 on_round(record, run)
-            _raise_where_all_failed(record, known)
+            _check_not_all_failed(record, by_number)
     finally:
         run.seconds = time.perf_counter() - started
         server.close()
@@ -252,76 +292,81 @@ def federate(
 
 
 # --------------------------------------------------------------------------------------------------
-# Ways to divide a dataset between clients. Every record goes to exactly one client; all of it is
-# public bookkeeping of a study.
-#
-# Partitions are index arrays, so that any dataset can be cut by them; `parts` cuts tensors.
+# Ways to divide a dataset between the clients of a study. Every record goes to exactly one client.
+# Partitions are index arrays, so that they can divide any dataset; `parts` divides tensors.
 
 Partition = list[NDArray[np.int64]]
 
 
 def iid(size: int, clients: int, seed: int = 0) -> Partition:
-    """Sizes that differ by one at most, records at random.
+    """Divide records at random into parts whose sizes differ by one at most.
 
     Raises:
         ValueError: fewer records than clients.
     """
-    _check(size, clients)
+    _check_size(size, clients)
     order = np.random.default_rng(seed).permutation(size)
     return [np.sort(piece) for piece in np.array_split(order, clients)]
 
 
-def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int = 0, least: int = 0) -> Partition:
-    """Label skew: of every label the clients get shares drawn from Dirichlet(alpha, …, alpha).
+def dirichlet(
+    labels: ArrayLike, clients: int, alpha: float, seed: int = 0, least: int = 0
+) -> Partition:
+    """Divide records with label skew: fractions of labels follow Dirichlet(alpha, …, alpha).
 
     Args:
         labels: `[n]`, of any type.
         clients: n.
         alpha: > 0; 0.1 leaves most clients with few labels, ∞ is even.
         seed: of the draw.
-        least: fewest records of a client; the draw is repeated until it holds (100 times).
+        least: fewest records of a client; the draw is repeated up to 100 times until all clients
+            have them.
 
     Raises:
         ValueError: alpha not positive, or `least` out of reach.
     """
-    kinds = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
-    _check(kinds.size, clients)
-    if not alpha > 0:
-        raise ValueError(f"alpha must be positive, got {alpha}")
+    classes = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
+    _check_size(classes.size, clients)
+    _check_alpha(alpha)
     generator = np.random.default_rng(seed)
-    for _ in range(100):
-        owner = np.empty(kinds.size, dtype=np.int64)
-        for kind in range(int(kinds.max()) + 1):
-            mine = generator.permutation(np.flatnonzero(kinds == kind))
-            even = np.full(clients, 1 / clients)
-            share = generator.dirichlet(np.full(clients, alpha)) if np.isfinite(alpha) else even
-            owner[mine] = np.searchsorted(np.cumsum(share)[:-1], (np.arange(mine.size) + 0.5) / mine.size)
-        found = [np.flatnonzero(owner == client) for client in range(clients)]
-        if min(len(piece) for piece in found) >= least:
-            return found
-    raise ValueError(f"no draw of 100 gives every client {least} records; lower least, or raise alpha = {alpha}")
+    for _ in range(_DRAWS):
+        owner = np.empty(classes.size, dtype=np.int64)
+        for label in range(int(classes.max()) + 1):
+            indices = generator.permutation(np.flatnonzero(classes == label))
+            fractions = np.full(clients, 1 / clients)
+            if np.isfinite(alpha):
+                fractions = generator.dirichlet(np.full(clients, alpha))
+            positions = (np.arange(indices.size) + 0.5) / indices.size
+            owner[indices] = np.searchsorted(np.cumsum(fractions)[:-1], positions)
+        partition = [np.flatnonzero(owner == client) for client in range(clients)]
+        if min(len(piece) for piece in partition) >= least:
+            return partition
+    raise ValueError(
+        f"no draw of {_DRAWS} gives every client {least} records; lower least, or raise alpha = "
+        f"{alpha}"
+    )
 
 
 def quantity_skew(size: int, clients: int, alpha: float, seed: int = 0) -> Partition:
-    """Sizes drawn from Dirichlet(alpha, …, alpha), records at random.
+    """Divide records at random into parts whose sizes are drawn from Dirichlet(alpha, …, alpha).
 
     Raises:
         ValueError: alpha not positive.
     """
-    _check(size, clients)
-    if not alpha > 0:
-        raise ValueError(f"alpha must be positive, got {alpha}")
+    _check_size(size, clients)
+    check_positive("alpha", alpha)
     generator = np.random.default_rng(seed)
     order = generator.permutation(size)
-    cuts = np.round(np.cumsum(generator.dirichlet(np.full(clients, alpha)))[:-1] * size).astype(np.int64)
+    fractions = generator.dirichlet(np.full(clients, alpha))
+    cuts = np.round(np.cumsum(fractions)[:-1] * size).astype(np.int64)
     return [np.sort(piece) for piece in np.split(order, cuts)]
 
 
-def by_column(values: ArrayLike) -> tuple[Partition, list[str]]:
-    """One client a value of a column: a hospital, a scanner, an author.
+def split_by_column(values: ArrayLike) -> tuple[Partition, list[str]]:
+    """Give one client to each value of a column: a hospital, a scanner, an author.
 
     Returns:
-        (records of each, names in sorted order).
+        (records of each client, names in sorted order).
     """
     names, owner = np.unique(np.asarray(values), return_inverse=True)
     owner = owner.reshape(-1)
@@ -329,10 +374,19 @@ def by_column(values: ArrayLike) -> tuple[Partition, list[str]]:
 
 
 def parts(tensors: Sequence[Tensor], partition: Partition) -> list[tuple[Tensor, ...]]:
-    """Tensors with a common first axis, cut into one tuple a client."""
+    """Divide tensors with a common first axis into one tuple a client."""
     return [tuple(x[piece] for x in tensors) for piece in partition]
 
 
-def _check(size: int, clients: int) -> None:
+def _check_size(size: int, clients: int) -> None:
     if clients < 1 or size < clients:
-        raise ValueError(f"{size} records cannot be divided between {clients} clients")
+        raise ValueError(
+            f"{size} records cannot be divided between {clients} clients; give each client one at "
+            "least"
+        )
+
+
+def _check_alpha(alpha: float) -> None:
+    """Check a parameter that may be infinite."""
+    if not alpha > 0:
+        raise ValueError(f"alpha must be positive, got {alpha}")

@@ -521,7 +521,7 @@ def build_federated_card(
             "delta": plan.delta,
             "target_epsilon": plan.target_epsilon,
             "privacy_model": config.privacy.name,
-            "against": config.against,
+            "against": config.adversaries,
             "unit": f"one {config.privacy.unit}",
             "neighbours_differ_in": _NEIGHBOURS[config.adjacency].format(config.privacy.unit),
             "epsilon_for_others": {who: _number(e) for who, e in plan.views().items()},

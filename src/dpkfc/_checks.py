@@ -1,0 +1,93 @@
+"""Checks of single settings, shared by all classes of settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from numbers import Real
+from typing import Any
+
+_MAX_SHOWN = 60
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Check that a setting is a positive finite number.
+
+    Raises:
+        ValueError: the value is something else.
+    """
+    if not (_is_number(value) and value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be positive and finite, got {_show(value)}")
+
+
+def check_not_negative(name: str, value: Any) -> None:
+    """Check that a setting is a finite number >= 0.
+
+    Raises:
+        ValueError: the value is something else.
+    """
+    if not (_is_number(value) and value >= 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be finite and >= 0, got {_show(value)}")
+
+
+def check_in_range(name: str, value: Any, interval: str) -> None:
+    """Check that a setting lies in an interval.
+
+    Args:
+        name: of the setting.
+        value: of the setting.
+        interval: two numbers in round (open) or square (closed) brackets, such as "[0, 1)".
+
+    Raises:
+        ValueError: the value lies outside, or is no number.
+    """
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    is_inside = _is_number(value) and low <= value <= high
+    if is_inside and interval[0] == "(":
+        is_inside = value > low
+    if is_inside and interval[-1] == ")":
+        is_inside = value < high
+    if not is_inside:
+        raise ValueError(f"{name} must lie in {interval}, got {_show(value)}")
+
+
+def check_one_of(name: str, value: Any, choices: Collection[str]) -> None:
+    """Check that a setting is one of some texts.
+
+    Raises:
+        ValueError: the value is something else.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {_show(value)}")
+
+
+def check_integer(name: str, value: Any, least: int) -> None:
+    """Check that a setting is an integer of a least size; a truth value is not an integer.
+
+    Raises:
+        ValueError: the value is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {_show(value)}")
+
+
+def check_optional_integer(name: str, value: Any, least: int) -> None:
+    """Check that a setting is None or an integer of a least size.
+
+    Raises:
+        ValueError: the value is something else.
+    """
+    if value is not None:
+        check_integer(name, value, least)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real)
+
+
+def _show(value: Any) -> str:
+    """Return the text of a value, shortened so that a message stays readable."""
+    text = repr(value)
+    if len(text) > _MAX_SHOWN:
+        return f"{text[:_MAX_SHOWN]}…"
+    return text
