@@ -40,7 +40,7 @@ ALLOWED = {
     "curvature": {"linalg", "memory"},
     "postprocess": {"linalg", "privacy", "gradients"},
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
-    "config": {"linalg", "data", "gradients", "postprocess", "privacy"},
+    "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy"},
     "session": LIBRARY,
     "": LIBRARY,  # dpkfc/__init__.py
     "integrations": LIBRARY,

@@ -10,12 +10,13 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
 import dp_accounting
 import numpy as np
 from numpy.typing import NDArray
 
+from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
 from dpkfc.gradients.clipping import SPLIT, Clip, contribution_bound
 from dpkfc.linalg.norms import check_methods
@@ -28,10 +29,6 @@ from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target, 
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, widened
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
-
-if TYPE_CHECKING:
-    pass
-
 
 # --------------------------------------------------------------------------------------------------
 # The plan: sampler, sensitivity, noise and event of one run, frozen together so that they cannot
@@ -77,9 +74,8 @@ class Plan:
                 f"the sampler draws from {self.sampler.dataset_size} examples, the plan is for {self.dataset_size}"
             )
         check_target(self.target_epsilon, self.delta)
-        check_plan = getattr(self.config.preconditioner, "check_plan", None)
-        if check_plan is not None:  # a schedule must fit the run
-            check_plan(self.steps, self.config.readout)
+        if self.config.preconditioner is not None:
+            self.config.preconditioner.check_plan(self.steps, self.config.readout)
 
     @property
     def max_grad_norm(self) -> float:
@@ -326,15 +322,6 @@ class Plan:
 SAMPLERS = ("poisson", "truncated_poisson", "fixed", "shuffle")
 
 
-@runtime_checkable
-class Preconditioner(Protocol):
-    """What a plan needs to know of a preconditioner: its public description."""
-
-    def describe(self) -> dict[str, Any]:
-        """Plain values that say all that decides its result."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig:
     """Settings of a private run.
@@ -429,14 +416,14 @@ class PrivacyConfig:
         check_not_a_step(self.preconditioner, self.weight_average)
         if self.preconditioner is not None and not isinstance(self.preconditioner, Preconditioner):
             raise ValueError(
-                f"preconditioner must have a describe() method, got {type(self.preconditioner).__name__}; "
-                "use for example curvature.KFAC(probe=...)"
+                f"preconditioner must derive from dpkfc.curvature.Preconditioner, got {type(self.preconditioner).__name__}; "
+                "use KFAC(probe=...), or see docs/extending.md"
             )
         self._check_split()
 
     def _check_split(self) -> None:
         """A basis along which gradients are split goes with a clipping of its own, from which the sensitivity follows."""
-        needed = getattr(self.preconditioner, "clipping", None)
+        needed = None if self.preconditioner is None else self.preconditioner.required_clipping
         if self.clipping in SPLIT and needed is None:
             raise ValueError(f"clipping={self.clipping!r} clips along a public basis; it needs preconditioner=GEP(...)")
         if needed is not None and self.clipping != needed:

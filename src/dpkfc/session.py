@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint, fsdp
 from dpkfc.config import Plan
-from dpkfc.curvature.kfac import Preconditioner
+from dpkfc.curvature.base import PreconditionerState
 from dpkfc.data.checks import check_probes
 from dpkfc.data.loading import MicroBatches, layout
 from dpkfc.data.units import units_of
@@ -38,7 +38,7 @@ from dpkfc.gradients.state import WeightGuard, check_moved, check_optimizer, che
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.optimizers import WeightAverage
 from dpkfc.postprocess.pipeline import Chain, check_with_optimizer
-from dpkfc.preconditioning import Coordinates
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.verification import public_rows
@@ -336,7 +336,7 @@ class Session:
         self._ledger = open_shared(plan, ledger_path, self._ranks)
         count_along(self._ledger, self.plan, self._step, self._ranks.from_first(lambda: self._ledger.count))
         rows = plan.config.refresh_rows(self._ranks.world_size)
-        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, self._ranks, rows)
+        self._coordinates = PreconditionerManager(plan.config.preconditioner, model, self.layers, self._ranks, rows)
         self._chain = Chain(plan.config.postprocess, plan.config.readout)
         self._average = WeightAverage(plan.config.weight_average, self._parameters)
         self._pending: Batch | None = None
@@ -514,7 +514,7 @@ class Session:
         )
 
     @property
-    def preconditioner(self) -> Preconditioner | None:
+    def preconditioner(self) -> PreconditionerState | None:
         """The preconditioner in force; None before the first step, and without one."""
         return self._coordinates.current
 
@@ -643,7 +643,7 @@ class Session:
     def _load(self, tensors: dict[str, dict[str, Tensor]], meta: dict[str, Any]) -> None:
         """Take up what a checkpoint of this plan and ledger holds."""
         checkpoint.check_same_tensors(self._model_state(), tensors["model"])
-        preconditioner = self._coordinates.loaded(tensors["preconditioner"]) if "preconditioner" in tensors else None
+        preconditioner = self._coordinates.restore(tensors["preconditioner"]) if "preconditioner" in tensors else None
         checkpoint.load_optimizer(self.optimizer, fsdp.divided_optimizer_state(self.optimizer, meta["optimizer"]))
         self._chain.load_state_dict(self._here(tensors.get("filters", {})))
         self._coordinates.past = self._here(tensors.get("past", {}))

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from dpkfc.curvature import probe_loss
-from dpkfc.curvature.probe_loss import Draws, likelihood_loss, logits_of
+from dpkfc.curvature.probe_loss import ProbeRandomness, likelihood_loss, logits_of
 
 
-def _draws(total: int, seed: int = 0) -> Draws:
-    return Draws(torch.Generator().manual_seed(seed), total)
+def _draws(total: int, seed: int = 0) -> ProbeRandomness:
+    return ProbeRandomness(torch.Generator().manual_seed(seed), total)
 
 
-def _loss(likelihood: str, output, labels: str = "model", given=None, draws: Draws | None = None) -> torch.Tensor:
+def _loss(likelihood: str, output, labels: str = "model", given=None, draws: ProbeRandomness | None = None) -> torch.Tensor:
     n = logits_of(output).shape[0]
     return likelihood_loss(likelihood, output, labels=labels, given=given, draws=draws or _draws(n), rows=slice(0, n))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpkfc.curvature import layer_factors
 from dpkfc.curvature.factors import kronecker_factors
-from dpkfc.curvature.layer_factors import LayerAccumulator, Positions, Structure
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
 
 F64 = torch.float64
@@ -20,8 +20,8 @@ def _few_rows(monkeypatch):
     monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
 
 
-def _positions(size: int, rows_per_dim: float | None, seed: int = 0) -> Positions:
-    return Positions(torch.Generator().manual_seed(seed), size, rows_per_dim)
+def _positions(size: int, rows_per_dim: float | None, seed: int = 0) -> RowSubsampler:
+    return RowSubsampler(torch.Generator().manual_seed(seed), size, rows_per_dim)
 
 
 def _block(n: int, t: int, d_in: int, d_out: int, groups: int = 1, homogeneous: bool = False) -> Outer:
@@ -29,9 +29,9 @@ def _block(n: int, t: int, d_in: int, d_out: int, groups: int = 1, homogeneous: 
     return Outer(a, b, groups, homogeneous)
 
 
-def _dense(block, held: Positions, cuts: tuple[int, ...] = (), mask=None, sharing: str = "expand"):
+def _dense(block, held: RowSubsampler, cuts: tuple[int, ...] = (), mask=None, sharing: str = "expand"):
     n = block.batch_size
-    layer = LayerAccumulator(block, Structure(sharing=sharing), None, held)
+    layer = LayerAccumulator(block, FactorOptions(sharing=sharing), None, held)
     edges = [0, *cuts, n]
     for start, stop in zip(edges[:-1], edges[1:], strict=True):
         held.start(slice(start, stop), None if mask is None else mask[start:stop])
@@ -90,7 +90,7 @@ def test_a_sampled_factor_of_a_tied_table_is_unbiased(masked):
         held = _positions(n, 3.0, seed)
         held.start(slice(0, n), mask if masked else None)
         block = Tied(Lookup(ids, c, v), Outer(a, b))
-        layer = LayerAccumulator(block, Structure(), None, held)
+        layer = LayerAccumulator(block, FactorOptions(), None, held)
         layer.add(block)
         found = layer.result().sides["input"].dense()
         total += found / draws

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, FeatureNoise, PrivateOracle, PublicData
+from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.diagnostics import compare_factors
-from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.linalg.metric import Dense, Kronecker, LowRank
 from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
@@ -160,7 +160,7 @@ def test_public_labels_that_do_not_fit_the_head_are_drawn_from_the_model(make) -
     assert config.describe()["labels_that_do_not_fit"] == "drawn from the model"
     drawn = digest_of(make(probe=public(classes=10), labels="model"))
     assert all(torch.equal(a, b) for a, b in zip(digest_of(config), drawn, strict=True))
-    again = Preconditioner.from_state_dict(built.state_dict())
+    again = PreconditionerState.from_state_dict(built.state_dict())
     assert again.note == built.note
     fitting = make(probe=public(), labels="given").build(net(), capture, 0)
     assert fitting.note == "" and "note" not in fitting.state_dict()

@@ -85,7 +85,7 @@ class Damping:
         return (values.double() + shift).pow(-self.exponent)
 
 
-def side_of(
+def damp_side(
     factor: Factor, damping: Damping, dtype: torch.dtype, *, widest_dense: int = 4096, rank: int | None = None
 ) -> Side:
     """The side (factor + damping)^(−p) of a metric.
@@ -292,7 +292,7 @@ def _kind(side: Side) -> str:
 _log = logging.getLogger(__name__)
 
 
-def metric_of(
+def form_metric(
     layers: Mapping[str, LayerFactors], damping: Damping, widest: int, rank: Callable[[str, str], int | None]
 ) -> Metric:
     """The damped roots of all layers; layers that share the eigenpairs of a side share the side.
@@ -308,10 +308,10 @@ def metric_of(
     def side(name: str, which: str, factors: LayerFactors) -> Side:
         factor, own = factors.sides[which], rank(name, which)
         if not isinstance(factor, Eigen):
-            return side_of(factor, damping, factors.dtype, widest_dense=widest)
+            return damp_side(factor, damping, factors.dtype, widest_dense=widest)
         key = (id(factor.vectors), factor.trace, own)
         if key not in known:
-            known[key] = side_of(factor, damping, factors.dtype, widest_dense=widest, rank=own)
+            known[key] = damp_side(factor, damping, factors.dtype, widest_dense=widest, rank=own)
         return known[key]
 
     metric: dict[str, Kronecker | Elementwise] = {}
@@ -327,7 +327,7 @@ def metric_of(
     return metric
 
 
-def left_alone(metric: Metric, unknown: Mapping[str, str], rules: Mapping[str, str]) -> list[dict[str, Any]]:
+def report_identity_layers(metric: Metric, unknown: Mapping[str, str], rules: Mapping[str, str]) -> list[dict[str, Any]]:
     """Rows of the layers that keep the identity."""
     unreached = [name for name in rules if name not in metric and name not in unknown]
     if unreached:
@@ -338,7 +338,7 @@ def left_alone(metric: Metric, unknown: Mapping[str, str], rules: Mapping[str, s
     return rows + [identity_row(name) for name in unreached]
 
 
-def shapes_of(model: nn.Module, name: str, factors: LayerFactors) -> dict[str, Any]:
+def describe_shapes(model: nn.Module, name: str, factors: LayerFactors) -> dict[str, Any]:
     """What `Preconditioner.check` compares: kind, sizes of the sides, and the weight's own shape where it has one."""
     shapes: dict[str, Any] = {"kind": factors.kind, **{side: list(x) for side, x in factors.shapes.items()}}
     try:

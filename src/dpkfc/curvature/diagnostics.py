@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
-from dpkfc.curvature.kfac import KFAC, Preconditioner
+from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.layer_factors import LayerFactors, is_known, layer_squares
-from dpkfc.curvature.probe_pass import Capture, blocks_on_probe, undisturbed
-from dpkfc.curvature.probes import Sample
+from dpkfc.curvature.probe_pass import Capture, preserve_model, run_probe
+from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.linalg.blocks import Block, Lookup, Outer, Patched, PerExample, Tied
 from dpkfc.linalg.metric import Metric
 
@@ -41,7 +42,7 @@ def signal_to_noise(
     kfac: KFAC,
     model: nn.Module,
     capture: Capture,
-    preconditioner: Preconditioner,
+    preconditioner: PreconditionerState,
     *,
     max_grad_norm: float,
     noise_multiplier: float,
@@ -69,8 +70,8 @@ def signal_to_noise(
         raise ValueError(f"max_grad_norm={max_grad_norm} and noise_multiplier={noise_multiplier} must be positive")
     energies: dict[str, list[float]] = {}
     sizes: dict[str, int] = {}
-    with undisturbed(model), torch.no_grad():
-        for piece in blocks_on_probe(model, capture, kfac.run_at(preconditioner.step)):
+    with preserve_model(model), torch.no_grad():
+        for piece in run_probe(model, capture, kfac.probe_spec(preconditioner.step)):
             held = {name: block for name, block in piece.blocks.items() if is_known(block)}
             for column, metric in enumerate(({}, preconditioner.metric)):
                 for name, energy in _clipped_energies(held, metric, max_grad_norm).items():
@@ -108,14 +109,14 @@ def _entries(block: Block) -> int:
             return sum(g[0].numel() for g in block.grads.values())
 
 
-def condition_numbers(preconditioner: Preconditioner) -> dict[tuple[str, str], tuple[float, float]]:
+def condition_numbers(preconditioner: PreconditionerState) -> dict[tuple[str, str], tuple[float, float]]:
     """(layer, side) to the condition number of its factor before and after damping."""
     return {
         (row["layer"], row["side"]): (row["condition_before"], row["condition_after"]) for row in preconditioner.report
     }
 
 
-def fisher_spectrum(preconditioner: Preconditioner, layer: str, top: int = 1000) -> Tensor:
+def fisher_spectrum(preconditioner: PreconditionerState, layer: str, top: int = 1000) -> Tensor:
     """Largest eigenvalues of the layer's Fisher block A ⊗ G (or of its diagonal), descending, undamped, float64.
 
     Raises:
@@ -214,7 +215,7 @@ def _isotropic_part(first: Eigen, second: Eigen) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class PrivateOracle:
+class PrivateOracle(Probe):
     """Curvature of the private data, with their labels where `labels="given"`. NOT PRIVATE.
 
     Attributes:

@@ -164,7 +164,7 @@ def _decomposed(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     raise RuntimeError(f"no eigendecomposition of a factor of size {unit.shape[0]} was found; use a larger probe")
 
 
-def leading(matrix: Tensor, keep: int, start: Tensor | None = None) -> Eigen:
+def decompose_leading(matrix: Tensor, keep: int, start: Tensor | None = None) -> Eigen:
     """The first eigenpairs of a symmetric positive semi-definite matrix, and the trace of the others.
 
     Subspace iteration with a quarter more columns than asked for and a Rayleigh-Ritz step each time: d² · keep
@@ -256,7 +256,7 @@ def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eige
     if rows.shape[0] >= rows.shape[1]:
         return eigen_of_covariance(gram(unit).to(rows.dtype), factor, keep)
     products = gram(unit.T)
-    pairs = leading(products, keep) if keep is not None and _is_wide(rows.shape[0], keep) else eigh(products)
+    pairs = decompose_leading(products, keep) if keep is not None and _is_wide(rows.shape[0], keep) else eigh(products)
     kept = pairs.values > _RELATIVE_RANK * pairs.values[0]
     vectors = unit.T @ pairs.vectors[:, kept]
     vectors = vectors / torch.linalg.vector_norm(vectors, dim=0)
@@ -277,7 +277,7 @@ def eigen_of_covariance(
     if keep is not None and _is_wide(covariance.shape[0], keep):
         largest = float(covariance.abs().max())
         if math.isfinite(largest) and largest > 0:
-            return leading(covariance, keep, start).scaled(factor)
+            return decompose_leading(covariance, keep, start).scaled(factor)
     return eigh(covariance).scaled(factor)
 
 
@@ -385,7 +385,7 @@ def is_empty(factor: Factor) -> bool:
 _REMEMBERED = 1 << 24  # entries of a tensor that may be kept a little longer to see whether the next layer reads it too
 
 
-class Shared:
+class FactorCache:
     """What consecutive layers have in common, formed once.
 
     It remembers the last two tensors of rows, their products and the last eigendecompositions. Equality is by content,
@@ -460,7 +460,7 @@ class FactorAccumulator:
         max_size: int = 4096,
         oversize: str = "diagonal",
         decays: bool = False,
-        shared: Shared | None = None,
+        shared: FactorCache | None = None,
     ) -> None:
         self.dim = dim
         self._shape = shape
@@ -552,7 +552,7 @@ class FactorAccumulator:
             case _:
                 return unit.square().sum().double()
 
-    def apart(self, shared: Shared | None = None) -> FactorAccumulator:
+    def detached_copy(self, shared: FactorCache | None = None) -> FactorAccumulator:
         """A copy that shares what it forms with others."""
         twin = copy.copy(self)
         twin._shared, twin._rows = shared, list(self._rows)
@@ -565,13 +565,13 @@ class FactorAccumulator:
         rows = float(min(self.dim, self._kept * parts) if self._sum is None else self.dim)
         return rows**3 + rows**2 * self.dim
 
-    def decayed(self, share: float, shared: Shared | None = None) -> FactorAccumulator:
+    def decayed(self, share: float, shared: FactorCache | None = None) -> FactorAccumulator:
         """A copy in which everything added so far counts `share` of what it did.
 
         Of a side too wide for a matrix nothing stays, as its rows would outgrow what is kept of them; of one that is to stay
         low-rank, the first eigenpairs that `remember` was shown, and the trace of the others.
         """
-        twin = self.apart(shared)
+        twin = self.detached_copy(shared)
         if self.dim > self._max_size and self._shape == "full":
             twin._count, twin._rows, twin._kept, twin._start, twin._rest = 0.0, [], 0, None, 0.0
             return twin if self.most_rows is None or self._start is None else self._cut(twin, self._start, share)
@@ -633,7 +633,7 @@ class FactorAccumulator:
         total = self._sum.double() if self._sum is not None else rows.new_zeros(())
         return rows @ total if total.dim() == 2 else rows * (total if total.dim() else total / self.dim)
 
-    def remember(self, factor: Factor) -> None:
+    def warm_start_from(self, factor: Factor) -> None:
         """Let the next decomposition of what grows out of this one begin with the directions of `factor`."""
         cut = isinstance(factor, Eigen) and 0 < factor.values.numel() < self.dim
         self._start = factor.vectors if cut and isinstance(factor, Eigen) else None
@@ -663,7 +663,7 @@ class FactorAccumulator:
         made._kept = sum(rows.shape[0] for rows in made._rows)
         return made
 
-    def take_in(self, other: FactorAccumulator) -> None:
+    def merge(self, other: FactorAccumulator) -> None:
         """Add what another one has added up, as if its rows had come after the own ones."""
         self._count += other._count
         self.reads += other.reads

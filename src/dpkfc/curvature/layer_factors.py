@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.curvature.factors import DiagonalFactor, Factor, FactorAccumulator, IsotropicFactor, Shared, is_empty
+from dpkfc.curvature.factors import DiagonalFactor, Factor, FactorAccumulator, FactorCache, IsotropicFactor, is_empty
 from dpkfc.linalg.blocks import Block, Lookup, Outer, Patched, PerExample, Tied
 from dpkfc.linalg.metric import Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, Metric
 
@@ -36,7 +36,7 @@ LEAST_ROWS = 4096  # fewer rows cost nothing worth saving
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RowSubsample:
     """Rows of a layer's `[n * groups, T, d]`, flattened over its first two axes.
 
     Attributes:
@@ -65,7 +65,7 @@ class Chosen:
         return rows if self.weight is None else rows * self.weight.sqrt().to(rows.dtype).unsqueeze(1)
 
 
-class Positions:
+class RowSubsampler:
     """The positions of one refresh.
 
     Args:
@@ -80,7 +80,7 @@ class Positions:
         self._size = size
         self._rows_per_dim = rows_per_dim
         self._keys: dict[int, Tensor] = {}
-        self._held: dict[tuple[int, ...], Chosen] = {}
+        self._held: dict[tuple[int, ...], RowSubsample] = {}
         self._rows = slice(0, 0)
         self._mask: Tensor | None = None
 
@@ -94,7 +94,7 @@ class Positions:
             return None
         return self._mask.repeat(1, positions // self._mask.shape[1])
 
-    def chosen(self, x: Tensor, groups: int, dim: int, most: int | None = None) -> Chosen:
+    def chosen(self, x: Tensor, groups: int, dim: int, most: int | None = None) -> RowSubsample:
         """The rows from which a factor of size `dim` is formed, for a layer's `[n * groups, T, d]`.
 
         Args:
@@ -119,10 +119,10 @@ class Positions:
             return wanted, pairs
         return min(wanted, max(1, most // pairs)), min(pairs, most)
 
-    def _choose(self, positions: int, groups: int, wanted: int, pairs: int, device: torch.device) -> Chosen:
+    def _choose(self, positions: int, groups: int, wanted: int, pairs: int, device: torch.device) -> RowSubsample:
         n, mask, part = self._rows.stop - self._rows.start, self.mask_of(positions), pairs / (self._size * groups)
         if wanted == positions and mask is None and part == 1:
-            return Chosen(None, None, 1.0, float(n * groups * positions))
+            return RowSubsample(None, None, 1.0, float(n * groups * positions))
         active = torch.full((n,), positions) if mask is None else mask.sum(1).cpu()
         keys = self._keys_of(positions)[self._rows]
         order = (keys if mask is None else keys.masked_fill(~mask.cpu(), math.inf)).argsort(1)[:, :wanted]
@@ -140,7 +140,7 @@ class Positions:
         elif part == 1 and bool((active <= wanted).all()):
             weights = None
         weights = None if weights is None else weights.to(device)
-        return Chosen(index.to(device), weights, share, float(active.sum()) * groups)
+        return RowSubsample(index.to(device), weights, share, float(active.sum()) * groups)
 
     def _drawn(self, groups: int, pairs: int) -> Tensor:
         """Which pairs of example and group are among so many that are drawn, `[size, groups]`, True or False."""
@@ -329,7 +329,7 @@ def _tied_squares(block: Tied, entry: Kronecker) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Structure:
+class FactorOptions:
     """How factors are formed.
 
     Attributes:
@@ -384,7 +384,7 @@ class LayerFactors:
         return replace(self, sides=sides)
 
 
-def filled(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFactors]:
+def fill_empty_sides(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFactors]:
     """The factors with every empty side replaced by the multiple of the identity that the other layers have on average.
 
     A side without a gradient (the output side of a LoRA adapter before its first step, a dead layer) has no direction to
@@ -427,10 +427,10 @@ class LayerAccumulator:
     def __init__(
         self,
         block: Block,
-        structure: Structure,
+        structure: FactorOptions,
         rule: str | None = None,
-        positions: Positions | None = None,
-        shared: Shared | None = None,
+        positions: RowSubsampler | None = None,
+        shared: FactorCache | None = None,
     ) -> None:
         self._structure = structure
         self._positions = positions
@@ -508,10 +508,10 @@ class LayerAccumulator:
     def _note_kind(self, gradient: Tensor) -> None:
         self._dtype, self._device = _at_least_float32(gradient).dtype, gradient.device
 
-    def _chosen(self, x: Tensor, groups: int, side: str, uses: int = 1) -> Chosen:
+    def _chosen(self, x: Tensor, groups: int, side: str, uses: int = 1) -> RowSubsample:
         """The rows that a side is formed of; `uses` of them are added for one parameter."""
         if self._positions is None:
-            return Chosen(None, None, 1.0, float(x.shape[0] * x.shape[1]))
+            return RowSubsample(None, None, 1.0, float(x.shape[0] * x.shape[1]))
         most = self._sides[side].most_rows
         return self._positions.chosen(x, groups, self._sides[side].dim, None if most is None else max(1, most // uses))
 
@@ -597,32 +597,32 @@ class LayerAccumulator:
         weights = self._weights(x, groups)
         return x.mean(1) if weights is None else (x * weights).sum(1) / weights.sum(1).clamp(min=1)
 
-    def apart(self, shared: Shared | None = None) -> LayerAccumulator:
+    def detached_copy(self, shared: FactorCache | None = None) -> LayerAccumulator:
         """A copy without the positions of the probe, which may go to another process; `shared`: what is formed once there."""
         twin = copy.copy(self)
         twin._positions, twin._shared = None, shared
-        twin._sides = {name: side.apart(shared if name == "input" else None) for name, side in self._sides.items()}
+        twin._sides = {name: side.detached_copy(shared if name == "input" else None) for name, side in self._sides.items()}
         return twin
 
-    def take_in(self, other: LayerAccumulator) -> None:
+    def merge(self, other: LayerAccumulator) -> None:
         """Add what another one has added up of the same layer, as if its blocks had come after the own ones."""
         for name, side in self._sides.items():
-            side.take_in(other._sides[name])
+            side.merge(other._sides[name])
 
     @property
     def sides(self) -> Mapping[str, FactorAccumulator]:
         """What each side, or role of an elementwise layer, has added up."""
         return self._sides
 
-    def after(self, past: Mapping[str, FactorAccumulator], share: float) -> LayerAccumulator:
+    def with_history(self, past: Mapping[str, FactorAccumulator], share: float) -> LayerAccumulator:
         """A copy on top of what an earlier refresh has added up, which counts `share` of what it did."""
         twin = copy.copy(self)
         twin._sides = {}
         for name, side in self._sides.items():
             shared = self._shared if name == "input" else None
-            twin._sides[name] = past[name].decayed(share, shared) if name in past else side.apart(shared)
+            twin._sides[name] = past[name].decayed(share, shared) if name in past else side.detached_copy(shared)
             if name in past:
-                twin._sides[name].take_in(side)
+                twin._sides[name].merge(side)
         return twin
 
     def cost(self, parts: int) -> float:

@@ -27,7 +27,7 @@ _IGNORED = -100
 _PIECE = 1 << 20  # logits worked on at a time
 
 
-class Draws:
+class ProbeRandomness:
     """Random numbers for a whole probe, handed out by rows, so that they do not depend on the micro-batch size.
 
     Args:
@@ -59,7 +59,7 @@ class _Labels:
 
     kind: str
     given: Tensor | None
-    draws: Draws
+    draws: ProbeRandomness
     rows: slice
 
     def numbers(self, distribution: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -95,7 +95,7 @@ def likelihood_loss(
     *,
     labels: str,
     given: Tensor | None,
-    draws: Draws,
+    draws: ProbeRandomness,
     rows: slice,
     mask: Tensor | None = None,
 ) -> Tensor:
@@ -136,7 +136,7 @@ def likelihood_loss(
     return _LOSSES[likelihood](logits, _Labels(labels, given, draws, rows), mask)
 
 
-def fits(likelihood: str, output: Any, given: Tensor) -> bool:
+def labels_fit(likelihood: str, output: Any, given: Tensor) -> bool:
     """Whether a probe's labels `[n, ...]` can be labels of a model's output `[N, ...]`: of its shape and among its classes."""
     logits = logits_of(output)
     if likelihood != "categorical":

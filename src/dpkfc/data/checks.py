@@ -68,18 +68,17 @@ def check_probes(preconditioner: Any, private: Any) -> None:
     A dataset that loads its examples is not read through for this; call `check_disjoint` where it should be.
 
     Args:
-        preconditioner: its `probe` and `output_probe` are looked at, if they hold `inputs`.
+        preconditioner: the settings, None for none; the stored inputs of its probes are checked.
         private: the dataset.
 
     Raises:
         ValueError: as `check_disjoint`.
     """
-    if not in_memory(private):
+    if preconditioner is None or not in_memory(private):
         return
-    for role in ("probe", "output_probe"):
-        inputs = getattr(getattr(preconditioner, role, None), "inputs", None)
-        if inputs is not None:
-            check_disjoint(inputs, private, f"the {role.replace('_', ' ')} of {type(preconditioner).__name__}")
+    for role, probe in preconditioner.probes.items():
+        if probe.stored_inputs is not None:
+            check_disjoint(probe.stored_inputs, private, f"the {role.replace('_', ' ')} of {type(preconditioner).__name__}")
 
 
 def in_memory(data: Any) -> bool:

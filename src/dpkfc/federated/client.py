@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpkfc.curvature.probe_pass import moved_to
+from dpkfc.curvature.probe_pass import copy_to_device
 from dpkfc.data.sampling import Poisson
 from dpkfc.federated import messages
 from dpkfc.federated.local_training import LocalModel, Records, Tensors, clipped_whole
@@ -448,7 +448,7 @@ class Client:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state_dict` gave."""
         device = next(iter(self.local.parameters.values())).device
-        self._control, self._last = (moved_to(dict(state[name]), device) for name in ("control", "last"))
+        self._control, self._last = (copy_to_device(dict(state[name]), device) for name in ("control", "last"))
         self._last_round = int(state.get("last_round", -1))
         keys, shares = state.get("keys"), state.get("shares")
         self._keys = None if keys is None else RoundKeys(**keys)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import dp_accounting
 import numpy as np
 
+from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
 from dpkfc.federated.options import (
     FedNewStep,
@@ -395,11 +396,13 @@ class FederatedConfig:
 
     def _check_steps(self) -> None:
         made = self.preconditioner
-        if made is not None and not hasattr(made, "describe"):
-            raise ValueError(f"preconditioner must have a describe() method, got {type(made).__name__}; use KFAC(...)")
-        if made is not None and (hasattr(made, "observe") or hasattr(made, "clipping")):
+        if made is not None and not isinstance(made, Preconditioner):
+            raise ValueError(
+                f"preconditioner must derive from dpkfc.curvature.Preconditioner, got {type(made).__name__}; use KFAC(...)"
+            )
+        if made is not None and (made.uses_past_releases or made.required_clipping is not None):
             raise ValueError(f"{type(made).__name__} does not run federated; use KFAC(...), or preconditioner=None")
-        if made is not None and self.metric == SEED and getattr(made, "continues", False):
+        if made is not None and self.metric == SEED and made.uses_previous_state:
             raise ValueError("clients that rebuild the metric from its seed know no earlier refresh; use metric='factors'")
         if made is not None and made.describe().get("uses_private_data"):
             raise ValueError("curvature of private data would be a release of its own; use a synthetic or public probe")

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import checkpoint
-from dpkfc.curvature.kfac import Preconditioner
-from dpkfc.curvature.probe_pass import moved_to
+from dpkfc.curvature.base import PreconditionerState
+from dpkfc.curvature.probe_pass import copy_to_device
 from dpkfc.federated.local_training import accumulated, norm_of
 from dpkfc.federated.messages import (
     METRIC_DIFFERS,
@@ -48,7 +48,7 @@ from dpkfc.federated.secure_aggregation import decoded, round_scope, total, unma
 from dpkfc.federated.server_rules import Shares
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess.pipeline import Chain
-from dpkfc.preconditioning import Coordinates
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
@@ -187,9 +187,9 @@ class MetricDelivery:
         self._to_all = to_all
         self._digests: dict[int, str] = {}  # client to the digest of the metric that it has
         self._asked: set[int] = set()  # clients that could not build the metric from its seed
-        self._last: tuple[Preconditioner | None, str] = (None, "")
+        self._last: tuple[PreconditionerState | None, str] = (None, "")
 
-    def round_fields(self, client: int, current: Preconditioner | None) -> Message:
+    def round_fields(self, client: int, current: PreconditionerState | None) -> Message:
         """Return what a round tells a client of the metric in force, without what the server keeps for its next refresh."""
         if current is None:
             return {}
@@ -200,7 +200,7 @@ class MetricDelivery:
             message |= flat("metric", replace(current, running=()).state_dict())
         return message
 
-    def note_answer(self, client: int, current: Preconditioner | None) -> None:
+    def note_answer(self, client: int, current: PreconditionerState | None) -> None:
         """Note that a client answered under the metric in force."""
         self._digests[client] = self._digest(current)
 
@@ -214,7 +214,7 @@ class MetricDelivery:
         """Forget what clients have, after a resume."""
         self._digests.clear()
 
-    def _digest(self, current: Preconditioner | None) -> str:
+    def _digest(self, current: PreconditionerState | None) -> str:
         """Hash a metric once."""
         if current is not self._last[0]:
             self._last = (current, "" if current is None else replace(current, running=()).digest)
@@ -257,7 +257,7 @@ class Server:
         seed = stream_seed(plan, 0)
         self._noise = NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
         self._sampling = SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
-        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
+        self._coordinates = PreconditionerManager(plan.config.preconditioner, model, self.layers)
         self._chain = Chain((*plan.config.postprocess, *plan.config.rule.postprocess), plan.config.readout)
         self._state: Tensors = {}
         self._stepped = -1  # number of the last round with a release
@@ -523,7 +523,7 @@ class Server:
         return self.plan.curve.at(self.ledger.count)
 
     @property
-    def preconditioner(self) -> Preconditioner | None:
+    def preconditioner(self) -> PreconditionerState | None:
         """The preconditioner in force."""
         return self._coordinates.current
 
@@ -572,9 +572,9 @@ class Server:
         with checkpoint.fitting(folder):
             checkpoint.check_same_tensors(checkpoint.unique_tensors(self.model.state_dict()), tensors["model"])
             held, device = tensors.get("preconditioner"), next(iter(self.parameters.values())).device
-            current = None if held is None else self._coordinates.loaded(held)
-            self._chain.load_state_dict(moved_to(tensors.get("filters", {}), device))
-            self._state = moved_to(dict(tensors.get("rule", {})), device)
+            current = None if held is None else self._coordinates.restore(held)
+            self._chain.load_state_dict(copy_to_device(tensors.get("filters", {}), device))
+            self._state = copy_to_device(dict(tensors.get("rule", {})), device)
             self._coordinates.current = current
             self._stepped = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)

@@ -35,7 +35,7 @@ from dpkfc.gradients.state import (
 from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_padding
 from dpkfc.integrations._opacus_loader import Drawn
 from dpkfc.postprocess.pipeline import Chain
-from dpkfc.preconditioning import Coordinates
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
 from dpkfc.rng_state import kept_numbers, renew
@@ -43,7 +43,7 @@ from dpkfc.session import GradientTally
 from dpkfc.tracking.axes import Unknown
 
 if TYPE_CHECKING:
-    from dpkfc.curvature.kfac import Preconditioner
+    from dpkfc.curvature.base import PreconditionerState
 
 
 # --------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class PrivateStep:
     ) -> None:
         self.plan, self.model, self.optimizer, self.ledger = plan, model, optimizer, ledger
         self.layers = find_layers(model)
-        self._coordinates = Coordinates(plan.config.preconditioner, model, self.layers, rows=plan.config.refresh_rows())
+        self._coordinates = PreconditionerManager(plan.config.preconditioner, model, self.layers, rows=plan.config.refresh_rows())
         self._chain = Chain((), plan.config.readout)  # make_private takes no filters
         self.step = self._before = ledger.count
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -552,7 +552,7 @@ class PrivateStep:
     # -- the preconditioner ---------------------------------------------------------------------------------
 
     @property
-    def preconditioner(self) -> Preconditioner | None:
+    def preconditioner(self) -> PreconditionerState | None:
         """The preconditioner in force; None before the first step, and without one."""
         return self._coordinates.current
 
