@@ -55,11 +55,11 @@ def test_lambda_safe_of_matched_steps() -> None:
         ({"lambda_safe": 0.0}, "lambda_safe must be positive"),
         ({"lambda_base": 1.0}, "lambda_base must lie in"),
         ({"lambda_base": 0.0}, "lambda_base must lie in"),
-        ({"warm": 1.0}, "warm is a share"),
+        ({"warm": 1.0}, "warm is a fraction"),
         ({"power": 0.0}, "power must be positive"),
         ({"every": 0}, "every must be an integer"),
         ({"order": "sideways"}, "order must be one of"),
-        ({"probe": 3}, "probe must have sample"),
+        ({"probe": 3}, "probe must derive from"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], message: str) -> None:

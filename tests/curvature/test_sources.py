@@ -64,7 +64,7 @@ def test_a_hybrid_builds_and_describes_itself() -> None:
     assert told["curvature_source"] == "A from synthetic; G from public: random rows"
     assert set(config.build(net(), capture, 0).metric) == {"0", "2"}
     assert "output_probe" not in kfac().describe() and "control" not in kfac().describe()
-    with pytest.raises(ValueError, match="output_probe must have sample"):
+    with pytest.raises(ValueError, match="output_probe must derive from"):
         kfac(output_probe=3)
 
 

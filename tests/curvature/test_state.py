@@ -190,7 +190,7 @@ def test_a_loss_of_ones_own_is_used_and_checked():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"probe": "pink"}, "probe must have sample"),
+        ({"probe": "pink"}, "probe must derive from"),
         ({"labels": "true"}, "labels must be one of model, uniform, given"),
         ({"likelihood": "poisson"}, "likelihood must be one of categorical"),
         ({"sides": "a"}, "sides must be one of both, input, output"),

@@ -34,13 +34,7 @@ from dpkfc.curvature.base import (
 from dpkfc.curvature.damping import UNREACHED, identity_row
 from dpkfc.curvature.layer_factors import KNOWN
 from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
-from dpkfc.curvature.probe_pass import (
-    Capture,
-    ProbeMicrobatch,
-    preserve_model,
-    public_generator,
-    run_probe,
-)
+from dpkfc.curvature.probe_pass import Capture, preserve_model, public_generator, run_probe
 from dpkfc.curvature.probes import Probe
 from dpkfc.linalg.blocks import Block, PerExample, formed
 from dpkfc.linalg.metric import Elementwise, Span, Subspace, clipping_of, pack, unpack
@@ -233,7 +227,7 @@ class GEP(ProbePreconditioner):
             for _ in range(self.power_iterations):
                 images: list[Tensor] = []
                 for microbatch in run_probe(model, capture, self.probe_spec(step)):
-                    blocks = _known_blocks(microbatch)
+                    blocks = _known_blocks(microbatch.blocks)
                     if not groups:
                         groups = _make_groups(blocks, self.rank, self.groups)
                         generator = public_generator(self.seed, step, "subspace")
@@ -333,10 +327,14 @@ class _Group:
         return ", ".join(f"'{name}'" for name in self.layers)
 
 
-def _known_blocks(microbatch: ProbeMicrobatch) -> dict[str, Block]:
-    """Return the blocks whose gradients can be formed."""
-    blocks = {name: formed(microbatch.blocks[name]) for name in microbatch.blocks}
-    return {name: block for name, block in blocks.items() if isinstance(block, KNOWN)}
+def _known_blocks(blocks: Mapping[str, Block]) -> dict[str, Block]:
+    """Return the blocks whose gradients can be formed, formed one after another."""
+    known: dict[str, Block] = {}
+    for name in blocks:
+        block = formed(blocks[name])
+        if isinstance(block, KNOWN):
+            known[name] = block
+    return known
 
 
 def _size(shapes: Mapping[str, Sequence[int]]) -> int:

@@ -305,14 +305,14 @@ def sum_parts(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAcc
 
 
 def _add_block(
-    layer: LayerAccumulator, name: str, block: Block, microbatch: ProbeMicrobatch
+    layer: LayerAccumulator, name: str, block: Block, part: ProbeMicrobatch
 ) -> None:
-    if block.batch_size != microbatch.size:
+    if block.batch_size != part.size:
         raise ValueError(
-            f"layer '{name}': capture returned {block.batch_size} examples instead of {microbatch.size}"
+            f"layer '{name}': capture returned {block.batch_size} examples instead of {part.size}"
         )
     try:
-        if microbatch.differentiated:
+        if part.differentiated:
             layer.add(block)
         else:
             layer.add_inputs(block)
@@ -352,13 +352,13 @@ def probe_scale(
     return ratio if ratio > 0 and math.isfinite(ratio) else 1.0
 
 
-def scale_microbatch(microbatch: ProbeMicrobatch, spec: ProbeSpec) -> ProbeMicrobatch | None:
+def scale_microbatch(part: ProbeMicrobatch, spec: ProbeSpec) -> ProbeMicrobatch | None:
     """Return the micro-batch if it holds all examples that the scale is measured on, else None.
 
     Other micro-batches are not worth their memory.
     """
-    rows = microbatch.rows
-    return microbatch if rows.start <= _scale_from(spec) and rows.stop == spec.size else None
+    rows = part.rows
+    return part if rows.start <= _scale_from(spec) and rows.stop == spec.size else None
 
 
 def _scale_from(spec: ProbeSpec) -> int:
@@ -366,21 +366,21 @@ def _scale_from(spec: ProbeSpec) -> int:
     return max(0, spec.size - SCALE_SIZE)
 
 
-def _norms(microbatches: Iterable[ProbeMicrobatch], first: int, metric: Metric) -> list[Tensor]:
+def _norms(parts: Iterable[ProbeMicrobatch], first: int, metric: Metric) -> list[Tensor]:
     """Return norms of the examples from `first` on, without the metric and with it."""
     plain: list[Tensor] = [torch.zeros(0)]
     mapped: list[Tensor] = [torch.zeros(0)]
-    for microbatch in microbatches:
+    for part in parts:
         # Without blocks every parameter is used outside of layers and keeps the identity.
-        if not microbatch.blocks:
+        if not part.blocks:
             continue
-        count = microbatch.rows.stop - max(first, microbatch.rows.start)
-        last = None if count == microbatch.size else count
-        norms = probe_norms(microbatch.blocks, {}, metric, last=last)
+        count = part.rows.stop - max(first, part.rows.start)
+        last = None if count == part.size else count
+        norms = probe_norms(part.blocks, {}, metric, last=last)
         plain.append(norms[0])
         mapped.append(norms[1])
-        del microbatch
-    return [torch.cat([part.to(norms[-1]) for part in norms]) for norms in (plain, mapped)]
+        del part
+    return [torch.cat([x.to(norms[-1]) for x in norms]) for norms in (plain, mapped)]
 
 
 def _median(norms: Tensor) -> float:
