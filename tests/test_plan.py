@@ -175,6 +175,9 @@ def test_the_description_is_plain_and_complete():
 def test_a_preconditioner_must_describe_itself_plainly():
     with pytest.raises(ValueError, match="preconditioner must derive from dpkfc.curvature.Preconditioner, got str; .*KFAC"):
         make(preconditioner="kfac")
+    old = type("Old", (), {name: lambda *_: {} for name in ("describe", "due", "build")})
+    with pytest.raises(ValueError, match="must derive from dpkfc.curvature.Preconditioner, got Old; .*extending.md"):
+        make(preconditioner=old())
     with pytest.raises(ValueError, match="must return plain values that JSON can hold"):
         _ = make(preconditioner=Described(damping=object())).hash
 

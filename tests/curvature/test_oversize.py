@@ -76,7 +76,7 @@ def test_the_drawn_rows_in_a_loop(n: int, t: int, groups: int, masked: bool) -> 
     mask = torch.arange(t) < lengths.unsqueeze(1)
     held = positions(n)
     held.start(slice(0, n), mask if masked else None)
-    chosen = held.chosen(block.a, groups, WIDE, CAP)
+    chosen = held.subsample(block.a, groups, WIDE, CAP)
     pairs, each = min(n * groups, CAP), max(1, CAP // (n * groups))
     index = range(n * groups * t) if chosen.index is None else chosen.index.tolist()
     counts = [0] * (n * groups)
@@ -156,7 +156,7 @@ def test_an_average_keeps_first_directions_and_every_trace() -> None:
     """As many directions of the past as a quarter of the cap are exact; of more, the first ones and the trace of the rest."""
     share, old, new = 0.8, randn(5, 40), randn(9, 40, seed=1)
     past = sums(old)
-    past.remember(past.result())
+    past.warm_start_from(past.result())
     later = past.decayed(share)
     later.merge(sums(new))
     exact = (share * old.T @ old + new.T @ new) / (share * 5 + 9)
@@ -164,7 +164,7 @@ def test_an_average_keeps_first_directions_and_every_trace() -> None:
 
     old = randn(17, 40) * torch.linspace(3, 0.1, 40, dtype=F64)
     past = sums(old)
-    past.remember(past.result())
+    past.warm_start_from(past.result())
     later = past.decayed(share)
     later.merge(sums(new))
     assert later._kept == 24 // 4 + 9 <= 24
@@ -188,7 +188,7 @@ def test_the_place_of_the_past_is_left_free() -> None:
 
 def test_distances_count_what_only_the_trace_is_kept_of() -> None:
     past = sums(randn(17, 40))
-    past.remember(past.result())
+    past.warm_start_from(past.result())
     later = past.decayed(0.7)
     assert later._rest > 0
     other = sums(randn(9, 40, seed=1))

@@ -123,20 +123,20 @@ def test_about_as_many_rows_are_read_as_were_asked_for(monkeypatch):
     x = torch.zeros(20, 50, 8)
     held = _positions(20, 4.0)
     held.start(slice(0, 20), None)
-    assert held.chosen(x, 1, 10).index.numel() == 40  # 4 · 10 rows, two of every example
-    assert held.chosen(x, 1, 1000).index is None
-    assert _positions(20, 4.0).chosen(x[:0], 1, 10).index.numel() == 0
+    assert held.subsample(x, 1, 10).index.numel() == 40  # 4 · 10 rows, two of every example
+    assert held.subsample(x, 1, 1000).index is None
+    assert _positions(20, 4.0).subsample(x[:0], 1, 10).index.numel() == 0
     monkeypatch.setattr(layer_factors, "LEAST_ROWS", 200)
     held.start(slice(0, 20), None)
-    assert held.chosen(x, 1, 10).index.numel() == 200
+    assert held.subsample(x, 1, 10).index.numel() == 200
 
 
 def test_layers_of_one_length_read_the_same_positions():
     held = _positions(6, 2.0)
     held.start(slice(0, 6), None)
     x = torch.arange(6 * 40.0).view(6, 40, 1)
-    few, many = held.chosen(x, 1, 6), held.chosen(x, 1, 30)
-    assert set(few.of(x).flatten().tolist()) <= set(many.of(x).flatten().tolist())
+    few, many = held.subsample(x, 1, 6), held.subsample(x, 1, 30)
+    assert set(few.select_weighted(x).flatten().tolist()) <= set(many.select_weighted(x).flatten().tolist())
     assert few.index.unique().numel() == few.index.numel() == 12
 
 
