@@ -115,8 +115,9 @@ class ProbeRows:
 
         Args:
             config: the preconditioner.
-            build: builds with a preconditioner that differs in its micro-batch size alone, and keeps
-                nothing when it fails. It raises on all processes that build together, or on none.
+            build: builds with a preconditioner that differs in its micro-batch size alone, and
+                keeps nothing when it fails. It raises on all processes that build together, or on
+                none.
 
         Raises:
             RuntimeError: out of memory at a size that was given, or with one example.
@@ -209,7 +210,8 @@ class PreconditionerManager:
         if ranks.world_size == 1:
             return self._build(config, step, _ALONE, **arguments)
         if is_divided(self._model):
-            # All processes make the same passes through a sharded model. None of them could see that
+            # All processes make the same passes through a sharded model. None of them could see
+            # that
             # another has a different probe: the difference would be taken for rounding.
             specs = config.probe_specs(step)
             digests = ranks.everyone(ranks.together(partial(digest_of_probes, specs)))

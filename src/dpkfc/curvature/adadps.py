@@ -4,9 +4,9 @@
     z_i = g_i ⊘ √(v + ε),   clip_C(z_i),   + noise;   the step is z̄
 
 v reads public data or synthetic inputs only, so the cost is that of DP-SGD. An entry without any
-gradient on the probe has the factor 1/√ε. With an absolute ε of 1e-10 such entries are multiplied by
-1e5 and dominate every clipped gradient. Here ε is a fraction of the mean of v, and one number for
-the whole map keeps the median gradient norm of the probe.
+gradient on the probe has the factor 1/√ε. With an absolute ε of 1e-10 such entries are multiplied
+by 1e5 and dominate every clipped gradient. Here ε is a fraction of the mean of v, and one number
+for the whole map keeps the median gradient norm of the probe.
 
 Source: Li et al. (2022), Algorithm 1 (RMSProp form, public data).
 """
@@ -66,11 +66,11 @@ class AdaDPS(ProbePreconditioner):
     """How a diagonal metric is made from public data or synthetic inputs.
 
     Attributes:
-        probe: source of inputs: `PublicData(inputs, labels, ...)`, or noise (`PinkNoise(...)`, "pink
-            AdaDPS").
+        probe: source of inputs: `PublicData(inputs, labels, ...)`, or noise (`PinkNoise(...)`,
+            "pink AdaDPS").
         batch_size: examples of a public mini-batch; None takes the whole probe as one.
-        probe_size: examples of a refresh; None takes all of the probe (256 of an endless one). It is
-            rounded down to whole mini-batches.
+        probe_size: examples of a refresh; None takes all of the probe (256 of an endless one). It
+            is rounded down to whole mini-batches.
         floor: ε as a fraction of the mean of v over all entries of the model.
         every: steps between refreshes.
         decay: β of v ← β v + (1 − β) v_new over the refreshes; 0 keeps the last one alone.
@@ -191,7 +191,8 @@ class AdaDPS(ProbePreconditioner):
             shift = self.floor * _mean(values)
             if not shift > 0:
                 raise ValueError(
-                    "no parameter has a gradient on the probe; check its labels and the model's output on it"
+                    "no parameter has a gradient on the probe; check its labels and the model's "
+                    "output on it"
                 )
             entries: dict[str, Entry] = {}
             for name, of_layer in moments.items():

@@ -25,7 +25,8 @@ class PreconditionerState:
 
     Attributes:
         metric: layer name to map; layers that are absent keep the identity.
-        step: step of the refresh that built the metric, or that found too little drift to build one.
+        step: step of the refresh that built the metric, or that found too little drift to build
+            one.
         report: one row a side: layer, side, dim, kind (dense, lowrank, diagonal, identity), rank,
             trace, condition_before, condition_after, note.
         scale: the one factor of the whole metric, already in `metric`.
@@ -92,7 +93,8 @@ class PreconditionerState:
     def to(self, device: torch.device | str) -> PreconditionerState:
         """Return the same state with its metric and its sums on another device."""
         metric = {name: moved(entry, device) for name, entry in self.metric.items()}
-        return replace(self, metric=metric, running=copy_to_device(self.running, torch.device(device)))
+        running = copy_to_device(self.running, torch.device(device))
+        return replace(self, metric=metric, running=running)
 
     def check(self, layers: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
         """Refuse a model that this preconditioner does not fit.
@@ -114,7 +116,8 @@ class PreconditionerState:
                     problems.append((name, f"has {difference}"))
         for name, problem in problems:
             raise ValueError(
-                f"the preconditioner belongs to another model: layer '{name}' {problem}; build a new one"
+                f"the preconditioner belongs to another model: layer '{name}' {problem}; build a "
+                "new one"
             )
 
     @property
@@ -217,8 +220,10 @@ class Preconditioner(ABC):
         return None
 
     def with_microbatch_size(self, size: int) -> Preconditioner:
-        """Return these settings with another `microbatch_size`, which must not change the metric."""
-        raise NotImplementedError(f"{type(self).__name__} has a microbatch_size; add with_microbatch_size")
+        """Return these settings with another `microbatch_size`; the metric must not change."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has a microbatch_size; add with_microbatch_size"
+        )
 
     @property
     def fewest_probe_examples(self) -> int:

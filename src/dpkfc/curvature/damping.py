@@ -32,7 +32,17 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor, is_empty
 from dpkfc.curvature.layer_factors import LayerFactors
-from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Entry, Identity, Kronecker, LowRank, Metric, Side
+from dpkfc.linalg.metric import (
+    Dense,
+    Diagonal,
+    Elementwise,
+    Entry,
+    Identity,
+    Kronecker,
+    LowRank,
+    Metric,
+    Side,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +54,8 @@ class Damping:
         mode: relative or absolute.
         gamma: γ of the absolute mode, not negative.
         exponent: p in (0, 1/2]; a side is (factor + damping)^(−p). 1/2 is full whitening.
-        rank_tolerance: eigenvalues below this fraction of the damping are not kept in a low-rank side.
+        rank_tolerance: eigenvalues below this fraction of the damping are not kept in a low-rank
+            side.
         max_rank: eigenpairs k kept of a side at least 4k wide. Narrower sides keep all that matter,
             and so do all sides with None.
         tail_mass: fraction of the trace that may be dropped, 0 for none. A side keeps the fewest
@@ -73,7 +84,9 @@ class Damping:
                 f"gamma={self.gamma} is read only with damping_mode='absolute'; set gamma=0"
             )
         if not 0 < self.exponent <= 0.5:
-            raise ValueError(f"exponent must lie in (0, 0.5], got {self.exponent}; 0.5 whitens fully")
+            raise ValueError(
+                f"exponent must lie in (0, 0.5], got {self.exponent}; 0.5 whitens fully"
+            )
         if not 0 <= self.rank_tolerance < 1:
             raise ValueError(f"rank_tolerance must lie in [0, 1), got {self.rank_tolerance}")
         if not 0 <= self.tail_mass < 1:
@@ -110,9 +123,9 @@ def damp_side(
     A factor with few eigenvalues that matter (kept ones ≤ d/2, or d > widest_dense) becomes
     `LowRank`. Eigenvalues below `rank_tolerance` times the damping, and those beyond the first
     `max_rank` of a wide side, are replaced by their mean, which keeps the trace. The metric IS then
-    that map: norms, sums and noise all use the same one, so no guarantee rests on the approximation.
-    Otherwise the side is `Dense` and exact. An empty factor under relative damping (a LoRA adapter
-    at its start, a dead layer) gives the identity of unit scale.
+    that map: norms, sums and noise all use the same one, so no guarantee rests on the
+    approximation. Otherwise the side is `Dense` and exact. An empty factor under relative damping
+    (a LoRA adapter at its start, a dead layer) gives the identity of unit scale.
 
     Args:
         factor: undamped.
@@ -205,7 +218,8 @@ def condition_numbers(factor: Factor, damping: Damping) -> tuple[float, float]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Eigenpairs that single sides keep, whatever their width: `{"conv1.A": 32, "head.G": 0}`, 0 for all.
+# Eigenpairs that single sides keep, whatever their width: `{"conv1.A": 32, "head.G": 0}`, 0 for
+# all.
 #
 # They change the map that the metric is, as `max_rank` does, and never the guarantee under it.
 
@@ -350,8 +364,8 @@ def form_metric(
         layers: factors.
         damping: the number that is added, and the root.
         widest: no matrix is formed for a wider side.
-        rank: maps layer and side to the eigenpairs kept of the side, 0 for all; None for the rule of
-            `damping`.
+        rank: maps layer and side to the eigenpairs kept of the side, 0 for all; None for the rule
+            of `damping`.
     """
     known: dict[tuple[int, float, int | None], Side] = {}
 
@@ -402,7 +416,9 @@ def report_identity_layers(
             "no factors are known for these layers, which keep the identity: %s",
             ", ".join(unknown),
         )
-    rows = [identity_row(name, f"no factors are known for a {kind}") for name, kind in unknown.items()]
+    rows = []
+    for name, kind in unknown.items():
+        rows.append(identity_row(name, f"no factors are known for a {kind}"))
     return rows + [identity_row(name) for name in unreached]
 
 

@@ -1,4 +1,4 @@
-"""Figures of curvature: signal-to-noise ratios, spectra, condition numbers, similarities of factors.
+"""Figures of curvature: signal-to-noise ratios, spectra, conditions, similarities of factors.
 
 Everything is measured on probes, so every number here is public. Similarities are those of UNDAMPED
 factors: the same multiple of the identity, added to any two factors, makes them look alike.
@@ -49,11 +49,11 @@ def signal_to_noise(
 ) -> dict[str, SignalToNoise]:
     """Return, per layer, the energy of a clipped gradient over that of the noise added to it.
 
-        SNR_l = mean_n ‖c_n P_l g_n,l‖² / (σ² C² d_l),      c_n = min(1, C / ‖P g_n‖) over all layers
+        SNR_l = mean_n ‖c_n P_l g_n,l‖² / (σ² C² d_l),  c_n = min(1, C / ‖P g_n‖) over all layers
 
     with the probe's gradients g, d_l entries in layer l and P the metric (or the identity). A sum
-    over B examples with equal gradients has B² times this ratio. The DP-KFC paper shows such a ratio
-    (Fig. 1) without a formula; this formula is ours.
+    over B examples with equal gradients has B² times this ratio. The DP-KFC paper shows such a
+    ratio (Fig. 1) without a formula; this formula is ours.
 
     Args:
         kfac: whose probe to use.
@@ -68,7 +68,8 @@ def signal_to_noise(
     """
     if not (max_grad_norm > 0 and noise_multiplier > 0):
         raise ValueError(
-            f"max_grad_norm={max_grad_norm} and noise_multiplier={noise_multiplier} must be positive"
+            f"max_grad_norm={max_grad_norm} and noise_multiplier={noise_multiplier} must be "
+            "positive"
         )
     energies: dict[str, list[float]] = {}
     sizes: dict[str, int] = {}
@@ -245,7 +246,8 @@ class PrivateOracle(Probe):
     def __post_init__(self) -> None:
         if isinstance(self.dataset, Tensor) or not hasattr(self.dataset, "__len__"):
             raise ValueError(
-                "PrivateOracle needs a tuple (inputs, labels) of tensors or a map-style dataset of such pairs"
+                "PrivateOracle needs a tuple (inputs, labels) of tensors or a map-style dataset of "
+                "such pairs"
             )
         if self._size < 1 or len(self._row(0)) != 2:
             raise ValueError(

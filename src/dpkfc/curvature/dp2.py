@@ -92,8 +92,8 @@ class DP2(Preconditioner):
     def learning_rate_factor(self, step: int) -> float:
         """Return the factor of the learning rate at a step, as `LambdaLR` takes it.
 
-        The factor is 1 in plain phases and `ratio · clip_ratio` in adaptive ones, where a release is
-        C₁/C₂ times that of the paper.
+        The factor is 1 in plain phases and `ratio · clip_ratio` in adaptive ones, where a release
+        is C₁/C₂ times that of the paper.
         """
         return self.ratio * self.clip_ratio if self.is_adaptive(step) else 1.0
 

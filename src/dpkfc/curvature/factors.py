@@ -11,8 +11,8 @@ neither factor depends on the probe's size or on a loss reduction. Groups of a c
 averaged. Masked positions count neither in a sum nor in T.
 
 An embedding has a diagonal factor: how often its rows are read. A weight that is an embedding table
-and a head at once has a gradient `[V, d]` from both uses. Its factor is the sum of both contributions
-to E gᵀg over the d columns,
+and a head at once has a gradient `[V, d]` from both uses. Its factor is the sum of both
+contributions to E gᵀg over the d columns,
 
     1/N Σ_n ( Σ_t ‖b_t‖² a_t a_tᵀ  +  Σ_s c_s c_sᵀ )
 
@@ -46,7 +46,8 @@ from dpkfc.linalg.blocks import Outer
 
 _log = logging.getLogger(__name__)
 
-# Gram eigenvalues below this fraction of the largest are rounding of the float32 rows they come from.
+# Gram eigenvalues below this fraction of the largest are rounding of the float32 rows they come
+# from.
 _RELATIVE_RANK = 1e-10
 _ORTHONORMAL = 1e-6
 _JITTERS = (1e-12, 1e-9, 1e-6)
@@ -54,7 +55,8 @@ _JITTERS = (1e-12, 1e-9, 1e-6)
 _SMALL = 640
 _COLUMNS = 128  # of RᵀR formed at a time on a CPU
 _ITERATIONS = 8
-# Largest residual as a fraction of the mean eigenvalue, far below a damping of a tenth of that mean.
+# Largest residual as a fraction of the mean eigenvalue, far below a damping of a tenth of that
+# mean.
 _RESIDUAL = 1e-3
 _CHECK = "check the model's output on the probe"
 
@@ -129,7 +131,8 @@ def eigh(matrix: Tensor) -> Eigen:
         matrix: symmetric `[d, d]`, float32 or float64.
 
     Returns:
-        All d eigenpairs, negative values (rounding) set to zero; vectors in the dtype of the matrix.
+        All d eigenpairs, negative values (rounding) set to zero; vectors in the dtype of the
+        matrix.
 
     Raises:
         ValueError: not a square matrix, or an entry that is NaN or infinite.
@@ -152,7 +155,7 @@ def eigh(matrix: Tensor) -> Eigen:
 
 
 def _decompose(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return ascending eigenpairs of a float64 matrix of unit scale, from the first finite attempt."""
+    """Return ascending eigenpairs of a float64 matrix of unit scale: the first finite result."""
     dim = unit.shape[0]
     attempts: list[tuple[torch.dtype, float]] = [(torch.float64, 0.0)]
     attempts += [(torch.float64, jitter) for jitter in _JITTERS]
@@ -165,7 +168,8 @@ def _decompose(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         try:
             values, vectors = torch.linalg.eigh(attempt)
         except torch.linalg.LinAlgError as error:
-            _log.debug("eigh of size %d in %s with jitter %g failed: %s", dim, precision, jitter, error)
+            text = "eigh of size %d in %s with jitter %g failed: %s"
+            _log.debug(text, dim, precision, jitter, error)
             continue
         if torch.isfinite(values).all() and torch.isfinite(vectors).all():
             return values, vectors
@@ -187,7 +191,8 @@ def decompose_leading(matrix: Tensor, keep: int, start: Tensor | None = None) ->
     Args:
         matrix: symmetric `[d, d]`, float32 or float64, finite and not zero.
         keep: pairs k < d.
-        start: columns `[d, m]` to start from, m ≤ k, such as the pairs of an earlier similar matrix.
+        start: columns `[d, m]` to start from, m ≤ k, such as the pairs of an earlier similar
+            matrix.
 
     Source: Halko, Martinsson and Tropp (2011), algorithm 4.4.
     """
@@ -241,9 +246,9 @@ def _is_wide(dim: int, keep: int | None) -> bool:
 def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eigen:
     """Return eigenpairs of RᵀR / n_total for rows R, without a d×d matrix if n < d.
 
-    With n < d the n×n Gram matrix RRᵀ is decomposed in float64: its eigenvectors u give those of the
-    factor as Rᵀu / ‖Rᵀu‖. Pairs below 1e-10 of the largest eigenvalue are dropped (eigenvalue exactly
-    zero). Vectors that rounding made oblique are orthonormalised again.
+    With n < d the n×n Gram matrix RRᵀ is decomposed in float64: its eigenvectors u give those of
+    the factor as Rᵀu / ‖Rᵀu‖. Pairs below 1e-10 of the largest eigenvalue are dropped (eigenvalue
+    exactly zero). Vectors that rounding made oblique are orthonormalised again.
 
     Args:
         rows: `[n, d]`, float32 or float64.
@@ -460,8 +465,9 @@ class FactorAccumulator:
 
     Rows are kept while there are fewer than columns, then summed to a covariance. A side wider than
     `max_size` never gets a d×d matrix. It keeps up to `max_size` rows (low rank) and takes the form
-    `oversize` beyond that. With "low_rank" it keeps all rows, and the caller adds at most `most_rows`.
-    Sums are kept relative to the largest entry, so that 1e-25 and 1e25 neither vanish nor overflow.
+    `oversize` beyond that. With "low_rank" it keeps all rows, and the caller adds at most
+    `most_rows`. Sums are kept relative to the largest entry, so that 1e-25 and 1e25 neither vanish
+    nor overflow.
 
     Args:
         dim: columns d.
@@ -513,7 +519,7 @@ class FactorAccumulator:
         return max(1, self._max_size - past)
 
     def add(self, rows: Tensor, count: float) -> None:
-        """Add rows `[m, d]` that stand for `count` samples (the divisor of their sum of outer products).
+        """Add rows `[m, d]` of `count` samples, the divisor of their sum of outer products.
 
         Raises:
             ValueError: rows that are not finite or of another width.
@@ -528,7 +534,9 @@ class FactorAccumulator:
             rows = self._shared.rows(rows)
         largest = _largest(rows)
         if not math.isfinite(largest):
-            raise ValueError("NaN or infinity in the layer's inputs or output gradients on the probe")
+            raise ValueError(
+                "NaN or infinity in the layer's inputs or output gradients on the probe"
+            )
         if self._shape == "full" and self._sum is None:
             self._rows.append(rows)
             self._kept += rows.shape[0]
@@ -617,8 +625,8 @@ class FactorAccumulator:
         """Return a copy in which everything added so far counts `share` of its weight.
 
         A side too wide for a matrix keeps nothing: its rows would outgrow their limit. With
-        `oversize="low_rank"` it keeps the eigenpairs that `warm_start_from` was given, and the trace
-        of the others.
+        `oversize="low_rank"` it keeps the eigenpairs that `warm_start_from` was given, and the
+        trace of the others.
         """
         twin = self.detached_copy(shared)
         if self.dim > self._max_size and self._shape == "full":
@@ -711,7 +719,7 @@ class FactorAccumulator:
         return float((mine * theirs).sum()) / mean * (self._scale * other._scale) ** 2
 
     def warm_start_from(self, factor: Factor) -> None:
-        """Start the next decomposition of this sum and later rows from the directions of `factor`."""
+        """Start the next decomposition of this sum from the directions of `factor`."""
         self._start = None
         if not isinstance(factor, Eigen) or not 0 < factor.values.numel() < self.dim:
             return

@@ -7,8 +7,8 @@
 
 L depends on the probe, a public random stream and the released parameters: it costs no privacy.
 Embedding and residual are ONE release of sensitivity √2 of the same sample. With noise σ on either
-part a step is charged as (q, σ / √2). The authors' code adds up the costs of two releases of (q, σ),
-as if each had a sample of its own; that cost is too small.
+part a step is charged as (q, σ / √2). The authors' code adds up the costs of two releases of
+(q, σ), as if each had a sample of its own; that cost is too small.
 
 Source: Yu, Zhang, Chen, Liu, "Do not let privacy overbill utility" (ICLR 2021), Algorithm 1.
 """
@@ -109,7 +109,8 @@ class Basis(PreconditionerState):
                     problems.append((name, f"has {size} parameters, the basis {rows} rows"))
         for name, problem in problems:
             raise ValueError(
-                f"the public subspace belongs to another model: layer '{name}' {problem}; build a new one"
+                f"the public subspace belongs to another model: layer '{name}' {problem}; build a "
+                "new one"
             )
 
 
@@ -128,9 +129,9 @@ class GEP(ProbePreconditioner):
         embedding_norm: S₁, to which embeddings are clipped.
         residual_norm: S₂, to which residuals are clipped. None drops the residual (B-GEP): the step
             stays in the subspace.
-        share: fraction s in (0, 1) of the embedding in the cost of a release. The noise on w / S₁ is
-            σ / √(2 s) and that on r / S₂ is σ / √(2 (1 − s)), σ being the plan's `stddev`. Read only
-            with a residual.
+        share: fraction s in (0, 1) of the embedding in the cost of a release. The noise on w / S₁
+            is σ / √(2 s) and that on r / S₂ is σ / √(2 (1 − s)), σ being the plan's `stddev`. Read
+            only with a residual.
         groups: neighbouring layers share a subspace. The layers are cut into at most this many
             groups of about equal size.
         power_iterations: multiplications by ĜᵀĜ, one pass over the probe each.
@@ -138,8 +139,8 @@ class GEP(ProbePreconditioner):
         probe_size: public examples m, at least as many as directions. None takes all of the probe,
             256 of an endless one. A public constant, never the size of a private batch.
         chunk: public examples in one forward pass; bounds memory.
-        labels: `uniform` at random (the paper's), `given` takes the probe's, `model` draws them from
-            the model's predictions.
+        labels: `uniform` at random (the paper's), `given` takes the probe's, `model` draws them
+            from the model's predictions.
         likelihood: categorical, gaussian or bernoulli; see `probe_loss`.
         loss: maps (model output, generator) to losses `[N]`, instead of a likelihood.
         seed: of the public random stream, one stream a step.
@@ -172,15 +173,16 @@ class GEP(ProbePreconditioner):
                 raise ValueError(f"{name} must be positive and finite, got {value!r}")
         if not 0 < self.share < 1:
             raise ValueError(
-                f"share must lie between 0 and 1, got {self.share!r}; residual_norm=None drops the residual"
+                f"share must lie between 0 and 1, got {self.share!r}; residual_norm=None drops the "
+                "residual"
             )
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
         examples = probe_examples(self.probe, self.probe_size)
         if self.rank > examples:
             raise ValueError(
-                f"rank={self.rank} directions cannot be found from the gradients of {examples} public "
-                "examples; raise probe_size (and give the probe more of them) or lower rank"
+                f"rank={self.rank} directions cannot be found from the gradients of {examples} "
+                "public examples; raise probe_size (and give the probe more of them) or lower rank"
             )
 
     @property
@@ -244,8 +246,8 @@ class GEP(ProbePreconditioner):
         missing = [name for name in rules or {} if name not in spans]
         if missing and self.residual_norm is None:
             raise ValueError(
-                f"layer '{missing[0]}' is {UNREACHED}, so it would never move without a residual; set "
-                "residual_norm, freeze the layer, or use a probe that reaches it"
+                f"layer '{missing[0]}' is {UNREACHED}, so it would never move without a residual; "
+                "set residual_norm, freeze the layer, or use a probe that reaches it"
             )
         report = [group.report_row(number) for number, group in enumerate(groups)]
         report += [identity_row(name) for name in missing]
@@ -300,8 +302,8 @@ class _Group:
         largest = max(abs(float(x)) for x in torch.aminmax(image))
         if not math.isfinite(largest):
             raise ValueError(
-                f"the public gradients of {self.quoted_names} contain NaN or infinity, or overflow when "
-                "squared; check the probe's scale and the model's parameters"
+                f"the public gradients of {self.quoted_names} contain NaN or infinity, or overflow "
+                "when squared; check the probe's scale and the model's parameters"
             )
         unit = image / largest if largest > 0 else image
         return torch.linalg.qr(unit.T)[0].T
@@ -387,12 +389,14 @@ def _make_groups(blocks: Mapping[str, Block], rank: int, most: int) -> list[_Gro
         before += _size(shape)
     members = list(by_number.values())
     sizes = [sum(_size(shape) for shape in layers.values()) for layers in members]
-    groups = [_Group(layers, k) for layers, k in zip(members, _split_rank(sizes, rank), strict=True)]
+    ranks = _split_rank(sizes, rank)
+    groups = [_Group(layers, k) for layers, k in zip(members, ranks, strict=True)]
     for group in groups:
         if not 0 < group.rank < group.size:
             raise ValueError(
                 f"rank={rank} gives the layers {group.quoted_names} {group.rank} directions of "
-                f"{group.size} parameters; use 1 or more and fewer than that: change rank or groups={most}"
+                f"{group.size} parameters; use 1 or more and fewer than that: change rank or "
+                f"groups={most}"
             )
     return groups
 

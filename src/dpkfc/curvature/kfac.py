@@ -41,7 +41,13 @@ from dpkfc.curvature.damping import (
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor
 from dpkfc.curvature.layer_factors import FactorOptions, LayerFactors, fill_empty_sides
 from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
-from dpkfc.curvature.probe_pass import Capture, ProbeSpec, RefreshGroup, preserve_model, public_generator
+from dpkfc.curvature.probe_pass import (
+    Capture,
+    ProbeSpec,
+    RefreshGroup,
+    preserve_model,
+    public_generator,
+)
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import (
     History,
@@ -87,7 +93,8 @@ class KFAC(ProbePreconditioner):
         probe_size: examples of a refresh. A public constant, never the size of a private batch. A
             refresh costs little more than their forward and backward pass. With `sides="input"`
             only the last 64 are differentiated. Input factors of a sequence model are good from
-            few examples already. Its output factors are not if its positions have similar gradients.
+            few examples already. Its output factors are not if its positions have similar
+            gradients.
         chunk: probe examples in one forward pass. It bounds memory and changes nothing else, except
             for a `loss` of your own that draws random numbers.
         labels: `model` draws labels from the model's predictive distribution (Fisher), `uniform`
@@ -96,8 +103,8 @@ class KFAC(ProbePreconditioner):
         likelihood: categorical, gaussian or bernoulli; see `probe_loss`.
         loss: maps (model output, generator) to losses `[N]`, instead of a likelihood.
         sides: input (A only), both (the DP-KFC paper) or output (G only). The other side becomes
-            the identity times the value of its mean eigenvalue. Every layer then keeps its scale and
-            only the directions differ. Measurements: docs/results.md.
+            the identity times the value of its mean eigenvalue. Every layer then keeps its scale
+            and only the directions differ. Measurements: docs/results.md.
         damping: ρ of relative, π of absolute damping.
         damping_mode: relative (π-balanced, scale-free) or absolute (the paper's); see `damping`.
         gamma: γ of absolute damping.
@@ -135,8 +142,8 @@ class KFAC(ProbePreconditioner):
             times d positions (4096 or more) if the probe has more. A public stream samples a few
             of every example, with weights that keep the estimate unbiased. None takes all.
         seed: of the probe's own random stream, one stream a step.
-        output_probe: a second probe, for the output factors G; A then comes from `probe`. None takes
-            both from one.
+        output_probe: a second probe, for the output factors G; A then comes from `probe`. None
+            takes both from one.
         control: `random` keeps every spectrum and takes random orthogonal directions. This tells
             curvature from scaling.
     """
@@ -182,19 +189,21 @@ class KFAC(ProbePreconditioner):
             unknown = [rule for rule in self.layer_rules if rule not in RULES]
             if unknown or not self.layer_rules:
                 raise ValueError(
-                    f"layer_rules must name some of {', '.join(RULES)}; got {list(self.layer_rules)}"
+                    f"layer_rules must name some of {', '.join(RULES)}; got "
+                    f"{list(self.layer_rules)}"
                 )
         if self.rows_per_dim is not None and not 1 <= self.rows_per_dim < float("inf"):
             raise ValueError(
-                f"rows_per_dim must be at least 1, or None for every position; got {self.rows_per_dim}"
+                "rows_per_dim must be at least 1, or None for every position; got "
+                f"{self.rows_per_dim}"
             )
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
         if self.later_probe_size is not None:
             if self.decay == 0 or self.later_probe_size > self.probe_size:
                 raise ValueError(
-                    f"later_probe_size={self.later_probe_size} needs decay above 0 (got {self.decay}) "
-                    f"and at most probe_size={self.probe_size}"
+                    f"later_probe_size={self.later_probe_size} needs decay above 0 (got "
+                    f"{self.decay}) and at most probe_size={self.probe_size}"
                 )
         if not 0 <= self.drift < float("inf"):
             raise ValueError(f"drift must be a number of at least 0, got {self.drift}")
@@ -268,11 +277,13 @@ class KFAC(ProbePreconditioner):
             ValueError: as `build`.
         """
         with preserve_model(model), torch.no_grad():
-            found = []
+            by_probe = []
             for statistics in self._measure(model, capture, self.probe_specs(step), rules):
-                layers, _ = decompose_layers(statistics.layers, lambda *_: None, model, past={}, share=0.0)
-                found.append(layers)
-            return dict(combine_factors(*found))
+                layers, _ = decompose_layers(
+                    statistics.layers, lambda *_: None, model, past={}, share=0.0
+                )
+                by_probe.append(layers)
+            return dict(combine_factors(*by_probe))
 
     def _measure(
         self,
@@ -327,8 +338,8 @@ class KFAC(ProbePreconditioner):
             have moved less than `drift`.
 
         Raises:
-            ValueError: the model's output, loss or a layer's contribution on the probe is not finite
-                or does not fit.
+            ValueError: the model's output, loss or a layer's contribution on the probe is not
+                finite or does not fit.
         """
         with preserve_model(model), torch.no_grad():
             past: tuple[History, ...] = () if previous is None else previous.running
@@ -362,29 +373,33 @@ class KFAC(ProbePreconditioner):
             metric = form_metric(used, damping, self.max_factor_size, partial(rank_of, self.ranks))
             scale = 1.0
             if self.scale in ("probe", "balanced"):
-                scale = probe_scale(model, capture, specs[0], metric, last=statistics[0].last, team=team)
+                last = statistics[0].last
+                scale = probe_scale(model, capture, specs[0], metric, last=last, team=team)
                 metric = scale_metric(metric, scale)
         report = []
         for name in metric:
             report += layer_rows(name, factors[name], used[name], metric[name], damping)
         report += report_identity_layers(metric, statistics[0].unknown, rules or {})
         spectra: dict[str, dict[str, Tensor]] = {}
+        shapes: dict[str, dict[str, Any]] = {}
         for name, of_layer in factors.items():
-            spectra[name] = {SHORT.get(s, s): side.spectrum.cpu() for s, side in of_layer.sides.items()}
+            sides = of_layer.sides
+            spectra[name] = {SHORT.get(s, s): sides[s].spectrum.cpu() for s in sides}
+            shapes[name] = describe_shapes(model, name, of_layer)
         return PreconditionerState(
             metric=metric,
             step=step,
             report=tuple(report),
             scale=scale,
             spectra=spectra,
-            shapes={name: describe_shapes(model, name, of_layer) for name, of_layer in factors.items()},
+            shapes=shapes,
             note=statistics[0].note,
             running=tuple(histories) if self.uses_previous_state else (),
             drift=drift,
         )
 
     def _prepare(self, factors: Mapping[str, LayerFactors]) -> Mapping[str, LayerFactors]:
-        """Return the factors to damp: scaled, without empty ones, and randomised for the control."""
+        """Return the factors to damp: scaled, none empty, and randomised for the control."""
         if self.scale in ("trace", "balanced"):
             factors = {name: of_layer.normalised() for name, of_layer in factors.items()}
         if self.damping_mode == "relative":
@@ -447,7 +462,7 @@ def randomize_directions(layers: Mapping[str, LayerFactors], seed: int) -> dict[
     generator = public_generator(seed, 0, "control")
     randomized: dict[str, LayerFactors] = {}
     for name, factors in layers.items():
-        sides = {side: _randomize_factor(factor, generator) for side, factor in factors.sides.items()}
+        sides = {side: _randomize_factor(x, generator) for side, x in factors.sides.items()}
         randomized[name] = replace(factors, sides=sides)
     return randomized
 

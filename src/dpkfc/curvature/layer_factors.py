@@ -34,14 +34,14 @@ from dpkfc.linalg.metric import (
 # The positions of a probe that factors are formed from: those that are text, and of many only a
 # sample.
 #
-# A d×d factor of a sequence or image layer is a mean over examples times positions, usually far more
-# rows than d. A few random positions of every example estimate it without bias. With L positions of
-# example n, k of them sampled without replacement, and weight L/k,
+# A d×d factor of a sequence or image layer is a mean over examples times positions, usually far
+# more rows than d. A few random positions of every example estimate it without bias. With L
+# positions of example n, k of them sampled without replacement, and weight L/k,
 #
 #     E[ Σ_(t sampled) (L/k) x_t x_tᵀ ] = Σ_t x_t x_tᵀ.
 #
-# If even one position of every example is more rows than may be kept, m of the M pairs of an example
-# and a group are sampled in the same way, with weight M/m on top.
+# If even one position of every example is more rows than may be kept, m of the M pairs of an
+# example and a group are sampled in the same way, with weight M/m on top.
 #
 # Positions are sampled from a public stream of their own, so labels and inputs of the probe do not
 # depend on them. They belong to examples, not to micro-batches, and layers with the same number of
@@ -90,8 +90,8 @@ class RowSubsampler:
     Args:
         generator: a public stream used for nothing else.
         size: examples in the probe.
-        rows_per_dim: a factor of size d is formed from about this many times d rows (`LEAST_ROWS` or
-            more); None for all positions.
+        rows_per_dim: a factor of size d is formed from about this many times d rows (`LEAST_ROWS`
+            or more); None for all positions.
     """
 
     def __init__(self, generator: torch.Generator, size: int, rows_per_dim: float | None) -> None:
@@ -205,7 +205,9 @@ KNOWN = (Outer, Patched, Lookup, PerExample, Tied)
 _CHUNK_ELEMENTS = 1 << 22
 
 
-def probe_norms(blocks: Mapping[str, Block], *metrics: Metric, last: int | None = None) -> list[Tensor]:
+def probe_norms(
+    blocks: Mapping[str, Block], *metrics: Metric, last: int | None = None
+) -> list[Tensor]:
     """Return ‖P g_n‖ over all layers for each metric, `[N]` in float64 on the CPU.
 
     Layers without an entry in a metric count as they are. Every block is looked up once, so a
@@ -610,7 +612,7 @@ class LayerAccumulator:
         return subsample.select_weighted(rows.unsqueeze(1)), subsample.share
 
     def _weights(self, x: Tensor, groups: int = 1) -> Tensor | None:
-        """Return 1 at the text positions of x `[n * groups, T, d]` and 0 elsewhere, None for all 1."""
+        """Return 1 at text positions of x `[n * groups, T, d]` and 0 elsewhere; None for all 1."""
         mask = None if self._subsampler is None else self._subsampler.mask_of(x.shape[1])
         if mask is None:
             return None
@@ -749,7 +751,7 @@ class LayerAccumulator:
         return twin
 
     def cost(self, parts: int) -> float:
-        """Return the multiplications of all decompositions after this many such parts are joined."""
+        """Return the multiplications of all decompositions after so many parts are joined."""
         return 1.0 + sum(side.cost(parts) for side in self._sides.values())
 
     @property
@@ -790,8 +792,8 @@ def is_known(block: Any) -> bool:
 def _smooth_reads(factor: Factor, reads: float) -> Factor:
     """Return the diagonal of an embedding with one more read of every row, in the same trace.
 
-    A probe reads most rows of a large vocabulary once or not at all, by chance. Without smoothing, a
-    row that was read would be scaled many times less than a neighbour that was not.
+    A probe reads most rows of a large vocabulary once or not at all, by chance. Without smoothing,
+    a row that was read would be scaled many times less than a neighbour that was not.
     """
     if not isinstance(factor, DiagonalFactor) or reads == 0:
         return factor

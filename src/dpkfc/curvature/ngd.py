@@ -11,8 +11,8 @@ under the same floor. All parameters are then in the same units.
 
 The paper leaves these choices open. Labels of the probe are drawn from the model, which gives the
 Fisher information itself. A layer with T positions has A = 1/n Σ a aᵀ and G = 1/(nT) Σ b bᵀ, so
-that tr(A ⊗ G) is E‖g‖². The clamp acts on the products Λ, not on the factors. Every refresh measures
-F anew, on single views of the public data.
+that tr(A ⊗ G) is E‖g‖². The clamp acts on the products Λ, not on the factors. Every refresh
+measures F anew, on single views of the public data.
 
 Source: DP-NGD, Algorithms 1 and 2, Eq. 16 to 18.
 """
@@ -126,7 +126,8 @@ class Sums:
 
     Attributes:
         kind: as in `Moments`.
-        sums: float64, role to `[groups, d_out, d_in]`, `[V, d]` of a table, or the shape of the parameter.
+        sums: float64, role to `[groups, d_out, d_in]`, `[V, d]` of a table, or the shape of the
+            parameter.
         count: examples.
         dtype: of the layer's gradients.
     """
@@ -345,7 +346,8 @@ def measure_fisher(
         The layers by name, and a note on the probe's labels.
 
     Raises:
-        ValueError: a layer's contribution on the probe is not finite, or of a kind without curvature.
+        ValueError: a layer's contribution on the probe is not finite, or of a kind without
+            curvature.
         RuntimeError: the probe does not return the same inputs on every process.
     """
     if team is None:
@@ -375,7 +377,7 @@ def _measure_own(
     max_factor_size: int,
     team: RefreshGroup | None = None,
 ) -> tuple[dict[str, _Part], str, str]:
-    """Return the sums of this process's examples, a note on labels, and the probe's hash for a team."""
+    """Return the sums of this process's examples, a note on labels, and the hash for a team."""
     options = FactorOptions(max_factor_size=max_factor_size)
     generator = public_generator(spec.seed, spec.step, "positions")
     subsampler = RowSubsampler(generator, spec.size, None)
@@ -474,7 +476,7 @@ def _complete_basis(factor: Factor, dtype: torch.dtype) -> tuple[Tensor | None, 
 
 
 def eigenvalues(entry: Entry, spectrum: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the eigenvalues of a layer's Fisher information in the layout of its scales, float64."""
+    """Return a layer's Fisher eigenvalues in the layout of its scales, float64."""
     if isinstance(entry, Elementwise):
         return {role: spectrum[role].to(x.device).view(x.shape) for role, x in entry.scale.items()}
     assert isinstance(entry, Eigenbasis)
@@ -554,8 +556,8 @@ class NGD(ProbePreconditioner):
     Attributes:
         probe: where inputs come from; the paper takes 500 public images, `PublicData(...)`.
         lambda_safe: λ_safe, the floor at the first and the last step; see `matched`.
-        lambda_base: λ_base, the floor between them; None takes min(1e-4, 0.1 λ_safe). λ_safe gives a
-            constant floor.
+        lambda_base: λ_base, the floor between them; None takes min(1e-4, 0.1 λ_safe). λ_safe gives
+            a constant floor.
         steps: T, the length of the schedule; at most the steps of the plan.
         warm: fraction of T in which the floor sinks from λ_safe to λ_base.
         power: p, how late it rises again.
@@ -564,8 +566,8 @@ class NGD(ProbePreconditioner):
             `given` takes the probe's.
         likelihood, loss: as in `KFAC`.
         order: `split` clips F̃^(−1/2) g. Readout "natural" is DP-NGD; "whitened" does not map the
-            step again. The paper's ablations: `after` clips F̃⁻¹ g, with readout "whitened"; `before`
-            clips g itself and maps by F̃⁻¹ after the noise, with readout "inverse".
+            step again. The paper's ablations: `after` clips F̃⁻¹ g, with readout "whitened";
+            `before` clips g itself and maps by F̃⁻¹ after the noise, with readout "inverse".
         probe_size: examples a refresh; None takes all that the probe holds (256 of an endless one).
         chunk: probe examples a forward pass.
         max_factor_size: wider sides keep the diagonal of their factor.
@@ -590,7 +592,8 @@ class NGD(ProbePreconditioner):
 
     def __post_init__(self) -> None:
         check_probe(self.probe)
-        check_choices(self, {"labels": LABELS, "likelihood": LIKELIHOODS, "order": tuple(_READOUTS)})
+        choices = {"labels": LABELS, "likelihood": LIKELIHOODS, "order": tuple(_READOUTS)}
+        check_choices(self, choices)
         check_positive(self, ("steps", "every", "probe_size", "chunk", "max_factor_size"))
         if not (self.lambda_safe > 0 and math.isfinite(self.lambda_safe)):
             raise ValueError(
@@ -598,7 +601,8 @@ class NGD(ProbePreconditioner):
             )
         if not 0 < self.base <= self.lambda_safe:
             raise ValueError(
-                f"lambda_base must lie in (0, lambda_safe = {self.lambda_safe}], got {self.lambda_base}"
+                f"lambda_base must lie in (0, lambda_safe = {self.lambda_safe}], got "
+                f"{self.lambda_base}"
             )
         if not 0 <= self.warm < 1:
             raise ValueError(f"warm is a fraction of the steps in [0, 1), got {self.warm}")
@@ -665,8 +669,8 @@ class NGD(ProbePreconditioner):
         """
         if self.steps > steps:
             raise ValueError(
-                f"NGD(steps={self.steps}) is longer than the {steps} steps of the plan, so the floor "
-                f"would not come back to lambda_safe; use steps={steps}"
+                f"NGD(steps={self.steps}) is longer than the {steps} steps of the plan, so the "
+                f"floor would not come back to lambda_safe; use steps={steps}"
             )
         if readout not in _READOUTS[self.order]:
             wanted = " or ".join(repr(r) for r in _READOUTS[self.order])

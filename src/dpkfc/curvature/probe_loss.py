@@ -4,9 +4,9 @@ With labels drawn from the model's own predictive distribution the output gradie
 Fisher information (one Monte-Carlo draw). No label of a private example is used.
 
 Outputs `[N, K]` and `[N, T, K]` have the classes on the last axis, `[N, K, *spatial]` with two or
-more spatial axes on the second. The loss of an example is the mean over its positions, as a training
-loss should be. With a padding mask the mean is over its text positions, and the others have no
-gradient.
+more spatial axes on the second. The loss of an example is the mean over its positions, as a
+training loss should be. With a padding mask the mean is over its text positions, and the others
+have no gradient.
 
 Logits of a language model are large, `[N, T, 50 000]`. Labels and cross-entropy are computed a few
 rows at a time, and the only copy of the logits' size is their gradient.
@@ -89,8 +89,8 @@ def logits_of(output: Any) -> Tensor:
         )
     if logits.numel() and not all(torch.isfinite(x) for x in torch.aminmax(logits)):
         raise ValueError(
-            f"the model's output on the probe (shape {tuple(logits.shape)}) contains NaN or infinity; "
-            "check the probe's scale and the model's parameters"
+            f"the model's output on the probe (shape {tuple(logits.shape)}) contains NaN or "
+            "infinity; check the probe's scale and the model's parameters"
         )
     return logits
 
@@ -132,15 +132,16 @@ def likelihood_loss(
         given = None
     if logits.dim() < 1 or logits.shape[0] != rows.stop - rows.start:
         raise ValueError(
-            f"the model returned shape {tuple(logits.shape)} for {rows.stop - rows.start} probe examples; "
-            "the leading axis must be the batch"
+            f"the model returned shape {tuple(logits.shape)} for {rows.stop - rows.start} probe "
+            "examples; the leading axis must be the batch"
         )
     if logits.dim() != 3:
         mask = None
     elif mask is not None and mask.shape != logits.shape[:2]:
         raise ValueError(
-            f"the model returned shape {tuple(logits.shape)} for an attention mask of shape {tuple(mask.shape)}, so the "
-            "positions of the output are not those of the text; give KFAC a loss(output, generator) of your own"
+            f"the model returned shape {tuple(logits.shape)} for an attention mask of shape "
+            f"{tuple(mask.shape)}, so the positions of the output are not those of the text; give "
+            "KFAC a loss(output, generator) of your own"
         )
     return _LOSSES[likelihood](logits, _Labels(labels, given, draws, rows), mask)
 
@@ -155,14 +156,16 @@ def labels_fit(likelihood: str, output: Any, given: Tensor) -> bool:
     if given.is_floating_point() or given.shape[1:] != logits.shape[1:-1]:
         return False
     counted = given[given != _IGNORED]
-    return not counted.numel() or (0 <= int(counted.min()) and int(counted.max()) < logits.shape[-1])
+    if not counted.numel():
+        return True
+    return 0 <= int(counted.min()) and int(counted.max()) < logits.shape[-1]
 
 
 def _categorical(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
     if logits.dim() < 2 or (logits.dim() < 4 and logits.shape[-1] < 2):
         raise ValueError(
-            f"a categorical likelihood needs logits [batch, ..., classes], got {tuple(logits.shape)}; "
-            "use likelihood='bernoulli' or 'gaussian'"
+            "a categorical likelihood needs logits [batch, ..., classes], got "
+            f"{tuple(logits.shape)}; use likelihood='bernoulli' or 'gaussian'"
         )
     if logits.dim() >= 4:
         logits = logits.movedim(1, -1)
@@ -249,8 +252,8 @@ def _check_labels(given: Tensor, logits: Tensor, classes: int) -> Tensor:
     counted = given[given != _IGNORED]
     if counted.numel() and not (0 <= int(counted.min()) and int(counted.max()) < classes):
         raise ValueError(
-            f"the probe's labels run from {int(counted.min())} to {int(counted.max())}, but the model "
-            f"has {classes} classes; relabel the public data or use labels='model'"
+            f"the probe's labels run from {int(counted.min())} to {int(counted.max())}, but the "
+            f"model has {classes} classes; relabel the public data or use labels='model'"
         )
     return given.long()
 

@@ -209,7 +209,8 @@ def probe_digest(inputs: Inputs, labels: Tensor | None) -> str:
     for name, x in [*tensors(inputs), ("labels", labels)]:
         if x is not None:
             digest.update(f"{name}{x.dtype}{tuple(x.shape)}".encode())
-            digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            flat = x.detach().cpu().contiguous().flatten()
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -381,7 +382,7 @@ def _micro_batches(first: int, stop: int, chunk: int, cuts: Iterable[int]) -> It
 
 
 def _refine(spec: ProbeSpec, model: nn.Module, inputs: Inputs, rows: slice) -> Inputs:
-    """Return inputs, moved towards classes if the probe does that with a random stream of its own."""
+    """Return inputs, moved towards classes by a probe that does so, with its own random stream."""
     if not spec.probe.is_refined:
         return inputs
     if spec.loss is not None or spec.likelihood == "gaussian":
@@ -409,13 +410,15 @@ class _LabelSource:
     note: str = ""
 
     def kind(self, spec: ProbeSpec, output: Any) -> str:
-        """Return where labels come from: the given ones, unless one of them does not fit the head."""
+        """Return where labels come from: the given ones, unless one does not fit the head."""
         if spec.labels != "given" or self.labels is None:
             return spec.labels
         if labels_fit(spec.likelihood, output, self.labels):
             return spec.labels
         if not self.note:
-            self.note = "the probe's labels do not fit the model's output: labels were drawn from the model"
+            self.note = (
+                "the probe's labels do not fit the model's output: labels were drawn from the model"
+            )
             _log.warning("%s", self.note)
         return "model"
 
@@ -426,13 +429,15 @@ def _sample(spec: ProbeSpec, generator: torch.Generator) -> tuple[Inputs, Tensor
     sample = spec.probe.sample(spec.size, generator)
     if not isinstance(sample, tuple) or len(sample) != 2:
         raise ValueError(
-            f"{kind}.sample() must return inputs and labels (or None), got a {type(sample).__name__}"
+            f"{kind}.sample() must return inputs and labels (or None), got a "
+            f"{type(sample).__name__}"
         )
     inputs, labels = named_inputs(sample[0]), sample[1]
     values = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     if not all(isinstance(x, Tensor) for x in values):
         raise ValueError(
-            f"{kind}.sample() must return a tensor or a mapping of tensors, got {type(inputs).__name__}"
+            f"{kind}.sample() must return a tensor or a mapping of tensors, got "
+            f"{type(inputs).__name__}"
         )
     if examples(inputs) != spec.size:
         raise ValueError(f"the probe {kind} returned {examples(inputs)} examples, not {spec.size}")
@@ -461,8 +466,8 @@ def _check_ids(name: str, probe: str) -> Callable[..., None]:
         low, high = (int(x) for x in torch.aminmax(ids)) if ids.numel() else (0, 0)
         if low < 0 or high >= rows:
             raise _OutOfTable(
-                f"the probe {probe} reads row {min(low, 0) or high} of the embedding '{name}', which "
-                f"has {rows} rows; give the probe the model's vocabulary, length and segments"
+                f"the probe {probe} reads row {min(low, 0) or high} of the embedding '{name}', "
+                f"which has {rows} rows; give the probe the model's vocabulary, length and segments"
             )
 
     return hook
@@ -484,11 +489,12 @@ def _call_on_probe(model: nn.Module, inputs: Inputs, probe: Probe) -> Any:
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         if is_out_of_memory(error):
             raise
-        given = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}".strip() for name, x in tensors(inputs))
+        shapes = (f"{name} {tuple(x.shape)} {x.dtype}".strip() for name, x in tensors(inputs))
+        given = ", ".join(shapes)
         hint = f": {probe.call_hint}" if isinstance(error, TypeError) else ""
         raise ValueError(
-            f"the model cannot be called on what the probe {kind} gives it ({given}): {error}; the probe's "
-            f"inputs need the shape, dtype and names of the private examples{hint}"
+            f"the model cannot be called on what the probe {kind} gives it ({given}): {error}; the "
+            f"probe's inputs need the shape, dtype and names of the private examples{hint}"
         ) from error
     finally:
         for handle in handles:
@@ -528,7 +534,9 @@ def _loss_of(
                 "it must return one loss an example, [batch]"
             )
         if not torch.isfinite(losses).all():
-            raise ValueError("the probe's loss contains NaN or infinity; check the model's output on the probe")
+            raise ValueError(
+                "the probe's loss contains NaN or infinity; check the model's output on the probe"
+            )
         return losses
 
     return loss

@@ -163,7 +163,10 @@ class Probe(ABC):
 
     @property
     def stored_labels(self) -> Tensor | None:
-        """All labels that the probe holds; None without any. The default is the attribute `labels`."""
+        """All labels that the probe holds; None without any.
+
+        The default is the attribute `labels`.
+        """
         labels = vars(self).get("labels")
         return labels if isinstance(labels, Tensor) else None
 
@@ -176,8 +179,9 @@ class Probe(ABC):
     def call_hint(self) -> str:
         """What to change if the model does not take the arguments that the probe gives it."""
         return (
-            "a tensor is passed as model(x), a mapping as model(**inputs), so for a model with several "
-            "inputs write a probe whose sample() returns {name of the argument: tensor} (docs/models.md)"
+            "a tensor is passed as model(x), a mapping as model(**inputs), so for a model with "
+            "several inputs write a probe whose sample() returns {name of the argument: tensor} "
+            "(docs/models.md)"
         )
 
     @property
@@ -257,9 +261,10 @@ class PinkNoise(_SyntheticProbe):
     """Gaussian noise with the power spectrum 1 / f^power_exponent, like that of natural images.
 
     f is the isotropic radial frequency in cycles per sample. Each axis has its own grid, so sizes
-    need not be equal. The amplitude is f^(−power_exponent/2). The zero frequency takes the amplitude
-    of the lowest other frequency: it stays finite for every exponent, and a channel's mean varies as
-    much as its slowest wave. Every example is then standardised over all channels and positions.
+    need not be equal. The amplitude is f^(−power_exponent/2). The zero frequency takes the
+    amplitude of the lowest other frequency: it stays finite for every exponent, and a channel's
+    mean varies as much as its slowest wave. Every example is then standardised over all channels
+    and positions.
 
     Attributes:
         shape: `(channels, *spatial)` with one spatial axis or more.
@@ -281,7 +286,8 @@ class PinkNoise(_SyntheticProbe):
         check_level("PinkNoise", self.shape, self.mean, self.std)
         if len(self.shape) < 2 or math.prod(self.shape) < 2:
             raise ValueError(
-                f"PinkNoise: shape must be (channels, *spatial), got {self.shape}; vectors: FeatureNoise"
+                f"PinkNoise: shape must be (channels, *spatial), got {self.shape}; vectors: "
+                "FeatureNoise"
             )
         if not math.isfinite(self.power_exponent):
             raise ValueError(f"PinkNoise: power_exponent must be finite, got {self.power_exponent}")
@@ -389,15 +395,16 @@ class PublicData(Probe):
             values = dict(tensors(self.inputs))
         if "labels" in values:
             raise ValueError(
-                "PublicData: give labels as PublicData(inputs, labels=...), not among the model's inputs"
+                "PublicData: give labels as PublicData(inputs, labels=...), not among the model's "
+                "inputs"
             )
         is_valid = bool(values)
         for x in values.values():
             is_valid = is_valid and isinstance(x, Tensor) and x.dim() >= 1 and x.shape[0] >= 1
         if not is_valid:
             raise ValueError(
-                "PublicData: inputs must be a tensor, or a mapping of tensors, with at least one example "
-                "along the first axis"
+                "PublicData: inputs must be a tensor, or a mapping of tensors, with at least one "
+                "example along the first axis"
             )
         if not self.provenance:
             raise ValueError(
@@ -463,10 +470,10 @@ class PublicData(Probe):
 class DeadLeaves(_SyntheticProbe):
     """Dead leaves: discs that lie over one another, with the edges that Gaussian noise lacks.
 
-    Discs have random places, sizes and levels. Each covers those before it, on a ground with a level
-    of its own. The density of radii falls as r^−size_exponent between two bounds. With exponent 3 an
-    image looks alike at every scale, as natural images do, and its spectrum is close to that of pink
-    noise. Every example is then standardised over all its channels and positions.
+    Discs have random places, sizes and levels. Each covers those before it, on a ground with a
+    level of its own. The density of radii falls as r^−size_exponent between two bounds. With
+    exponent 3 an image looks alike at every scale, as natural images do, and its spectrum is close
+    to that of pink noise. Every example is then standardised over all its channels and positions.
 
     Attributes:
         shape: `(channels, height, width)`.
@@ -494,18 +501,21 @@ class DeadLeaves(_SyntheticProbe):
         check_level("DeadLeaves", self.shape, self.mean, self.std)
         if len(self.shape) != 3 or math.prod(self.shape) < 2:
             raise ValueError(
-                f"DeadLeaves: shape must be (channels, height, width), got {self.shape}; other inputs: WhiteNoise"
+                f"DeadLeaves: shape must be (channels, height, width), got {self.shape}; other "
+                "inputs: WhiteNoise"
             )
         if not isinstance(self.leaves, int) or self.leaves < 1:
-            raise ValueError(f"DeadLeaves: leaves must be a whole number of 1 or more, got {self.leaves}")
+            raise ValueError(
+                f"DeadLeaves: leaves must be a whole number of 1 or more, got {self.leaves}"
+            )
         if not (self.size_exponent > 1 and math.isfinite(self.size_exponent)):
             raise ValueError(
                 f"DeadLeaves: size_exponent must be finite and above 1, got {self.size_exponent}"
             )
         if not 0 < self.smallest <= self._largest < math.inf:
             raise ValueError(
-                f"DeadLeaves: radii must lie above 0 and grow, got {self.smallest} to {self._largest:g} "
-                "pixels (largest × side)"
+                f"DeadLeaves: radii must lie above 0 and grow, got {self.smallest} to "
+                f"{self._largest:g} pixels (largest × side)"
             )
         _check_correlation("DeadLeaves", self.channel_correlation)
 
@@ -537,7 +547,7 @@ class DeadLeaves(_SyntheticProbe):
         return _standardize(x, self.mean, self.std), None
 
     def _radii(self, uniform: Tensor) -> Tensor:
-        """Return radii of the density, from uniform numbers by its inverse distribution function."""
+        """Return radii of the density, from uniform numbers by its inverse distribution."""
         power = 1 - self.size_exponent
         low = self.smallest**power
         high = self._largest**power
@@ -559,7 +569,8 @@ class DeadLeaves(_SyntheticProbe):
 # Source: activation maximisation (Erhan et al. 2009; Simonyan, Vedaldi and Zisserman 2014), here
 # for the inputs of a probe.
 
-_BOX: dict[int, Callable[..., Tensor]] = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}  # by axes
+# Number of axes to the mean over neighbours.
+_BOX: dict[int, Callable[..., Tensor]] = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}
 
 
 @dataclass(frozen=True)
@@ -596,7 +607,9 @@ class Refined(Probe):
                     f"Refined: {name} must be a whole number of {least} or more, got {value!r}"
                 )
         if not (self.step_size > 0 and math.isfinite(self.step_size)):
-            raise ValueError(f"Refined: step_size must be positive and finite, got {self.step_size}")
+            raise ValueError(
+                f"Refined: step_size must be positive and finite, got {self.step_size}"
+            )
 
     @property
     def stored_inputs(self) -> Inputs | None:

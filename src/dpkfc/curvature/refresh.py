@@ -125,7 +125,9 @@ def history_from_state(
         try:
             own_tensors = {key: tensors[f"{_KEY}.{i}.{key}"] for key in keys}
         except KeyError as error:
-            raise ValueError(f"not the state of a preconditioner, or a damaged one: {error!r}") from error
+            raise ValueError(
+                f"not the state of a preconditioner, or a damaged one: {error!r}"
+            ) from error
         sides = histories.setdefault(probe, {}).setdefault(name, {})
         sides[side] = FactorAccumulator.from_state(own_tensors, own_values)
     return tuple(histories.values())
@@ -198,7 +200,7 @@ def _measure_own(
     options: FactorOptions,
     team: RefreshGroup | None = None,
 ) -> tuple[ProbeStatistics, str]:
-    """Return the statistics of this process's examples, and for a team a hash of the whole probe."""
+    """Return the statistics of this process's examples, and for a team the probe's hash."""
     generator = public_generator(spec.seed, spec.step, "positions")
     subsampler = RowSubsampler(generator, spec.size, options.rows_per_dim)
     cache = FactorCache()

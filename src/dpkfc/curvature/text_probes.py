@@ -25,15 +25,15 @@ from dpkfc.curvature.probes import Probe, PublicData, Sample, device_of
 
 @dataclass(frozen=True, eq=False)
 class TokenNoise(Probe):
-    """Sequences of random tokens, `[cls] tokens [sep] [pad] …`, as a mapping that is called as `model(**inputs)`.
+    """Random tokens, `[cls] tokens [sep] [pad] …`, as a mapping for `model(**inputs)`.
 
     A sequence has a uniform random length from `min_length` to `length`, special tokens included.
     Unlike in the paper's Algorithm 4, the separator is the last token of the text and not masked.
 
     Tokens are uniform (Algorithm 4), or follow Zipf's law p ∝ 1/rank^zipf_exponent, or a given
-    table. The rank of Zipf's law is the order of the ids from `first_id` on. Byte-pair and WordPiece
-    vocabularies list their entries roughly from frequent to rare (that of BERT from id 1996 on, with
-    `first_id=1996`).
+    table. The rank of Zipf's law is the order of the ids from `first_id` on. Byte-pair and
+    WordPiece vocabularies list their entries roughly from frequent to rare (that of BERT from id
+    1996 on, with `first_id=1996`).
 
     Attributes:
         vocab_size: V, one more than the largest id.
@@ -69,14 +69,19 @@ class TokenNoise(Probe):
     def __post_init__(self) -> None:
         object.__setattr__(self, "exclude", tuple(self.exclude))
         if self.frequencies is not None:
-            object.__setattr__(self, "frequencies", torch.as_tensor(self.frequencies).detach().cpu().double())
+            table = torch.as_tensor(self.frequencies).detach().cpu().double()
+            object.__setattr__(self, "frequencies", table)
         for name in ("vocab_size", "length"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"TokenNoise: {name} must be an integer of at least 1, got {value!r}")
+                raise ValueError(
+                    f"TokenNoise: {name} must be an integer of at least 1, got {value!r}"
+                )
         least = self.min_length
         if least is not None and (not isinstance(least, int) or isinstance(least, bool)):
-            raise ValueError(f"TokenNoise: min_length must be an integer or None, got {self.min_length!r}")
+            raise ValueError(
+                f"TokenNoise: min_length must be an integer or None, got {self.min_length!r}"
+            )
         self._check_ids()
         self._check_lengths()
         self._check_law()
@@ -103,8 +108,8 @@ class TokenNoise(Probe):
         least = self._specials + max(1, self.segments)
         if not least <= self._shortest <= self.length:
             raise ValueError(
-                f"TokenNoise: min_length must lie between {least} (the special tokens and one more a "
-                f"segment) and length={self.length}, got {self._shortest}"
+                f"TokenNoise: min_length must lie between {least} (the special tokens and one more "
+                f"a segment) and length={self.length}, got {self._shortest}"
             )
         if self._shortest < self.length and self.pad_id is None:
             raise ValueError(
@@ -115,7 +120,9 @@ class TokenNoise(Probe):
     def _check_law(self) -> None:
         zipf = self.zipf_exponent
         if zipf is not None and not (math.isfinite(zipf) and zipf >= 0):
-            raise ValueError(f"TokenNoise: zipf_exponent must be finite and not negative, got {zipf}")
+            raise ValueError(
+                f"TokenNoise: zipf_exponent must be finite and not negative, got {zipf}"
+            )
         if self.frequencies is None and self.provenance:
             raise ValueError(
                 "TokenNoise: provenance says where frequencies come from, but none are given"
@@ -123,15 +130,17 @@ class TokenNoise(Probe):
         if isinstance(self.frequencies, Tensor):
             self._check_frequencies(self.frequencies)
         if not float(self._cumulative[-1]) > 0:
-            raise ValueError("TokenNoise: no token is left to draw; check first_id, exclude and frequencies")
+            raise ValueError(
+                "TokenNoise: no token is left to draw; check first_id, exclude and frequencies"
+            )
 
     def _check_frequencies(self, table: Tensor) -> None:
         if self.zipf_exponent is not None:
             raise ValueError("TokenNoise: give either zipf_exponent or frequencies, not both")
         if not self.provenance:
             raise ValueError(
-                "TokenNoise: say where the frequencies come from, provenance='...', for the privacy "
-                "card. Frequencies counted on private text void the guarantee."
+                "TokenNoise: say where the frequencies come from, provenance='...', for the "
+                "privacy card. Frequencies counted on private text void the guarantee."
             )
         if table.shape != (self.vocab_size,):
             raise ValueError(
@@ -156,7 +165,10 @@ class TokenNoise(Probe):
         """What to change if the model does not take the arguments that the probe gives it."""
         if self.bare:
             return super().call_hint
-        return "for a model that is called as model(ids) give the ids alone, TokenNoise(..., bare=True)"
+        return (
+            "for a model that is called as model(ids) give the ids alone, TokenNoise(..., "
+            "bare=True)"
+        )
 
     @property
     def _specials(self) -> int:
@@ -217,7 +229,8 @@ class TokenNoise(Probe):
     def _tokens(self, n: int, generator: torch.Generator) -> Tensor:
         """Return tokens `[n, T]` by inverse transform."""
         cumulative = self._cumulative
-        uniform = torch.rand(n, self.length, generator=generator, dtype=torch.float64) * cumulative[-1]
+        uniform = torch.rand(n, self.length, generator=generator, dtype=torch.float64)
+        uniform = uniform * cumulative[-1]
         # With `right` a token of weight zero is never drawn: the first entry above the number is a
         # token with a positive weight.
         return torch.searchsorted(cumulative, uniform, right=True).clamp(max=self._last)
@@ -262,8 +275,8 @@ class TokenNoise(Probe):
         before, after = _around(whole, bare)
         if len(before) > 1 or len(after) > 1:
             raise ValueError(
-                f"TokenNoise: the tokenizer puts the tokens {before} before and {after} after a text; "
-                "at most one each is supported, so give cls_id and sep_id yourself"
+                f"TokenNoise: the tokenizer puts the tokens {before} before and {after} after a "
+                "text; at most one each is supported, so give cls_id and sep_id yourself"
             )
         pad = tokenizer.pad_token_id
         special = {i for i in tokenizer.all_special_ids if 0 <= i < len(tokenizer)}
@@ -293,8 +306,9 @@ def _around(whole: Sequence[int], inner: Sequence[int]) -> tuple[list[int], list
 # everything computed from them.
 
 _WANTED = (
-    "generated_text needs a causal language model that is called as model(input_ids=..., past_key_values=..., "
-    "use_cache=True), as those of transformers; give other texts as PublicData(...)"
+    "generated_text needs a causal language model that is called as model(input_ids=..., "
+    "past_key_values=..., use_cache=True), as those of transformers; give other texts as "
+    "PublicData(...)"
 )
 
 
@@ -337,7 +351,8 @@ def generated_text(
     """
     if n < 1 or length < 2 or chunk < 1:
         raise ValueError(
-            f"generated_text: n and chunk must be at least 1 and length 2, got {n}, {chunk} and {length}"
+            f"generated_text: n and chunk must be at least 1 and length 2, got {n}, {chunk} and "
+            f"{length}"
         )
     generator = torch.Generator().manual_seed(seed)
     parts = []
@@ -354,7 +369,8 @@ def generated_text(
     origin = f"written by {type(model).__name__}"
     if provenance:
         origin += f" ({provenance})"
-    return PublicData({"input_ids": ids, "attention_mask": mask}, provenance=f"{origin}, seed {seed}")
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    return PublicData(inputs, provenance=f"{origin}, seed {seed}")
 
 
 def _write(
@@ -377,5 +393,7 @@ def _call(model: nn.Module, ids: Tensor, past: Any) -> Any:
     except TypeError as error:
         raise TypeError(f"{_WANTED}: {error}") from error
     if getattr(out, "logits", None) is None or getattr(out, "past_key_values", None) is None:
-        raise TypeError(f"{_WANTED}: it returned a {type(out).__name__} without logits or past_key_values")
+        raise TypeError(
+            f"{_WANTED}: it returned a {type(out).__name__} without logits or past_key_values"
+        )
     return out
