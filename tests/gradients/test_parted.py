@@ -42,7 +42,7 @@ def test_it_is_the_same_map(above: int, turned: bool) -> None:
     torch.testing.assert_close(few.variance(), whole.variance(), **close)
     torch.testing.assert_close(few.complete().whiten(g), whole.whiten(g), **close)
     assert few.bound == whole.bound and few.complete().rest is None and whole.complete() is whole
-    inside, outside = few.split_low_rank(g)
+    inside, outside = few.parted(g)
     squares = inside.square().sum((1, 2)) + outside.square().sum((1, 2))
     torch.testing.assert_close(squares, whole.whiten(g).square().sum((1, 2)), **close)
 
