@@ -188,9 +188,9 @@ def test_cross_entropy_in_pieces_is_that_of_torch(shape, monkeypatch):
         assert torch.allclose(losses, exact, atol=1e-14)
         assert torch.allclose(torch.autograd.grad(losses, logits, upstream)[0], gradient, atol=1e-14)
     whole, uniform = logits.detach(), torch.rand(shape[0], dtype=torch.float64)
-    drawn = probe_loss._drawn_classes(whole, uniform, "model")
+    drawn = probe_loss._draw_classes(whole, uniform, "model")
     monkeypatch.setattr(probe_loss, "_PIECE", 4)
-    assert torch.equal(drawn, probe_loss._drawn_classes(whole, uniform, "model"))
+    assert torch.equal(drawn, probe_loss._draw_classes(whole, uniform, "model"))
 
 
 def test_half_precision_logits_have_losses_in_float32():
