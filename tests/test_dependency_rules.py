@@ -43,7 +43,7 @@ ALLOWED = {
     "postprocess": {"linalg", "privacy", "gradients"},
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
     "private_step": {"distributed", "fsdp", "linalg", "gradients", "postprocess", "preconditioning", "privacy"},
-    "config": {"linalg", "data", "gradients", "postprocess", "privacy"},
+    "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy"},
     "session": LIBRARY,
     "": LIBRARY,  # dpkfc/__init__.py
     "integrations": LIBRARY,

@@ -34,7 +34,7 @@ def gep(**settings: object) -> GEP:
 
 def split(noise: float = 0.0, config: GEP | None = None, **settings: object):
     config = config or gep()
-    return plan(noise, preconditioner=config, clipping=config.clipping, **settings)
+    return plan(noise, preconditioner=config, clipping=config.required_clipping, **settings)
 
 
 # -- accounting --------------------------------------------------------------------------------------------------------

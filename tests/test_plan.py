@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.curvature import Preconditioner
 from dpkfc.data.sampling import FixedSize, Poisson, Shuffle
 from dpkfc.privacy.accounting import epsilon, event_from_dict
 
@@ -23,13 +24,19 @@ def make(noise=2.0, n=1000, delta=DELTA, **settings):
 
 
 @dataclasses.dataclass(frozen=True)
-class Described:
+class Described(Preconditioner):
     """A preconditioner as far as a plan is concerned."""
 
     damping: object = 0.1
 
     def describe(self):
         return {"name": "kfac", "damping": self.damping}
+
+    def is_due(self, step):
+        return True
+
+    def build(self, model, capture, step, rules=None):
+        raise AssertionError
 
 
 def test_poisson_plan():
@@ -166,8 +173,11 @@ def test_the_description_is_plain_and_complete():
 
 
 def test_a_preconditioner_must_describe_itself_plainly():
-    with pytest.raises(ValueError, match="preconditioner must have a describe\\(\\) method, got str; .*KFAC"):
+    with pytest.raises(ValueError, match="preconditioner must derive from dpkfc.curvature.Preconditioner, got str; .*KFAC"):
         make(preconditioner="kfac")
+    old = type("Old", (), {name: lambda *_: {} for name in ("describe", "due", "build")})
+    with pytest.raises(ValueError, match="must derive from dpkfc.curvature.Preconditioner, got Old; .*extending.md"):
+        make(preconditioner=old())
     with pytest.raises(ValueError, match="must return plain values that JSON can hold"):
         _ = make(preconditioner=Described(damping=object())).hash
 

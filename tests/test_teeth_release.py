@@ -282,7 +282,7 @@ def test_steps_equal_a_loop_with_the_metric_measured_again(settings: KFAC | None
     clipped: list[bool] = []
     with session(p, mine, Handed(mine, 0.5, momentum=0.9)) as s:
         for step, batch in enumerate(s.batches()):
-            if settings is not None and settings.due(step):
+            if settings is not None and settings.is_due(step):
                 metric = rebuilt(settings, theirs, step)
             norms = loop_step(theirs, metric, batch.indices, bound)
             clipped += [n > bound for n in norms]

@@ -28,9 +28,9 @@ from dpkfc.app.preparation import Prepared
 from dpkfc.app.tuning.runs import Ended, Plain, Run, hardware, resolved
 from dpkfc.curvature.diagnostics import PrivateOracle, inner_product, signal_to_noise
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor
-from dpkfc.curvature.kfac import KFAC, randomised
+from dpkfc.curvature.kfac import KFAC, randomize_directions
 from dpkfc.curvature.layer_factors import LayerFactors
-from dpkfc.curvature.probe_pass import ProbeRun, blocks_on_probe, public_generator, undisturbed
+from dpkfc.curvature.probe_pass import ProbeSpec, preserve_model, public_generator, run_probe
 from dpkfc.curvature.probes import FeatureNoise, PinkNoise, Probe, PublicData, WhiteNoise, examples
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
@@ -478,7 +478,7 @@ def figures_of(prepared: Prepared, sources: Mapping[str, Probe], sizes: Sizes, s
         name: kronecker_layers(replace(base, probe=probe).factors(model, capturing, step, rules=rules))
         for name, probe in sources.items()
     }
-    factors[RANDOM] = randomised(factors[ORACLE], 0)
+    factors[RANDOM] = randomize_directions(factors[ORACLE], 0)
     modules = dict(model.named_modules())
     layers = {
         layer: {"module": type(modules[layer]).__name__}
@@ -712,12 +712,12 @@ def observed(network: Network, *, examples: int, seed: int) -> Variances:
     model = random_network(network, public_generator(seed, 0, "mean field"))
     layers = find_layers(model)
     probe = FeatureNoise(network.inputs, std=math.sqrt(network.input_variance))
-    run = ProbeRun(
+    run = ProbeSpec(
         probe=probe, size=examples, chunk=examples, labels="model", likelihood="gaussian", loss=None, seed=seed, step=0
     )
     linear = [module for module in model if isinstance(module, nn.Linear)]
-    with undisturbed(model), torch.no_grad():
-        piece = next(iter(blocks_on_probe(model, lambda m, loss: capture(m, layers, loss), run)))
+    with preserve_model(model), torch.no_grad():
+        piece = next(iter(run_probe(model, lambda m, loss: capture(m, layers, loss), run)))
         forwards, backwards, traces = [], [], []
         for module, layer in zip(linear, layers, strict=True):
             block = piece.blocks[layer.name]

@@ -10,12 +10,13 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpkfc._checks import check_integer, check_not_negative, check_one_of, check_optional_integer, check_positive
+from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
 from dpkfc.gradients.clipping import SPLIT, Clip, contribution_bound
 from dpkfc.linalg.norms import check_methods
@@ -176,9 +177,8 @@ class Plan(PlanBase):
             raise ValueError(
                 f"the sampler draws from {self.sampler.dataset_size} examples, the plan is for {self.dataset_size}"
             )
-        check_plan = getattr(self.config.preconditioner, "check_plan", None)
-        if check_plan is not None:  # a schedule must fit the run
-            check_plan(self.steps, self.config.readout)
+        if self.config.preconditioner is not None:
+            self.config.preconditioner.check_plan(self.steps, self.config.readout)
 
     @property
     def max_grad_norm(self) -> float:
@@ -373,15 +373,6 @@ class Plan(PlanBase):
 SAMPLERS = ("poisson", "truncated_poisson", "fixed", "shuffle")
 
 
-@runtime_checkable
-class Preconditioner(Protocol):
-    """Describes itself to a plan. The rest of the interface is in `curvature`."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return plain values that determine its result."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig:
     """Settings of a private run.
@@ -486,14 +477,14 @@ class PrivacyConfig:
         check_fields(self.preconditioner, self.weight_average)
         if self.preconditioner is not None and not isinstance(self.preconditioner, Preconditioner):
             raise ValueError(
-                f"preconditioner must have a describe() method, got {type(self.preconditioner).__name__}; "
-                "use for example curvature.KFAC(probe=...)"
+                f"preconditioner must derive from dpkfc.curvature.Preconditioner, got {type(self.preconditioner).__name__}; "
+                "use KFAC(probe=...), or see docs/extending.md"
             )
         self._check_split()
 
     def _check_split(self) -> None:
         """A basis along which gradients are split goes with a clipping of its own, from which the sensitivity follows."""
-        needed = getattr(self.preconditioner, "clipping", None)
+        needed = None if self.preconditioner is None else self.preconditioner.required_clipping
         if self.clipping in SPLIT and needed is None:
             raise ValueError(f"clipping={self.clipping!r} clips along a public basis; it needs preconditioner=GEP(...)")
         if needed is not None and self.clipping != needed:

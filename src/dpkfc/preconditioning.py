@@ -1,18 +1,24 @@
-"""The coordinates of a run: the preconditioner that is in force, its metric at a step, and when it is rebuilt."""
+"""The preconditioner of a run: its state, its metric at a step, and its refreshes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.base import probe_examples
-from dpkfc.curvature.kfac import Preconditioner
-from dpkfc.curvature.probe_pass import Capture, agreed, blocks_on_probe, digest_of_probes, moved_to, undisturbed
+from dpkfc.curvature.base import Preconditioner, PreconditionerState
+from dpkfc.curvature.probe_pass import (
+    Capture,
+    check_same_probe,
+    copy_to_device,
+    digest_of_probes,
+    preserve_model,
+    run_probe,
+)
 from dpkfc.curvature.refresh import SCALE_SIZE
 from dpkfc.distributed import DistributedContext, advice, check_in_step
 from dpkfc.fsdp import is_divided, reshard
@@ -26,95 +32,110 @@ from dpkfc.privacy.mechanism import Released
 from dpkfc.rng_state import device_of
 
 # --------------------------------------------------------------------------------------------------
-# How many examples of a probe a refresh runs at once: no more than a step of the run holds.
+# Probe examples in one forward pass of a refresh: no more than a step of the run holds.
 #
-# Where that is fewer than the examples on which the scale of a metric is measured, it is half as
-# many: a refresh holds the factors of all layers beside what it runs, and no pass is saved by more,
-# as those examples run through the model a second time either way (or none do, where a method has
-# no such scale). With all of them at once they run once, which halving would undo.
+# A refresh holds the factors of all layers beside its micro-batch. Below the number of examples on
+# which the scale of a metric is measured, the micro-batch is therefore half of what a step holds:
+# these examples run through the model a second time in any case. With all of them in one
+# micro-batch they run once, which halving would undo.
 #
-# The number comes from public settings alone; where these are "auto", also from what passes over
-# the PROBE take of the memory. What steps have found for their own micro-batches is not asked:
-# private batches have decided it, and the last bits of a metric, which depend on how sums are cut,
-# are not protected by any noise.
+# The number follows from public settings. With "auto" it also follows from the memory that passes
+# over the PROBE take. It never follows from the micro-batch size that steps have found: private
+# batches have decided that, and no noise protects the last bits of a metric, which depend on how
+# sums are cut.
 
 T = TypeVar("T")
 
 
-def at_once(config: Any, most: int) -> int:
-    """Examples at once of a preconditioner with a `chunk`, where a step holds `most`; at least 1."""
-    rows: int = min(config.chunk, most)
-    if not hasattr(config, "probe"):
+def refresh_microbatch_size(config: Preconditioner, most: int) -> int | None:
+    """Return the probe examples of one forward pass, at least 1; None if it must not be changed.
+
+    Args:
+        config: the preconditioner.
+        most: examples that a step holds.
+    """
+    size = config.microbatch_size
+    if size is None:
+        return None
+    rows = min(size, most)
+    if rows >= min(size, SCALE_SIZE, config.fewest_probe_examples):
         return rows
-    smallest = getattr(config, "later_probe_size", None) or probe_examples(config.probe, getattr(config, "probe_size", None))
-    return rows if rows >= min(config.chunk, SCALE_SIZE, smallest) else -(-rows // 2)
+    return -(-rows // 2)
 
 
 class ProbeRows:
-    """The examples at once of all refreshes of one run.
+    """The probe micro-batch size of all refreshes of one run.
 
     Args:
-        most: what a step holds; None leaves preconditioners as they are.
-        automatic: whether fewer are tried where memory runs out; otherwise that is an error.
+        most: examples that a step holds; None leaves preconditioners as they are.
+        automatic: whether a refresh tries fewer when memory runs out; otherwise that is an error.
     """
 
     def __init__(self, most: int | None = None, automatic: bool = False) -> None:
-        self._most, self._size = most, MicroBatchSize(automatic=automatic, what="probe example")
+        self._most = most
+        self._size = MicroBatchSize(automatic=automatic, what="probe example")
 
     def measure(
-        self, config: Any, model: nn.Module, capture: Capture, step: int, *, ranks: DistributedContext, device: torch.device
+        self,
+        config: Preconditioner,
+        model: nn.Module,
+        capture: Capture,
+        step: int,
+        *,
+        ranks: DistributedContext,
+        device: torch.device,
     ) -> None:
-        """Before the first refresh of an automatic run on a CPU: bound the number by the bytes of a few probe examples.
+        """Bound the size by the bytes of a few probe examples, before the first automatic refresh.
 
         Args:
             config: the preconditioner.
-            model: looked at on its probe, and left as it is.
+            model: run on the probe, and left as it is.
             capture: as for `build`.
             step: names the probe's random stream.
-            ranks: all of which take the least that any of them finds; one for a refresh that one process makes.
+            ranks: the processes, which all take the smallest bound; one process if one builds.
             device: of the model.
         """
         rows = self._rows(config)
-        if rows is None or not self._size.automatic or self._size.bound is not None or not hasattr(config, "run_at"):
+        specs = config.probe_specs(step)
+        if rows is None or not specs or not self._size.automatic or self._size.bound is not None:
             return
 
-        def look(n: int) -> None:
-            run = replace(config.run_at(step), size=n, chunk=n)
-            with undisturbed(model), torch.no_grad():
-                for piece in blocks_on_probe(model, capture, run):
-                    for name in piece.blocks:
-                        formed(piece.blocks[name])
+        def run_examples(count: int) -> None:
+            spec = replace(specs[0], size=count, chunk=count)
+            with preserve_model(model), torch.no_grad():
+                for microbatch in run_probe(model, capture, spec):
+                    for name in microbatch.blocks:
+                        formed(microbatch.blocks[name])
 
-        self._size.measure(look, rows, device)
+        self._size.measure(run_examples, rows, device)
         self._size.bound = min(ranks.all_gather(min(rows, self._size.bound or rows)))
 
-    def fit(self, config: Any, build: Callable[[Any], T]) -> T:
-        """The result of `build` for the preconditioner with as many examples at once as may be.
+    def fit(self, config: Preconditioner, build: Callable[[Preconditioner], T]) -> T:
+        """Return the result of `build` with the largest micro-batch size that fits.
 
         Args:
             config: the preconditioner.
-            build: builds with a preconditioner that differs from it in `chunk` alone, and keeps nothing when it fails. Where
-                several processes build together, it raises on all or on none.
+            build: builds with a preconditioner that differs in its micro-batch size alone, and
+                keeps nothing when it fails. It raises on all processes that build together, or on
+                none.
 
         Raises:
-            RuntimeError: it is out of memory at a number that was given, or with one example.
+            RuntimeError: out of memory at a size that was given, or with one example.
         """
         rows = self._rows(config)
         if rows is None:
             return build(config)
         if not self._size.automatic:
             self._size.bound = rows
-        return self._size.fit(partial(_with_rows, config, build, rows), rows)
 
-    def _rows(self, config: Any) -> int | None:
-        """Examples at once, None where that is not to be changed: of a loss that draws numbers of its own it is a setting."""
-        chunk: int | None = getattr(config, "chunk", None) if is_dataclass(config) else None
-        own = getattr(config, "loss", None) is not None
-        return None if self._most is None or chunk is None or own else at_once(config, self._most)
+        def build_with(bound: int | None) -> T:
+            return build(config.with_microbatch_size(min(rows, bound or rows)))
 
+        return self._size.fit(build_with, rows)
 
-def _with_rows(config: Any, build: Callable[[Any], T], rows: int, bound: int | None) -> T:
-    return build(replace(config, chunk=min(rows, bound or rows)))
+    def _rows(self, config: Preconditioner) -> int | None:
+        """Return the micro-batch size, or None if it must not be changed."""
+        return None if self._most is None else refresh_microbatch_size(config, self._most)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -122,32 +143,35 @@ def _with_rows(config: Any, build: Callable[[Any], T], rows: int, bound: int | N
 _ALONE = DistributedContext()
 
 
-class Coordinates:
-    """Holds what `PrivacyConfig.preconditioner` builds. Functions of probes, released weights, releases and the step only.
+class PreconditionerManager:
+    """Holds the state of the preconditioner of a run, and rebuilds it when it is due.
 
-    `refreshed` lists the steps before which that was, for the card; what came with a checkpoint is not among them.
+    The state is a function of probes, released weights, releases and the step only. `refreshed`
+    lists the steps of refreshes, for the privacy card; a state from a checkpoint adds none.
 
     Args:
-        config: with `due(step)` and `build(...)`; optionally `metric_at(preconditioner, step)` for a metric that changes
-            between refreshes, `observe(released, past)` for one that is made from past releases, `continues` for one whose
-            refresh takes up the one before, and `divides` for one whose refresh processes can share (`build(..., team=)`);
-            others are built by the first process. None: the identity.
+        config: the preconditioner; None is the identity.
         model, layers: the model and its layers.
         ranks: the processes that share a refresh.
-        rows: examples of a probe that a refresh may run at once, and whether fewer are tried where memory runs out; see
-            `PrivacyConfig.refresh_rows`. The default leaves the preconditioner's own number as it is.
+        rows: the probe examples that a refresh may run at once, and whether it tries fewer when
+            memory runs out; see `PrivacyConfig.refresh_rows`. The default leaves the number of the
+            preconditioner.
     """
 
     def __init__(
         self,
-        config: Any,
+        config: Preconditioner | None,
         model: nn.Module,
         layers: Sequence[Layer],
         ranks: DistributedContext = _ALONE,
         rows: tuple[int | None, bool] = (None, False),
     ) -> None:
-        self._config, self._model, self._layers, self._ranks, self._rows = config, model, layers, ranks, ProbeRows(*rows)
-        self.current: Preconditioner | None = None
+        self._config = config
+        self._model = model
+        self._layers = layers
+        self._ranks = ranks
+        self._rows = ProbeRows(*rows)
+        self.current: PreconditionerState | None = None
         self.past: Mapping[str, Tensor] = {}
         self.refreshed: list[int] = []
         self._step = 0
@@ -155,70 +179,101 @@ class Coordinates:
     @property
     def metric(self) -> Metric:
         """The metric in which this step clips and adds noise."""
-        if self.current is None:
+        if self._config is None or self.current is None:
             return {}
-        changing = getattr(self._config, "metric_at", None)
-        return self.current.metric if changing is None else changing(self.current, self._step)
+        return self._config.metric_at(self.current, self._step)
 
     def refresh(self, step: int) -> None:
-        """Rebuild the metric before a step, when its interval has passed."""
+        """Rebuild the metric before a step if it is due."""
         self._step = step
-        if self._config is None or not (self.current is None or self._config.due(step)):
+        config = self._config
+        if config is None:
             return
-        if self.current is not None and self.current.step == step:
+        if self.current is not None and (self.current.step == step or not config.is_due(step)):
             return
-        more: dict[str, Any] = {"previous": self.current} if getattr(self._config, "continues", False) else {}
-        if hasattr(self._config, "observe"):
-            more |= {"past": self.past, "diagonal": lambda scales: diagonal_metric(self._layers, scales)}
-        check_in_step(self._ranks, {n: p for n, p in self._model.named_parameters() if p.requires_grad}, "refresh")
-        more |= {"rules": {layer.name: layer.rule for layer in self._layers}}
-        if self._ranks.world_size == 1:
-            self.current = self._built(step, _ALONE, **more)
-        elif (divided := is_divided(self._model)) or getattr(self._config, "divides", False):
-            more |= {} if divided else {"team": self._ranks}
-            build = partial(self._built, step, self._ranks, **more)  # through a divided model all make the same passes
-            if divided:  # and none of them sees that another has other inputs: what differs would be put down to rounding
-                agreed("probe", self._ranks.all_gather(self._ranks.run_on_all(partial(digest_of_probes, self._config, step))))
-            self.current = self._ranks.run_collective(build) if divided else build()
-            self._ranks.check_consistent(lambda: {"metric": ("", self.current and self.current.digest)}, advice)
-        else:
-            self.current = self._from_first(step, **more)
-        if self.current is not None and self.current.step not in self.refreshed[-1:]:  # one that stands is no refresh
+        trainable = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        check_in_step(self._ranks, trainable, "refresh")
+        self.current = self._build_on_ranks(config, step)
+        # A refresh with too little drift keeps the state, and a step is listed once.
+        if self.current.step not in self.refreshed[-1:]:
             self.refreshed.append(self.current.step)
 
-    def _built(self, step: int, ranks: DistributedContext, **more: Any) -> Preconditioner:
-        """Built by these processes, with as many examples at once as fit on all of them."""
-        alike = ranks.run_on_all if "team" in more else None  # or memory that one lacks would end the run on it alone
+    def _build_on_ranks(self, config: Preconditioner, step: int) -> PreconditionerState:
+        """Build on this process, on all of them together, or on the first."""
+        arguments: dict[str, Any] = {"rules": {layer.name: layer.rule for layer in self._layers}}
+        if config.uses_previous_state:
+            arguments["previous"] = self.current
+        if config.uses_past_releases:
+            arguments["past"] = self.past
+            arguments["diagonal"] = partial(diagonal_metric, self._layers)
+        ranks = self._ranks
+        if ranks.world_size == 1:
+            return self._build(config, step, _ALONE, **arguments)
+        if is_divided(self._model):
+            # All processes make the same passes through a sharded model. None of them could see
+            # that
+            # another has a different probe: the difference would be taken for rounding.
+            specs = config.probe_specs(step)
+            digests = ranks.all_gather(ranks.run_on_all(partial(digest_of_probes, specs)))
+            check_same_probe(digests)
+            state = ranks.run_collective(partial(self._build, config, step, ranks, **arguments))
+        elif config.supports_distributed_build:
+            state = self._build(config, step, ranks, team=ranks, **arguments)
+        else:
+            return self._build_on_first(config, step, **arguments)
+        ranks.check_consistent(lambda: {"metric": ("", state.digest)}, advice)
+        return state
 
-        def build(config: Any) -> Preconditioner:
-            make: Callable[[], Preconditioner] = partial(config.build, self._model, self._capture, step, **more)
-            return make() if alike is None else alike(make)
+    def _build(
+        self, config: Preconditioner, step: int, ranks: DistributedContext, **arguments: Any
+    ) -> PreconditionerState:
+        """Build on these processes, with a micro-batch that fits on all of them."""
 
-        self._rows.measure(self._config, self._model, self._capture, step, ranks=ranks, device=device_of(self._layers))
-        built = self._rows.fit(self._config, build)
+        def build(config: Preconditioner) -> PreconditionerState:
+            make = partial(config.build, self._model, self._capture, step, **arguments)
+            # A team retries together, or a lack of memory on one process would end the run there.
+            return ranks.run_on_all(make) if "team" in arguments else make()
+
+        device = device_of(self._layers)
+        self._rows.measure(config, self._model, self._capture, step, ranks=ranks, device=device)
+        state = self._rows.fit(config, build)
         reshard(self._model)
-        return built
+        return state
 
-    def _capture(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Any]:
+    def _capture(
+        self, model: nn.Module, loss: Callable[[nn.Module], Tensor]
+    ) -> Mapping[str, Any]:
         return capture(model, self._layers, loss)
 
-    def _from_first(self, step: int, **more: Any) -> Preconditioner:
-        """Built on the first rank, while the others wait: what does not say how to be divided."""
-        cpu, here = torch.device("cpu"), device_of(self._layers)
-        return moved_to(self._ranks.broadcast_from_rank0(lambda: moved_to(self._built(step, _ALONE, **more), cpu)), here)
+    def _build_on_first(
+        self, config: Preconditioner, step: int, **arguments: Any
+    ) -> PreconditionerState:
+        """Build on the first process while the others wait, and send the state to all."""
+        cpu = torch.device("cpu")
 
-    def loaded(self, state: Mapping[str, Tensor]) -> Preconditioner:
-        """The preconditioner of a checkpoint, once it is known to fit the model.
+        def build() -> PreconditionerState:
+            return copy_to_device(self._build(config, step, _ALONE, **arguments), cpu)
+
+        return copy_to_device(self._ranks.broadcast_from_rank0(build), device_of(self._layers))
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> PreconditionerState:
+        """Return the state of a checkpoint.
 
         Raises:
-            ValueError: it does not.
+            ValueError: the state does not fit the model.
         """
-        kind: type[Preconditioner] = getattr(self._config, "result", Preconditioner)
-        preconditioner = kind.from_state_dict(dict(state)).to(device_of(self._layers))
-        preconditioner.check({layer.name: {r: layer.tensor(r).shape for r in layer.parameters} for layer in self._layers})
-        return preconditioner
+        if self._config is None:
+            state = PreconditionerState.from_state_dict(tensors)
+        else:
+            state = self._config.restore_state(tensors)
+        state = state.to(device_of(self._layers))
+        shapes = {}
+        for layer in self._layers:
+            shapes[layer.name] = {role: layer.tensor(role).shape for role in layer.parameters}
+        state.check(shapes)
+        return state
 
     def observe(self, released: Released) -> None:
-        """Let a preconditioner that is made from past releases see this one, in the coordinates it was released in."""
-        if hasattr(self._config, "observe"):
+        """Show a release to a preconditioner that is made from past releases."""
+        if self._config is not None and self._config.uses_past_releases:
             self.past = self._config.observe(released, self.past)

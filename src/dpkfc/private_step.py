@@ -18,7 +18,7 @@ from dpkfc.fsdp import divided_as
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.preconditioning import Coordinates
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, MechanismPlan, Released, release
 from dpkfc.privacy.rng import NoiseStream
@@ -50,7 +50,7 @@ class ReleasePipeline:
         ledger: Ledger,
         *,
         layers: Sequence[Layer],
-        preconditioning: Coordinates,
+        preconditioning: PreconditionerManager,
         postprocess: PostprocessPipeline,
         ranks: DistributedContext = _SINGLE_PROCESS,
     ) -> None:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint, fsdp
 from dpkfc.config import Plan
-from dpkfc.curvature.kfac import Preconditioner
+from dpkfc.curvature.base import PreconditionerState
 from dpkfc.data.checks import check_probes
 from dpkfc.data.loading import MicroBatches, layout
 from dpkfc.data.units import make_units
@@ -44,7 +44,7 @@ from dpkfc.gradients.state import (
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.optimizers import WeightAverage
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
-from dpkfc.preconditioning import Coordinates
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import ReleasePipeline, set_gradients
@@ -380,7 +380,7 @@ class Session:
             noise,
             ledger,
             layers=self.layers,
-            preconditioning=Coordinates(
+            preconditioning=PreconditionerManager(
                 config.preconditioner, model, self.layers, self._ranks, rows
             ),
             postprocess=PostprocessPipeline(config.postprocess, config.readout),
@@ -629,7 +629,7 @@ class Session:
         )
 
     @property
-    def preconditioner(self) -> Preconditioner | None:
+    def preconditioner(self) -> PreconditionerState | None:
         """The preconditioner in force; None before the first step and without one."""
         return self._pipeline.preconditioning.current
 
@@ -797,7 +797,7 @@ class Session:
         checkpoint.check_same_tensors(self._model_state(), tensors["model"])
         preconditioner = None
         if "preconditioner" in tensors:
-            preconditioner = preconditioning.loaded(tensors["preconditioner"])
+            preconditioner = preconditioning.restore(tensors["preconditioner"])
         optimizer_state = fsdp.divided_optimizer_state(self.optimizer, meta["optimizer"])
         checkpoint.load_optimizer(self.optimizer, optimizer_state)
         self._pipeline.postprocess.load_state_dict(self._place(tensors.get("filters", {})))

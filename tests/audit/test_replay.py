@@ -176,7 +176,7 @@ def test_a_script_stops_where_it_ends_and_its_plan_is_that_of_the_run() -> None:
 
 def test_a_metric_is_built_once_where_releases_must_share_their_coordinates() -> None:
     plan = unmoved(vectors(preconditioner=kfac(every=1)).plan)
-    assert [plan.config.preconditioner.due(step) for step in range(3)] == [True, False, False]
+    assert [plan.config.preconditioner.is_due(step) for step in range(3)] == [True, False, False]
     assert plan.config.preconditioner.describe() == kfac(every=1).describe()
     assert unmoved(vectors().plan).config.preconditioner is None
     assert hasattr(unmoved(vectors(preconditioner=DP2(phase=1)).plan).config.preconditioner, "observe")

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.curvature import AdaDPS, FeatureNoise, PinkNoise, PublicData
-from dpkfc.curvature.kfac import Preconditioner
+from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.layer_factors import probe_norms
-from dpkfc.curvature.probe_pass import blocks_on_probe, public_generator, undisturbed
+from dpkfc.curvature.probe_pass import preserve_model, public_generator, run_probe
 from dpkfc.linalg.metric import Eigenbasis, Elementwise
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
 
@@ -33,7 +33,7 @@ def net() -> nn.Module:
 
 def moments_by_autograd(config: AdaDPS, model: nn.Module, step: int = 0) -> dict[str, Tensor]:
     """Mean over mini-batches of the squared gradient of the mean loss, by plain autograd on the probe's own labels."""
-    run = config.run_at(step)
+    run = config.probe_spec(step)
     x, y = run.probe.sample(run.size, public_generator(run.seed, step))
     parameters, found = dict(model.named_parameters()), []
     for rows in torch.arange(run.size).split(run.chunk):
@@ -51,7 +51,7 @@ def test_the_metric_is_the_formula(batch_size: int | None) -> None:
     model, config = net(), ada(batch_size=batch_size, scale="raw")
     built = config.build(model, capture, 0, rules_of(model))
     v = moments_by_autograd(config, model)
-    assert config.run_at(0).size == {10: 40, 40: 40, None: 40, 15: 30}[batch_size]
+    assert config.probe_spec(0).size == {10: 40, 40: 40, None: 40, 15: 30}[batch_size]
     shift = 1e-3 * float(torch.cat([x.flatten() for x in v.values()]).mean())
     for layer in ("0", "2"):
         entry = built.metric[layer]
@@ -62,8 +62,8 @@ def test_the_metric_is_the_formula(batch_size: int | None) -> None:
 def test_the_scale_keeps_the_median_norm_of_the_probe() -> None:
     model, config = net(), ada()
     built = config.build(model, capture, 0)
-    with undisturbed(model):
-        norms = [probe_norms(p.blocks, {}, built.metric) for p in blocks_on_probe(model, capture, config.run_at(0))]
+    with preserve_model(model):
+        norms = [probe_norms(p.blocks, {}, built.metric) for p in run_probe(model, capture, config.probe_spec(0))]
     plain, mapped = (torch.cat([n[i] for n in norms]) for i in (0, 1))
     assert float(mapped.quantile(0.5)) == pytest.approx(float(plain.quantile(0.5)), rel=1e-9)
     raw = ada(scale="raw").build(model, capture, 0)
@@ -94,8 +94,8 @@ def test_released_forms(which: str, root) -> None:
 
 
 def test_refreshes() -> None:
-    assert [s for s in range(9) if ada(every=4).due(s)] == [0, 4, 8]
-    assert [s for s in range(9) if ada(every=4, as_released="dp-kfc").due(s)] == [0]
+    assert [s for s in range(9) if ada(every=4).is_due(s)] == [0, 4, 8]
+    assert [s for s in range(9) if ada(every=4, as_released="dp-kfc").is_due(s)] == [0]
 
 
 def test_decay_averages_over_refreshes_and_survives_a_checkpoint() -> None:
@@ -104,7 +104,7 @@ def test_decay_averages_over_refreshes_and_survives_a_checkpoint() -> None:
     with torch.no_grad():
         model[0].weight.mul_(0.5)
     second = config.build(model, capture, 50, previous=first)
-    again = config.build(model, capture, 50, previous=Preconditioner.from_state_dict(first.state_dict()))
+    again = config.build(model, capture, 50, previous=PreconditionerState.from_state_dict(first.state_dict()))
     assert again.digest == second.digest
     fresh = ada(scale="raw").build(model, capture, 50)
     for layer in ("0", "2"):
@@ -123,7 +123,7 @@ def test_pink_noise_draws_its_labels_and_every_kind_of_layer_is_covered() -> Non
     built = AdaDPS(probe=PublicData(torch.randint(11, (40, 5)), provenance="ids")).build(text, capture, 0, rules_of(text))
     assert isinstance(built.metric["norm"], Elementwise) and built.metric["embedding"].scale.shape == (6, 11)
     built.check(shapes_of(text))
-    again = Preconditioner.from_state_dict(built.state_dict())
+    again = PreconditionerState.from_state_dict(built.state_dict())
     assert again.digest == built.digest
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.curvature.damping import Damping, condition_numbers, elementwise_scale, side_of
+from dpkfc.curvature.damping import Damping, condition_numbers, damp_side, elementwise_scale
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, IsotropicFactor, eigen_of_rows
 from dpkfc.linalg.metric import Dense, Diagonal, Identity, Kronecker, LowRank
 
@@ -33,7 +33,7 @@ def test_a_side_is_the_root_of_the_damped_factor(p, n):
     factor, d = _eigen(10, n), 10
     damping = Damping(value=0.1, exponent=p, rank_tolerance=0.0)
     exact = _power(factor.dense() + 0.1 * factor.mean * torch.eye(d, dtype=F64), -p)
-    side = side_of(factor, damping, F64)
+    side = damp_side(factor, damping, F64)
     assert isinstance(side, LowRank if n == 3 else Dense)
     assert torch.allclose(_matrix(side, d), exact, atol=1e-10)
     assert side.bound == pytest.approx(float(torch.linalg.matrix_norm(exact, 2)), rel=1e-9)
@@ -44,7 +44,7 @@ def test_low_rank_and_dense_are_one_map():
     factor, damping = _eigen(20, 6), Damping(rank_tolerance=0.0)
     basis = torch.linalg.qr(torch.cat([factor.vectors, torch.randn(20, 14, dtype=F64)], 1)).Q
     values = torch.cat([factor.values, torch.full((14,), 1e-300, dtype=F64)])
-    low, dense = side_of(factor, damping, F64), side_of(Eigen(basis, values), damping, F64)
+    low, dense = damp_side(factor, damping, F64), damp_side(Eigen(basis, values), damping, F64)
     assert isinstance(low, LowRank) and isinstance(dense, Dense)
     x = torch.randn(4, 7, 20, dtype=F64)
     assert torch.allclose(low.apply(x), dense.apply(x), atol=1e-11)
@@ -53,16 +53,16 @@ def test_low_rank_and_dense_are_one_map():
 
 def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
     d, values = 24, torch.logspace(1, -1, 24, dtype=F64)
-    side = side_of(Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=5), F64)
+    side = damp_side(Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=5), F64)
     assert isinstance(side, LowRank) and side.scale.numel() == 5
     shift = 0.1 * float(values.mean())
     squared = torch.cat([side.scale, torch.full((d - 5,), side.tail, dtype=F64)]).pow(-2) - shift
     assert float(squared.sum()) == pytest.approx(float(values.sum()))
-    narrow = side_of(Eigen(torch.eye(19, dtype=F64), values[:19]), Damping(value=0.1, max_rank=5), F64)
+    narrow = damp_side(Eigen(torch.eye(19, dtype=F64), values[:19]), Damping(value=0.1, max_rank=5), F64)
     assert isinstance(narrow, Dense)
     for rank in (6, 7, 23, 24, 25, 1000):  # of 24: between a quarter of the width and the width, and beyond it
-        kept = side_of(Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=rank), F64)
-        whole = side_of(Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=None), F64)
+        kept = damp_side(Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=rank), F64)
+        whole = damp_side(Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=None), F64)
         assert isinstance(kept, LowRank) == (rank == 6) and isinstance(whole, Dense)
         assert rank == 6 or torch.equal(kept.root, whole.root)
     for wrong in (0, 2.5, float("nan"), True):
@@ -75,12 +75,12 @@ def test_pairs_that_were_never_computed_count_by_their_mean():
     d, values = 24, torch.logspace(1, -1, 24, dtype=F64)
     basis = torch.linalg.qr(torch.randn(d, d, dtype=F64)).Q
     damping = Damping(value=0.1, max_rank=5)
-    whole = side_of(Eigen(basis, values), damping, F64)
-    part = side_of(Eigen(basis[:, :5], values[:5], float(values[5:].sum())), damping, F64)
+    whole = damp_side(Eigen(basis, values), damping, F64)
+    part = damp_side(Eigen(basis[:, :5], values[:5], float(values[5:].sum())), damping, F64)
     assert isinstance(part, LowRank) and part.tail == pytest.approx(whole.tail)
     assert torch.allclose(_matrix(part, d), _matrix(whole, d))
     held = Eigen(basis[:, :15], values[:15], float(values[15:].sum()))
-    dense = side_of(held, Damping(value=0.1, max_rank=None), F64)
+    dense = damp_side(held, Damping(value=0.1, max_rank=None), F64)
     shift = 0.1 * float(values.mean())
     assert isinstance(dense, Dense)
     assert torch.allclose(_matrix(dense, d), _power(held.dense() + shift * torch.eye(d, dtype=F64), -0.5))
@@ -92,24 +92,24 @@ def test_pairs_that_were_never_computed_count_by_their_mean():
 
 def test_eigenvalues_far_below_the_damping_are_the_tail():
     values = torch.tensor([10.0, 5.0, 1e-4, 1e-5, 0.0, 0.0], dtype=F64)
-    side = side_of(Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=1e-2), F64)
+    side = damp_side(Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=1e-2), F64)
     shift = 0.1 * float(values.sum()) / 6
     assert isinstance(side, LowRank) and side.scale.numel() == 2
     assert side.tail == pytest.approx((float(values[2:].sum()) / 4 + shift) ** -0.5)
     assert torch.allclose(side.scale, (values[:2] + shift).pow(-0.5))
-    everything = side_of(Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=0.0), F64)
+    everything = damp_side(Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=0.0), F64)
     assert torch.allclose(_matrix(side, 6), _matrix(everything, 6), rtol=6e-3, atol=0)
 
 
 def test_a_side_too_wide_for_a_matrix_stays_low_rank():
-    side = side_of(_eigen(10, 8), Damping(), F64, widest_dense=9)
+    side = damp_side(_eigen(10, 8), Damping(), F64, widest_dense=9)
     assert isinstance(side, LowRank) and side.vectors.shape[1] > 5
 
 
 def test_whitening_is_the_product_of_explicit_roots():
     a, g = _eigen(5, 40), _eigen(4, 2)
     damping = Damping(value=0.3, rank_tolerance=0.0)
-    metric = Kronecker(side_of(a, damping, F64), side_of(g, damping, F64))
+    metric = Kronecker(damp_side(a, damping, F64), damp_side(g, damping, F64))
     gradient = torch.randn(3, 4, 5, dtype=F64)
     u_a = _power(a.dense() + 0.3 * a.mean * torch.eye(5, dtype=F64), -0.5)
     u_g = _power(g.dense() + 0.3 * g.mean * torch.eye(4, dtype=F64), -0.5)
@@ -129,11 +129,11 @@ def test_relative_damping_is_the_balanced_split_of_one_damping(rho, a_scale, g_s
 
 def test_absolute_damping_is_that_of_the_paper():
     factor = _eigen(6, 20)
-    side = side_of(factor, Damping(value=1e-2, gamma=3e-2, mode="absolute", rank_tolerance=0.0), F64)
+    side = damp_side(factor, Damping(value=1e-2, gamma=3e-2, mode="absolute", rank_tolerance=0.0), F64)
     exact = _power((factor.dense() + 1e-2 * torch.eye(6, dtype=F64)) + 3e-2 * torch.eye(6, dtype=F64), -0.5)
     assert torch.allclose(_matrix(side, 6), exact, atol=1e-10)
     empty = Eigen(torch.zeros(6, 0, dtype=F64), torch.zeros(0, dtype=F64))
-    bare = side_of(empty, Damping(value=1e-2, gamma=3e-2, mode="absolute"), F64)
+    bare = damp_side(empty, Damping(value=1e-2, gamma=3e-2, mode="absolute"), F64)
     assert bare == Identity(pytest.approx(5.0))
 
 
@@ -149,16 +149,16 @@ def test_absolute_damping_is_that_of_the_paper():
     ids=["no pairs", "zeros", "denormal", "diagonal", "isotropic"],
 )
 def test_an_empty_factor_is_the_identity_of_unit_scale(factor):
-    assert side_of(factor, Damping(), torch.float32) == Identity()
+    assert damp_side(factor, Damping(), torch.float32) == Identity()
     assert elementwise_scale(factor, Damping(), (2, 2), torch.float32).tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
 def test_diagonal_and_isotropic_sides():
     values = torch.tensor([4.0, 0.0, 2.0], dtype=F64)
     shift = 0.1 * 2.0
-    side = side_of(DiagonalFactor(values), Damping(), F64)
+    side = damp_side(DiagonalFactor(values), Damping(), F64)
     assert isinstance(side, Diagonal) and torch.allclose(side.scale, (values + shift).pow(-0.5))
-    assert side_of(IsotropicFactor(3, 2.0), Damping(), F64) == Identity(pytest.approx(2.2**-0.5))
+    assert damp_side(IsotropicFactor(3, 2.0), Damping(), F64) == Identity(pytest.approx(2.2**-0.5))
     scale = elementwise_scale(DiagonalFactor(values), Damping(exponent=0.25), (3, 1), torch.float32)
     assert scale.shape == (3, 1) and torch.allclose(scale[:, 0].double(), (values + shift).pow(-0.25))
     flat = elementwise_scale(IsotropicFactor(6, 2.0), Damping(), (2, 3), torch.float32)
@@ -197,7 +197,7 @@ def test_the_rank_follows_the_mass_that_may_be_left_out(mass: float, rank: int) 
     """Eigenvalues 1, 1/2, 1/4 … hold 2 in all: after k of them a share of 2⁻ᵏ is left."""
     values = 0.5 ** torch.arange(20, dtype=F64)
     damping = Damping(value=0.1, rank_tolerance=0.0, tail_mass=mass)
-    side = side_of(Eigen(torch.eye(20, dtype=F64), values), damping, F64, widest_dense=10)
+    side = damp_side(Eigen(torch.eye(20, dtype=F64), values), damping, F64, widest_dense=10)
     assert isinstance(side, LowRank) and side.vectors.shape[1] == rank
     if rank < 20:
         assert side.tail == pytest.approx((float(values[rank:].mean()) + 0.1 * float(values.mean())) ** -0.5)

@@ -40,7 +40,7 @@ def run(config: DP2, net: nn.Module, steps: int) -> list[Metric]:
     layers, past, metrics = find_layers(net), {}, []
     rules = {layer.name: layer.rule for layer in layers}
     for released in releases(net, steps):
-        if config.due(released.step):
+        if config.is_due(released.step):
             built = config.build(
                 net, no_capture, released.step, rules, past=past, diagonal=lambda s: diagonal_metric(layers, s)
             )
@@ -88,7 +88,7 @@ def test_metrics_equal_the_recursion(phase: int, scale: str, corrected: bool) ->
 
 def test_phases_and_learning_rates() -> None:
     config = DP2(phase=3, ratio=30.0, clip_ratio=10.0)
-    assert [t for t in range(13) if config.due(t)] == [0, 3, 6, 9, 12]
+    assert [t for t in range(13) if config.is_due(t)] == [0, 3, 6, 9, 12]
     assert [config.is_adaptive(t) for t in range(9)] == [False] * 3 + [True] * 3 + [False] * 3
     assert [config.learning_rate_factor(t) for t in (0, 3)] == [1.0, 300.0]
 

@@ -15,7 +15,7 @@ from dpkfc.curvature.diagnostics import (
 )
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, IsotropicFactor, eigen_of_rows
 from dpkfc.curvature.layer_factors import layer_squares, probe_norms
-from dpkfc.curvature.probe_pass import blocks_on_probe
+from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
 from tests.curvature.toys import CNN_SHAPE, capture, cnn, mlp
@@ -63,7 +63,7 @@ def test_signal_to_noise_is_the_ratio_written_out():
     kfac = KFAC(sides="both", probe=FeatureNoise(12), probe_size=10, chunk=4)
     built = kfac.build(model, capture, 0)
     ratios = signal_to_noise(kfac, model, capture, built, max_grad_norm=0.5, noise_multiplier=2.0)
-    blocks = [piece.blocks for piece in blocks_on_probe(model, capture, kfac.run_at(0))]
+    blocks = [piece.blocks for piece in run_probe(model, capture, kfac.probe_spec(0))]
     for metric, attribute in (({}, "plain"), (built.metric, "preconditioned")):
         energy = {"0": 0.0, "2": 0.0}
         for chunk in blocks:

@@ -13,7 +13,7 @@ from dpkfc.curvature.factors import (
     is_empty,
     kronecker_factors,
 )
-from dpkfc.curvature.layer_factors import LayerAccumulator, Structure
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample
 
 
@@ -23,8 +23,8 @@ def _outer(n: int = 5, t: int = 3, d_in: int = 4, d_out: int = 6, groups: int = 
     return Outer(a, torch.randn(n * groups, t, d_out, dtype=torch.float64), groups)
 
 
-def _factors(block, structure: Structure | None = None, rule: str | None = None):
-    layer = LayerAccumulator(block, structure or Structure(), rule)
+def _factors(block, structure: FactorOptions | None = None, rule: str | None = None):
+    layer = LayerAccumulator(block, structure or FactorOptions(), rule)
     layer.add(block)
     return layer.result()
 
@@ -56,7 +56,7 @@ def test_streamed_factors_equal_the_sum_written_out(sharing, n, t, d_in, d_out, 
     a_exact, g_exact = _brute(block, sharing)
     for dense, exact in zip(kronecker_factors(block, sharing), (a_exact, g_exact), strict=True):
         assert torch.allclose(dense, exact, atol=1e-12)
-    sides = _factors(block, Structure(sharing=sharing)).sides
+    sides = _factors(block, FactorOptions(sharing=sharing)).sides
     assert torch.allclose(sides["input"].dense(), a_exact, atol=1e-9)
     assert torch.allclose(sides["output"].dense(), g_exact, atol=1e-9)
 
@@ -65,10 +65,10 @@ def test_streamed_factors_equal_the_sum_written_out(sharing, n, t, d_in, d_out, 
 @pytest.mark.parametrize("cut", [1, 2, 7, 12])
 def test_any_split_into_micro_batches_gives_the_same_factors(sharing, cut):
     block = _outer(13, 2, 5, 17)
-    layer = LayerAccumulator(block, Structure(sharing=sharing))
+    layer = LayerAccumulator(block, FactorOptions(sharing=sharing))
     layer.add(Outer(block.a[:cut], block.b[:cut]))
     layer.add(Outer(block.a[cut:], block.b[cut:]))
-    whole, parts = _factors(block, Structure(sharing=sharing)), layer.result()
+    whole, parts = _factors(block, FactorOptions(sharing=sharing)), layer.result()
     for side in ("input", "output"):
         assert torch.allclose(whole.sides[side].dense(), parts.sides[side].dense(), atol=1e-12)
 
@@ -96,7 +96,7 @@ def test_groups_of_a_convolution_are_averaged():
 def test_an_embedding_has_the_expected_row_counts(sharing):
     ids = torch.tensor([[0, 2, 2], [2, 4, 0]])
     block = Lookup(ids, torch.randn(2, 3, 5), num_rows=6)
-    factors = _factors(block, Structure(sharing=sharing))
+    factors = _factors(block, FactorOptions(sharing=sharing))
     one_hot = torch.nn.functional.one_hot(ids, 6).double()
     if sharing == "expand":
         exact = one_hot.sum((0, 1)) / 2
@@ -158,7 +158,7 @@ def test_a_wide_side_stays_low_rank_while_rows_are_few_and_falls_back_beyond_tha
 @pytest.mark.parametrize("sides", ["both", "input", "output"])
 def test_the_other_side_becomes_isotropic_with_the_same_trace(sides):
     block = _outer()
-    full, one = _factors(block), _factors(block, Structure(sides=sides))
+    full, one = _factors(block), _factors(block, FactorOptions(sides=sides))
     for side in ("input", "output"):
         kept = sides in ("both", side)
         assert isinstance(one.sides[side], Eigen if kept else IsotropicFactor)
@@ -167,7 +167,7 @@ def test_the_other_side_becomes_isotropic_with_the_same_trace(sides):
 
 
 def test_rules_that_are_left_out_become_isotropic():
-    structure = Structure(rules=("linear",))
+    structure = FactorOptions(rules=("linear",))
     assert isinstance(_factors(_outer(), structure, "linear").sides["input"], Eigen)
     left_out = _factors(_outer(), structure, "conv").sides
     assert all(isinstance(side, IsotropicFactor) for side in left_out.values())

@@ -161,7 +161,7 @@ def _used_only(model: nn.Module, loss: object) -> object:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"probe": "images"}, "probe must have sample"),
+        ({"probe": "images"}, "probe must derive from"),
         ({"rank": 0}, "rank must be an integer of at least 1"),
         ({"rank": 31}, "cannot be found from the gradients of 30 public examples"),
         ({"probe_size": 5}, "raise probe_size"),
@@ -207,7 +207,7 @@ def test_its_state_restores_every_bit(residual_norm: float | None) -> None:
     model = Text().double()
     probe = PublicData(torch.randint(0, 11, (30, 7)), provenance="random text")
     basis = built(model, gep(probe, groups=2, labels="uniform", residual_norm=residual_norm, share=0.3), step=8)
-    again = GEP.result.from_state_dict(basis.state_dict())
+    again = Basis.from_state_dict(basis.state_dict())
     assert isinstance(again, Basis) and again.digest == basis.digest and again.step == 8
     assert torch.equal(dense(again), dense(basis))
     assert again.metric.clipping == basis.metric.clipping and again.metric.residual_scale == basis.metric.residual_scale

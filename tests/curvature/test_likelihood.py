@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from dpkfc.curvature import probe_loss
-from dpkfc.curvature.probe_loss import Draws, likelihood_loss, logits_of
+from dpkfc.curvature.probe_loss import ProbeRandomness, likelihood_loss, logits_of
 
 
-def _draws(total: int, seed: int = 0) -> Draws:
-    return Draws(torch.Generator().manual_seed(seed), total)
+def _draws(total: int, seed: int = 0) -> ProbeRandomness:
+    return ProbeRandomness(torch.Generator().manual_seed(seed), total)
 
 
-def _loss(likelihood: str, output, labels: str = "model", given=None, draws: Draws | None = None) -> torch.Tensor:
+def _loss(likelihood: str, output, labels: str = "model", given=None, draws: ProbeRandomness | None = None) -> torch.Tensor:
     n = logits_of(output).shape[0]
     return likelihood_loss(likelihood, output, labels=labels, given=given, draws=draws or _draws(n), rows=slice(0, n))
 
@@ -188,9 +188,9 @@ def test_cross_entropy_in_pieces_is_that_of_torch(shape, monkeypatch):
         assert torch.allclose(losses, exact, atol=1e-14)
         assert torch.allclose(torch.autograd.grad(losses, logits, upstream)[0], gradient, atol=1e-14)
     whole, uniform = logits.detach(), torch.rand(shape[0], dtype=torch.float64)
-    drawn = probe_loss._drawn_classes(whole, uniform, "model")
+    drawn = probe_loss._draw_classes(whole, uniform, "model")
     monkeypatch.setattr(probe_loss, "_PIECE", 4)
-    assert torch.equal(drawn, probe_loss._drawn_classes(whole, uniform, "model"))
+    assert torch.equal(drawn, probe_loss._draw_classes(whole, uniform, "model"))
 
 
 def test_half_precision_logits_have_losses_in_float32():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import factors
-from dpkfc.curvature.factors import Eigen, eigen_of_covariance, eigen_of_rows, eigh, gram, leading
+from dpkfc.curvature.factors import Eigen, decompose_leading, eigen_of_covariance, eigen_of_rows, eigh, gram
 
 
 def _psd(d: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -171,7 +171,7 @@ def test_the_leading_pairs_act_as_those_of_the_whole_decomposition(dtype, spectr
         "flat": torch.ones(d).double(),
     }[spectrum]
     matrix = ((basis * values) @ basis.T).to(dtype)
-    found = leading((matrix + matrix.T) / 2, k)
+    found = decompose_leading((matrix + matrix.T) / 2, k)
     assert _orthonormal_error(found.vectors) < 1e-5 and found.values.numel() == k
     assert found.trace == pytest.approx(float(values.sum()), rel=1e-5) and (found.values.diff() <= 1e-12).all()
     shift = 0.1 * float(values.mean())
@@ -207,7 +207,7 @@ def test_wide_covariances_and_many_rows_keep_the_first_pairs_alone(monkeypatch):
 def test_leading_pairs_are_the_same_every_time_and_leave_the_global_stream_alone():
     matrix = _psd(400, 500)
     before = torch.random.get_rng_state()
-    first, second = leading(matrix, 10), leading(matrix, 10)
+    first, second = decompose_leading(matrix, 10), decompose_leading(matrix, 10)
     assert torch.equal(first.vectors, second.vectors) and torch.equal(before, torch.random.get_rng_state())
 
 
@@ -221,7 +221,7 @@ def test_what_is_left_out_counts_in_trace_matrix_and_spectrum():
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
 def test_leading_pairs_of_any_scale(scale):
     matrix = _psd(400, 30)
-    one, other = leading(matrix, 40), leading(matrix * scale, 40)
+    one, other = decompose_leading(matrix, 40), decompose_leading(matrix * scale, 40)
     assert torch.allclose(other.values[:30] / scale, one.values[:30], rtol=1e-4)
     assert torch.isfinite(other.vectors).all() and other.rest >= 0
 
@@ -237,8 +237,8 @@ def test_pairs_of_before_save_rounds(power: float, monkeypatch: pytest.MonkeyPat
         return real(x)
 
     monkeypatch.setattr(torch.linalg, "eigh", counted)
-    cold = leading(matrix, 32)
+    cold = decompose_leading(matrix, 32)
     begun = rounds[0]
-    warm = leading(matrix * 1.01, 32, start=cold.vectors)
+    warm = decompose_leading(matrix * 1.01, 32, start=cold.vectors)
     assert 0 < rounds[0] - begun < begun
     torch.testing.assert_close(warm.values, 1.01 * cold.values, rtol=1e-4, atol=0)

@@ -35,7 +35,7 @@ def test_moments_equal_formed_gradients(kind: str, per: str) -> None:
     exact = g.square().mean((0, 1)) if per == "example" else g.mean(0).square().mean(0)
     found = squared_gradients(block, per)
     torch.testing.assert_close(found.mean["weight"], exact, rtol=1e-12, atol=1e-14)
-    twice = found.plus(found)
+    twice = found + found
     torch.testing.assert_close(twice.mean["weight"], exact, rtol=1e-12, atol=1e-14)
     assert found.shapes["input"] == [exact.shape[1]]
     torch.testing.assert_close(found.entry({"weight": exact}).whiten(g[0, 0]), exact * g[0, 0])

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature import NGD, FeatureNoise, PinkNoise, PublicData
+from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.factors import kronecker_factors
-from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.curvature.ngd import AfterClip
-from dpkfc.curvature.probe_pass import ProbeRun, blocks_on_probe, undisturbed
+from dpkfc.curvature.probe_pass import ProbeSpec, preserve_model, run_probe
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Metric
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
@@ -55,11 +55,11 @@ def test_lambda_safe_of_matched_steps() -> None:
         ({"lambda_safe": 0.0}, "lambda_safe must be positive"),
         ({"lambda_base": 1.0}, "lambda_base must lie in"),
         ({"lambda_base": 0.0}, "lambda_base must lie in"),
-        ({"warm": 1.0}, "warm is a share"),
+        ({"warm": 1.0}, "warm is a fraction"),
         ({"power": 0.0}, "power must be positive"),
         ({"every": 0}, "every must be an integer"),
         ({"order": "sideways"}, "order must be one of"),
-        ({"probe": 3}, "probe must have sample"),
+        ({"probe": 3}, "probe must derive from"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], message: str) -> None:
@@ -85,10 +85,10 @@ def power(matrix: Tensor, floor: float, exponent: float) -> Tensor:
 
 
 def on_probe(config: NGD, model: nn.Module, step: int = 0) -> dict[str, Outer]:
-    run = config.run_at(step)
-    whole = ProbeRun(**{**{f: getattr(run, f) for f in run.__dataclass_fields__}, "chunk": run.size})
-    with undisturbed(model):
-        return dict(next(iter(blocks_on_probe(model, capture, whole))).blocks)
+    run = config.probe_spec(step)
+    whole = ProbeSpec(**{**{f: getattr(run, f) for f in run.__dataclass_fields__}, "chunk": run.size})
+    with preserve_model(model):
+        return dict(next(iter(run_probe(model, capture, whole))).blocks)
 
 
 def test_bases_and_eigenvalues_are_those_of_the_factors() -> None:
@@ -237,7 +237,7 @@ def test_a_checkpoint_continues_the_schedule_bit_for_bit(order: str) -> None:
     config = ngd(probe=PublicData(torch.randint(11, (20, 5)), provenance="ids"), order=order)
     built = config.build(model, capture, 8, rules_of(model))
     state = {name: x.clone() for name, x in built.state_dict().items()}
-    again = Preconditioner.from_state_dict(state)
+    again = PreconditionerState.from_state_dict(state)
     assert again.digest == built.digest
     for step in (8, 9, 15, 600):
         assert same(config.metric_at(built, step), config.metric_at(again, step))

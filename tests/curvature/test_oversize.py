@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Preconditioner
+from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PreconditionerState
 from dpkfc.curvature.factors import Eigen, FactorAccumulator
-from dpkfc.curvature.layer_factors import LayerAccumulator, Positions, Structure
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
 from dpkfc.linalg.blocks import Block, Lookup, Outer, Tied
 from dpkfc.linalg.metric import Diagonal, LowRank
 from tests.curvature.toys import CNN_SHAPE, capture, cnn, mlp, rules_of
@@ -23,12 +23,12 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
-def positions(size: int, seed: int = 0) -> Positions:
-    return Positions(torch.Generator().manual_seed(seed), size, None)
+def positions(size: int, seed: int = 0) -> RowSubsampler:
+    return RowSubsampler(torch.Generator().manual_seed(seed), size, None)
 
 
-def structure(cap: int = CAP, **fields: object) -> Structure:
-    return Structure(max_factor_size=cap, oversize="low_rank", **fields)
+def structure(cap: int = CAP, **fields: object) -> FactorOptions:
+    return FactorOptions(max_factor_size=cap, oversize="low_rank", **fields)
 
 
 def head(block: Block, rows: slice) -> Block:
@@ -40,7 +40,7 @@ def head(block: Block, rows: slice) -> Block:
     return Outer(block.a[wide], block.b[wide], block.groups, block.homogeneous)
 
 
-def accumulated(block: Block, how: Structure, seed: int = 0, mask: Tensor | None = None, cuts: tuple[int, ...] = ()):
+def accumulated(block: Block, how: FactorOptions, seed: int = 0, mask: Tensor | None = None, cuts: tuple[int, ...] = ()):
     n, held = block.batch_size, positions(block.batch_size, seed)
     layer = LayerAccumulator(block, how, None, held)
     for low, high in zip((0, *cuts), (*cuts, n), strict=True):
@@ -76,7 +76,7 @@ def test_the_drawn_rows_in_a_loop(n: int, t: int, groups: int, masked: bool) -> 
     mask = torch.arange(t) < lengths.unsqueeze(1)
     held = positions(n)
     held.start(slice(0, n), mask if masked else None)
-    chosen = held.chosen(block.a, groups, WIDE, CAP)
+    chosen = held.subsample(block.a, groups, WIDE, CAP)
     pairs, each = min(n * groups, CAP), max(1, CAP // (n * groups))
     index = range(n * groups * t) if chosen.index is None else chosen.index.tolist()
     counts = [0] * (n * groups)
@@ -156,17 +156,17 @@ def test_an_average_keeps_first_directions_and_every_trace() -> None:
     """As many directions of the past as a quarter of the cap are exact; of more, the first ones and the trace of the rest."""
     share, old, new = 0.8, randn(5, 40), randn(9, 40, seed=1)
     past = sums(old)
-    past.remember(past.result())
+    past.warm_start_from(past.result())
     later = past.decayed(share)
-    later.take_in(sums(new))
+    later.merge(sums(new))
     exact = (share * old.T @ old + new.T @ new) / (share * 5 + 9)
     torch.testing.assert_close(matrix(later), exact, rtol=1e-9, atol=1e-11)
 
     old = randn(17, 40) * torch.linspace(3, 0.1, 40, dtype=F64)
     past = sums(old)
-    past.remember(past.result())
+    past.warm_start_from(past.result())
     later = past.decayed(share)
-    later.take_in(sums(new))
+    later.merge(sums(new))
     assert later._kept == 24 // 4 + 9 <= 24
     exact = (share * old.T @ old + new.T @ new) / (share * 17 + 9)
     assert later.result().trace == pytest.approx(float(exact.trace()), rel=1e-12)
@@ -188,7 +188,7 @@ def test_the_place_of_the_past_is_left_free() -> None:
 
 def test_distances_count_what_only_the_trace_is_kept_of() -> None:
     past = sums(randn(17, 40))
-    past.remember(past.result())
+    past.warm_start_from(past.result())
     later = past.decayed(0.7)
     assert later._rest > 0
     other = sums(randn(9, 40, seed=1))
@@ -247,7 +247,7 @@ def test_averages_are_restored_with_the_trace_they_keep() -> None:
         built = settings.build(model, capture, step, previous=built)
     rest = [x._rest for layers in built.running for sides in layers.values() for x in sides.values()]
     assert sum(x > 0 for x in rest) == 3 and all(math.isfinite(x) for x in rest)
-    restored = Preconditioner.from_state_dict(built.state_dict())
+    restored = PreconditionerState.from_state_dict(built.state_dict())
     assert restored.digest == built.digest
     after = [settings.build(model, capture, 150, previous=of).digest for of in (built, restored)]
     assert after[0] == after[1]

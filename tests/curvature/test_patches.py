@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature import KFAC, PinkNoise, layer_factors
-from dpkfc.curvature.layer_factors import LayerAccumulator, Positions, Structure, layer_squares, probe_norms
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler, layer_squares, probe_norms
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Outer, Patched, formed
@@ -60,9 +60,9 @@ def test_factors(name: str, rows_per_dim: float | None, sharing: str) -> None:
     whole = formed(block)
     assert isinstance(whole, Outer)
     for form in (block, whole):
-        held = Positions(torch.Generator().manual_seed(0), N, rows_per_dim)
+        held = RowSubsampler(torch.Generator().manual_seed(0), N, rows_per_dim)
         held.start(slice(0, N), None)
-        layer = LayerAccumulator(form, Structure(sharing=sharing), None, held)
+        layer = LayerAccumulator(form, FactorOptions(sharing=sharing), None, held)
         layer.add(form)
         found.append({side: factor.dense() for side, factor in layer.result().sides.items()})
     for side in ("input", "output"):

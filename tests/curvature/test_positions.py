@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpkfc.curvature import layer_factors
 from dpkfc.curvature.factors import kronecker_factors
-from dpkfc.curvature.layer_factors import LayerAccumulator, Positions, Structure
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
 
 F64 = torch.float64
@@ -20,8 +20,8 @@ def _few_rows(monkeypatch):
     monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
 
 
-def _positions(size: int, rows_per_dim: float | None, seed: int = 0) -> Positions:
-    return Positions(torch.Generator().manual_seed(seed), size, rows_per_dim)
+def _positions(size: int, rows_per_dim: float | None, seed: int = 0) -> RowSubsampler:
+    return RowSubsampler(torch.Generator().manual_seed(seed), size, rows_per_dim)
 
 
 def _block(n: int, t: int, d_in: int, d_out: int, groups: int = 1, homogeneous: bool = False) -> Outer:
@@ -29,9 +29,9 @@ def _block(n: int, t: int, d_in: int, d_out: int, groups: int = 1, homogeneous: 
     return Outer(a, b, groups, homogeneous)
 
 
-def _dense(block, held: Positions, cuts: tuple[int, ...] = (), mask=None, sharing: str = "expand"):
+def _dense(block, held: RowSubsampler, cuts: tuple[int, ...] = (), mask=None, sharing: str = "expand"):
     n = block.batch_size
-    layer = LayerAccumulator(block, Structure(sharing=sharing), None, held)
+    layer = LayerAccumulator(block, FactorOptions(sharing=sharing), None, held)
     edges = [0, *cuts, n]
     for start, stop in zip(edges[:-1], edges[1:], strict=True):
         held.start(slice(start, stop), None if mask is None else mask[start:stop])
@@ -90,7 +90,7 @@ def test_a_sampled_factor_of_a_tied_table_is_unbiased(masked):
         held = _positions(n, 3.0, seed)
         held.start(slice(0, n), mask if masked else None)
         block = Tied(Lookup(ids, c, v), Outer(a, b))
-        layer = LayerAccumulator(block, Structure(), None, held)
+        layer = LayerAccumulator(block, FactorOptions(), None, held)
         layer.add(block)
         found = layer.result().sides["input"].dense()
         total += found / draws
@@ -123,20 +123,20 @@ def test_about_as_many_rows_are_read_as_were_asked_for(monkeypatch):
     x = torch.zeros(20, 50, 8)
     held = _positions(20, 4.0)
     held.start(slice(0, 20), None)
-    assert held.chosen(x, 1, 10).index.numel() == 40  # 4 · 10 rows, two of every example
-    assert held.chosen(x, 1, 1000).index is None
-    assert _positions(20, 4.0).chosen(x[:0], 1, 10).index.numel() == 0
+    assert held.subsample(x, 1, 10).index.numel() == 40  # 4 · 10 rows, two of every example
+    assert held.subsample(x, 1, 1000).index is None
+    assert _positions(20, 4.0).subsample(x[:0], 1, 10).index.numel() == 0
     monkeypatch.setattr(layer_factors, "LEAST_ROWS", 200)
     held.start(slice(0, 20), None)
-    assert held.chosen(x, 1, 10).index.numel() == 200
+    assert held.subsample(x, 1, 10).index.numel() == 200
 
 
 def test_layers_of_one_length_read_the_same_positions():
     held = _positions(6, 2.0)
     held.start(slice(0, 6), None)
     x = torch.arange(6 * 40.0).view(6, 40, 1)
-    few, many = held.chosen(x, 1, 6), held.chosen(x, 1, 30)
-    assert set(few.of(x).flatten().tolist()) <= set(many.of(x).flatten().tolist())
+    few, many = held.subsample(x, 1, 6), held.subsample(x, 1, 30)
+    assert set(few.select_weighted(x).flatten().tolist()) <= set(many.select_weighted(x).flatten().tolist())
     assert few.index.unique().numel() == few.index.numel() == 12
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Preconditioner, PublicData, WhiteNoise
+from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PreconditionerState, PublicData, WhiteNoise
 from dpkfc.curvature.layer_factors import probe_norms
-from dpkfc.curvature.probe_pass import blocks_on_probe, public_generator, undisturbed
+from dpkfc.curvature.probe_pass import preserve_model, public_generator, run_probe
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
@@ -23,8 +23,8 @@ def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
 
 
 def _norms(kfac: KFAC, model: nn.Module, metric) -> torch.Tensor:
-    with undisturbed(model):
-        return torch.cat([probe_norms(b.blocks, metric)[0] for b in blocks_on_probe(model, capture, kfac.run_at(0))])
+    with preserve_model(model):
+        return torch.cat([probe_norms(b.blocks, metric)[0] for b in run_probe(model, capture, kfac.probe_spec(0))])
 
 
 def _power(matrix: torch.Tensor, p: float) -> torch.Tensor:
@@ -40,8 +40,8 @@ def test_the_metric_is_the_product_of_damped_roots():
     model = mlp().double()
     kfac = _kfac(scale="raw", rank_tolerance=0.0, damping=0.2)
     built = kfac.build(model, capture, 0)
-    with undisturbed(model):
-        blocks = [piece.blocks for piece in blocks_on_probe(model, capture, kfac.run_at(0))]
+    with preserve_model(model):
+        blocks = [piece.blocks for piece in run_probe(model, capture, kfac.probe_spec(0))]
     for name in ("0", "2"):
         a = torch.cat([b[name].a[:, 0] for b in blocks])
         b = torch.cat([b[name].b[:, 0] for b in blocks])
@@ -109,7 +109,7 @@ def test_one_sided_variants_keep_the_scale_and_leave_the_other_side_alone(sides)
     assert _kfac(sides="input").name == "kfac-a" and _kfac(sides="output").name == "kfac-g" and _kfac().name == "kfac"
 
 
-def _width(built: Preconditioner, name: str, side: str) -> int:
+def _width(built: PreconditionerState, name: str, side: str) -> int:
     return next(r["dim"] for r in built.report if r["layer"] == name and r["side"] == side)
 
 
@@ -329,7 +329,7 @@ def test_the_stream_is_named_by_seed_and_step():
 
 
 def test_a_refresh_is_due_every_so_many_steps():
-    assert [step for step in range(11) if _kfac(every=5).due(step)] == [0, 5, 10]
+    assert [step for step in range(11) if _kfac(every=5).is_due(step)] == [0, 5, 10]
 
 
 @pytest.mark.parametrize("size", [1e-18, 1e-6, 1e6, 1e15])

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpkfc import KFAC, DeadLeaves, FeatureNoise, PinkNoise, PrivacyConfig, PublicData, Refined, Session, TokenNoise
+from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.diagnostics import PrivateOracle
-from dpkfc.curvature.kfac import Preconditioner
-from dpkfc.curvature.probe_loss import Draws
-from dpkfc.curvature.probe_pass import ProbeRun, blocks_on_probe, public_generator, undisturbed
+from dpkfc.curvature.probe_loss import ProbeRandomness
+from dpkfc.curvature.probe_pass import ProbeSpec, preserve_model, public_generator, run_probe
 from dpkfc.curvature.probes import Probe
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
@@ -31,11 +31,11 @@ def _model(dtype: torch.dtype = torch.float64) -> nn.Module:
         return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(36, 4)).to(dtype)
 
 
-def _run(probe: Probe, size: int = 7, chunk: int = 3, likelihood: str = "categorical", loss: Any = None) -> ProbeRun:
-    return ProbeRun(probe=probe, size=size, chunk=chunk, labels="model", likelihood=likelihood, loss=loss, seed=1, step=4)
+def _run(probe: Probe, size: int = 7, chunk: int = 3, likelihood: str = "categorical", loss: Any = None) -> ProbeSpec:
+    return ProbeSpec(probe=probe, size=size, chunk=chunk, labels="model", likelihood=likelihood, loss=loss, seed=1, step=4)
 
 
-def _seen(model: nn.Module, run: ProbeRun) -> torch.Tensor:
+def _seen(model: nn.Module, run: ProbeSpec) -> torch.Tensor:
     """The inputs that the first layer has read, in the order of the probe."""
     seen: list[torch.Tensor] = []
 
@@ -46,8 +46,8 @@ def _seen(model: nn.Module, run: ProbeRun) -> torch.Tensor:
         finally:
             handle.remove()
 
-    with undisturbed(model):
-        pieces = [piece.rows for piece in blocks_on_probe(model, listening, run)]
+    with preserve_model(model):
+        pieces = [piece.rows for piece in run_probe(model, listening, run)]
     order = sorted(range(len(pieces)), key=lambda i: pieces[i].start)
     return torch.cat([seen[i] for i in order])
 
@@ -123,8 +123,8 @@ def test_other_numbers_of_the_probe_stay_what_they_are(monkeypatch):
     told = PublicData(torch.randn(6, *SHAPE), torch.zeros(6, dtype=torch.long), provenance="made up")
     assert Refined(told).sample(5, _stream())[1] is None
     seen: list[torch.Tensor] = []
-    original = Draws.rows
-    monkeypatch.setattr(Draws, "rows", lambda self, *of: seen.append(original(self, *of)) or seen[-1])
+    original = ProbeRandomness.rows
+    monkeypatch.setattr(ProbeRandomness, "rows", lambda self, *of: seen.append(original(self, *of)) or seen[-1])
     _seen(_model(), _run(inner, chunk=7))
     plain = seen[-1]
     _seen(_model(), _run(Refined(inner, 2), chunk=7))
@@ -191,7 +191,7 @@ def test_a_session_takes_it_and_goes_on_from_a_checkpoint(tmp_path):
     with _session(tmp_path, probe) as session:
         session.restore(tmp_path / "checkpoint")
         held = session.preconditioner
-        assert isinstance(held, Preconditioner) and held.digest == expected.digest
+        assert isinstance(held, PreconditionerState) and held.digest == expected.digest
     (tmp_path / "other").mkdir()
     with _session(tmp_path / "other", PinkNoise(SHAPE)) as session:
         for batch in session.batches():

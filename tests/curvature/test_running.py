@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.curvature import KFAC, FeatureNoise, Preconditioner, PublicData
-from dpkfc.curvature.factors import Eigen, FactorAccumulator, eigen_of_covariance, leading
+from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState, PublicData
+from dpkfc.curvature.factors import Eigen, FactorAccumulator, decompose_leading, eigen_of_covariance
 from dpkfc.curvature.layer_factors import probe_norms
-from dpkfc.curvature.probe_pass import blocks_on_probe
-from dpkfc.curvature.refresh import drift_of, running_from, running_state
+from dpkfc.curvature.probe_pass import run_probe
+from dpkfc.curvature.refresh import history_from_state, history_state, measure_drift
 from tests.curvature.toys import Text, capture, mlp, rules_of
 from tests.test_session import kfac, loss_fn, net, plan, session, weights
 
@@ -51,7 +51,7 @@ def test_an_average_is_that_of_its_weights(counts, settings):
         new = sums_of(n, settings, seed)
         if running is not None:
             past, new = running.decayed(share), new
-            past.take_in(new)
+            past.merge(new)
             new = past
         running = new
     weights = [share ** (len(counts) - 1 - i) for i in range(len(counts))]
@@ -65,10 +65,10 @@ def test_an_average_is_that_of_its_weights(counts, settings):
 def test_nothing_is_averaged_of_a_side_too_wide_for_a_matrix():
     past, new = sums_of(3, {"max_size": 4}), sums_of(2, {"max_size": 4}, 1)
     later = past.decayed(0.9)
-    later.take_in(new)
+    later.merge(new)
     torch.testing.assert_close(matrix_of(later), matrix_of(new))
     folded = sums_of(9, {"max_size": 4}).decayed(0.5)  # it became a diagonal, which costs nothing to keep
-    folded.take_in(sums_of(9, {"max_size": 4}, 1))
+    folded.merge(sums_of(9, {"max_size": 4}, 1))
     want = (0.5 * rows(9).square().sum(0) + rows(9, seed=1).square().sum(0)) / 13.5
     torch.testing.assert_close(matrix_of(folded), torch.diag(want))
 
@@ -95,7 +95,7 @@ def test_a_decomposition_begins_where_the_last_one_ended():
     basis = torch.linalg.qr(rows(700, 700)).Q
     values = torch.cat([10.0 * 0.9 ** torch.arange(80.0, dtype=torch.float64), torch.full((620,), 1e-3, dtype=torch.float64)])
     matrix = (basis * values) @ basis.T
-    cold, warm = leading(matrix, 40), leading(matrix, 40, basis[:, :40])
+    cold, warm = decompose_leading(matrix, 40), decompose_leading(matrix, 40, basis[:, :40])
     torch.testing.assert_close(warm.values, cold.values, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(warm.vectors.T.abs() @ basis[:, :40].abs() > 0, torch.ones(40, 40, dtype=torch.bool))
     found = eigen_of_covariance(matrix, 2.0, 40, basis[:, :40])
@@ -144,7 +144,7 @@ def test_later_refreshes_may_look_at_fewer_examples():
 def test_the_scale_of_a_later_metric_is_taken_over_the_examples_it_looked_at():
     model, kfac = mlp().double(), _kfac(probe_size=100, decay=0.75, later_probe_size=5, max_rank=None, scale="balanced")
     built = kfac.build(model, capture, 50, previous=kfac.build(model, capture, 0))
-    (piece,) = blocks_on_probe(model, capture, replace(kfac.run_at(50), size=5))
+    (piece,) = run_probe(model, capture, replace(kfac.probe_spec(50), size=5))
     plain, mapped = probe_norms(piece.blocks, {}, built.metric)
     assert len(plain) == 5
     torch.testing.assert_close(plain.median(), mapped.median(), rtol=1e-9, atol=0)
@@ -211,22 +211,22 @@ def test_tables_and_two_probes_keep_a_past():
 def test_the_state_holds_the_past():
     model, kfac = mlp(), _kfac(decay=0.8, drift=1e-9, max_rank=2)
     built = kfac.build(model, capture, 0)
-    again = Preconditioner.from_state_dict(built.state_dict())
+    again = PreconditionerState.from_state_dict(built.state_dict())
     assert again.digest == built.digest
     nexts = [kfac.build(model, capture, 50, previous=p) for p in (built, again)]
     assert nexts[0].digest == nexts[1].digest and nexts[0].drift == nexts[1].drift
-    tensors, values = running_state(built.running)
+    tensors, values = history_state(built.running)
     tensors.pop(next(iter(tensors)))
     with pytest.raises(ValueError, match="damaged"):
-        running_from(tensors, values)
+        history_from_state(tensors, values)
 
 
 def test_a_layer_without_a_past_has_moved():
     model = mlp()
     built = _kfac(decay=0.5).build(model, capture, 0)
     layers = {name: SimpleNamespace(sides=sides) for name, sides in built.running[0].items()}
-    assert drift_of(layers, built.running[0]) == 0.0
-    assert drift_of(layers | {"new": SimpleNamespace(sides={"input": None})}, built.running[0]) == float("inf")
+    assert measure_drift(layers, built.running[0]) == 0.0
+    assert measure_drift(layers | {"new": SimpleNamespace(sides={"input": None})}, built.running[0]) == float("inf")
 
 
 @pytest.mark.parametrize(("field", "value"), [("decay", 1.0), ("decay", -0.1), ("drift", -1.0), ("drift", float("inf"))])

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from dpkfc.curvature.factors import Eigen, FactorAccumulator
-from dpkfc.curvature.layer_factors import LayerAccumulator, Structure
-from dpkfc.curvature.probe_pass import agreed, moved_to, own_rows, owners_of
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
+from dpkfc.curvature.probe_pass import assign_owners, check_same_probe, copy_to_device, rows_of_process
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample
 
 
@@ -31,7 +31,7 @@ def matrix_of(accumulator: FactorAccumulator) -> Tensor:
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize(("size", "world"), [(10, 1), (10, 3), (2, 4), (64, 8)])
 def test_every_example_is_run_once_in_order(size: int, world: int, first: int):
-    parts = [range(size + first)[own_rows(Member(rank, world), size + first, first)] for rank in range(world)]
+    parts = [range(size + first)[rows_of_process(Member(rank, world), size + first, first)] for rank in range(world)]
     assert [i for part in parts for i in part] == list(range(first, size + first))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -48,9 +48,9 @@ def test_parts_of_a_factor_add_up(counts: tuple[int, ...], settings: dict[str, o
     for piece, part in zip(pieces, parts, strict=True):
         whole.add(piece, len(piece))
         part.add(piece, len(piece))
-    joined = parts[0].apart()
+    joined = parts[0].detached_copy()
     for part in parts[1:]:
-        joined.take_in(part)
+        joined.merge(part)
     assert joined.note == whole.note
     torch.testing.assert_close(matrix_of(joined), matrix_of(whole), rtol=1e-12, atol=1e-300)
 
@@ -67,35 +67,35 @@ def blocks(n: int) -> dict[str, object]:
 @pytest.mark.parametrize("kind", ["outer", "lookup", "elementwise"])
 def test_parts_of_a_layer_add_up(kind: str):
     pieces = [blocks(n)[kind] for n in (2, 5, 1)]
-    whole = LayerAccumulator(pieces[0], Structure())
-    parts = [LayerAccumulator(piece, Structure()) for piece in pieces]
+    whole = LayerAccumulator(pieces[0], FactorOptions())
+    parts = [LayerAccumulator(piece, FactorOptions()) for piece in pieces]
     for piece, part in zip(pieces, parts, strict=True):
         whole.add(piece)
         part.add(piece)
-    joined = parts[0].apart()
+    joined = parts[0].detached_copy()
     for part in parts[1:]:
-        joined.take_in(part)
+        joined.merge(part)
     expected = whole.result()
     for side, factor in joined.result().sides.items():
         torch.testing.assert_close(factor.spectrum, expected.sides[side].spectrum, rtol=1e-10, atol=1e-12)
 
 
 def test_layers_are_divided_by_cost_in_their_order():
-    owners = owners_of([{"a": 1.0, "b": 1.0, "c": 6.0}, {"c": 8.0, "d": 1.0, "e": 5.0}])
+    owners = assign_owners([{"a": 1.0, "b": 1.0, "c": 6.0}, {"c": 8.0, "d": 1.0, "e": 5.0}])
     assert list(owners) == ["a", "b", "c", "d", "e"]
     assert list(owners.values()) == sorted(owners.values()) == [0, 0, 0, 1, 1]
-    assert set(owners_of([{"a": 0.0}, {}]).values()) == {0}
+    assert set(assign_owners([{"a": 0.0}, {}]).values()) == {0}
 
 
 def test_what_is_shared_stays_one_object_when_it_is_moved():
     shared = torch.ones(2)
     value = {"a": Eigen(shared, torch.ones(1)), "b": (shared, [1, "text", None]), "device": torch.device("cuda")}
-    moved = moved_to(value, torch.device("cpu"))
+    moved = copy_to_device(value, torch.device("cpu"))
     assert moved["a"].vectors is moved["b"][0]
     assert moved["device"] == torch.device("cpu") and moved["b"][1] == [1, "text", None]
 
 
 def test_a_probe_that_differs_is_named():
-    agreed("probe", ["x", "x"])
+    check_same_probe(["x", "x"])
     with pytest.raises(RuntimeError, match="the probe returns other inputs on rank 2 than on rank 0"):
-        agreed("probe", ["x", "x", "y"])
+        check_same_probe(["x", "x", "y"])

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, FeatureNoise, PrivateOracle, PublicData
+from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.diagnostics import compare_factors
-from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.linalg.metric import Dense, Kronecker, LowRank
 from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
@@ -64,7 +64,7 @@ def test_a_hybrid_builds_and_describes_itself() -> None:
     assert told["curvature_source"] == "A from synthetic; G from public: random rows"
     assert set(config.build(net(), capture, 0).metric) == {"0", "2"}
     assert "output_probe" not in kfac().describe() and "control" not in kfac().describe()
-    with pytest.raises(ValueError, match="output_probe must have sample"):
+    with pytest.raises(ValueError, match="output_probe must derive from"):
         kfac(output_probe=3)
 
 
@@ -160,7 +160,7 @@ def test_public_labels_that_do_not_fit_the_head_are_drawn_from_the_model(make) -
     assert config.describe()["labels_that_do_not_fit"] == "drawn from the model"
     drawn = digest_of(make(probe=public(classes=10), labels="model"))
     assert all(torch.equal(a, b) for a, b in zip(digest_of(config), drawn, strict=True))
-    again = Preconditioner.from_state_dict(built.state_dict())
+    again = PreconditionerState.from_state_dict(built.state_dict())
     assert again.note == built.note
     fitting = make(probe=public(), labels="given").build(net(), capture, 0)
     assert fitting.note == "" and "note" not in fitting.state_dict()

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Preconditioner, PublicData
+from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PreconditionerState, PublicData
 from dpkfc.curvature.kfac import RULES
 from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.linalg import metric
@@ -34,7 +34,7 @@ def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
 def test_the_state_restores_every_bit(dtype, tmp_path):
     model = Text().to(dtype)
     built = _kfac(probe=_tokens(), max_factor_size=6).build(model, capture, 7, rules=rules_of(model) | {"x": "linear"})
-    again = Preconditioner.from_state_dict(built.state_dict())
+    again = PreconditionerState.from_state_dict(built.state_dict())
     assert again.digest == built.digest and again.step == 7 and again.scale == built.scale
     assert again.report == built.report and again.shapes == built.shapes
     for name, entry in built.metric.items():
@@ -43,7 +43,7 @@ def test_the_state_restores_every_bit(dtype, tmp_path):
         assert all(torch.equal(values, again.spectra[name][side]) for side, values in sides.items())
     safetensors = pytest.importorskip("safetensors.torch")
     safetensors.save_file({k: v.contiguous() for k, v in built.state_dict().items()}, tmp_path / "p.safetensors")
-    assert Preconditioner.from_state_dict(safetensors.load_file(tmp_path / "p.safetensors")).digest == built.digest
+    assert PreconditionerState.from_state_dict(safetensors.load_file(tmp_path / "p.safetensors")).digest == built.digest
 
 
 def test_every_side_survives_the_state():
@@ -53,8 +53,8 @@ def test_every_side_survives_the_state():
         Dense(torch.eye(3), 1.5),
         LowRank(torch.rand(3, 1), torch.rand(1), 0.3),
     ]
-    built = Preconditioner(metric={f"a/{i}.": Kronecker(side, side) for i, side in enumerate(sides)}, step=2)
-    again = Preconditioner.from_state_dict(built.state_dict())
+    built = PreconditionerState(metric={f"a/{i}.": Kronecker(side, side) for i, side in enumerate(sides)}, step=2)
+    again = PreconditionerState.from_state_dict(built.state_dict())
     x = torch.randn(2, 3, 3)
     for name, entry in built.metric.items():
         assert torch.equal(entry.whiten(x), again.metric[name].whiten(x))
@@ -90,8 +90,8 @@ def _values(x):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_ENTRIES, max_size=4))
 def test_every_field_of_every_kind_of_entry_survives_the_state(entries):
-    built = Preconditioner(metric={f"layer{i}": entry for i, entry in enumerate(entries)}, step=3)
-    again = Preconditioner.from_state_dict(built.state_dict())
+    built = PreconditionerState(metric={f"layer{i}": entry for i, entry in enumerate(entries)}, step=3)
+    again = PreconditionerState.from_state_dict(built.state_dict())
     assert again.digest == built.digest
     assert _values(dict(again.metric)) == _values(dict(built.metric))
 
@@ -104,17 +104,17 @@ def test_the_property_covers_every_kind_of_entry():
 def test_the_rest_of_an_eigenbasis_is_part_of_the_digest():
     entry = Eigenbasis(torch.ones(3, 2), torch.eye(3)[:, :2], rest=0.5)
     other = dataclasses.replace(entry, rest=0.25)
-    digests = {Preconditioner(metric={"fc": x}, step=0).digest for x in (entry, other)}
+    digests = {PreconditionerState(metric={"fc": x}, step=0).digest for x in (entry, other)}
     assert len(digests) == 2
 
 
 def test_a_state_from_before_the_rest_was_a_field_still_loads():
-    built = Preconditioner(metric={"fc": Eigenbasis(torch.rand(3, 2), torch.rand(2, 2))}, step=1)
+    built = PreconditionerState(metric={"fc": Eigenbasis(torch.rand(3, 2), torch.rand(2, 2))}, step=1)
     state = built.state_dict()
     text = json.loads(bytes(state["meta"].tolist()))
     del text["metric"][0]["eigenbasis"]["rest"]
     state["meta"] = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)
-    assert Preconditioner.from_state_dict(state).digest == built.digest
+    assert PreconditionerState.from_state_dict(state).digest == built.digest
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_a_state_from_before_the_rest_was_a_field_still_loads():
 )
 def test_a_state_of_something_else_is_an_error(state):
     with pytest.raises(ValueError, match="not the state of a preconditioner"):
-        Preconditioner.from_state_dict(state)
+        PreconditionerState.from_state_dict(state)
 
 
 def test_a_state_without_one_of_its_tensors_is_an_error():
     state = _kfac().build(mlp(), capture, 0).state_dict()
     state.pop(next(key for key in state if key.startswith("metric")))
     with pytest.raises(ValueError, match="damaged"):
-        Preconditioner.from_state_dict(state)
+        PreconditionerState.from_state_dict(state)
 
 
 def test_a_preconditioner_knows_its_model():
@@ -138,7 +138,7 @@ def test_a_preconditioner_knows_its_model():
     for model, probe in zip(models, probes, strict=True):
         built = _kfac(probe=probe).build(model, capture, 0)
         built.check(shapes_of(model))
-        Preconditioner.from_state_dict(built.state_dict()).check(shapes_of(model))
+        PreconditionerState.from_state_dict(built.state_dict()).check(shapes_of(model))
     built = _kfac().build(mlp(), capture, 0)
     with pytest.raises(ValueError, match="layer '0'.*another model|another model: layer '0'"):
         built.check(shapes_of(mlp(13)))
@@ -190,7 +190,7 @@ def test_a_loss_of_ones_own_is_used_and_checked():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"probe": "pink"}, "probe must have sample"),
+        ({"probe": "pink"}, "probe must derive from"),
         ({"labels": "true"}, "labels must be one of model, uniform, given"),
         ({"likelihood": "poisson"}, "likelihood must be one of categorical"),
         ({"sides": "a"}, "sides must be one of both, input, output"),
@@ -239,7 +239,7 @@ def test_layers_that_read_the_same_tensor_share_their_side():
         state = built.state_dict()
         held = [t.data_ptr() for t in state.values() if t.numel()]
         assert len(held) == len(set(held))  # safetensors refuses a tensor that stands in it twice
-        again = Preconditioner.from_state_dict(state)
+        again = PreconditionerState.from_state_dict(state)
         assert again.digest == built.digest and again.metric["key"].input is not None
         x = torch.randn(3, 7)
         assert torch.equal(again.metric["key"].input.apply(x), query.apply(x))
@@ -250,8 +250,8 @@ def test_sharing_changes_no_bit(monkeypatch):
 
     model = _Attention()
     shared = _kfac(probe=FeatureNoise(6)).build(model, capture, 0)
-    real = refresh.Shared
-    monkeypatch.setattr(refresh, "Shared", lambda: _Forgetful())
+    real = refresh.FactorCache
+    monkeypatch.setattr(refresh, "FactorCache", lambda: _Forgetful())
 
     class _Forgetful(real):
         def rows(self, rows):

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpkfc.curvature import KFAC, PublicData, TokenNoise
-from dpkfc.curvature.layer_factors import LayerAccumulator, Structure
-from dpkfc.curvature.probe_pass import blocks_on_probe, public_generator, undisturbed
+from dpkfc.curvature import KFAC, Probe, PublicData, TokenNoise
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
+from dpkfc.curvature.probe_pass import preserve_model, public_generator, run_probe
 from dpkfc.gradients import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
@@ -155,7 +155,7 @@ def test_a_model_that_is_called_otherwise_is_told_how_its_probe_hands_things_on(
 
 
 def test_inputs_that_do_not_belong_together_are_named():
-    class Broken:
+    class Broken(Probe):
         def sample(self, n, generator):
             return {"input_ids": torch.zeros(n, 3).long(), "attention_mask": torch.zeros(n - 1, 3)}, None
 
@@ -172,12 +172,12 @@ def test_inputs_that_do_not_belong_together_are_named():
 def test_rows_that_the_probe_never_read_are_scaled_within_bounds():
     """30 000 rows of which a probe of 128 tokens meets a few: the others have the largest scale, and it is a modest one."""
     block = Lookup(torch.randint(1000, (16, 8)), torch.randn(16, 8, 4), 30_000)
-    layer = LayerAccumulator(block, Structure())
+    layer = LayerAccumulator(block, FactorOptions())
     layer.add(block)
-    from dpkfc.curvature.damping import Damping, side_of
+    from dpkfc.curvature.damping import Damping, damp_side
 
     factors = layer.result().normalised()
-    side = side_of(factors.sides["input"], Damping(value=0.1), torch.float32)
+    side = damp_side(factors.sides["input"], Damping(value=0.1), torch.float32)
     assert isinstance(side, Diagonal) and torch.isfinite(side.scale).all()
     read = torch.zeros(30_000, dtype=torch.bool)
     read[block.ids.flatten()] = True
@@ -188,7 +188,7 @@ def test_rows_that_the_probe_never_read_are_scaled_within_bounds():
 
 def test_rows_met_by_chance_are_scaled_less_apart_than_without_smoothing():
     block = Lookup(torch.arange(100).view(10, 10), torch.randn(10, 10, 2), 1000)
-    layer = LayerAccumulator(block, Structure())
+    layer = LayerAccumulator(block, FactorOptions())
     layer.add(block)
     values = layer.result().sides["input"].values
     assert values.sum().item() == pytest.approx(10.0)  # tokens an example, as without smoothing
@@ -200,7 +200,7 @@ def test_a_tied_weight_has_one_factor_of_both_uses(sharing):
     n, s, t, v, d = 5, 3, 4, 7, 3
     lookup = Lookup(torch.randint(v, (n, s)), torch.randn(n, s, d, dtype=F64), v)
     outer = Outer(torch.randn(n, t, d, dtype=F64), torch.randn(n, t, v, dtype=F64))
-    layer = LayerAccumulator(Tied(lookup, outer), Structure(sharing=sharing))
+    layer = LayerAccumulator(Tied(lookup, outer), FactorOptions(sharing=sharing))
     for rows in (slice(0, 2), slice(2, n)):
         layer.add(Tied(Lookup(lookup.ids[rows], lookup.b[rows], v), Outer(outer.a[rows], outer.b[rows])))
     exact = torch.zeros(d, d, dtype=F64)
@@ -225,7 +225,7 @@ def test_a_tied_weight_may_lack_one_use(missing):
     block = Tied(
         Lookup(torch.zeros(2, s).long(), torch.randn(2, s, 3), 5), Outer(torch.randn(2, t, 3), torch.randn(2, t, 5))
     )
-    layer = LayerAccumulator(block, Structure())
+    layer = LayerAccumulator(block, FactorOptions())
     layer.add(block)
     assert layer.result().sides["input"].trace > 0
 
@@ -237,9 +237,9 @@ def test_a_tied_model_gets_a_metric_over_its_width():
     entry = built.metric["embedding"]
     assert "head" not in built.metric and isinstance(entry, Kronecker) and isinstance(entry.output, Identity)
     layers = find_layers(model)
-    with undisturbed(model), torch.no_grad():
+    with preserve_model(model), torch.no_grad():
         capture = partial(_captured, layers)
-        blocks = [piece.blocks["embedding"] for piece in blocks_on_probe(model, capture, kfac.run_at(0))]
+        blocks = [piece.blocks["embedding"] for piece in run_probe(model, capture, kfac.probe_spec(0))]
     rows = torch.cat([b.lookup.b.flatten(0, 1) for b in blocks])
     heads = torch.cat([(b.outer.a * b.outer.b.norm(dim=-1, keepdim=True)).flatten(0, 1) for b in blocks])
     covariance = rows.T @ rows + heads.T @ heads

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData, TokenNoise
+from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Probe, PublicData, TokenNoise
 from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
@@ -179,7 +179,7 @@ def test_adapters_train_with_noise_from_their_zero_start(kind):
 # -- bad probes: one error that names the fault, and nothing is released
 
 
-class Odd:
+class Odd(Probe):
     """A probe that returns what it is given."""
 
     def __init__(self, returned: Any) -> None:

@@ -96,7 +96,7 @@ def test_bare_ids_are_a_tensor_and_know_their_padding():
     probe = _text(bare=True)
     ids, _ = probe.sample(5, _stream())
     assert isinstance(ids, torch.Tensor) and torch.equal(ids, _text().sample(5, _stream())[0]["input_ids"])
-    assert probe.padding == 0 and _text(pad_id=1).padding is None  # padding with the id of a special token says nothing
+    assert probe.padding_id == 0 and _text(pad_id=1).padding_id is None  # padding with the id of a special token says nothing
 
 
 @pytest.mark.parametrize("probe", [_text(), _text(frequencies=torch.ones(30), provenance="here", segments=2), _text(bare=True)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -15,13 +14,13 @@ from torch import Tensor, nn
 
 from dpkfc import memory
 from dpkfc.config import PrivacyConfig
-from dpkfc.curvature import GEP, KFAC, NGD, AdaDPS, FeatureNoise, Preconditioner, PublicData
+from dpkfc.curvature import GEP, KFAC, NGD, AdaDPS, FeatureNoise, Preconditioner, PreconditionerState, PublicData
 from dpkfc.curvature.gep import Basis
-from dpkfc.curvature.probe_pass import blocks_on_probe
+from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.memory import peak_bytes
-from dpkfc.preconditioning import Coordinates, at_once
+from dpkfc.preconditioning import PreconditionerManager, refresh_microbatch_size
 from dpkfc.session import Session
 from tests.curvature.toys import CNN_SHAPE, Text, cnn, mlp, rules_of
 from tests.distributed.group import run, start
@@ -77,9 +76,9 @@ def test_a_refresh_takes_no_more_memory_than_a_step(name: str, settings: dict[st
     assert refresh < 1.3 * step < whole
 
 
-def _alone(config: Any, model: nn.Module) -> Preconditioner:
+def _alone(config: Any, model: nn.Module) -> PreconditionerState:
     """A refresh that knows of no run."""
-    coordinates = Coordinates(config, model, find_layers(model))
+    coordinates = PreconditionerManager(config, model, find_layers(model))
     coordinates.refresh(0)
     assert coordinates.current is not None
     return coordinates.current
@@ -102,16 +101,31 @@ def test_the_number_is_a_public_one() -> None:
 
 def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway() -> None:
     def held(most: int, **settings: Any) -> int:
-        return at_once(KFAC(probe=FeatureNoise(6), **settings), most)
+        return refresh_microbatch_size(KFAC(probe=FeatureNoise(6), **settings), most)
 
     assert [held(most) for most in (1, 2, 5, 32, 63, 64, 65, 4096)] == [1, 1, 3, 16, 32, 64, 64, 64]
     assert [held(most, chunk=8) for most in (3, 8, 4096)] == [2, 8, 8]  # a number of the user's own, where a step holds it
     assert held(100, chunk=256) == 100
     assert [held(most, probe_size=24) for most in (23, 24, 30)] == [12, 24, 30]  # the whole probe at once has one pass
     assert held(30, decay=0.9, later_probe_size=24) == 30
-    assert at_once(AdaDPS(probe=FeatureNoise(6), probe_size=24, batch_size=12), 12) == 6
-    assert at_once(AdaDPS(probe=PublicData(*tokens(10), provenance="x"), batch_size=5), 12) == 12
-    assert at_once(SimpleNamespace(chunk=64), 12) == 12  # a user's own, which says nothing of its probe
+    assert refresh_microbatch_size(AdaDPS(probe=FeatureNoise(6), probe_size=24, batch_size=12), 12) == 6
+    assert refresh_microbatch_size(AdaDPS(probe=PublicData(*tokens(10), provenance="x"), batch_size=5), 12) == 12
+    assert refresh_microbatch_size(_Own(), 12) == 12  # a user's own, which says nothing of its probe
+
+
+class _Own(Preconditioner):
+    """A user's own preconditioner with a micro-batch size and no probe."""
+
+    microbatch_size = 64
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def is_due(self, step: int) -> bool:
+        return True
+
+    def build(self, *_: Any) -> PreconditionerState:
+        raise AssertionError
 
 
 def capturing(model: nn.Module) -> Callable[..., Any]:
@@ -138,7 +152,7 @@ SMALLER: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 }
 
 
-def _map_of(built: Preconditioner, model: nn.Module) -> Tensor:
+def _map_of(built: PreconditionerState, model: nn.Module) -> Tensor:
     if isinstance(built, Basis):
         vectors = [torch.cat([v.flatten(1) for v in span.vectors.values()], 1) for span in built.metric.spans.values()]
         return torch.cat([(v.T @ v).flatten() for v in vectors])
@@ -183,8 +197,8 @@ def test_micro_batches_stay_within_a_mini_batch_and_are_let_go() -> None:
     seen.clear()
     KFAC(probe=FeatureNoise(12), probe_size=20, chunk=8, sides="both").build(model, watched, 0)
     assert seen == [4, 8, 8, 4, 8, 8] and not any(alive)
-    run_of = AdaDPS(probe=FeatureNoise(12), probe_size=60, batch_size=20, chunk=8).run_at(0)
-    assert [p.rows.start for p in blocks_on_probe(model, capture, run_of, 30, stop=50)] == [30, 32, 40, 42]
+    run_of = AdaDPS(probe=FeatureNoise(12), probe_size=60, batch_size=20, chunk=8).probe_spec(0)
+    assert [p.rows.start for p in run_probe(model, capture, run_of, 30, stop=50)] == [30, 32, 40, 42]
 
 
 class Counted(nn.Module):

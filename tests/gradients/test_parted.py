@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.curvature.ngd import clamped, parted
+from dpkfc.curvature.ngd import clamp_eigenvalues, split_low_rank
 from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
@@ -25,14 +25,14 @@ def entry(d_out: int, d_in: int, above: int, *, turned: bool = True) -> Eigenbas
     a = torch.cat([torch.rand(above, dtype=torch.float64) * 50 + 20, torch.rand(d_in - above, dtype=torch.float64)])
     g = torch.rand(d_out, dtype=torch.float64) + 0.1
     whole = Eigenbasis(torch.ones(d_out, d_in, dtype=torch.float64), basis(d_in), basis(d_out) if turned else None)
-    return clamped(whole, {"A": a, "G": g}, 1.5, 0.5)
+    return clamp_eigenvalues(whole, {"A": a, "G": g}, 1.5, 0.5)
 
 
 @pytest.mark.parametrize("above", [1, 5])
 @pytest.mark.parametrize("turned", [True, False])
 def test_it_is_the_same_map(above: int, turned: bool) -> None:
     whole = entry(12, 40, above, turned=turned)
-    few = parted(whole)
+    few = split_low_rank(whole)
     assert isinstance(few, Eigenbasis) and few.input.shape == (40, above) and few.scale.shape == (12, above)
     g = torch.randn(3, 12, 40, dtype=torch.float64)
     close = {"rtol": 1e-10, "atol": 1e-12}
@@ -48,14 +48,14 @@ def test_it_is_the_same_map(above: int, turned: bool) -> None:
 
 
 def test_with_nothing_above_the_floor_it_is_a_number_and_with_much_it_stays_whole() -> None:
-    none = parted(entry(6, 20, 0))
+    none = split_low_rank(entry(6, 20, 0))
     assert isinstance(none, Kronecker)
     g = torch.randn(6, 20, dtype=torch.float64)
     torch.testing.assert_close(none.whiten(g), g / 1.5**0.5)
     most = entry(6, 20, 6)
-    assert parted(most) is most
+    assert split_low_rank(most) is most
     plain = Eigenbasis(torch.rand(4, 5) + 1)
-    assert parted(plain) is plain
+    assert split_low_rank(plain) is plain
 
 
 def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
@@ -83,7 +83,7 @@ def test_norms_and_clipped_sums_are_those_of_the_whole_basis(case: str, gram: bo
     d_in = layer.weight[0].numel() + (layer.bias is not None)
     whole = entry(layer.weight.shape[0] // groups, d_in, 3)
     results = []
-    for metric in (whole, parted(whole)):
+    for metric in (whole, split_low_rank(whole)):
         tape = Tape(model, [found])
         with tape:
             losses = model(x).square().flatten(1).sum(1)
@@ -99,7 +99,7 @@ def test_norms_and_clipped_sums_are_those_of_the_whole_basis(case: str, gram: bo
 @pytest.mark.parametrize("cancels", [False, True])
 def test_norms_in_float32_are_upper_bounds_and_near(shape: tuple[int, int, int], cancels: bool) -> None:
     t, d_in, d_out = shape
-    whole = parted(entry(d_out, d_in, 4))
+    whole = split_low_rank(entry(d_out, d_in, 4))
     metric = Eigenbasis(whole.scale.float(), whole.input.float(), whole.output.float(), whole.rest)
     generator = torch.Generator().manual_seed(t)
     a, b = torch.randn(6, t, d_in, generator=generator), torch.randn(6, t, d_out, generator=generator)

@@ -19,7 +19,7 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.data.sampling import FixedSize, Poisson
 from dpkfc.gradients import clipped_sum
-from dpkfc.preconditioning import Coordinates
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy import ledger
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import SamplingStream
@@ -50,7 +50,7 @@ def private_probe_size(m: pytest.MonkeyPatch) -> None:
     """As many public examples as private ones were drawn."""
     seen = noting_batches(m)
     swapped(
-        m, KFAC, "run_at",
+        m, KFAC, "probe_spec",
         lambda real: lambda self, step, **more: replace(real(self, step, **more), size=max(1, len(seen[0][1].indices))),
     )  # fmt: skip
 
@@ -59,7 +59,7 @@ def observes_sums(m: pytest.MonkeyPatch) -> None:
     """Second moments are taken of the clipped sums, before their noise."""
     seen = noting_sums(m)
     swapped(
-        m, Coordinates, "observe",
+        m, PreconditionerManager, "observe",
         lambda real: lambda self, released: real(self, replace(released, gradients=dict(seen[0][0]))),
     )  # fmt: skip
 

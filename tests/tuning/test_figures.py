@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.curvature import KFAC, FeatureNoise
+from dpkfc.curvature import KFAC, FeatureNoise, Probe
 from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor, eigh
-from dpkfc.curvature.kfac import randomised
+from dpkfc.curvature.kfac import randomize_directions
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc_papers.measurements import (
@@ -45,7 +45,7 @@ def layer_factors(seed, std=1.0, probe_size=64):
     return kfac.factors(model, lambda m, loss: capture(m, layers, loss))
 
 
-class Doubled:
+class Doubled(Probe):
     """Another probe in float64."""
 
     def __init__(self, probe):
@@ -79,7 +79,7 @@ def test_numbers_are_those_of_dense_matrices_and_of_their_kronecker_product():
 
 def test_the_added_identity_makes_random_directions_look_alike():
     factors = layer_factors(0, probe_size=256)
-    control = randomised(factors, 3)
+    control = randomize_directions(factors, 3)
     for name, of in factors.items():
         plain = tracked(of, control[name], UNDAMPED, 256)["G"]
         shifted = tracked(of, control[name], AUTHORS, 256)["G"]

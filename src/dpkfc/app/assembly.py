@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, named_values
-from dpkfc.config import Plan, Preconditioner, PrivacyConfig
+from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.adadps import AdaDPS
+from dpkfc.curvature.base import Preconditioner
 from dpkfc.curvature.diagnostics import PrivateOracle
 from dpkfc.curvature.dp2 import DP2
 from dpkfc.curvature.gep import GEP
@@ -265,7 +266,7 @@ def privacy_config(
             epochs=None if config.steps else config.epochs,
             steps=config.steps or None,
             max_grad_norm=config.max_grad_norm,
-            clipping=getattr(chosen, "clipping", config.clipping),
+            clipping=(None if chosen is None else chosen.required_clipping) or config.clipping,
             readout=config.readout,
             postprocess=postprocess(config),
             weight_average=WeightEMA(config.weight_average) if config.weight_average else None,

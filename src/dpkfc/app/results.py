@@ -20,11 +20,12 @@ from dpkfc.app.recipes.recipe import Judged
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private, placed
 from dpkfc.app.settings import RunConfig
 from dpkfc.checkpoint import file_digest
+from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.diagnostics import signal_to_noise
-from dpkfc.curvature.kfac import KFAC, Preconditioner
+from dpkfc.curvature.kfac import KFAC
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.preconditioning import at_once
+from dpkfc.preconditioning import refresh_microbatch_size
 from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, to_markdown
 from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Session
@@ -177,7 +178,8 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
     layers = find_layers(model)
     capture_layers = functools.partial(_capture, layers)
     settings, probe = _shown(prepared)
-    settings = dataclasses.replace(settings, chunk=at_once(settings, plan.config.refresh_rows()[0]))  # as in the run
+    rows = refresh_microbatch_size(settings, plan.config.refresh_rows()[0])  # as in the run
+    settings = dataclasses.replace(settings, chunk=rows or settings.chunk)
     rules = {layer.name: layer.rule for layer in layers}
     built = settings.build(model, capture_layers, session.steps_done, rules=rules)
     where = f"at the released weights, on {probe}"
@@ -237,7 +239,7 @@ def _layer_name(model: nn.Module, name: str) -> str:
     return f"{name or '(root)'} · {type(model.get_submodule(name)).__name__}"
 
 
-def _spectra(model: nn.Module, settings: KFAC, built: Preconditioner) -> list[LayerSpectra]:
+def _spectra(model: nn.Module, settings: KFAC, built: PreconditionerState) -> list[LayerSpectra]:
     """Undamped eigenvalues with what damping adds, for layers that have both factors."""
     shown = []
     short = {"input": "A", "output": "G"}

@@ -388,7 +388,8 @@ class _Loop:
 
     def _set_learning_rate(self, step: int) -> None:
         plan = self._prepared.plan
-        factor = getattr(plan.config.preconditioner, "learning_rate_factor", lambda _: 1.0)(step)
+        preconditioner = plan.config.preconditioner
+        factor = 1.0 if preconditioner is None else preconditioner.learning_rate_factor(step)
         for group in self._session.optimizer.param_groups:
             group["lr"] = learning_rate(self._prepared.config, step, plan.steps) * factor
 

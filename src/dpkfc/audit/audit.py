@@ -145,7 +145,8 @@ def checkpoints(subject: Subject) -> Finding:
                 world.session.step(next(world.batches), world.loss)
             world.session.save(f"{folder}/checkpoint")
             tensors, meta = checkpoint.read(f"{folder}/checkpoint")
-        if hasattr(subject.plan.config.preconditioner, "observe"):  # made from the releases, which differ
+        preconditioner = subject.plan.config.preconditioner
+        if preconditioner is not None and preconditioner.uses_past_releases:  # the releases differ
             tensors = {group: held for group, held in tensors.items() if group not in ("past", "preconditioner")}
         found.append({"tensors": tensors, "meta": {name: x for name, x in meta.items() if name not in OWN}})
     where = _difference(found[0], found[1])

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpkfc.config import Plan
+from dpkfc.curvature.base import Preconditioner, PreconditionerState
+from dpkfc.curvature.probe_pass import ProbeSpec
+from dpkfc.curvature.probes import Probe
 from dpkfc.data.sampling import Sampler
 from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import ClippedSum, Released
@@ -307,22 +310,58 @@ def unmoved(plan: Plan) -> Plan:
     return plan if made is None else replace(plan, config=replace(plan.config, preconditioner=_Once(made)))
 
 
-class _Once:
-    """Stands for a preconditioner; everything but when it is built, and for which step, is its own."""
+class _Once(Preconditioner):
+    """Stands for a preconditioner, and builds it once, for the first step. Its micro-batch stays as it is."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Preconditioner) -> None:
         self._inner = inner
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         return step == 0
 
     def describe(self) -> dict[str, Any]:
-        described: dict[str, Any] = self._inner.describe()
-        return described
+        return self._inner.describe()
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        return (lambda preconditioner, _: found(preconditioner, 0)) if name == "metric_at" else found
+    def build(self, *args: Any, **more: Any) -> PreconditionerState:
+        return self._inner.build(*args, **more)
+
+    def metric_at(self, state: PreconditionerState, step: int) -> Metric:
+        return self._inner.metric_at(state, 0)
+
+    def observe(self, released: Any, past: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return self._inner.observe(released, past)
+
+    def check_plan(self, steps: int, readout: str) -> None:
+        self._inner.check_plan(steps, readout)
+
+    def restore_state(self, tensors: Mapping[str, Tensor]) -> PreconditionerState:
+        return self._inner.restore_state(tensors)
+
+    def learning_rate_factor(self, step: int) -> float:
+        return self._inner.learning_rate_factor(step)
+
+    def probe_specs(self, step: int) -> Sequence[ProbeSpec]:
+        return self._inner.probe_specs(step)
+
+    @property
+    def probes(self) -> dict[str, Probe]:
+        return self._inner.probes
+
+    @property
+    def required_clipping(self) -> str | None:
+        return self._inner.required_clipping
+
+    @property
+    def supports_distributed_build(self) -> bool:
+        return self._inner.supports_distributed_build
+
+    @property
+    def uses_previous_state(self) -> bool:
+        return self._inner.uses_previous_state
+
+    @property
+    def uses_past_releases(self) -> bool:
+        return self._inner.uses_past_releases
 
 
 class Watched(Session):

@@ -160,7 +160,8 @@ def _pairs(subject: Subject, canaries: Canaries, sizes: Sequence[int]) -> Iterat
 
 def _chunks(subject: Subject, pairs: list[Pair]) -> Iterator[list[Pair]]:
     """A metric that is made from past releases differs once releases do: there each pair has sessions of its own."""
-    if not hasattr(subject.plan.config.preconditioner, "observe"):
+    preconditioner = subject.plan.config.preconditioner
+    if preconditioner is None or not preconditioner.uses_past_releases:
         yield pairs
         return
     common: Pair = ("warm-up", [0, 1], [0, 1])
@@ -213,7 +214,7 @@ class World:
         )
         self.batches, self.loss, self.stopped = self.session.batches(), canaries.loss(subject), False
         self._chain = PostprocessPipeline(plan.config.postprocess, plan.config.readout)
-        self._observe = getattr(plan.config.preconditioner, "observe", None)
+        self._preconditioner = plan.config.preconditioner
         self._past: Mapping[str, Tensor] = {}
 
     def __enter__(self) -> World:
@@ -246,8 +247,8 @@ class World:
     def _follows(self, released: Released) -> bool:
         update = self._chain.apply(released, self.session.metric, self.session.layers).gradients
         followed = _equal(self.walk.handed, update)
-        if self._observe is not None:
-            self._past = self._observe(released, self._past)
+        if self._preconditioner is not None and self._preconditioner.uses_past_releases:
+            self._past = self._preconditioner.observe(released, self._past)
             followed = followed and _equal(self.session.past, self._past)
         return followed
 

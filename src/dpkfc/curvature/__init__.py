@@ -6,12 +6,21 @@ No function here takes private data: entry points take a probe, a model and a `c
 from __future__ import annotations
 
 from dpkfc.curvature.adadps import AdaDPS
+from dpkfc.curvature.base import Preconditioner, PreconditionerState
 from dpkfc.curvature.diagnostics import PrivateOracle
 from dpkfc.curvature.dp2 import DP2
 from dpkfc.curvature.gep import GEP
-from dpkfc.curvature.kfac import KFAC, Preconditioner
+from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.probes import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
+from dpkfc.curvature.probes import (
+    DeadLeaves,
+    FeatureNoise,
+    PinkNoise,
+    Probe,
+    PublicData,
+    Refined,
+    WhiteNoise,
+)
 from dpkfc.curvature.text_probes import TokenNoise, generated_text
 
 __all__ = [
@@ -24,7 +33,9 @@ __all__ = [
     "FeatureNoise",
     "PinkNoise",
     "Preconditioner",
+    "PreconditionerState",
     "PrivateOracle",
+    "Probe",
     "PublicData",
     "Refined",
     "TokenNoise",

@@ -1,11 +1,12 @@
-"""AdaDPS: every entry of a gradient divided by the root of its second moment on public data, before the clip.
+"""AdaDPS: divide every gradient entry by the root of its second moment on public data, then clip.
 
     v = mean over mini-batches of (mean gradient of a mini-batch)²      at the released parameters
-    z_i = g_i ⊘ √(v + ε),   clip_C(z_i),   + noise;   the step is z̄ (nothing is mapped back)
+    z_i = g_i ⊘ √(v + ε),   clip_C(z_i),   + noise;   the step is z̄
 
-v reads public data or synthetic inputs only, so the cost is that of DP-SGD. An entry without any gradient on the probe has
-the factor 1/√ε: with an absolute ε of 1e-10 such entries are multiplied by 1e5 and fill every clipped gradient. Here ε is a
-share of the mean of v, and one number for the whole map keeps the median gradient norm of the probe what it is without it.
+v reads public data or synthetic inputs only, so the cost is that of DP-SGD. An entry without any
+gradient on the probe has the factor 1/√ε. With an absolute ε of 1e-10 such entries are multiplied
+by 1e5 and dominate every clipped gradient. Here ε is a fraction of the mean of v, and one number
+for the whole map keeps the median gradient norm of the probe.
 
 Source: Li et al. (2022), Algorithm 1 (RMSProp form, public data).
 """
@@ -15,49 +16,75 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.base import check_choices, check_positive, check_probe, described, probe_examples
+from dpkfc.curvature.base import (
+    PreconditionerState,
+    ProbePreconditioner,
+    check_choices,
+    check_positive,
+    check_probe,
+)
 from dpkfc.curvature.damping import identity_row
-from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.curvature.layer_factors import is_known
-from dpkfc.curvature.ngd import PER, Moments, Sums, condition, eigenvalues, squared_gradients, summed_gradients
+from dpkfc.curvature.ngd import (
+    PER,
+    Moments,
+    Sums,
+    condition,
+    eigenvalues,
+    squared_gradients,
+    summed_gradients,
+)
 from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
-from dpkfc.curvature.probe_pass import Capture, Piece, ProbeRun, blocks_on_probe, undisturbed
+from dpkfc.curvature.probe_pass import (
+    Capture,
+    ProbeMicrobatch,
+    ProbeSpec,
+    preserve_model,
+    run_probe,
+)
 from dpkfc.curvature.probes import Probe
-from dpkfc.curvature.refresh import kept_for_scale, probe_scale
+from dpkfc.curvature.refresh import probe_scale, scale_microbatch
 from dpkfc.linalg.blocks import formed
 from dpkfc.linalg.metric import Entry, Metric, scale_metric
 
-# (added inside the root, added to the root, refreshed) of the code that others have released
-_RELEASED = {"adadps": (1e-10, 0.0, True), "dp2": (0.0, 1e-7, True), "dp-kfc": (1e-10, 0.0, False)}
+# What published code adds inside the root and to the root, and whether it refreshes.
+_RELEASED = {
+    "adadps": (1e-10, 0.0, True),
+    "dp2": (0.0, 1e-7, True),
+    "dp-kfc": (1e-10, 0.0, False),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaDPS:
+class AdaDPS(ProbePreconditioner):
     """How a diagonal metric is made from public data or synthetic inputs.
 
     Attributes:
-        probe: where inputs come from: `PublicData(inputs, labels, ...)`, or noise (`PinkNoise(...)`, "pink AdaDPS").
+        probe: source of inputs: `PublicData(inputs, labels, ...)`, or noise (`PinkNoise(...)`,
+            "pink AdaDPS").
         batch_size: examples of a public mini-batch; None takes the whole probe as one.
-        probe_size: examples a refresh; None takes all that the probe holds (256 of an endless one). Rounded down to whole
-            mini-batches.
-        floor: ε as a share of the mean of v over all entries of the model.
+        probe_size: examples of a refresh; None takes all of the probe (256 of an endless one). It
+            is rounded down to whole mini-batches.
+        floor: ε as a fraction of the mean of v over all entries of the model.
         every: steps between refreshes.
         decay: β of v ← β v + (1 − β) v_new over the refreshes; 0 keeps the last one alone.
         per: `batch` squares the mean gradient of a mini-batch, `example` every example's own.
-        labels: None takes the probe's labels where it has some, and draws them from the model elsewhere; or as in `KFAC`.
+        labels: None takes the probe's labels if it has some, and draws them from the model
+            otherwise; or as in `KFAC`.
         likelihood, loss: as in `KFAC`.
         scale: `probe` keeps the median norm on the probe, `raw` takes 1/√(v + ε) as it is.
-        as_released: the absolute ε and raw scale of published code, for reproductions: `adadps` (1e-10 inside the root), `dp2`
-            (1e-7 added to the root; with batch_size=None, decay=0.9, every=1) or `dp-kfc` (as adadps, and never refreshed).
+        as_released: the absolute ε and raw scale of published code, for reproductions: `adadps`
+            (1e-10 inside the root), `dp2` (1e-7 added to the root; use batch_size=None, decay=0.9,
+            every=1) or `dp-kfc` (as adadps, and never refreshed).
         seed: of the probe's own random stream.
-        chunk: examples of a mini-batch in one forward pass; bounds memory and changes nothing else (a `loss` of your own may
-            draw other numbers).
+        chunk: examples of a mini-batch in one forward pass. It bounds memory and changes nothing
+            else, except for a `loss` of your own that draws random numbers.
     """
 
     probe: Probe
@@ -77,20 +104,28 @@ class AdaDPS:
 
     def __post_init__(self) -> None:
         check_probe(self.probe)
-        choices = {"labels": (None, *LABELS), "likelihood": LIKELIHOODS, "per": PER, "scale": ("probe", "raw")}
-        check_choices(self, {**choices, "as_released": (None, *_RELEASED)})
+        choices: dict[str, tuple[Any, ...]] = {
+            "labels": (None, *LABELS),
+            "likelihood": LIKELIHOODS,
+            "per": PER,
+            "scale": ("probe", "raw"),
+            "as_released": (None, *_RELEASED),
+        }
+        check_choices(self, choices)
         check_positive(self, ("probe_size", "every", "chunk"))
         size = self.batch_size
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ValueError(f"batch_size must be an integer of at least 1 or None, got {size!r}")
         if not (self.floor > 0 and math.isfinite(self.floor)):
-            raise ValueError(f"floor must be positive and finite, got {self.floor}; 1e-3 is a good start")
+            raise ValueError(
+                f"floor must be positive and finite, got {self.floor}; 1e-3 is a good start"
+            )
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
 
     @property
-    def continues(self) -> bool:
-        """Whether a refresh takes up the one before."""
+    def uses_previous_state(self) -> bool:
+        """Whether a refresh continues from the state of the one before."""
         return self.decay > 0
 
     @property
@@ -101,25 +136,34 @@ class AdaDPS:
         return "given" if self.probe.describe().get("labelled") else "model"
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description for the plan's hash and the privacy card."""
-        run = self.run_at(0)
-        name = "adadps" if self.as_released is None else f"adadps as released by {self.as_released}"
-        own = described(self, name, probe_size=run.size, labels=run.labels)
-        return {what: value for what, value in own.items() if (what, value) != ("chunk", 64)}  # older plans keep their hash
+        """Return plain values for the plan's hash and the privacy card."""
+        spec = self.probe_spec(0)
+        name = "adadps"
+        if self.as_released is not None:
+            name = f"adadps as released by {self.as_released}"
+        own = self._describe(name, probe_size=spec.size, labels=spec.labels)
+        # Older plans have no such setting and keep their hash.
+        if own["chunk"] == 64:
+            del own["chunk"]
+        return own
 
-    def due(self, step: int) -> bool:
-        """Whether the metric is to be rebuilt before this step (from 0)."""
-        refreshed = self.as_released is None or _RELEASED[self.as_released][2]
-        return step % self.every == 0 if refreshed else step == 0
+    def is_due(self, step: int) -> bool:
+        """Return whether the metric is to be rebuilt before this step (from 0)."""
+        if self.as_released is not None and not _RELEASED[self.as_released][2]:
+            return step == 0
+        return super().is_due(step)
 
-    def run_at(self, step: int) -> ProbeRun:
-        """The probe of one refresh, in whole mini-batches."""
-        size = probe_examples(self.probe, self.probe_size)
-        batch = min(size, self.batch_size or size)
-        return ProbeRun(
-            probe=self.probe, size=size // batch * batch, chunk=min(batch, self.chunk), labels=self.resolved_labels,
-            likelihood=self.likelihood, loss=self.loss, seed=self.seed, step=step, within=batch,
-        )  # fmt: skip
+    def probe_spec(self, step: int) -> ProbeSpec:
+        """Return what a refresh runs, in whole mini-batches."""
+        spec = super().probe_spec(step)
+        batch = min(spec.size, self.batch_size or spec.size)
+        return replace(
+            spec,
+            size=spec.size // batch * batch,
+            chunk=min(batch, self.chunk),
+            labels=self.resolved_labels,
+            within=batch,
+        )
 
     def build(
         self,
@@ -127,92 +171,117 @@ class AdaDPS:
         capture: Capture,
         step: int,
         rules: Mapping[str, str] | None = None,
-        previous: Preconditioner | None = None,
-    ) -> Preconditioner:
-        """Measure second moments on the probe at the model's present parameters; arguments as in `KFAC.build`.
+        previous: PreconditionerState | None = None,
+    ) -> PreconditionerState:
+        """Measure second moments on the probe at the model's present parameters.
 
         Args:
             model: any module; left as it is.
             capture: maps (model, loss) to layer name and block.
             step: names the random stream.
             rules: layer name to kind.
-            previous: what the last refresh built, read where `decay` is not 0.
+            previous: the state of the refresh before, read if `decay` is not 0.
 
         Raises:
-            ValueError: what the model gives on the probe is not finite, or nothing has a gradient there.
+            ValueError: what the model gives on the probe is not finite, or nothing has a gradient.
         """
-        with undisturbed(model), torch.no_grad():
-            moments, last, note = self._moments(model, capture, step)
-            values = {name: self._averaged(name, of, previous) for name, of in moments.items()}
+        with preserve_model(model), torch.no_grad():
+            moments, last, note = self._measure(model, capture, step)
+            values = {name: self._average(name, new, previous) for name, new in moments.items()}
             shift = self.floor * _mean(values)
             if not shift > 0:
-                raise ValueError("no parameter has a gradient on the probe; check its labels and the model's output on it")
-            metric: Metric = {n: of.entry({r: self._root(v, shift) for r, v in values[n].items()}) for n, of in moments.items()}
+                raise ValueError(
+                    "no parameter has a gradient on the probe; check its labels and the model's "
+                    "output on it"
+                )
+            entries: dict[str, Entry] = {}
+            for name, of_layer in moments.items():
+                scales = {role: self._root(v, shift) for role, v in values[name].items()}
+                entries[name] = of_layer.entry(scales)
+            metric: Metric = entries
             scale = 1.0
             if self.as_released is None and self.scale == "probe":
-                scale = probe_scale(model, capture, self.run_at(step), metric, last=last)
+                scale = probe_scale(model, capture, self.probe_spec(step), metric, last=last)
                 metric = scale_metric(metric, scale)
-        unreached = [identity_row(name) for name in rules or {} if name not in metric]
-        spectra = {name: {role: x.flatten().cpu() for role, x in of.items()} for name, of in values.items()}
-        return Preconditioner(
+        spectra: dict[str, dict[str, Tensor]] = {}
+        for name, of_roles in values.items():
+            spectra[name] = {role: x.flatten().cpu() for role, x in of_roles.items()}
+        report: list[dict[str, Any]] = []
+        for name in metric:
+            report += _report(name, metric[name], spectra[name], shift)
+        report += [identity_row(name) for name in rules or {} if name not in metric]
+        return PreconditionerState(
             metric=metric,
             step=step,
-            report=(*(row for n in metric for row in _rows(n, metric[n], spectra[n], shift)), *unreached),
+            report=tuple(report),
             scale=scale,
             spectra=spectra,
-            shapes={name: of.shapes for name, of in moments.items()},
+            shapes={name: of_layer.shapes for name, of_layer in moments.items()},
             note=note,
         )
 
-    def _moments(self, model: nn.Module, capture: Capture, step: int) -> tuple[dict[str, Moments], Piece | None, str]:
-        """Second moments of every layer, the last micro-batch if the scale can be measured on it, and what became of labels."""
-        found: dict[str, Moments] = {}
-        pending: dict[str, Sums] = {}  # of the mini-batch that is not over
+    def _measure(
+        self, model: nn.Module, capture: Capture, step: int
+    ) -> tuple[dict[str, Moments], ProbeMicrobatch | None, str]:
+        """Return second moments of every layer, the micro-batch for the scale, a note on labels."""
+        moments: dict[str, Moments] = {}
+        # Sums of the mini-batch that has not ended.
+        pending: dict[str, Sums] = {}
         last, note = None, ""
-        run = self.run_at(step)
-        for piece in blocks_on_probe(model, capture, run):
-            whole = run.within or run.size
-            ends = piece.rows.stop % whole == 0
-            for name in piece.blocks:
-                if not is_known(block := formed(piece.blocks[name])):
+        spec = self.probe_spec(step)
+        whole = spec.within or spec.size
+        for microbatch in run_probe(model, capture, spec):
+            ends = microbatch.rows.stop % whole == 0
+            for name in microbatch.blocks:
+                block = formed(microbatch.blocks[name])
+                if not is_known(block):
                     continue
-                with _named(name):
+                with _layer_named(name):
                     if self.per == "example":
-                        _add(found, name, squared_gradients(block, self.per))
+                        _add(moments, name, squared_gradients(block, self.per))
                     else:
                         _add(pending, name, summed_gradients(block))
                         if ends:
-                            _add(found, name, pending.pop(name).squared(whole))
+                            _add(moments, name, pending.pop(name).squared(whole))
                 del block
-            for name in list(pending) if ends else ():  # layers that its last part has not called
-                with _named(name):
-                    _add(found, name, pending.pop(name).squared(whole))
-            last, note = kept_for_scale(piece, run), piece.note
-            del piece
-        return found, last, note
+            # Layers that the last part of the mini-batch has not called.
+            if ends:
+                for name in list(pending):
+                    with _layer_named(name):
+                        _add(moments, name, pending.pop(name).squared(whole))
+            last, note = scale_microbatch(microbatch, spec), microbatch.note
+            del microbatch
+        return moments, last, note
 
-    def _averaged(self, name: str, of: Moments, previous: Preconditioner | None) -> dict[str, Tensor]:
-        """v of a layer, with what the refreshes before have left in it."""
+    def _average(
+        self, name: str, new: Moments, previous: PreconditionerState | None
+    ) -> dict[str, Tensor]:
+        """Return v of a layer, averaged with the refreshes before."""
         if previous is None or not self.decay or name not in previous.spectra:
-            return of.mean
+            return new.mean
         before = eigenvalues(previous.metric[name], previous.spectra[name])
-        return {role: self.decay * before[role].to(x) + (1 - self.decay) * x for role, x in of.mean.items()}
+        averaged: dict[str, Tensor] = {}
+        for role, x in new.mean.items():
+            averaged[role] = self.decay * before[role].to(x) + (1 - self.decay) * x
+        return averaged
 
     def _root(self, values: Tensor, shift: float) -> Tensor:
-        inside, outside, _ = (shift, 0.0, True) if self.as_released is None else _RELEASED[self.as_released]
+        inside, outside = shift, 0.0
+        if self.as_released is not None:
+            inside, outside, _ = _RELEASED[self.as_released]
         return 1 / ((values + inside).sqrt() + outside)
 
 
 _Added = TypeVar("_Added", Moments, Sums)
 
 
-def _add(held: dict[str, _Added], name: str, new: _Added) -> None:
-    held[name] = held[name].plus(new) if name in held else new
+def _add(totals: dict[str, _Added], name: str, new: _Added) -> None:
+    totals[name] = totals[name] + new if name in totals else new
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
-    """An error of a layer's values with the name of the layer."""
+def _layer_named(name: str) -> Iterator[None]:
+    """Add the name of the layer to an error of its values."""
     try:
         yield
     except ValueError as error:
@@ -220,24 +289,30 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _mean(values: Mapping[str, Mapping[str, Tensor]]) -> float:
-    """Mean of v over all entries of the model."""
-    held = [x for of in values.values() for x in of.values()]
-    return sum(float(x.sum()) for x in held) / max(1, sum(x.numel() for x in held))
+    """Return the mean of v over all entries of the model."""
+    entries = [x for of_roles in values.values() for x in of_roles.values()]
+    return sum(float(x.sum()) for x in entries) / max(1, sum(x.numel() for x in entries))
 
 
-def _rows(name: str, entry: Entry, spectrum: Mapping[str, Tensor], shift: float) -> list[dict[str, Any]]:
-    values = eigenvalues(entry, spectrum)
-    return [
-        {
-            "layer": name,
-            "side": role,
-            "dim": v.numel(),
-            "kind": "diagonal",
-            "rank": int((v > 0).sum()),
-            "trace": float(v.sum()),
-            "condition_before": condition({role: v}),
-            "condition_after": condition({role: v + shift}),
-            "note": "" if bool((v > 0).all()) else f"{float((v == 0).double().mean()):.0%} without a gradient on the probe",
-        }
-        for role, v in values.items()
-    ]
+def _report(
+    name: str, entry: Entry, spectrum: Mapping[str, Tensor], shift: float
+) -> list[dict[str, Any]]:
+    rows = []
+    for role, v in eigenvalues(entry, spectrum).items():
+        note = ""
+        if not bool((v > 0).all()):
+            note = f"{float((v == 0).double().mean()):.0%} without a gradient on the probe"
+        rows.append(
+            {
+                "layer": name,
+                "side": role,
+                "dim": v.numel(),
+                "kind": "diagonal",
+                "rank": int((v > 0).sum()),
+                "trace": float(v.sum()),
+                "condition_before": condition({role: v}),
+                "condition_after": condition({role: v + shift}),
+                "note": note,
+            }
+        )
+    return rows

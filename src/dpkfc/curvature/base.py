@@ -1,40 +1,339 @@
-"""What the settings of all preconditioners have in common: checks, and what they say of their probe."""
+"""The contract of a preconditioner: its settings, and the state that a refresh builds."""
 
 from __future__ import annotations
 
+import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from dpkfc.curvature.probe_pass import ProbeRun
-from dpkfc.curvature.probes import Probe
+import torch
+from torch import Tensor, nn
 
-USUAL_EXAMPLES = 256
+from dpkfc.curvature.probe_pass import Capture, ProbeSpec, copy_to_device
+from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.refresh import History, history_from_state, history_state
+from dpkfc.linalg.metric import Metric, mismatch, moved, pack, unpack
+
+DEFAULT_EXAMPLES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreconditionerState:
+    """A metric built at one step, and facts about it for people and for the next refresh.
+
+    Attributes:
+        metric: layer name to map; layers that are absent keep the identity.
+        step: step of the refresh that built the metric, or that found too little drift to build
+            one.
+        report: one row a side: layer, side, dim, kind (dense, lowrank, diagonal, identity), rank,
+            trace, condition_before, condition_after, note.
+        scale: the one factor of the whole metric, already in `metric`.
+        spectra: layer to `A` and `G` (or the role of an elementwise parameter) to undamped,
+            unscaled eigenvalues; those beyond the first `max_rank` of a wide side by their mean.
+        shapes: layer to its kind and the sizes of its sides, for `check`.
+        note: what the privacy card should say beside the settings.
+        running: sums that the next refresh continues, one entry a probe; empty unless
+            `Preconditioner.uses_previous_state`.
+        drift: how far the factors had moved at the last refresh, None if no refresh measured that.
+    """
+
+    metric: Metric
+    step: int
+    report: tuple[Mapping[str, Any], ...] = ()
+    scale: float = 1.0
+    spectra: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    note: str = ""
+    running: tuple[History, ...] = ()
+    drift: float | None = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return flat tensors, ready for safetensors; `from_state_dict` restores every bit."""
+        values = {"step": self.step, "scale": self.scale, "shapes": dict(self.shapes)}
+        values["report"] = [dict(row) for row in self.report]
+        if self.note:
+            values["note"] = self.note
+        if self.drift is not None:
+            values["drift"] = self.drift
+        history, values["running"] = history_state(self.running)
+        return pack(self.metric, self.spectra, values) | history
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Tensor]) -> PreconditionerState:
+        """Return the state that `state_dict` wrote.
+
+        Raises:
+            ValueError: tensors that `state_dict` did not write.
+        """
+        metric, spectra, values = unpack(state)
+        return cls(
+            metric=metric,
+            step=values["step"],
+            report=tuple(values["report"]),
+            scale=values["scale"],
+            spectra=spectra,
+            shapes=values["shapes"],
+            note=values.get("note", ""),
+            running=history_from_state(state, values.get("running", [])),
+            drift=values.get("drift"),
+        )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the whole state."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            flat = tensor.detach().cpu().contiguous()
+            digest.update(f"{name} {flat.dtype} {tuple(flat.shape)} ".encode())
+            digest.update(flat.flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def to(self, device: torch.device | str) -> PreconditionerState:
+        """Return the same state with its metric and its sums on another device."""
+        metric = {name: moved(entry, device) for name, entry in self.metric.items()}
+        running = copy_to_device(self.running, torch.device(device))
+        return replace(self, metric=metric, running=running)
+
+    def check(self, layers: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+        """Refuse a model that this preconditioner does not fit.
+
+        Args:
+            layers: layer name to the shapes of its trainable parameters, role to shape.
+
+        Raises:
+            ValueError: naming the first layer that is missing or has another shape.
+        """
+        problems = [(name, "is not in the model") for name in self.metric if name not in layers]
+        for name in layers:
+            if name not in self.metric and name not in self._identity_layers:
+                problems.append((name, "has no entry in it"))
+        if not problems:
+            for name, shape in self.shapes.items():
+                difference = mismatch(shape, {role: tuple(s) for role, s in layers[name].items()})
+                if difference is not None:
+                    problems.append((name, f"has {difference}"))
+        for name, problem in problems:
+            raise ValueError(
+                f"the preconditioner belongs to another model: layer '{name}' {problem}; build a "
+                "new one"
+            )
+
+    @property
+    def _identity_layers(self) -> set[str]:
+        return {row["layer"] for row in self.report if not row["side"]}
+
+
+class Preconditioner(ABC):
+    """The settings of a preconditioner: what a session asks of them, with a default for the rest.
+
+    Derive from this class, best as a frozen dataclass, and define `describe`, `is_due` and `build`.
+    Everything else has a default. No method is ever given a private tensor.
+    """
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return plain values that decide the result, for the plan's hash and the privacy card."""
+
+    @abstractmethod
+    def is_due(self, step: int) -> bool:
+        """Return whether the metric is to be rebuilt before this step (from 0)."""
+
+    @abstractmethod
+    def build(
+        self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None = None
+    ) -> PreconditionerState:
+        """Build the metric at the model's present parameters.
+
+        More keyword arguments follow from the members below: `previous` (the last state) with
+        `uses_previous_state`, `past` and `diagonal` with `uses_past_releases`, and `team` (the
+        processes) with `supports_distributed_build`.
+
+        Args:
+            model: any module; leave its parameters, gradients, buffers and modes as they are.
+            capture: maps (model, loss) to layer name and block.
+            step: step of training.
+            rules: layer name to kind.
+        """
+
+    @property
+    def required_clipping(self) -> str | None:
+        """The only clipping that a plan may have with this preconditioner, None for any."""
+        return None
+
+    @property
+    def supports_distributed_build(self) -> bool:
+        """Whether processes can share a build; the first process builds alone otherwise."""
+        return False
+
+    @property
+    def uses_previous_state(self) -> bool:
+        """Whether a build continues from the state of the one before."""
+        return False
+
+    @property
+    def uses_past_releases(self) -> bool:
+        """Whether a build reads what `observe` keeps of past releases."""
+        return False
+
+    def check_plan(self, steps: int, readout: str) -> None:  # noqa: B027
+        """Refuse a plan that these settings do not fit, with a ValueError. The default accepts all.
+
+        Args:
+            steps: of the plan.
+            readout: `PrivacyConfig.readout`.
+        """
+
+    def metric_at(self, state: PreconditionerState, step: int) -> Metric:
+        """Return the metric of a step, for one that changes between refreshes."""
+        return state.metric
+
+    def observe(self, released: Any, past: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return what is kept of past releases after one more; asked with `uses_past_releases`."""
+        return past
+
+    def restore_state(self, tensors: Mapping[str, Tensor]) -> PreconditionerState:
+        """Return the state that a checkpoint holds.
+
+        Raises:
+            ValueError: tensors that `PreconditionerState.state_dict` did not write.
+        """
+        return PreconditionerState.from_state_dict(tensors)
+
+    def learning_rate_factor(self, step: int) -> float:
+        """Return the factor of the learning rate at a step, as `LambdaLR` takes it."""
+        return 1.0
+
+    @property
+    def probes(self) -> dict[str, Probe]:
+        """Field name to probe; their public examples must not be private ones too."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Probe)}
+
+    def probe_specs(self, step: int) -> Sequence[ProbeSpec]:
+        """Return what a refresh runs on probes, the main probe first; empty without a probe."""
+        return ()
+
+    @property
+    def microbatch_size(self) -> int | None:
+        """Probe examples in one forward pass, None if a run must not lower this number."""
+        return None
+
+    def with_microbatch_size(self, size: int) -> Preconditioner:
+        """Return these settings with another `microbatch_size`; the metric must not change."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has a microbatch_size; add with_microbatch_size"
+        )
+
+    @property
+    def fewest_probe_examples(self) -> int:
+        """Examples of the smallest refresh, 0 without a probe."""
+        return 0
+
+
+class ProbePreconditioner(Preconditioner):
+    """A preconditioner that is measured on a probe at fixed intervals.
+
+    The frozen dataclass that derives from this class has the fields below.
+    """
+
+    probe: Probe
+    probe_size: int | None
+    chunk: int
+    labels: str | None
+    likelihood: str
+    loss: Callable[[Any, torch.Generator], Tensor] | None
+    every: int
+    seed: int
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the metric is to be rebuilt before this step (from 0)."""
+        return step % self.every == 0
+
+    def probe_spec(self, step: int) -> ProbeSpec:
+        """Return what a refresh runs on the main probe."""
+        return ProbeSpec(
+            probe=self.probe,
+            size=probe_examples(self.probe, self.probe_size),
+            chunk=self.chunk,
+            labels=self.labels or "model",
+            likelihood=self.likelihood,
+            loss=self.loss,
+            seed=self.seed,
+            step=step,
+        )
+
+    def probe_specs(self, step: int) -> Sequence[ProbeSpec]:
+        """Return what a refresh runs on every probe, the main one first."""
+        return [self.probe_spec(step)]
+
+    @property
+    def microbatch_size(self) -> int | None:
+        """Probe examples in one forward pass, None for a loss that may draw random numbers."""
+        return self.chunk if self.loss is None else None
+
+    def with_microbatch_size(self, size: int) -> ProbePreconditioner:
+        """Return these settings with another `chunk`."""
+        return replace(self, chunk=size)  # type: ignore[type-var]
+
+    @property
+    def fewest_probe_examples(self) -> int:
+        """Examples of the smallest refresh."""
+        return probe_examples(self.probe, self.probe_size)
+
+    def _describe(self, name: str, **more: Any) -> dict[str, Any]:
+        """Return a description: the fields, the source of curvature and whether it is private."""
+        settings: dict[str, Any] = {}
+        for f in fields(self):  # type: ignore[arg-type]
+            if f.name not in self.probes and f.name != "loss":
+                settings[f.name] = getattr(self, f.name)
+        own: dict[str, Any] = {"name": name, **settings}
+        own["probe_size"] = probe_examples(self.probe, self.probe_size)
+        own |= more
+        if own.get("labels") == "given":
+            own["labels_that_do_not_fit"] = "drawn from the model"
+        sources: list[str] = []
+        is_private = False
+        for role, probe in self.probes.items():
+            own[role] = probe.describe()
+            sources.append(_source(own[role]))
+            is_private = is_private or own[role].get("uses_private_data", False)
+        own["loss"] = None if self.loss is None else _qualified_name(self.loss)
+        if len(sources) == 1:
+            own["curvature_source"] = sources[0]
+        else:
+            own["curvature_source"] = f"A from {sources[0]}; G from {sources[1]}"
+        own["uses_private_data"] = is_private
+        return own
 
 
 def check_probe(probe: Any, name: str = "probe") -> None:
-    """Raise unless a value can be sampled.
+    """Refuse a value that is not a probe.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the value does not derive from `Probe`.
     """
     if not isinstance(probe, Probe):
-        raise ValueError(f"{name} must have sample() and describe(), as PinkNoise(shape) has; got {probe!r}")
+        raise ValueError(
+            f"{name} must derive from dpkfc.curvature.Probe and have sample() and describe(), "
+            f"as PinkNoise(shape) does; got {probe!r}"
+        )
 
 
 def check_choices(config: Any, choices: dict[str, tuple[Any, ...]]) -> None:
-    """Raise where a field is none of its allowed values.
+    """Refuse a field whose value is not allowed.
 
     Raises:
         ValueError: naming the field and the values.
     """
     for name, allowed in choices.items():
-        if getattr(config, name) not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; got {getattr(config, name)!r}")
+        value = getattr(config, name)
+        if value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")
 
 
 def check_positive(config: Any, names: Sequence[str]) -> None:
-    """Raise where a field is not an integer of at least 1; None passes where it is a field's default.
+    """Refuse a field that is not an integer of at least 1. None passes if it is the default.
 
     Raises:
         ValueError: naming the field.
@@ -48,50 +347,32 @@ def check_positive(config: Any, names: Sequence[str]) -> None:
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
 
 
-def run_of(config: Any, step: int) -> ProbeRun:
-    """The probe of one refresh, for settings that name all of it."""
-    return ProbeRun(
-        probe=config.probe, size=probe_examples(config.probe, config.probe_size), chunk=config.chunk, labels=config.labels,
-        likelihood=config.likelihood, loss=config.loss, seed=config.seed, step=step,
-    )  # fmt: skip
-
-
 def probe_examples(probe: Probe, wanted: int | None) -> int:
-    """Examples of a refresh: as many as wanted, by default all that the probe holds, or 256 of an endless one."""
-    return int(probe.describe().get("examples", USUAL_EXAMPLES)) if wanted is None else wanted
+    """Return the examples of a refresh: as many as wanted, by default all of the probe.
+
+    A probe without an end gives 256 by default.
+    """
+    if wanted is not None:
+        return wanted
+    return int(probe.describe().get("examples", DEFAULT_EXAMPLES))
 
 
-def labels_of(probe: Probe, labels: str) -> str:
-    """Labels of one probe of several: `given` falls back to the model's own where a probe holds none."""
-    return "model" if labels == "given" and not probe.describe().get("labelled") else labels
+def choose_labels(probe: Probe, labels: str) -> str:
+    """Return where labels come from: `given` becomes `model` for a probe without labels."""
+    if labels == "given" and not probe.describe().get("labelled"):
+        return "model"
+    return labels
 
 
-def described(config: Any, name: str, **more: Any) -> dict[str, Any]:
-    """JSON-able description of a preconditioner: its fields, where its curvature comes from and whether that is private."""
-    sources = {"probe": config.probe, "output_probe": getattr(config, "output_probe", None)}
-    probes = {role: None if source is None else source.describe() for role, source in sources.items()}
-    held = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in (*sources, "loss")}
-    told = [_told(probe) for probe in probes.values() if probe is not None]
-    return {
-        "name": name,
-        **held,
-        "probe_size": probe_examples(config.probe, config.probe_size),
-        **more,
-        **({"labels_that_do_not_fit": "drawn from the model"} if {**held, **more}.get("labels") == "given" else {}),
-        **{role: probe for role, probe in probes.items() if role == "probe" or hasattr(config, role)},
-        "loss": None if config.loss is None else function_name(config.loss),
-        "curvature_source": told[0] if len(told) == 1 else f"A from {told[0]}; G from {told[1]}",
-        "uses_private_data": any(probe.get("uses_private_data", False) for probe in probes.values() if probe),
-    }
+def _source(description: Mapping[str, Any]) -> str:
+    source = str(description.get("source", "unknown"))
+    if "provenance" in description:
+        return f"{source}: {description['provenance']}"
+    return source
 
 
-def _told(probe: Mapping[str, Any]) -> str:
-    source = str(probe.get("source", "unknown"))
-    return f"{source}: {probe['provenance']}" if "provenance" in probe else source
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    """Where a function comes from; its contents are the caller's to keep fixed."""
+def _qualified_name(function: Callable[..., Any]) -> str:
+    """Return module and name of a function; its owner keeps its contents fixed."""
     named = function if hasattr(function, "__qualname__") else type(function)
     # Hashes of plans hold this name, so a module keeps its first name in them.
     module = named.__module__.replace("dpkfc.curvature.probe_loss", "dpkfc.curvature.likelihood")

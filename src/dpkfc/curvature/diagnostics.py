@@ -1,7 +1,7 @@
-"""What figures are drawn from: signal-to-noise ratios, spectra, condition numbers and similarities of factors.
+"""Figures of curvature: signal-to-noise ratios, spectra, conditions, similarities of factors.
 
-Everything is measured on probes, so every number here is public. Similarities are of UNDAMPED factors: adding the same
-multiple of the identity to two factors makes them look alike whatever they are.
+Everything is measured on probes, so every number here is public. Similarities are those of UNDAMPED
+factors: the same multiple of the identity, added to any two factors, makes them look alike.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
-from dpkfc.curvature.kfac import KFAC, Preconditioner
+from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.layer_factors import LayerFactors, is_known, layer_squares
-from dpkfc.curvature.probe_pass import Capture, blocks_on_probe, undisturbed
-from dpkfc.curvature.probes import Sample
+from dpkfc.curvature.probe_pass import Capture, preserve_model, run_probe
+from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.linalg.blocks import Block, Lookup, Outer, Patched, PerExample, Tied
 from dpkfc.linalg.metric import Metric
 
@@ -41,18 +42,18 @@ def signal_to_noise(
     kfac: KFAC,
     model: nn.Module,
     capture: Capture,
-    preconditioner: Preconditioner,
+    preconditioner: PreconditionerState,
     *,
     max_grad_norm: float,
     noise_multiplier: float,
 ) -> dict[str, SignalToNoise]:
-    """Per layer, the energy of a clipped gradient over that of the noise which is added to it.
+    """Return, per layer, the energy of a clipped gradient over that of the noise added to it.
 
-        SNR_l = mean_n ‖c_n P_l g_n,l‖² / (σ² C² d_l),      c_n = min(1, C / ‖P g_n‖) over all layers
+        SNR_l = mean_n ‖c_n P_l g_n,l‖² / (σ² C² d_l),  c_n = min(1, C / ‖P g_n‖) over all layers
 
-    with the probe's gradients g, d_l entries in layer l and P the metric (or the identity). A sum over B examples whose
-    gradients agree has B² times this ratio. The DP-KFC paper draws such a ratio (Fig. 1) without a formula; this is
-    ours.
+    with the probe's gradients g, d_l entries in layer l and P the metric (or the identity). A sum
+    over B examples with equal gradients has B² times this ratio. The DP-KFC paper shows such a
+    ratio (Fig. 1) without a formula; this formula is ours.
 
     Args:
         kfac: whose probe to use.
@@ -66,16 +67,19 @@ def signal_to_noise(
         ValueError: C or σ that is not positive.
     """
     if not (max_grad_norm > 0 and noise_multiplier > 0):
-        raise ValueError(f"max_grad_norm={max_grad_norm} and noise_multiplier={noise_multiplier} must be positive")
+        raise ValueError(
+            f"max_grad_norm={max_grad_norm} and noise_multiplier={noise_multiplier} must be "
+            "positive"
+        )
     energies: dict[str, list[float]] = {}
     sizes: dict[str, int] = {}
-    with undisturbed(model), torch.no_grad():
-        for piece in blocks_on_probe(model, capture, kfac.run_at(preconditioner.step)):
-            held = {name: block for name, block in piece.blocks.items() if is_known(block)}
+    with preserve_model(model), torch.no_grad():
+        for microbatch in run_probe(model, capture, kfac.probe_spec(preconditioner.step)):
+            blocks = {name: x for name, x in microbatch.blocks.items() if is_known(x)}
             for column, metric in enumerate(({}, preconditioner.metric)):
-                for name, energy in _clipped_energies(held, metric, max_grad_norm).items():
+                for name, energy in _clipped_energies(blocks, metric, max_grad_norm).items():
                     energies.setdefault(name, [0.0, 0.0])[column] += energy
-            sizes |= {name: _entries(block) for name, block in held.items()}
+            sizes |= {name: _entries(block) for name, block in blocks.items()}
     variance = (noise_multiplier * max_grad_norm) ** 2 * kfac.probe_size
     return {
         name: SignalToNoise(
@@ -88,7 +92,7 @@ def signal_to_noise(
 
 
 def _clipped_energies(blocks: Mapping[str, Block], metric: Metric, clip: float) -> dict[str, float]:
-    """Σ_n ‖c_n P_l g_n,l‖² per layer."""
+    """Return Σ_n ‖c_n P_l g_n,l‖² per layer."""
     squares = {name: layer_squares(block, metric.get(name)) for name, block in blocks.items()}
     norms = torch.stack(list(squares.values())).sum(0).sqrt()
     factors = (clip / norms.clamp(min=1e-300)).clamp(max=1.0)
@@ -96,7 +100,7 @@ def _clipped_energies(blocks: Mapping[str, Block], metric: Metric, clip: float) 
 
 
 def _entries(block: Block) -> int:
-    """Entries of one per-example gradient."""
+    """Return the number of entries of one per-example gradient."""
     match block:
         case Outer() | Patched():
             return block.groups * block.d_in * block.b.shape[-1]
@@ -108,15 +112,20 @@ def _entries(block: Block) -> int:
             return sum(g[0].numel() for g in block.grads.values())
 
 
-def condition_numbers(preconditioner: Preconditioner) -> dict[tuple[str, str], tuple[float, float]]:
-    """(layer, side) to the condition number of its factor before and after damping."""
-    return {
-        (row["layer"], row["side"]): (row["condition_before"], row["condition_after"]) for row in preconditioner.report
-    }
+def condition_numbers(
+    preconditioner: PreconditionerState,
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return (layer, side) to the condition number of its factor before and after damping."""
+    numbers = {}
+    for row in preconditioner.report:
+        numbers[row["layer"], row["side"]] = (row["condition_before"], row["condition_after"])
+    return numbers
 
 
-def fisher_spectrum(preconditioner: Preconditioner, layer: str, top: int = 1000) -> Tensor:
-    """Largest eigenvalues of the layer's Fisher block A ⊗ G (or of its diagonal), descending, undamped, float64.
+def fisher_spectrum(preconditioner: PreconditionerState, layer: str, top: int = 1000) -> Tensor:
+    """Return the largest undamped eigenvalues of a layer's Fisher block, descending, float64.
+
+    The block is A ⊗ G, or a diagonal.
 
     Raises:
         ValueError: a layer without an entry.
@@ -126,7 +135,8 @@ def fisher_spectrum(preconditioner: Preconditioner, layer: str, top: int = 1000)
         raise ValueError(f"no layer '{layer}' in the preconditioner; it has {known}")
     sides = preconditioner.spectra[layer]
     if set(sides) == {"A", "G"}:
-        a, g = (torch.sort(sides[side], descending=True).values[:top] for side in ("A", "G"))
+        a = torch.sort(sides["A"], descending=True).values[:top]
+        g = torch.sort(sides["G"], descending=True).values[:top]
         values = torch.outer(a, g).flatten()
     else:
         values = torch.cat(list(sides.values()))
@@ -135,7 +145,7 @@ def fisher_spectrum(preconditioner: Preconditioner, layer: str, top: int = 1000)
 
 @dataclass(frozen=True)
 class Similarity:
-    """How alike a factor is to a reference.
+    """The similarity of a factor to a reference.
 
     Attributes:
         cosine: tr(C* C) / (‖C*‖ ‖C‖), of directions.
@@ -151,7 +161,7 @@ class Similarity:
 def compare_factors(
     reference: Mapping[str, LayerFactors], other: Mapping[str, LayerFactors]
 ) -> dict[str, dict[str, Similarity]]:
-    """Similarity of undamped factors, layer by layer and side by side.
+    """Return the similarity of undamped factors, layer by layer and side by side.
 
     Args:
         reference: from `KFAC.factors`.
@@ -162,25 +172,31 @@ def compare_factors(
     """
     if set(reference) != set(other):
         raise ValueError(f"the two sets differ in the layers {sorted(set(reference) ^ set(other))}")
-    return {
-        name: {side: _similarity(name, f, other[name].sides[side]) for side, f in factors.sides.items()}
-        for name, factors in reference.items()
-    }
+    similarities: dict[str, dict[str, Similarity]] = {}
+    for name, factors in reference.items():
+        similarities[name] = {}
+        for side, factor in factors.sides.items():
+            similarities[name][side] = _similarity(name, factor, other[name].sides[side])
+    return similarities
 
 
 def _similarity(name: str, reference: Factor, other: Factor) -> Similarity:
     if reference.dim != other.dim:
         raise ValueError(f"layer '{name}': factors of size {reference.dim} and {other.dim}")
-    own, others = inner_product(reference, reference), inner_product(other, other)
+    own = inner_product(reference, reference)
+    others = inner_product(other, other)
     both = inner_product(reference, other)
-    error = max(0.0, own + others - 2 * both)
+    if own == 0.0 and others == 0.0:
+        return Similarity(1.0, 0.0)
     if own == 0.0:
-        return Similarity(float(others == 0.0), 0.0 if others == 0.0 else float("inf"))
-    return Similarity(both / (own * others) ** 0.5 if others > 0 else 0.0, (error / own) ** 0.5)
+        return Similarity(0.0, float("inf"))
+    error = max(0.0, own + others - 2 * both)
+    cosine = both / (own * others) ** 0.5 if others > 0 else 0.0
+    return Similarity(cosine, (error / own) ** 0.5)
 
 
 def inner_product(first: Factor, second: Factor) -> float:
-    """tr(F S) of two factors of the same size, without forming either."""
+    """Return tr(F S) of two factors of the same size, without forming either."""
     match first, second:
         case IsotropicFactor(), _:
             return first.mean * second.trace
@@ -189,7 +205,8 @@ def inner_product(first: Factor, second: Factor) -> float:
         case DiagonalFactor(), DiagonalFactor():
             return float(first.values @ second.values)
         case Eigen(), Eigen():
-            overlap = (first.vectors.double().T @ second.vectors.double()).square()
+            overlap = first.vectors.double().T @ second.vectors.double()
+            overlap = overlap.square()
             above = (first.values - first.floor) @ overlap @ (second.values - second.floor)
             return float(above) + _isotropic_part(first, second)
         case Eigen(), DiagonalFactor():
@@ -200,57 +217,72 @@ def inner_product(first: Factor, second: Factor) -> float:
 
 
 def _isotropic_part(first: Eigen, second: Eigen) -> float:
-    """tr(F S) − tr(F' S') for F = F' + f I and S = S' + s I, where f and s are what eigenpairs left out average to."""
+    """Return tr(F S) − tr(F' S') for F = F' + f I and S = S' + s I.
+
+    f and s are the means of the eigenvalues that are left out.
+    """
     f, s, dim = first.floor, second.floor, first.dim
     return f * (second.trace - s * dim) + s * (first.trace - f * dim) + f * s * dim
 
 
 # --------------------------------------------------------------------------------------------------
-# The private data themselves as a probe: an upper reference for experiments, which voids every
-# guarantee.
+# The private data as a probe: an upper reference for experiments, which voids every guarantee.
 #
-# This is the one value under `curvature` that holds private tensors. Whatever uses it says so: the
-# plan has a caveat, ε is no guarantee and the card is stamped NOT PRIVATE.
+# This is the one value under `curvature` that holds private tensors. Every user of it says so: the
+# plan has a caveat, the reported ε is not valid and the card is marked NOT PRIVATE.
 
 
 @dataclass(frozen=True, eq=False)
-class PrivateOracle:
-    """Curvature of the private data, with their labels where `labels="given"`. NOT PRIVATE.
+class PrivateOracle(Probe):
+    """Curvature of the private data, with their labels with `labels="given"`. NOT PRIVATE.
 
     Attributes:
-        dataset: the private dataset: a tuple (inputs, labels) of tensors, or a map-style dataset of such pairs.
+        dataset: the private dataset: a tuple (inputs, labels) of tensors, or a map-style dataset of
+            such pairs.
     """
 
     dataset: Any
 
     def __post_init__(self) -> None:
         if isinstance(self.dataset, Tensor) or not hasattr(self.dataset, "__len__"):
-            raise ValueError("PrivateOracle needs a tuple (inputs, labels) of tensors or a map-style dataset of such pairs")
+            raise ValueError(
+                "PrivateOracle needs a tuple (inputs, labels) of tensors or a map-style dataset of "
+                "such pairs"
+            )
         if self._size < 1 or len(self._row(0)) != 2:
-            raise ValueError("PrivateOracle needs at least one example, each a pair of an input and a label")
+            raise ValueError(
+                "PrivateOracle needs at least one example, each a pair of an input and a label"
+            )
 
     @property
-    def _whole(self) -> tuple[Tensor, ...] | None:
-        held = self.dataset
-        return held if isinstance(held, tuple) and all(isinstance(x, Tensor) for x in held) else None
+    def _columns(self) -> tuple[Tensor, ...] | None:
+        data = self.dataset
+        if isinstance(data, tuple) and all(isinstance(x, Tensor) for x in data):
+            return data
+        return None
 
     @property
     def _size(self) -> int:
-        return len(self.dataset if self._whole is None else self._whole[0])
+        return len(self.dataset if self._columns is None else self._columns[0])
 
     def _row(self, index: int) -> tuple[Any, ...]:
-        return tuple(self.dataset[index] if self._whole is None else (x[index] for x in self._whole))
+        if self._columns is None:
+            return tuple(self.dataset[index])
+        return tuple(x[index] for x in self._columns)
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
-        """n private examples: distinct ones while there are enough, with replacement beyond that."""
-        draws = torch.randint(self._size, (n,), generator=generator)
-        chosen = torch.randperm(self._size, generator=generator)[:n] if n <= self._size else draws
+        """Return n private examples, distinct while there are enough, with replacement beyond."""
+        # Both are drawn for every n, so that the stream advances by the same numbers.
+        chosen = torch.randint(self._size, (n,), generator=generator)
+        if n <= self._size:
+            chosen = torch.randperm(self._size, generator=generator)[:n]
         rows = [self._row(int(i)) for i in chosen]
-        inputs, labels = (torch.stack([torch.as_tensor(row[k]).detach().cpu() for row in rows]) for k in (0, 1))
+        inputs = torch.stack([torch.as_tensor(row[0]).detach().cpu() for row in rows])
+        labels = torch.stack([torch.as_tensor(row[1]).detach().cpu() for row in rows])
         return inputs.float() if inputs.is_floating_point() else inputs, labels
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description; no hash of the contents, which are private."""
+        """Return plain values, without a hash of the contents, which are private."""
         return {
             "kind": type(self).__name__,
             "source": "private",

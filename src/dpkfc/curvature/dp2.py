@@ -3,12 +3,14 @@
 Phases of s steps alternate, beginning with a plain one:
 
     plain      step g̃ (clipped to C₁);  G += g̃          at its end  v ← γ v + (1 − γ)(G/s)²
-    adaptive   z_i = g_i ⊘ D,  D = √v,  clip_C₂(z_i),  + noise σ C₂;  the step is z̄ (nothing is mapped back)
+    adaptive   z_i = g_i ⊘ D,  D = √v,  clip_C₂(z_i),  + noise σ C₂;  the step is z̄
 
-v is a function of releases alone, so every step costs what a step of DP-SGD does. The noise of s averaged releases is left in
-v: its entries are too large by Φ/s with Φ the variance of the noise in one release; `corrected` subtracts it.
+v is a function of releases alone, so every step costs what a step of DP-SGD does. v keeps the noise
+of s averaged releases: its entries are too large by Φ/s, with Φ the variance of the noise in one
+release. `corrected` subtracts that.
 
-One C serves both phases: clipping g ⊘ D to C₂ is clipping (C₁/C₂) g ⊘ D to C₁, the same release but for that factor.
+One C serves both phases: clipping g ⊘ D to C₂ is clipping (C₁/C₂) g ⊘ D to C₁, which gives the same
+release up to that factor.
 
 Source: Li et al. (2023), Algorithm 1.
 """
@@ -23,9 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.base import check_choices, check_positive
+from dpkfc.curvature.base import (
+    Preconditioner,
+    PreconditionerState,
+    check_choices,
+    check_positive,
+)
 from dpkfc.curvature.damping import identity_row
-from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.curvature.probe_pass import Capture
 from dpkfc.linalg.metric import Metric
 
@@ -33,17 +39,19 @@ _PROBE = {"kind": "past releases", "source": "past releases"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DP2:
+class DP2(Preconditioner):
     """How a delayed preconditioner is made.
 
     Attributes:
         phase: s, steps of a phase; plain and adaptive ones alternate.
         decay: γ of the second moments over phases.
-        floor: least second moment, as a share of their mean over the model.
+        floor: least second moment, as a fraction of their mean over the model.
         clip_ratio: C₂ / C₁; `max_grad_norm` is C₁.
-        ratio: learning rate of adaptive phases over that of plain ones; see `learning_rate_factor`.
+        ratio: learning rate of adaptive phases over that of plain ones; see
+            `learning_rate_factor`.
         corrected: subtract Φ/s from the bias-corrected second moments before the floor.
-        scale: `unit` divides D by its root mean square, so that C and learning rate keep their meaning; `raw` takes D.
+        scale: `unit` divides D by its root mean square, so that C and learning rate keep their
+            meaning; `raw` takes D.
     """
 
     phase: int
@@ -60,59 +68,75 @@ class DP2:
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
         for name in ("floor", "clip_ratio", "ratio"):
-            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description for the plan's hash and the privacy card."""
-        more = {"probe": dict(_PROBE), "curvature_source": _PROBE["source"], "uses_private_data": False}
-        return {"name": "dp2", **asdict(self), **more}
+        """Return plain values for the plan's hash and the privacy card."""
+        own: dict[str, Any] = {"name": "dp2", **asdict(self)}
+        own["probe"] = dict(_PROBE)
+        own["curvature_source"] = _PROBE["source"]
+        own["uses_private_data"] = False
+        return own
+
+    @property
+    def uses_past_releases(self) -> bool:
+        """Whether a build reads what `observe` keeps of past releases: yes."""
+        return True
 
     def is_adaptive(self, step: int) -> bool:
-        """Whether a step (from 0) lies in an adaptive phase."""
+        """Return whether a step (from 0) lies in an adaptive phase."""
         return step // self.phase % 2 == 1
 
     def learning_rate_factor(self, step: int) -> float:
-        """What to multiply the learning rate of plain phases with at a step, as `LambdaLR` takes it.
+        """Return the factor of the learning rate at a step, as `LambdaLR` takes it.
 
-        1 in plain phases; `ratio · clip_ratio` in adaptive ones, where a release is C₁/C₂ times that of the paper.
+        The factor is 1 in plain phases and `ratio · clip_ratio` in adaptive ones, where a release
+        is C₁/C₂ times that of the paper.
         """
         return self.ratio * self.clip_ratio if self.is_adaptive(step) else 1.0
 
-    def due(self, step: int) -> bool:
-        """Whether a phase begins with this step (from 0)."""
+    def is_due(self, step: int) -> bool:
+        """Return whether a phase begins with this step (from 0)."""
         return step % self.phase == 0
 
     def observe(self, released: Any, past: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is kept of the releases, after one more.
+        """Return what is kept of past releases after one more.
 
         Args:
-            released: gradients, the variance of their noise, and the step they belong to.
-            past: as this function returned it last, empty at first.
+            released: gradients, the variance of their noise, and their step.
+            past: the last result of this function, empty at first.
 
         Returns:
-            `sum/<parameter>` and `count` of the plain phase that runs, `v/<parameter>` and `updates` of those that are
-            over, and `noise`, the variance of the noise in v without its decay.
+            `sum/<parameter>` and `count` of the present plain phase; `v/<parameter>` and `updates`
+            of the plain phases that have ended; `noise`, the variance of the noise in v.
         """
         if self.is_adaptive(released.step):
             return dict(past)
         with torch.no_grad():
             kept = {name: x for name, x in past.items() if not name.startswith("sum/")}
-            sums = {name: g.detach() + past.get(f"sum/{name}", 0.0) for name, g in released.gradients.items()}
-            count = past.get("count", torch.zeros((), dtype=torch.float64)) + 1
-            if not self.due(released.step + 1):
+            sums: dict[str, Tensor] = {}
+            for name, gradient in released.gradients.items():
+                sums[name] = gradient.detach() + past.get(f"sum/{name}", 0.0)
+            zero = torch.zeros((), dtype=torch.float64)
+            count = past.get("count", zero) + 1
+            if not self.is_due(released.step + 1):
                 return kept | {"count": count} | {f"sum/{name}": x for name, x in sums.items()}
-            variance = torch.as_tensor(float(released.noise_variance), dtype=torch.float64) / count.cpu()
-            kept["noise"] = self._averaged(past.get("noise"), variance)
-            kept["updates"] = past.get("updates", torch.zeros((), dtype=torch.float64)) + 1
-            kept["count"] = torch.zeros((), dtype=torch.float64)
-            new = {f"v/{n}": self._averaged(past.get(f"v/{n}"), (x / float(count)).square()) for n, x in sums.items()}
-        return kept | new
+            variance = torch.as_tensor(float(released.noise_variance), dtype=torch.float64)
+            kept["noise"] = self._average(past.get("noise"), variance / count.cpu())
+            kept["updates"] = past.get("updates", zero) + 1
+            kept["count"] = zero
+            for name, x in sums.items():
+                square = (x / float(count)).square()
+                kept[f"v/{name}"] = self._average(past.get(f"v/{name}"), square)
+        return kept
 
-    def _averaged(self, before: Tensor | None, new: Tensor) -> Tensor:
-        return (1 - self.decay) * new + (0.0 if before is None else self.decay * before.to(new.device))
+    def _average(self, before: Tensor | None, new: Tensor) -> Tensor:
+        past = 0.0 if before is None else self.decay * before.to(new.device)
+        return (1 - self.decay) * new + past
 
-    def build(
+    def build(  # type: ignore[override]
         self,
         model: nn.Module,
         capture: Capture,
@@ -121,8 +145,8 @@ class DP2:
         *,
         past: Mapping[str, Tensor],
         diagonal: Callable[[Mapping[str, Tensor]], Metric],
-    ) -> Preconditioner:
-        """The metric of the phase that this step begins: the identity, or 1/D.
+    ) -> PreconditionerState:
+        """Return the metric of the phase that this step begins: the identity, or 1/D.
 
         Args:
             model: not read.
@@ -134,29 +158,34 @@ class DP2:
         """
         v = {name.removeprefix("v/"): x for name, x in past.items() if name.startswith("v/")}
         if not (self.is_adaptive(step) and v):
-            why = "plain phase" if v or not self.is_adaptive(step) else "no release of a plain phase was seen"
-            return Preconditioner(metric={}, step=step, report=tuple(identity_row(name, why) for name in rules or {}))
+            why = "plain phase"
+            if self.is_adaptive(step):
+                why = "no release of a plain phase was seen"
+            report = tuple(identity_row(name, why) for name in rules or {})
+            return PreconditionerState(metric={}, step=step, report=report)
         roots, floored = self._roots(v, past)
         metric = diagonal({name: (1 / self.clip_ratio) / root for name, root in roots.items()})
-        rows = (self._row(name, floored) for name in metric)
-        return Preconditioner(metric=metric, step=step, report=tuple(rows))
+        note = f"from past releases; {floored:.0%} of all entries at the floor"
+        row = {"side": "weight", "kind": "diagonal"}
+        report = tuple({**identity_row(name, note), **row} for name in metric)
+        return PreconditionerState(metric=metric, step=step, report=report)
 
-    def _roots(self, v: Mapping[str, Tensor], past: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], float]:
-        """D of every parameter, and the share of entries at the floor."""
+    def _roots(
+        self, v: Mapping[str, Tensor], past: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], float]:
+        """Return D of every parameter, and the fraction of entries at the floor."""
         size = sum(x.numel() for x in v.values())
+        noise = 0.0
         if self.corrected:
             bias = 1 - self.decay ** float(past["updates"])
             v = {name: x / bias for name, x in v.items()}
+            noise = float(past["noise"]) / bias
         mean = sum(float(x.sum(dtype=torch.float64)) for x in v.values()) / size
         least = max(self.floor * mean, 1e-300)
-        noise = float(past["noise"]) / bias if self.corrected else 0.0
         moments = {name: (x.double() - noise).clamp(min=least) for name, x in v.items()}
         floored = sum(float((m <= least).sum()) for m in moments.values()) / size
         unit = 1.0
         if self.scale == "unit":
             unit = math.sqrt(sum(float(m.sum()) for m in moments.values()) / size)
-        return {name: (m.sqrt() / unit).to(v[name].dtype) for name, m in moments.items()}, floored
-
-    def _row(self, name: str, floored: float) -> dict[str, Any]:
-        note = f"from past releases; {floored:.0%} of all entries at the floor"
-        return {**identity_row(name, note), "side": "weight", "kind": "diagonal"}
+        roots = {name: (m.sqrt() / unit).to(v[name].dtype) for name, m in moments.items()}
+        return roots, floored

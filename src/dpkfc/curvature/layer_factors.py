@@ -1,48 +1,63 @@
-"""The factors of one layer: what it adds to them for each kind of block, in micro-batches."""
+"""The factors of one layer: what each kind of block adds to them, in micro-batches."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpkfc.curvature.factors import DiagonalFactor, Factor, FactorAccumulator, IsotropicFactor, Shared, is_empty
+from dpkfc.curvature.factors import (
+    DiagonalFactor,
+    Factor,
+    FactorAccumulator,
+    FactorCache,
+    IsotropicFactor,
+    is_empty,
+)
 from dpkfc.linalg.blocks import Block, Lookup, Outer, Patched, PerExample, Tied
-from dpkfc.linalg.metric import Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, Metric
+from dpkfc.linalg.metric import (
+    Diagonal,
+    Eigenbasis,
+    Elementwise,
+    Entry,
+    Identity,
+    Kronecker,
+    Metric,
+)
 
 # --------------------------------------------------------------------------------------------------
-# Which positions of a probe factors are formed from: those that are text, and of many only so many
-# as are needed.
+# The positions of a probe that factors are formed from: those that are text, and of many only a
+# sample.
 #
-# A d×d factor of a sequence or image layer is a mean over examples times positions, far more rows
-# than d as a rule. A few positions drawn from every example estimate it without bias: with L
-# positions of example n, k of them drawn without replacement, and weight L/k,
+# A d×d factor of a sequence or image layer is a mean over examples times positions, usually far
+# more rows than d. A few random positions of every example estimate it without bias. With L
+# positions of example n, k of them sampled without replacement, and weight L/k,
 #
-#     E[ Σ_(t drawn) (L/k) x_t x_tᵀ ] = Σ_t x_t x_tᵀ.
+#     E[ Σ_(t sampled) (L/k) x_t x_tᵀ ] = Σ_t x_t x_tᵀ.
 #
-# Where even one position of every example would be more rows than may be kept, m of the M pairs of
-# an example and a group are drawn in the same way, with weight M/m on top.
+# If even one position of every example is more rows than may be kept, m of the M pairs of an
+# example and a group are sampled in the same way, with weight M/m on top.
 #
-# Positions are drawn from a public stream of their own, so labels and inputs of the probe do not
+# Positions are sampled from a public stream of their own, so labels and inputs of the probe do not
 # depend on them. They belong to examples, not to micro-batches, and layers with the same number of
 # positions use the same ones.
 
-LEAST_ROWS = 4096  # fewer rows cost nothing worth saving
+LEAST_ROWS = 4096  # fewer rows are not worth sampling
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RowSubsample:
     """Rows of a layer's `[n * groups, T, d]`, flattened over its first two axes.
 
     Attributes:
         index: rows `[m]`, None for all.
-        weight: what each row's outer product counts, `[m]`, None for 1.
-        share: rows in this sum for each row of the whole, where all weights agree.
+        weight: weight of each row's outer product, `[m]`, None for 1.
+        share: rows in this sum for each row of the whole, if all weights agree.
         active: positions of the whole that count.
     """
 
@@ -51,28 +66,32 @@ class Chosen:
     share: float
     active: float
 
-    def of(self, x: Tensor) -> Tensor:
-        """The rows `[m, d]` of x `[n * groups, T, d]`, scaled so that their outer products carry the weights."""
-        return self.weighed(self.taken(x))
+    def select_weighted(self, x: Tensor) -> Tensor:
+        """Return the rows `[m, d]` of x `[n * groups, T, d]`, scaled to carry the weights."""
+        return self.weigh(self.select(x))
 
-    def taken(self, x: Tensor) -> Tensor:
-        """The rows `[m, d]` of x `[n * groups, T, d]` as they are."""
+    def select(self, x: Tensor) -> Tensor:
+        """Return the rows `[m, d]` of x `[n * groups, T, d]` as they are."""
+        if self.index is None:
+            return x.flatten(0, 1)
         # By two indices, so that a transposed x is not copied whole.
-        return x.flatten(0, 1) if self.index is None else x[self.index // x.shape[1], self.index % x.shape[1]]
+        return x[self.index // x.shape[1], self.index % x.shape[1]]
 
-    def weighed(self, rows: Tensor) -> Tensor:
-        """Rows `[m, d]` of these positions, scaled so that their outer products carry the weights."""
-        return rows if self.weight is None else rows * self.weight.sqrt().to(rows.dtype).unsqueeze(1)
+    def weigh(self, rows: Tensor) -> Tensor:
+        """Return rows `[m, d]` scaled so that their outer products carry the weights."""
+        if self.weight is None:
+            return rows
+        return rows * self.weight.sqrt().to(rows.dtype).unsqueeze(1)
 
 
-class Positions:
+class RowSubsampler:
     """The positions of one refresh.
 
     Args:
         generator: a public stream used for nothing else.
         size: examples in the probe.
-        rows_per_dim: a factor of size d is formed from about this many times d rows (`LEAST_ROWS` or more); None for
-            all positions.
+        rows_per_dim: a factor of size d is formed from about this many times d rows (`LEAST_ROWS`
+            or more); None for all positions.
     """
 
     def __init__(self, generator: torch.Generator, size: int, rows_per_dim: float | None) -> None:
@@ -80,38 +99,46 @@ class Positions:
         self._size = size
         self._rows_per_dim = rows_per_dim
         self._keys: dict[int, Tensor] = {}
-        self._held: dict[tuple[int, ...], Chosen] = {}
+        self._subsamples: dict[tuple[int, ...], RowSubsample] = {}
         self._rows = slice(0, 0)
         self._mask: Tensor | None = None
 
     def start(self, rows: slice, mask: Tensor | None) -> None:
-        """Turn to the examples of a micro-batch; mask is True `[n, T]` at their text."""
-        self._rows, self._mask, self._held = rows, mask, {}
+        """Start a micro-batch with these examples; mask is True `[n, T]` at their text."""
+        self._rows = rows
+        self._mask = mask
+        self._subsamples = {}
 
     def mask_of(self, positions: int) -> Tensor | None:
-        """The mask of a layer with so many positions, repeated where a module is used several times."""
-        if self._mask is None or positions % max(1, self._mask.shape[1]) or positions == 0:
+        """Return the mask of a layer with this many positions.
+
+        The mask repeats if the model calls a module several times.
+        """
+        if self._mask is None or positions == 0 or positions % max(1, self._mask.shape[1]):
             return None
         return self._mask.repeat(1, positions // self._mask.shape[1])
 
-    def chosen(self, x: Tensor, groups: int, dim: int, most: int | None = None) -> Chosen:
-        """The rows from which a factor of size `dim` is formed, for a layer's `[n * groups, T, d]`.
+    def subsample(self, x: Tensor, groups: int, dim: int, most: int | None = None) -> RowSubsample:
+        """Return the rows from which a factor is formed.
 
         Args:
-            x: the layer's, of the examples turned to.
+            x: `[n * groups, T, d]` of a layer, for the examples of this micro-batch.
             groups: of a convolution.
-            dim: of the factor.
-            most: rows of the whole probe, at most; None for any number.
+            dim: size of the factor.
+            most: largest number of rows of the whole probe; None for any.
         """
         positions = x.shape[1]
         key = (positions, groups, *self._wanted(positions, groups, dim, most))
-        if key not in self._held:
-            self._held[key] = self._choose(*key, x.device)
-        return self._held[key]
+        if key not in self._subsamples:
+            self._subsamples[key] = self._choose(*key, x.device)
+        return self._subsamples[key]
 
-    def _wanted(self, positions: int, groups: int, dim: int, most: int | None) -> tuple[int, int]:
-        """(positions k of each of some pairs of example and group, number of these pairs)."""
-        wanted, pairs = positions, self._size * groups
+    def _wanted(
+        self, positions: int, groups: int, dim: int, most: int | None
+    ) -> tuple[int, int]:
+        """Return positions k of each pair of example and group, and the number of these pairs."""
+        wanted = positions
+        pairs = self._size * groups
         if self._rows_per_dim is not None:
             rows = max(LEAST_ROWS, self._rows_per_dim * dim)
             wanted = min(positions, max(1, math.ceil(rows / pairs)))
@@ -119,39 +146,49 @@ class Positions:
             return wanted, pairs
         return min(wanted, max(1, most // pairs)), min(pairs, most)
 
-    def _choose(self, positions: int, groups: int, wanted: int, pairs: int, device: torch.device) -> Chosen:
-        n, mask, part = self._rows.stop - self._rows.start, self.mask_of(positions), pairs / (self._size * groups)
-        if wanted == positions and mask is None and part == 1:
-            return Chosen(None, None, 1.0, float(n * groups * positions))
-        active = torch.full((n,), positions) if mask is None else mask.sum(1).cpu()
+    def _choose(
+        self, positions: int, groups: int, wanted: int, pairs: int, device: torch.device
+    ) -> RowSubsample:
+        n = self._rows.stop - self._rows.start
+        mask = self.mask_of(positions)
+        fraction = pairs / (self._size * groups)
+        if wanted == positions and mask is None and fraction == 1:
+            return RowSubsample(None, None, 1.0, float(n * groups * positions))
+        active = torch.full((n,), positions)
         keys = self._keys_of(positions)[self._rows]
-        order = (keys if mask is None else keys.masked_fill(~mask.cpu(), math.inf)).argsort(1)[:, :wanted]
+        if mask is not None:
+            active = mask.sum(1).cpu()
+            keys = keys.masked_fill(~mask.cpu(), math.inf)
+        order = keys.argsort(1)[:, :wanted]
         taken = active.clamp(max=wanted)
-        valid = (torch.arange(wanted) < taken.unsqueeze(1)).unsqueeze(1).expand(n, groups, wanted)
-        if part < 1:
-            valid = valid & self._drawn(groups, pairs)[self._rows].unsqueeze(2)
-        weight = (active.double() / taken.clamp(min=1) / part).view(n, 1, 1).expand(n, groups, wanted)
+        is_taken = torch.arange(wanted) < taken.unsqueeze(1)
+        valid = is_taken.unsqueeze(1).expand(n, groups, wanted)
+        if fraction < 1:
+            valid = valid & self._sample_pairs(groups, pairs)[self._rows].unsqueeze(2)
         first = torch.arange(n * groups).view(n, groups, 1) * positions
         index = (first + order.unsqueeze(1))[valid]
         share = 1.0
-        weights: Tensor | None = weight[valid]
+        weights: Tensor | None = None
         if mask is None:
-            share, weights = part * wanted / positions, None
-        elif part == 1 and bool((active <= wanted).all()):
-            weights = None
-        weights = None if weights is None else weights.to(device)
-        return Chosen(index.to(device), weights, share, float(active.sum()) * groups)
+            share = fraction * wanted / positions
+        elif fraction < 1 or bool((active > wanted).any()):
+            weight = (active.double() / taken.clamp(min=1) / fraction).view(n, 1, 1)
+            weights = weight.expand(n, groups, wanted)[valid].to(device)
+        return RowSubsample(index.to(device), weights, share, float(active.sum()) * groups)
 
-    def _drawn(self, groups: int, pairs: int) -> Tensor:
-        """Which pairs of example and group are among so many that are drawn, `[size, groups]`, True or False."""
+    def _sample_pairs(self, groups: int, pairs: int) -> Tensor:
+        """Return which pairs of example and group are sampled, True or False `[size, groups]`."""
         generator = torch.Generator().manual_seed((self._seed - groups) % (1 << 63))
         order = torch.rand(self._size * groups, generator=generator).argsort()
-        drawn = torch.zeros(self._size * groups, dtype=torch.bool)
-        drawn[order[:pairs]] = True
-        return drawn.view(self._size, groups)
+        is_sampled = torch.zeros(self._size * groups, dtype=torch.bool)
+        is_sampled[order[:pairs]] = True
+        return is_sampled.view(self._size, groups)
 
     def _keys_of(self, positions: int) -> Tensor:
-        """One random number a position of every example, `[size, positions]`; the same for the same number of positions."""
+        """Return one random number a position of every example, `[size, positions]`.
+
+        The numbers are the same for the same number of positions.
+        """
         if positions not in self._keys:
             generator = torch.Generator().manual_seed((self._seed + positions) % (1 << 63))
             self._keys[positions] = torch.rand(self._size, positions, generator=generator)
@@ -168,30 +205,37 @@ KNOWN = (Outer, Patched, Lookup, PerExample, Tied)
 _CHUNK_ELEMENTS = 1 << 22
 
 
-def probe_norms(blocks: Mapping[str, Block], *metrics: Metric, last: int | None = None) -> list[Tensor]:
-    """‖P g_n‖ over all layers for each of several metrics, `[N]` in float64 on the CPU.
+def probe_norms(
+    blocks: Mapping[str, Block], *metrics: Metric, last: int | None = None
+) -> list[Tensor]:
+    """Return ‖P g_n‖ over all layers for each metric, `[N]` in float64 on the CPU.
 
-    Layers without an entry in a metric count as they are. Every block is looked up once, so a mapping that forms them
-    on demand holds one at a time.
+    Layers without an entry in a metric count as they are. Every block is looked up once, so a
+    mapping that forms blocks on demand holds one at a time.
 
     Args:
         blocks: of one micro-batch.
         metrics: one or more.
-        last: only so many examples at the end of it; None for all.
+        last: only this many of the last examples; None for all.
     """
     totals: list[Tensor] = []
     for name in blocks:
         block = blocks[name]
-        if not isinstance(block, KNOWN):  # keeps the identity in every metric; its share cannot be told here
+        # Other layers keep the identity in every metric, and their norms are unknown.
+        if not isinstance(block, KNOWN):
             continue
-        block = block if last is None else _tail(block, last)
+        if last is not None:
+            block = _last_examples(block, last)
         squares = [layer_squares(block, metric.get(name)).cpu() for metric in metrics]
-        totals = [total + s for total, s in zip(totals, squares, strict=True)] if totals else squares
+        if totals:
+            totals = [total + square for total, square in zip(totals, squares, strict=True)]
+        else:
+            totals = squares
     return [total.sqrt() for total in totals]
 
 
-def _tail(block: Block, count: int) -> Block:
-    """The last examples of a block."""
+def _last_examples(block: Block, count: int) -> Block:
+    """Return the last examples of a block."""
     match block:
         case Patched():
             return block.examples(slice(block.batch_size - count, block.batch_size))
@@ -203,37 +247,44 @@ def _tail(block: Block, count: int) -> Block:
         case PerExample():
             return PerExample({role: g[-count:] for role, g in block.grads.items()})
         case Tied():
-            lookup = replace(block.lookup, ids=block.lookup.ids[-count:], b=block.lookup.b[-count:])
-            return Tied(lookup, replace(block.outer, a=block.outer.a[-count:], b=block.outer.b[-count:]))
+            lookup, outer = block.lookup, block.outer
+            lookup = replace(lookup, ids=lookup.ids[-count:], b=lookup.b[-count:])
+            return Tied(lookup, replace(outer, a=outer.a[-count:], b=outer.b[-count:]))
     return block
 
 
 def layer_squares(block: Block, entry: Entry | None) -> Tensor:
-    """‖P g_n‖² of one layer, `[N]` in float64."""
-    if isinstance(block, Patched):  # a few examples' patches at a time
+    """Return ‖P g_n‖² of one layer, `[N]` in float64."""
+    if isinstance(block, Patched):
+        # The patches of a few examples at a time.
         step = max(1, _CHUNK_ELEMENTS // (block.b.shape[1] * block.d_in * block.groups))
-        ends = range(0, block.batch_size, step)
-        parts = (block.examples(slice(start, min(block.batch_size, start + step))) for start in ends)
-        return torch.cat([layer_squares(part.explicit(), entry) for part in parts])
+        pieces = []
+        for start in range(0, block.batch_size, step):
+            part = block.examples(slice(start, min(block.batch_size, start + step)))
+            pieces.append(layer_squares(part.explicit(), entry))
+        return torch.cat(pieces)
     if isinstance(entry, Eigenbasis):
         return _eigenbasis_squares(block, entry)
+    factors = entry if isinstance(entry, Kronecker) else Kronecker()
     match block:
         case PerExample():
             scale = entry.scale if isinstance(entry, Elementwise) else {}
-            mapped = [g * scale[role] if role in scale else g for role, g in block.grads.items()]
-            return torch.stack([_squares(g.reshape(len(g), -1)) for g in mapped]).sum(0)
+            squares = []
+            for role, g in block.grads.items():
+                mapped = g * scale[role] if role in scale else g
+                squares.append(_squares(mapped.reshape(len(g), -1)))
+            return torch.stack(squares).sum(0)
         case Lookup():
-            return _lookup_squares(block, entry if isinstance(entry, Kronecker) else Kronecker())
+            return _lookup_squares(block, factors)
         case Outer():
-            squares = _outer_squares(block.explicit(), entry if isinstance(entry, Kronecker) else Kronecker())
-            return squares.view(-1, block.groups).sum(1)
+            return _outer_squares(block.explicit(), factors).view(-1, block.groups).sum(1)
         case Tied():
-            return _tied_squares(block, entry if isinstance(entry, Kronecker) else Kronecker())
+            return _tied_squares(block, factors)
     raise ValueError(f"norms of a {type(block).__name__} are not known here")
 
 
 def _eigenbasis_squares(block: Block, entry: Eigenbasis) -> Tensor:
-    """By formed gradients, a few examples at a time."""
+    """Return ‖P g_n‖² from formed gradients, a few examples at a time."""
     entry = entry.complete()
     match block:
         case Lookup():
@@ -245,7 +296,8 @@ def _eigenbasis_squares(block: Block, entry: Eigenbasis) -> Tensor:
             count = block.batch_size
             pieces = []
             for start in range(0, count, step):
-                part = _tail(_head(block, min(count, start + step)), min(step, count - start))
+                first = _first_examples(block, min(count, start + step))
+                part = _last_examples(first, min(step, count - start))
                 assert isinstance(part, Outer | Tied)
                 z = entry.rotate(part.per_example()) * entry.scale
                 pieces.append(_squares(z.flatten(1)).view(-1, groups).sum(1))
@@ -253,40 +305,47 @@ def _eigenbasis_squares(block: Block, entry: Eigenbasis) -> Tensor:
     raise ValueError(f"norms of a {type(block).__name__} are not known in an eigenbasis")
 
 
-def _head(block: Outer | Tied, count: int) -> Outer | Tied:
-    """The first examples of a block."""
+def _first_examples(block: Outer | Tied, count: int) -> Outer | Tied:
+    """Return the first examples of a block."""
     if isinstance(block, Outer):
-        return replace(block, a=block.a[: count * block.groups], b=block.b[: count * block.groups])
-    lookup = replace(block.lookup, ids=block.lookup.ids[:count], b=block.lookup.b[:count])
-    return Tied(lookup, replace(block.outer, a=block.outer.a[:count], b=block.outer.b[:count]))
+        rows = count * block.groups
+        return replace(block, a=block.a[:rows], b=block.b[:rows])
+    lookup, outer = block.lookup, block.outer
+    lookup = replace(lookup, ids=lookup.ids[:count], b=lookup.b[:count])
+    return Tied(lookup, replace(outer, a=outer.a[:count], b=outer.b[:count]))
 
 
 def _squares(x: Tensor) -> Tensor:
-    """Σ x² over the last axis without overflow or underflow in float32."""
+    """Return Σ x² over the last axis without overflow or underflow in float32."""
     return x.double().square().sum(-1)
 
 
 def _outer_squares(block: Outer, entry: Kronecker) -> Tensor:
-    """`[N * groups]`, from the cheaper of Gram matrices and materialised gradients."""
+    """Return `[N * groups]`, from Gram matrices or formed gradients, whichever costs less."""
     positions, d_in, d_out = block.a.shape[1], block.a.shape[2], block.b.shape[2]
     if positions == 1:
-        return _squares(entry.input.apply(block.a[:, 0])) * _squares(entry.output.apply(block.b[:, 0]))
-    gram = positions * (d_in + d_out) < d_in * d_out
-    size = positions * (positions + d_in + d_out) if gram else d_in * d_out
+        inputs = _squares(entry.input.apply(block.a[:, 0]))
+        return inputs * _squares(entry.output.apply(block.b[:, 0]))
+    has_small_gram = positions * (d_in + d_out) < d_in * d_out
+    size = d_in * d_out
+    if has_small_gram:
+        size = positions * (positions + d_in + d_out)
     step = max(1, _CHUNK_ELEMENTS // size)
     pieces = []
     for start in range(0, block.a.shape[0], step):
-        a, b = block.a[start : start + step], block.b[start : start + step]
-        if gram:
+        a = block.a[start : start + step]
+        b = block.b[start : start + step]
+        if has_small_gram:
             a, b = entry.input.apply(a), entry.output.apply(b)
-            pieces.append((torch.bmm(a, a.mT).double() * torch.bmm(b, b.mT).double()).sum((1, 2)).clamp(min=0))
+            products = torch.bmm(a, a.mT).double() * torch.bmm(b, b.mT).double()
+            pieces.append(products.sum((1, 2)).clamp(min=0))
         else:
             pieces.append(_squares(entry.whiten(torch.bmm(b.mT, a)).flatten(1)))
     return torch.cat(pieces)
 
 
 def _lookup_squares(block: Lookup, entry: Kronecker) -> Tensor:
-    """Rows with the same id add up first: a Gram matrix restricted to equal ids."""
+    """Return `[N]`; rows with the same id add up first, by a Gram matrix of equal ids."""
     b = entry.output.apply(block.b).double()
     match entry.input:
         case Diagonal():
@@ -306,7 +365,7 @@ def _lookup_squares(block: Lookup, entry: Kronecker) -> Tensor:
 
 
 def _tied_squares(block: Tied, entry: Kronecker) -> Tensor:
-    """‖z‖² of the sum of both uses: that of the lookup, that of the head, and twice their inner product."""
+    """Return ‖z‖² of the sum of both uses: their squares, and twice their inner product."""
     if not isinstance(entry.output, Identity):
         raise ValueError("the output side of a tied embedding must be the identity")
     lookup, outer = block.lookup, block.outer
@@ -319,7 +378,8 @@ def _tied_squares(block: Tied, entry: Kronecker) -> Tensor:
     cross = []
     for start in range(0, outer.a.shape[0], step):
         part = slice(start, start + step)
-        a, c = entry.input.apply(outer.a[part]).double(), entry.input.apply(lookup.b[part]).double()
+        a = entry.input.apply(outer.a[part]).double()
+        c = entry.input.apply(lookup.b[part]).double()
         ids = lookup.ids[part].unsqueeze(1).expand(-1, positions, -1)
         cross.append((torch.bmm(a, c.mT) * outer.b[part].gather(2, ids)).sum((1, 2)))
     return (squares + 2 * entry.output.factor**2 * torch.cat(cross)).clamp(min=0)
@@ -329,18 +389,19 @@ def _tied_squares(block: Tied, entry: Kronecker) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Structure:
+class FactorOptions:
     """How factors are formed.
 
     Attributes:
         sharing: expand or reduce, for layers with several positions.
         sides: both, input or output; the other side becomes isotropic.
         max_factor_size: largest matrix that is decomposed.
-        oversize: what a wider side with more rows than that becomes, diagonal or identity (isotropic); low_rank draws so many.
-        decays: whether refreshes before leave something in the factors.
+        oversize: form of a wider side with more rows: diagonal, identity (isotropic), or low_rank,
+            which samples that many rows.
+        decays: whether sums of earlier refreshes are kept.
         rules: kinds of layers that are preconditioned, None for all; the others become isotropic.
         kinds: layer name to kind, as far as known.
-        rows_per_dim: see `Positions`.
+        rows_per_dim: see `RowSubsampler`.
     """
 
     sharing: str = "expand"
@@ -353,10 +414,17 @@ class Structure:
     rows_per_dim: float | None = None
 
     def shape_of(self, side: str, rule: str | None) -> str:
-        """full or isotropic, for the `input` or `output` side or the elementwise scale of a layer."""
-        left_out = self.rules is not None and rule not in self.rules
-        other = self.sides != "both" and side in ("input", "output") and side != self.sides
-        return "isotropic" if left_out or other else "full"
+        """Return full or isotropic.
+
+        Args:
+            side: `input` or `output`, or `elementwise` for the scale of a layer.
+            rule: kind of the layer.
+        """
+        if self.rules is not None and rule not in self.rules:
+            return "isotropic"
+        if self.sides != "both" and side in ("input", "output") and side != self.sides:
+            return "isotropic"
+        return "full"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,7 +436,7 @@ class LayerFactors:
         sides: `input` and `output`, or one diagonal factor per role of an elementwise layer.
         shapes: size of each side, or shape of the parameter of each role.
         dtype, device: of the layer's gradients.
-        notes: side to what became of it, where that needs saying.
+        notes: side to a note on what became of it.
     """
 
     kind: str
@@ -378,39 +446,42 @@ class LayerFactors:
     device: torch.device = torch.device("cpu")
     notes: Mapping[str, str] = field(default_factory=dict)
 
+    def kind_of(self, side: str) -> str:
+        """Return the kind of a side, among whose sides mean eigenvalues are comparable."""
+        return "elementwise" if self.kind == "elementwise" else side
+
     def normalised(self) -> LayerFactors:
-        """Every factor divided by its mean eigenvalue; an empty factor stays as it is."""
-        sides = {name: f if is_empty(f) else f.scaled(1 / f.mean) for name, f in self.sides.items()}
+        """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""
+        sides: dict[str, Factor] = {}
+        for name, factor in self.sides.items():
+            sides[name] = factor if is_empty(factor) else factor.scaled(1 / factor.mean)
         return replace(self, sides=sides)
 
 
-def filled(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFactors]:
-    """The factors with every empty side replaced by the multiple of the identity that the other layers have on average.
+def fill_empty_sides(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFactors]:
+    """Replace every empty side by the multiple of the identity that other layers have on average.
 
-    A side without a gradient (the output side of a LoRA adapter before its first step, a dead layer) has no direction to
-    whiten and no scale of its own. The geometric mean of the other layers' mean eigenvalues keeps the layer in their
-    units until a later refresh sees its gradient. Sides stay empty where all of their kind are.
+    A side without a gradient (the output side of a LoRA adapter before its first step, a dead
+    layer) has no direction to whiten and no scale of its own. The geometric mean of the other
+    layers' mean eigenvalues keeps the layer in their units until a later refresh sees its gradient.
+    Sides stay empty if all of their kind are.
     """
-    means: dict[str, list[float]] = {}
-    for _, kind, factor in _sides(layers):
-        if not is_empty(factor):
-            means.setdefault(kind, []).append(math.log(factor.mean))
-    usual = {kind: math.exp(sum(logs) / len(logs)) for kind, logs in means.items()}
-    found = {}
-    for name, factors in layers.items():
-        sides = {
-            side: IsotropicFactor(factor.dim, usual[kind]) if is_empty(factor) and kind in usual else factor
-            for side, kind, factor in _sides({name: factors})
-        }
-        found[name] = replace(factors, sides=sides)
-    return found
-
-
-def _sides(layers: Mapping[str, LayerFactors]) -> Iterable[tuple[str, str, Factor]]:
-    """Side, what it is compared with, and factor."""
+    logarithms: dict[str, list[float]] = {}
     for factors in layers.values():
         for side, factor in factors.sides.items():
-            yield side, side if factors.kind != "elementwise" else "elementwise", factor
+            if not is_empty(factor):
+                logarithms.setdefault(factors.kind_of(side), []).append(math.log(factor.mean))
+    means = {kind: math.exp(sum(logs) / len(logs)) for kind, logs in logarithms.items()}
+    filled: dict[str, LayerFactors] = {}
+    for name, factors in layers.items():
+        sides: dict[str, Factor] = {}
+        for side, factor in factors.sides.items():
+            kind = factors.kind_of(side)
+            sides[side] = factor
+            if is_empty(factor) and kind in means:
+                sides[side] = IsotropicFactor(factor.dim, means[kind])
+        filled[name] = replace(factors, sides=sides)
+    return filled
 
 
 class LayerAccumulator:
@@ -418,24 +489,25 @@ class LayerAccumulator:
 
     Args:
         block: the first block; it is not added yet.
-        structure: how factors are formed.
-        rule: the layer's rule, None where it does not matter.
-        positions: which rows to use; None for all.
-        shared: what is formed once for several layers; None shares nothing.
+        options: how factors are formed.
+        rule: the layer's kind, None if it does not matter.
+        subsampler: the rows to use; None for all.
+        shared: results that several layers share; None shares nothing.
     """
 
     def __init__(
         self,
         block: Block,
-        structure: Structure,
+        options: FactorOptions,
         rule: str | None = None,
-        positions: Positions | None = None,
-        shared: Shared | None = None,
+        subsampler: RowSubsampler | None = None,
+        shared: FactorCache | None = None,
     ) -> None:
-        self._structure = structure
-        self._positions = positions
+        self._options = options
+        self._subsampler = subsampler
         self._shared = shared
-        self._dtype, self._device = torch.float32, torch.device("cpu")
+        self._dtype = torch.float32
+        self._device = torch.device("cpu")
         match block:
             case PerExample():
                 self.kind = "elementwise"
@@ -452,19 +524,24 @@ class LayerAccumulator:
             case _:
                 raise TypeError(f"no factors are known for a {type(block).__name__}")
         self._shapes: dict[str, tuple[int, ...]] = shapes
-        self._sides = {name: self._side(name, math.prod(shape), rule) for name, shape in shapes.items()}
+        self._sides: dict[str, FactorAccumulator] = {}
+        for side, side_shape in shapes.items():
+            self._sides[side] = self._make_side(side, math.prod(side_shape), rule)
 
-    def _side(self, name: str, dim: int, rule: str | None) -> FactorAccumulator:
-        shape = self._structure.shape_of(name if self.kind != "elementwise" else "elementwise", rule)
+    def _make_side(self, name: str, dim: int, rule: str | None) -> FactorAccumulator:
+        is_elementwise = self.kind == "elementwise"
+        shape = self._options.shape_of("elementwise" if is_elementwise else name, rule)
         if shape == "full":
-            diagonal = self.kind == "elementwise" or (self.kind, name) == ("lookup", "input")
-            shape = "diagonal" if diagonal else "isotropic" if (self.kind, name) == ("tied", "output") else "full"
+            if is_elementwise or (self.kind, name) == ("lookup", "input"):
+                shape = "diagonal"
+            elif (self.kind, name) == ("tied", "output"):
+                shape = "isotropic"
         return FactorAccumulator(
             dim,
             shape=shape,
-            max_size=self._structure.max_factor_size,
-            oversize=self._structure.oversize,
-            decays=self._structure.decays,
+            max_size=self._options.max_factor_size,
+            oversize=self._options.oversize,
+            decays=self._options.decays,
             shared=self._shared if name == "input" else None,
         )
 
@@ -478,7 +555,8 @@ class LayerAccumulator:
             case PerExample():
                 for role, g in block.grads.items():
                     self._note_kind(g)
-                    self._sides[role].add(_at_least_float32(g).reshape(len(g), -1), block.batch_size)
+                    rows = _at_least_float32(g).reshape(len(g), -1)
+                    self._sides[role].add(rows, block.batch_size)
             case Lookup():
                 self._note_kind(block.b)
                 self._sides["input"].add_diagonal(*self._reads(block))
@@ -492,7 +570,7 @@ class LayerAccumulator:
                 self._add_tied(block)
 
     def add_inputs(self, block: Block) -> None:
-        """Add what the layer has read in a probe micro-batch that was not differentiated; `add` says of what shape.
+        """Add the inputs of the layer in a probe micro-batch that was not differentiated.
 
         Raises:
             ValueError: as `add`.
@@ -506,171 +584,226 @@ class LayerAccumulator:
                 self._sides["input"].add(*self._input_rows(block))
 
     def _note_kind(self, gradient: Tensor) -> None:
-        self._dtype, self._device = _at_least_float32(gradient).dtype, gradient.device
+        self._dtype = _at_least_float32(gradient).dtype
+        self._device = gradient.device
 
-    def _chosen(self, x: Tensor, groups: int, side: str, uses: int = 1) -> Chosen:
-        """The rows that a side is formed of; `uses` of them are added for one parameter."""
-        if self._positions is None:
-            return Chosen(None, None, 1.0, float(x.shape[0] * x.shape[1]))
-        most = self._sides[side].most_rows
-        return self._positions.chosen(x, groups, self._sides[side].dim, None if most is None else max(1, most // uses))
+    def _subsample(self, x: Tensor, groups: int, side: str, uses: int = 1) -> RowSubsample:
+        """Return the rows that a side is formed of.
 
-    def _some(self, rows: Tensor, groups: int, side: str, uses: int = 1) -> tuple[Tensor, float]:
-        """(rows, share) of rows `[n * groups, d]` of which there is one an example: all, but where a side may keep fewer."""
+        Args:
+            x: `[n * groups, T, d]`.
+            groups: of a convolution.
+            side: of the layer.
+            uses: how often rows are added for one parameter.
+        """
+        if self._subsampler is None:
+            return RowSubsample(None, None, 1.0, float(x.shape[0] * x.shape[1]))
+        accumulator = self._sides[side]
+        most = accumulator.most_rows
+        if most is not None:
+            most = max(1, most // uses)
+        return self._subsampler.subsample(x, groups, accumulator.dim, most)
+
+    def _limit(self, rows: Tensor, groups: int, side: str, uses: int = 1) -> tuple[Tensor, float]:
+        """Return rows of `[n * groups, d]` and their share: all, unless a side may keep fewer."""
         if self._sides[side].most_rows is None:
             return rows, 1.0
-        chosen = self._chosen(rows.unsqueeze(1), groups, side, uses)
-        return chosen.of(rows.unsqueeze(1)), chosen.share
+        subsample = self._subsample(rows.unsqueeze(1), groups, side, uses)
+        return subsample.select_weighted(rows.unsqueeze(1)), subsample.share
 
     def _weights(self, x: Tensor, groups: int = 1) -> Tensor | None:
-        """1 at the positions of x `[n * groups, T, d]` that are text and 0 at the others; None where all are."""
-        mask = None if self._positions is None else self._positions.mask_of(x.shape[1])
-        return None if mask is None else mask.repeat_interleave(groups, 0).to(x.device, x.dtype).unsqueeze(-1)
+        """Return 1 at text positions of x `[n * groups, T, d]` and 0 elsewhere; None for all 1."""
+        mask = None if self._subsampler is None else self._subsampler.mask_of(x.shape[1])
+        if mask is None:
+            return None
+        return mask.repeat_interleave(groups, 0).to(x.device, x.dtype).unsqueeze(-1)
 
     def _input_rows(self, block: Outer | Patched) -> tuple[Tensor, float]:
-        """(rows, divisor) of A from `[N * groups, T, d_in]`; of patches those that are chosen alone are formed."""
-        if self._structure.sharing == "reduce":
+        """Return rows and divisor of A from `[N * groups, T, d_in]`.
+
+        Only the patches of sampled rows are formed.
+        """
+        if self._options.sharing == "reduce":
             whole = block.explicit() if isinstance(block, Patched) else block
-            mean, share = self._some(self._mean(_at_least_float32(whole.a), block.groups), block.groups, "input")
-            return _with_ones(mean) if whole.homogeneous else mean, len(block.b) * share
-        chosen = self._chosen(block.b, block.groups, "input")
-        if isinstance(block, Patched):
-            rows = block.explicit().a.flatten(0, 1) if chosen.index is None else block.rows(chosen.index)
-            ones = block.homogeneous and chosen.index is not None
+            mean = self._mean(_at_least_float32(whole.a), block.groups)
+            rows, share = self._limit(mean, block.groups, "input")
+            return _with_ones(rows) if whole.homogeneous else rows, len(block.b) * share
+        subsample = self._subsample(block.b, block.groups, "input")
+        has_ones = block.homogeneous
+        if not isinstance(block, Patched):
+            rows = subsample.select(block.a)
+        elif subsample.index is None:
+            # These patches have their ones already.
+            rows = block.explicit().a.flatten(0, 1)
+            has_ones = False
         else:
-            rows, ones = chosen.taken(block.a), block.homogeneous
+            rows = block.rows(subsample.index)
         rows = _at_least_float32(rows)
-        return chosen.weighed(_with_ones(rows) if ones else rows), len(block.b) * chosen.share
+        if has_ones:
+            rows = _with_ones(rows)
+        return subsample.weigh(rows), len(block.b) * subsample.share
 
     def _output_rows(self, b: Tensor, groups: int) -> tuple[Tensor, float]:
-        """(rows, divisor) of G from `[N * groups, T, d_out]`."""
+        """Return rows and divisor of G from `[N * groups, T, d_out]`."""
         b = _at_least_float32(b)
-        if self._structure.sharing == "reduce":
-            rows, share = self._some(self._summed(b, groups), groups, "output")
+        if self._options.sharing == "reduce":
+            rows, share = self._limit(self._sum(b, groups), groups, "output")
             return rows, b.shape[0] * share
-        chosen = self._chosen(b, groups, "output")
-        return chosen.of(b), chosen.active * chosen.share
+        subsample = self._subsample(b, groups, "output")
+        return subsample.select_weighted(b), subsample.active * subsample.share
 
     def _reads(self, block: Lookup) -> tuple[Tensor, float, float]:
-        """Diagonal of Σ_n a aᵀ for one-hot inputs, `[num_rows]` (how often each row is read), divisor and number of reads."""
+        """Return the diagonal of Σ_n a aᵀ for one-hot inputs, its divisor and the number of reads.
+
+        The diagonal `[num_rows]` says how often each row is read.
+        """
         weights = self._weights(block.b)
-        kept = torch.ones_like(block.ids, dtype=torch.bool) if weights is None else weights.squeeze(-1) > 0
-        reads = float(kept.sum())
-        if self._structure.sharing == "expand":
-            return torch.bincount(block.ids[kept], minlength=block.num_rows), block.batch_size, reads
+        if weights is None:
+            is_text = torch.ones_like(block.ids, dtype=torch.bool)
+        else:
+            is_text = weights.squeeze(-1) > 0
+        reads = float(is_text.sum())
+        if self._options.sharing == "expand":
+            counts = torch.bincount(block.ids[is_text], minlength=block.num_rows)
+            return counts, block.batch_size, reads
         total = torch.zeros(block.num_rows, dtype=torch.float64, device=block.ids.device)
-        for ids, own in zip(block.ids, kept, strict=True):
+        for ids, own in zip(block.ids, is_text, strict=True):
             counts = torch.bincount(ids[own], minlength=block.num_rows)
             total += (counts / own.sum().clamp(min=1)).square()
         return total, block.batch_size, reads
 
     def _add_tied(self, block: Tied) -> None:
-        """Both uses of one weight `[V, d]`, as contributions to E gᵀg; the rows V carry a trace of one."""
-        c, a, b = (_at_least_float32(x) for x in (block.lookup.b, block.outer.a, block.outer.b))
-        self._sides["output"].add_diagonal(b.new_full((block.lookup.num_rows,), 1 / block.lookup.num_rows), 1.0)
-        whole, pieces, uses = float(block.batch_size), [], 2
-        lengths = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
-        for x, scale in ((c, None), (a, lengths)):
+        """Add both uses of one weight `[V, d]` to E gᵀg; the rows V carry a trace of one."""
+        c = _at_least_float32(block.lookup.b)
+        a = _at_least_float32(block.outer.a)
+        b = _at_least_float32(block.outer.b)
+        vocabulary = block.lookup.num_rows
+        self._sides["output"].add_diagonal(b.new_full((vocabulary,), 1 / vocabulary), 1.0)
+        norms = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
+        pieces = []
+        for x, scale in ((c, None), (a, norms)):
             if x.shape[1] == 0:
                 continue
-            if self._structure.sharing == "reduce":
-                # The gradient of the two sums over positions: Σ c and, for the head, (Σ b) ⊗ (mean a).
-                rows, share = self._some(self._summed(x) if scale is None else self._reduced_head(x, b), 1, "input", uses)
-                rows = rows / math.sqrt(share)
+            if self._options.sharing == "reduce":
+                # The gradient of both sums over positions: Σ c, and (Σ b) ⊗ (mean a) for the head.
+                reduced = self._sum(x) if scale is None else self._reduce_head(x, b)
+                rows, share = self._limit(reduced, 1, "input", uses=2)
             else:
-                chosen = self._chosen(x, 1, "input", uses)
-                rows = chosen.of(x if scale is None else x * scale) / math.sqrt(chosen.share)
-            pieces.append(rows)
+                subsample = self._subsample(x, 1, "input", uses=2)
+                rows = subsample.select_weighted(x if scale is None else x * scale)
+                share = subsample.share
+            pieces.append(rows / math.sqrt(share))
         if pieces:
-            self._sides["input"].add(torch.cat(pieces), whole)
+            self._sides["input"].add(torch.cat(pieces), float(block.batch_size))
 
-    def _reduced_head(self, a: Tensor, b: Tensor) -> Tensor:
-        return self._mean(a) * torch.linalg.vector_norm(self._summed(b), dim=-1, keepdim=True)
+    def _reduce_head(self, a: Tensor, b: Tensor) -> Tensor:
+        return self._mean(a) * torch.linalg.vector_norm(self._sum(b), dim=-1, keepdim=True)
 
-    def _summed(self, x: Tensor, groups: int = 1) -> Tensor:
-        """Σ_t x over the text, `[n * groups, d]`."""
+    def _sum(self, x: Tensor, groups: int = 1) -> Tensor:
+        """Return Σ_t x over the text, `[n * groups, d]`."""
         weights = self._weights(x, groups)
         return (x if weights is None else x * weights).sum(1)
 
     def _mean(self, x: Tensor, groups: int = 1) -> Tensor:
-        """mean_t x over the text, `[n * groups, d]`."""
+        """Return mean_t x over the text, `[n * groups, d]`."""
         weights = self._weights(x, groups)
-        return x.mean(1) if weights is None else (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+        if weights is None:
+            return x.mean(1)
+        return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
 
-    def apart(self, shared: Shared | None = None) -> LayerAccumulator:
-        """A copy without the positions of the probe, which may go to another process; `shared`: what is formed once there."""
+    def _cache_of(self, side: str, shared: FactorCache | None) -> FactorCache | None:
+        """Return the cache of a side: only input factors are shared between layers."""
+        return shared if side == "input" else None
+
+    def detached_copy(self, shared: FactorCache | None = None) -> LayerAccumulator:
+        """Return a copy that can go to another process: without subsampler, with this cache."""
         twin = copy.copy(self)
-        twin._positions, twin._shared = None, shared
-        twin._sides = {name: side.apart(shared if name == "input" else None) for name, side in self._sides.items()}
+        twin._subsampler = None
+        twin._shared = shared
+        twin._sides = {}
+        for name, side in self._sides.items():
+            twin._sides[name] = side.detached_copy(self._cache_of(name, shared))
         return twin
 
-    def take_in(self, other: LayerAccumulator) -> None:
-        """Add what another one has added up of the same layer, as if its blocks had come after the own ones."""
+    def merge(self, other: LayerAccumulator) -> None:
+        """Add the sums of another accumulator of the layer, as if its blocks had come later."""
         for name, side in self._sides.items():
-            side.take_in(other._sides[name])
+            side.merge(other._sides[name])
 
     @property
     def sides(self) -> Mapping[str, FactorAccumulator]:
-        """What each side, or role of an elementwise layer, has added up."""
+        """Side, or role of an elementwise layer, to its sums."""
         return self._sides
 
-    def after(self, past: Mapping[str, FactorAccumulator], share: float) -> LayerAccumulator:
-        """A copy on top of what an earlier refresh has added up, which counts `share` of what it did."""
+    def with_history(
+        self, past: Mapping[str, FactorAccumulator], share: float
+    ) -> LayerAccumulator:
+        """Return a copy that adds the sums of earlier refreshes, with the weight `share`."""
         twin = copy.copy(self)
         twin._sides = {}
         for name, side in self._sides.items():
-            shared = self._shared if name == "input" else None
-            twin._sides[name] = past[name].decayed(share, shared) if name in past else side.apart(shared)
+            shared = self._cache_of(name, self._shared)
             if name in past:
-                twin._sides[name].take_in(side)
+                twin._sides[name] = past[name].decayed(share, shared)
+                twin._sides[name].merge(side)
+            else:
+                twin._sides[name] = side.detached_copy(shared)
         return twin
 
     def cost(self, parts: int) -> float:
-        """What its decompositions cost, in multiplications, once so many parts of about this size have been joined."""
+        """Return the multiplications of all decompositions after so many parts are joined."""
         return 1.0 + sum(side.cost(parts) for side in self._sides.values())
 
     @property
     def full_cost(self) -> float:
-        """What complete bases of its sides cost."""
+        """Cost of complete bases of all sides."""
         return sum(float(math.prod(shape)) ** 3 for shape in self._shapes.values())
 
     def result(self, keep: Callable[[str], int | None] | None = None) -> LayerFactors:
-        """The layer's factors.
+        """Return the layer's factors.
 
         Args:
-            keep: maps a side to the eigenpairs wanted of it where it is wide, and the trace of the rest; None for all.
+            keep: maps a side to the eigenpairs wanted of a wide one, besides the trace of the rest;
+                None for all.
         """
-        sides = {name: side.result(None if keep is None else keep(name)) for name, side in self._sides.items()}
+        sides: dict[str, Factor] = {}
+        notes: dict[str, str] = {}
+        for name, side in self._sides.items():
+            sides[name] = side.result(None if keep is None else keep(name))
+            if side.note:
+                notes[name] = side.note
         if self.kind == "lookup":
-            sides["input"] = _smoothed(sides["input"], self._sides["input"].reads)
+            sides["input"] = _smooth_reads(sides["input"], self._sides["input"].reads)
         return LayerFactors(
             kind=self.kind,
             sides=sides,
             shapes=self._shapes,
             dtype=self._dtype,
             device=self._device,
-            notes={name: side.note for name, side in self._sides.items() if side.note},
+            notes=notes,
         )
 
 
 def is_known(block: Any) -> bool:
-    """Whether factors can be formed of a block; others keep the identity."""
+    """Return whether factors can be formed of a block; other layers keep the identity."""
     return isinstance(block, KNOWN)
 
 
-def _smoothed(factor: Factor, read: float) -> Factor:
-    """The diagonal of an embedding with one more read of every row, in the same trace.
+def _smooth_reads(factor: Factor, reads: float) -> Factor:
+    """Return the diagonal of an embedding with one more read of every row, in the same trace.
 
-    A probe that reads a large vocabulary meets most rows once or not at all, by chance. Without this a row that was met
-    would be scaled many times less than its neighbour that was not.
+    A probe reads most rows of a large vocabulary once or not at all, by chance. Without smoothing,
+    a row that was read would be scaled many times less than a neighbour that was not.
     """
-    if not isinstance(factor, DiagonalFactor) or read == 0:
+    if not isinstance(factor, DiagonalFactor) or reads == 0:
         return factor
-    return DiagonalFactor((factor.values + factor.trace / read) * (read / (read + factor.dim)))
+    weight = reads / (reads + factor.dim)
+    return DiagonalFactor((factor.values + factor.trace / reads) * weight)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
-    return x.detach() if x.dtype in (torch.float32, torch.float64) else x.detach().float()
+    x = x.detach()
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def _with_ones(rows: Tensor) -> Tensor:

@@ -1,14 +1,15 @@
-"""The probe's loss: a likelihood of the model's output, with labels drawn from a public random stream.
+"""The loss on a probe: a likelihood of the model's output, with labels from a public random stream.
 
-With labels drawn from the model's own predictive distribution the output gradients are those of the Fisher information
-(one Monte-Carlo draw); no label of a private example is involved.
+With labels drawn from the model's own predictive distribution the output gradients are those of the
+Fisher information (one Monte-Carlo draw). No label of a private example is used.
 
-Outputs `[N, K]` and `[N, T, K]` carry the classes on the last axis, `[N, K, *spatial]` with two spatial axes or more on
-the second one. The loss of an example is the mean over its positions, as a training loss should be; with a padding mask
-that is the mean over its own positions, and the others have no gradient.
+Outputs `[N, K]` and `[N, T, K]` have the classes on the last axis, `[N, K, *spatial]` with two or
+more spatial axes on the second. The loss of an example is the mean over its positions, as a
+training loss should be. With a padding mask the mean is over its text positions, and the others
+have no gradient.
 
-Logits of a language model are large, `[N, T, 50 000]`. Draws and cross-entropy work through them a few rows at a time,
-and the only copy of their size is their gradient.
+Logits of a language model are large, `[N, T, 50 000]`. Labels and cross-entropy are computed a few
+rows at a time, and the only copy of the logits' size is their gradient.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from torch import Tensor
 LABELS = ("model", "uniform", "given")
 LIKELIHOODS = ("categorical", "gaussian", "bernoulli")
 _IGNORED = -100
-_PIECE = 1 << 20  # logits worked on at a time
+_PIECE = 1 << 20  # logits in one piece
 
 
-class Draws:
-    """Random numbers for a whole probe, handed out by rows, so that they do not depend on the micro-batch size.
+class ProbeRandomness:
+    """Random numbers of a whole probe, by rows: they do not depend on the micro-batch size.
 
     Args:
         generator: the probe's stream.
@@ -38,55 +39,60 @@ class Draws:
     def __init__(self, generator: torch.Generator, total: int) -> None:
         self.generator = generator
         self.total = total
-        self._drawn: dict[str, Tensor] = {}
+        self._numbers: dict[str, Tensor] = {}
 
     def rows(self, kind: str, shape: tuple[int, ...], rows: slice, device: torch.device) -> Tensor:
-        """Uniform or normal numbers `[len(rows), *shape]` that belong to those examples; float64."""
-        if kind not in self._drawn:
+        """Return uniform or normal numbers `[len(rows), *shape]` of these examples; float64."""
+        if kind not in self._numbers:
             draw = torch.rand if kind == "uniform" else torch.randn
-            self._drawn[kind] = draw(self.total, *shape, generator=self.generator, dtype=torch.float64)
-        drawn = self._drawn[kind]
-        if drawn.shape[1:] != shape:
-            raise ValueError(
-                f"the model's output changed its shape between probe micro-batches, {tuple(drawn.shape[1:])} to {shape}"
+            self._numbers[kind] = draw(
+                self.total, *shape, generator=self.generator, dtype=torch.float64
             )
-        return drawn[rows].to(device)
+        numbers = self._numbers[kind]
+        if numbers.shape[1:] != shape:
+            raise ValueError(
+                "the model's output changed its shape between probe micro-batches, "
+                f"{tuple(numbers.shape[1:])} to {shape}"
+            )
+        return numbers[rows].to(device)
 
 
 @dataclass(frozen=True)
 class _Labels:
-    """Where labels come from: `model` or `uniform` with the draws of these rows, or given ones."""
+    """The source of labels: `model` or `uniform` with random numbers of these rows, or given."""
 
     kind: str
     given: Tensor | None
-    draws: Draws
+    draws: ProbeRandomness
     rows: slice
 
     def numbers(self, distribution: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Random numbers of these rows."""
+        """Return random numbers of these rows."""
         return self.draws.rows(distribution, shape, self.rows, device)
 
 
 def logits_of(output: Any) -> Tensor:
-    """The tensor in a model's output: itself, its `.logits` or its item `logits`.
+    """Return the tensor in a model's output: itself, its `.logits` or its item `logits`.
 
     Raises:
-        ValueError: there is none, or it is not finite.
+        ValueError: no such tensor, or one that is not finite.
     """
-    if not isinstance(output, Tensor):
-        found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-        if not isinstance(found, Tensor):
-            raise ValueError(
-                f"the model's output on the probe is a {type(output).__name__} without `.logits`; give KFAC a "
-                "loss(output, generator) that returns one loss an example"
-            )
-        output = found
-    if output.numel() and not all(torch.isfinite(x) for x in torch.aminmax(output)):
+    logits = output
+    if isinstance(output, Mapping):
+        logits = output.get("logits")
+    elif not isinstance(output, Tensor):
+        logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
         raise ValueError(
-            f"the model's output on the probe (shape {tuple(output.shape)}) contains NaN or infinity; "
-            "check the probe's scale and the model's parameters"
+            f"the model's output on the probe is a {type(output).__name__} without `.logits`; "
+            "give KFAC a loss(output, generator) that returns one loss an example"
         )
-    return output
+    if logits.numel() and not all(torch.isfinite(x) for x in torch.aminmax(logits)):
+        raise ValueError(
+            f"the model's output on the probe (shape {tuple(logits.shape)}) contains NaN or "
+            "infinity; check the probe's scale and the model's parameters"
+        )
+    return logits
 
 
 def likelihood_loss(
@@ -95,11 +101,11 @@ def likelihood_loss(
     *,
     labels: str,
     given: Tensor | None,
-    draws: Draws,
+    draws: ProbeRandomness,
     rows: slice,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Negative log-likelihood of each probe example.
+    """Return the negative log-likelihood of each probe example.
 
     Args:
         likelihood: categorical, gaussian (unit variance) or bernoulli.
@@ -107,72 +113,84 @@ def likelihood_loss(
         labels: model, uniform or given.
         given: the probe's own labels of these rows, or None.
         draws: random numbers of the whole probe.
-        rows: which examples these are.
-        mask: True `[N, T]` at the positions that are text; read for outputs `[N, T, K]` alone.
+        rows: the numbers of these examples.
+        mask: True `[N, T]` at the positions that are text; read only for outputs `[N, T, K]`.
 
     Returns:
         Losses `[N]`.
 
     Raises:
-        ValueError: labels that are missing or out of range, or an output that does not fit the likelihood or the mask.
+        ValueError: labels that are missing or out of range, or an output that does not fit the
+            likelihood or the mask.
     """
     logits = logits_of(output)
     if labels == "given" and given is None:
-        raise ValueError("labels='given' needs a probe with labels, such as PublicData(inputs, labels, ...)")
+        raise ValueError(
+            "labels='given' needs a probe with labels, such as PublicData(inputs, labels, ...)"
+        )
     if labels != "given":
         given = None
     if logits.dim() < 1 or logits.shape[0] != rows.stop - rows.start:
         raise ValueError(
-            f"the model returned shape {tuple(logits.shape)} for {rows.stop - rows.start} probe examples; "
-            "the leading axis must be the batch"
+            f"the model returned shape {tuple(logits.shape)} for {rows.stop - rows.start} probe "
+            "examples; the leading axis must be the batch"
         )
     if logits.dim() != 3:
         mask = None
     elif mask is not None and mask.shape != logits.shape[:2]:
         raise ValueError(
-            f"the model returned shape {tuple(logits.shape)} for an attention mask of shape {tuple(mask.shape)}, so the "
-            "positions of the output are not those of the text; give KFAC a loss(output, generator) of your own"
+            f"the model returned shape {tuple(logits.shape)} for an attention mask of shape "
+            f"{tuple(mask.shape)}, so the positions of the output are not those of the text; give "
+            "KFAC a loss(output, generator) of your own"
         )
     return _LOSSES[likelihood](logits, _Labels(labels, given, draws, rows), mask)
 
 
-def fits(likelihood: str, output: Any, given: Tensor) -> bool:
-    """Whether a probe's labels `[n, ...]` can be labels of a model's output `[N, ...]`: of its shape and among its classes."""
+def labels_fit(likelihood: str, output: Any, given: Tensor) -> bool:
+    """Return whether labels `[n, ...]` have the shape and the classes of an output `[N, ...]`."""
     logits = logits_of(output)
     if likelihood != "categorical":
         return given[0].numel() == logits[0].numel()
-    logits = logits.movedim(1, -1) if logits.dim() >= 4 else logits
+    if logits.dim() >= 4:
+        logits = logits.movedim(1, -1)
     if given.is_floating_point() or given.shape[1:] != logits.shape[1:-1]:
         return False
     counted = given[given != _IGNORED]
-    return not counted.numel() or (0 <= int(counted.min()) and int(counted.max()) < logits.shape[-1])
+    if not counted.numel():
+        return True
+    return 0 <= int(counted.min()) and int(counted.max()) < logits.shape[-1]
 
 
 def _categorical(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
     if logits.dim() < 2 or (logits.dim() < 4 and logits.shape[-1] < 2):
         raise ValueError(
-            f"a categorical likelihood needs logits [batch, ..., classes], got {tuple(logits.shape)}; "
-            "use likelihood='bernoulli' or 'gaussian'"
+            "a categorical likelihood needs logits [batch, ..., classes], got "
+            f"{tuple(logits.shape)}; use likelihood='bernoulli' or 'gaussian'"
         )
     if logits.dim() >= 4:
         logits = logits.movedim(1, -1)
     classes = logits.shape[-1]
     if source.given is not None:
-        target = _checked_labels(source.given.to(logits.device), logits, classes)
+        target = _check_labels(source.given.to(logits.device), logits, classes)
     else:
         uniform = source.numbers("uniform", tuple(logits.shape[1:-1]), logits.device)
-        target = _drawn_classes(logits.detach(), uniform, source.kind)
-    counted = target != _IGNORED if mask is None else (target != _IGNORED) & mask.to(target.device)
-    losses: Tensor = _CrossEntropy.apply(logits.reshape(-1, classes), target.reshape(-1), counted.reshape(-1))
+        target = _draw_classes(logits.detach(), uniform, source.kind)
+    counted = target != _IGNORED
+    if mask is not None:
+        counted = counted & mask.to(target.device)
+    flat = logits.reshape(-1, classes)
+    losses: Tensor = _CrossEntropy.apply(flat, target.reshape(-1), counted.reshape(-1))
     losses = losses.view(target.shape)
-    return losses.flatten(1).sum(1) / counted.flatten(1).sum(1).clamp(min=1) if target.dim() > 1 else losses
+    if target.dim() == 1:
+        return losses
+    return losses.flatten(1).sum(1) / counted.flatten(1).sum(1).clamp(min=1)
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """−log softmax(logits) at the target `[M]`, zero where a row does not count.
+    """−log softmax(logits) at the target `[M]`, zero for a row that does not count.
 
-    Keeps the logits alone for the backward pass, which writes one tensor of their size. Torch's own cross-entropy
-    keeps and makes three.
+    The backward pass needs only the logits and writes one tensor of their size. Torch's own
+    cross-entropy takes three.
     """
 
     @staticmethod
@@ -204,44 +222,45 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _pieces(rows: Tensor) -> Iterator[Tensor]:
-    """Rows `[M, K]` a few at a time."""
+    """Yield rows `[M, K]` a few at a time."""
     step = max(1, _PIECE // max(1, rows.shape[1]))
     for start in range(0, rows.shape[0], step):
         yield rows[start : start + step]
 
 
-def _drawn_classes(logits: Tensor, uniform: Tensor, labels: str) -> Tensor:
-    """Classes by inverse transform of one uniform number a position."""
+def _draw_classes(logits: Tensor, uniform: Tensor, labels: str) -> Tensor:
+    """Return classes by inverse transform of one uniform number a position."""
     classes = logits.shape[-1]
     if labels == "uniform":
         return (uniform * classes).long().clamp(max=classes - 1)
     step = max(1, _PIECE // classes)
     numbers = uniform.reshape(-1, 1).split(step)
-    drawn = [
-        torch.searchsorted(torch.softmax(x.double(), -1).cumsum(-1), u)
-        for x, u in zip(_pieces(logits.reshape(-1, classes)), numbers, strict=True)
-    ]
-    return torch.cat(drawn).view(uniform.shape).clamp(max=classes - 1) if drawn else uniform.long()
+    drawn = []
+    for x, u in zip(_pieces(logits.reshape(-1, classes)), numbers, strict=True):
+        drawn.append(torch.searchsorted(torch.softmax(x.double(), -1).cumsum(-1), u))
+    if not drawn:
+        return uniform.long()
+    return torch.cat(drawn).view(uniform.shape).clamp(max=classes - 1)
 
 
-def _checked_labels(given: Tensor, logits: Tensor, classes: int) -> Tensor:
+def _check_labels(given: Tensor, logits: Tensor, classes: int) -> Tensor:
     if given.shape != logits.shape[:-1] or given.is_floating_point():
         raise ValueError(
-            f"the probe's labels have shape {tuple(given.shape)} and dtype {given.dtype}, but the logits need integer "
-            f"labels of shape {tuple(logits.shape[:-1])}"
+            f"the probe's labels have shape {tuple(given.shape)} and dtype {given.dtype}, but the "
+            f"logits need integer labels of shape {tuple(logits.shape[:-1])}"
         )
     counted = given[given != _IGNORED]
     if counted.numel() and not (0 <= int(counted.min()) and int(counted.max()) < classes):
         raise ValueError(
-            f"the probe's labels run from {int(counted.min())} to {int(counted.max())}, but the model has {classes} "
-            "classes; relabel the public data or use labels='model'"
+            f"the probe's labels run from {int(counted.min())} to {int(counted.max())}, but the "
+            f"model has {classes} classes; relabel the public data or use labels='model'"
         )
     return given.long()
 
 
 def _gaussian(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
     if source.given is not None:
-        target = _matching(source.given, logits)
+        target = _match_shape(source.given, logits)
     else:
         noise = source.numbers("normal", tuple(logits.shape[1:]), logits.device).to(logits.dtype)
         target = logits.detach() + noise
@@ -250,15 +269,16 @@ def _gaussian(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
 
 def _bernoulli(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
     if source.given is not None:
-        target = _matching(source.given, logits)
+        target = _match_shape(source.given, logits)
     else:
         uniform = source.numbers("uniform", tuple(logits.shape[1:]), logits.device)
         one = torch.sigmoid(logits.detach().double()) if source.kind == "model" else 0.5
         target = (uniform < one).to(logits.dtype)
-    return _mean_over_outputs(F.binary_cross_entropy_with_logits(logits, target, reduction="none"), mask)
+    losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    return _mean_over_outputs(losses, mask)
 
 
-def _matching(given: Tensor, logits: Tensor) -> Tensor:
+def _match_shape(given: Tensor, logits: Tensor) -> Tensor:
     if given.numel() != logits.numel():
         shapes = f"{tuple(given.shape)}, the model's output {tuple(logits.shape)}"
         raise ValueError(f"the probe's labels have shape {shapes}; they must match")
@@ -269,7 +289,9 @@ def _mean_over_outputs(losses: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         counted = mask.to(losses)
         return (losses.mean(2) * counted).sum(1) / counted.sum(1).clamp(min=1)
-    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+    if losses.dim() == 1:
+        return losses
+    return losses.flatten(1).mean(1)
 
 
 _LOSSES: dict[str, Callable[[Tensor, _Labels, Tensor | None], Tensor]] = {

@@ -1,4 +1,4 @@
-"""One refresh: the probe through the model once, and the one number that gives the metric its scale."""
+"""One refresh: a pass over the probe, its factors, and the one number that scales the metric."""
 
 from __future__ import annotations
 
@@ -11,152 +11,169 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.factors import FactorAccumulator, Shared
-from dpkfc.curvature.layer_factors import LayerAccumulator, LayerFactors, Positions, Structure, is_known, probe_norms
+from dpkfc.curvature.factors import FactorAccumulator, FactorCache
+from dpkfc.curvature.layer_factors import (
+    FactorOptions,
+    LayerAccumulator,
+    LayerFactors,
+    RowSubsampler,
+    is_known,
+    probe_norms,
+)
 from dpkfc.curvature.probe_pass import (
     Capture,
-    Piece,
-    ProbeRun,
-    Team,
-    agreed,
-    blocks_on_probe,
-    handed_over,
-    moved_to,
-    own_rows,
+    ProbeMicrobatch,
+    ProbeSpec,
+    RefreshGroup,
+    broadcast_results,
+    check_same_probe,
+    copy_to_device,
     probe_digest,
     public_generator,
-    told_to_all,
+    rows_of_process,
+    run_probe,
+    send_to_owners,
 )
 from dpkfc.curvature.probes import Inputs, device_of
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric
 
 # --------------------------------------------------------------------------------------------------
-# What refreshes keep for the next one: sums of factors that decay, where the eigenvectors pointed,
-# and how far they moved.
+# Sums of factors that refreshes keep for the next one.
 #
 # With share β of the past, rows x of refresh t and n_t examples in it, the factor of a side is
 #
 #     S_t / N_t,     S_t = β S_{t−1} + Σ x xᵀ,     N_t = β N_{t−1} + n_t,
 #
-# a mean of the refreshes' factors with weights β^(age) that needs no correction at the start.
-# Probes can then be small: about 1/(1 − β) of them stand behind every factor. Everything kept here
-# is a function of probes and released parameters.
+# a mean of the refreshes' factors with weights β^(age), which needs no correction at the start.
+# About 1/(1 − β) probes stand behind every factor, so probes can be small. Everything kept is a
+# function of probes and released parameters.
 #
-# Source: the running average is that of Martens and Grosse (2015), section 5, in the weights of
-# Adam's corrected means.
+# Source: the running average of Martens and Grosse (2015), section 5, with the weights of Adam's
+# corrected means.
 
-Running = Mapping[str, Mapping[str, FactorAccumulator]]
+History = Mapping[str, Mapping[str, FactorAccumulator]]
 """Layer to side to sums."""
 _KEY = "running"
 
 
-def with_past(layers: Mapping[str, LayerAccumulator], past: Running, share: float) -> dict[str, LayerAccumulator]:
-    """What the probe has just shown on top of what is kept, of which `share` counts; layers without a past as they are."""
-    return {name: layer.after(past[name], share) if name in past else layer for name, layer in layers.items()}
-
-
-def running_of(layers: Mapping[str, LayerAccumulator], factors: Mapping[str, LayerFactors]) -> Running:
-    """What is kept of a refresh: its sums, and the eigenvectors that the next decomposition of a wide side begins with."""
+def keep_history(
+    layers: Mapping[str, LayerAccumulator], factors: Mapping[str, LayerFactors]
+) -> History:
+    """Return the sums of a refresh, and the eigenvectors from which the next one starts."""
     kept: dict[str, dict[str, FactorAccumulator]] = {}
     for name, layer in layers.items():
-        kept[name] = {side: sums.apart() for side, sums in layer.sides.items()}
-        for side, sums in kept[name].items():
-            sums.remember(factors[name].sides[side])
+        kept[name] = {}
+        for side, sums in layer.sides.items():
+            kept[name][side] = sums.detached_copy()
+            kept[name][side].warm_start_from(factors[name].sides[side])
     return kept
 
 
-def drift_of(layers: Mapping[str, LayerAccumulator], past: Running, team: Team | None = None) -> float:
-    """How far the factors of a probe lie from those that are kept.
+def measure_drift(
+    layers: Mapping[str, LayerAccumulator], past: History, team: RefreshGroup | None = None
+) -> float:
+    """Measure how far the factors of a probe lie from those that are kept.
 
     Args:
-        layers: what the probe shows; of several processes, the layers that this one owns.
-        past: what is kept of all layers.
+        layers: sums of this probe; of several processes, the layers that this one owns.
+        past: sums that are kept of all layers.
         team: the processes, None for this one alone.
 
     Returns:
-        The mean over all sides of ‖A/tr A − B/tr B‖ ÷ ‖A/tr A‖ (Frobenius), A kept and B new; infinite where a layer is new.
-        Two probes of n examples each at the same parameters differ by their sampling noise, about √(1/n) times a number that
-        grows with the effective rank.
+        The mean over all sides of ‖A/tr A − B/tr B‖ ÷ ‖A/tr A‖ (Frobenius), A kept and B new;
+        infinite for a new layer. Two probes of n examples at the same parameters differ by their
+        sampling noise: about √(1/n) times a number that grows with the effective rank.
     """
 
-    def distances() -> list[float]:
-        return [
-            past[name][side].distance(sums) if name in past else float("inf")
-            for name, layer in layers.items()
-            for side, sums in layer.sides.items()
-        ]
+    def measure_own() -> list[float]:
+        distances = []
+        for name, layer in layers.items():
+            for side, sums in layer.sides.items():
+                distances.append(past[name][side].distance(sums) if name in past else math.inf)
+        return distances
 
-    parts = [distances()] if team is None else team.all_gather(team.run_on_all(distances))
-    found = [distance for part in parts for distance in part]
-    return sum(found) / len(found) if found else 0.0
+    parts = [measure_own()] if team is None else team.all_gather(team.run_on_all(measure_own))
+    distances = [distance for part in parts for distance in part]
+    return sum(distances) / len(distances) if distances else 0.0
 
 
-def running_state(running: Sequence[Running]) -> tuple[dict[str, Tensor], list[list[Any]]]:
-    """Tensors under names of their own and JSON-able values, for the state of a preconditioner; one entry a probe."""
+def history_state(histories: Sequence[History]) -> tuple[dict[str, Tensor], list[list[Any]]]:
+    """Return tensors and JSON-able values for the state of a preconditioner, one entry a probe."""
     tensors: dict[str, Tensor] = {}
     values: list[list[Any]] = []
-    for probe, layers in enumerate(running):
+    for probe, layers in enumerate(histories):
         for name, sides in layers.items():
             for side, sums in sides.items():
-                held, more = sums.state()
-                tensors |= {f"{_KEY}.{len(values)}.{what}": x for what, x in held.items()}
-                values.append([probe, name, side, sorted(held), more])
+                own_tensors, own_values = sums.state()
+                for key, tensor in own_tensors.items():
+                    tensors[f"{_KEY}.{len(values)}.{key}"] = tensor
+                values.append([probe, name, side, sorted(own_tensors), own_values])
     return tensors, values
 
 
-def running_from(tensors: Mapping[str, Tensor], values: Sequence[Sequence[Any]]) -> tuple[Running, ...]:
-    """What `running_state` was taken of.
+def history_from_state(
+    tensors: Mapping[str, Tensor], values: Sequence[Sequence[Any]]
+) -> tuple[History, ...]:
+    """Return the histories whose state `history_state` returned.
 
     Raises:
         ValueError: a tensor is missing.
     """
-    found: dict[int, dict[str, dict[str, FactorAccumulator]]] = {}
-    for i, (probe, name, side, held, more) in enumerate(values):
+    histories: dict[int, dict[str, dict[str, FactorAccumulator]]] = {}
+    for i, (probe, name, side, keys, own_values) in enumerate(values):
         try:
-            own = {what: tensors[f"{_KEY}.{i}.{what}"] for what in held}
+            own_tensors = {key: tensors[f"{_KEY}.{i}.{key}"] for key in keys}
         except KeyError as error:
-            raise ValueError(f"not the state of a preconditioner, or a damaged one: {error!r}") from error
-        found.setdefault(probe, {}).setdefault(name, {})[side] = FactorAccumulator.from_state(own, more)
-    return tuple(found.values())
+            raise ValueError(
+                f"not the state of a preconditioner, or a damaged one: {error!r}"
+            ) from error
+        sides = histories.setdefault(probe, {}).setdefault(name, {})
+        sides[side] = FactorAccumulator.from_state(own_tensors, own_values)
+    return tuple(histories.values())
 
 
 # --------------------------------------------------------------------------------------------------
 
-SCALE_SIZE = 64  # probe examples, the last ones, over which the two medians are taken
+SCALE_SIZE = 64  # last probe examples, for the two medians
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What one pass over the probe has shown.
+class ProbeStatistics:
+    """Sums over one pass through the probe.
 
     Attributes:
         layers: layer name to its factors, not decomposed yet.
-        unknown: layer name to the kind of block that has no factors; such a layer keeps the identity.
-        last: the last micro-batch where the scale can be measured on it without a second pass; None where it has too few examples
-            for that, which would stay in memory for nothing, and where several processes each ran a part of the probe.
+        unknown: layer name to the kind of a block without factors; the layer keeps the identity.
+        last: the last micro-batch, if it holds all examples that the scale is measured on. None
+            otherwise, and if several processes each ran a part of the probe.
         note: what became of labels that do not fit the model's output.
     """
 
     layers: Mapping[str, LayerAccumulator]
     unknown: Mapping[str, str]
-    last: Piece | None
+    last: ProbeMicrobatch | None
     note: str = ""
 
 
 def measure(
-    model: nn.Module, capture: Capture, run: ProbeRun, structure: Structure, team: Team | None = None
-) -> Measured:
-    """Run the probe and add up factors; of several processes, each those of its own examples.
+    model: nn.Module,
+    capture: Capture,
+    spec: ProbeSpec,
+    options: FactorOptions,
+    team: RefreshGroup | None = None,
+) -> ProbeStatistics:
+    """Run the probe and add up factors; of several processes, each runs its own examples.
 
-    Where inputs alone are wanted, only the last examples, on which the scale is measured too, are differentiated: the size of
-    output gradients, and the factors of layers that have no input factor (norms, recurrent layers, ties), come from these.
+    With `sides="input"` only the last examples, on which the scale is measured too, are
+    differentiated. They give the size of output gradients and the factors of layers without an
+    input factor (norms, recurrent layers, ties).
 
     Args:
-        model: should be inside `undisturbed`.
+        model: should be inside `preserve_model`.
         capture: maps (model, loss) to layer name and block.
-        run: what to run.
-        structure: how factors are formed.
+        spec: what to run.
+        options: how factors are formed.
         team: the processes that share the refresh, None for this one alone.
 
     Raises:
@@ -164,108 +181,140 @@ def measure(
         RuntimeError: the probe does not return the same inputs on every process.
     """
     if team is None:
-        return _measured(model, capture, run, structure)[0]
-    own, digest = team.run_on_all(lambda: _measured(model, capture, run, structure, team))
-    told = team.all_gather((digest, dict(own.unknown), own.note))
-    agreed("probe", [of for of, _, _ in told])
-    unknown = {name: kind for _, of, _ in told for name, kind in of.items()}
-    return Measured(layers=own.layers, unknown=unknown, last=None, note=next((note for _, _, note in told if note), ""))
+        return _measure_own(model, capture, spec, options)[0]
+    own, digest = team.run_on_all(lambda: _measure_own(model, capture, spec, options, team))
+    answers = team.all_gather((digest, dict(own.unknown), own.note))
+    check_same_probe([digest for digest, _, _ in answers])
+    unknown: dict[str, str] = {}
+    note = ""
+    for _, kinds, own_note in answers:
+        unknown |= kinds
+        note = note or own_note
+    return ProbeStatistics(layers=own.layers, unknown=unknown, last=None, note=note)
 
 
-def _measured(
-    model: nn.Module, capture: Capture, run: ProbeRun, structure: Structure, team: Team | None = None
-) -> tuple[Measured, str]:
-    """What this process's examples of the probe show, and a hash of the whole probe where others have run the rest."""
-    positions = Positions(public_generator(run.seed, run.step, "positions"), run.size, structure.rows_per_dim)
-    shared = Shared()
+def _measure_own(
+    model: nn.Module,
+    capture: Capture,
+    spec: ProbeSpec,
+    options: FactorOptions,
+    team: RefreshGroup | None = None,
+) -> tuple[ProbeStatistics, str]:
+    """Return the statistics of this process's examples, and for a team the probe's hash."""
+    generator = public_generator(spec.seed, spec.step, "positions")
+    subsampler = RowSubsampler(generator, spec.size, options.rows_per_dim)
+    cache = FactorCache()
     layers: dict[str, LayerAccumulator] = {}
     unknown: dict[str, str] = {}
     last, note = None, ""
-    rows, seen = own_rows(team, run.size), [""]
+    digest = ""
 
-    def drawn(inputs: Inputs, labels: Tensor | None) -> None:
-        seen[0] = "" if team is None else probe_digest(inputs, labels)
+    def take_digest(inputs: Inputs, labels: Tensor | None) -> None:
+        nonlocal digest
+        if team is not None:
+            digest = probe_digest(inputs, labels)
 
-    pieces = blocks_on_probe(
-        model, capture, run, rows.start, stop=rows.stop, drawn=drawn,
-        gradients_from=_scale_from(run) if structure.sides == "input" else 0,
-    )  # fmt: skip
-    for piece in pieces:
-        positions.start(piece.rows, piece.mask)
-        for name in piece.blocks:
-            block = piece.blocks[name]
+    rows = rows_of_process(team, spec.size)
+    microbatches = run_probe(
+        model,
+        capture,
+        spec,
+        rows.start,
+        stop=rows.stop,
+        gradients_from=_scale_from(spec) if options.sides == "input" else 0,
+        on_sample=take_digest,
+    )
+    for microbatch in microbatches:
+        subsampler.start(microbatch.rows, microbatch.mask)
+        for name in microbatch.blocks:
+            block = microbatch.blocks[name]
             if not is_known(block):
                 unknown[name] = type(block).__name__
                 continue
             if name not in layers:
-                layers[name] = LayerAccumulator(block, structure, structure.kinds.get(name), positions, shared)
-            _add_named(layers[name], name, block, piece)
+                kind = options.kinds.get(name)
+                layers[name] = LayerAccumulator(block, options, kind, subsampler, cache)
+            _add_block(layers[name], name, block, microbatch)
             del block
-        shared.forget()
-        note, last = piece.note, kept_for_scale(piece, run)
-        del piece  # or it stays in memory beside the next one
-    return Measured(layers=layers, unknown=unknown, last=last, note=note), seen[0]
+        cache.forget()
+        note, last = microbatch.note, scale_microbatch(microbatch, spec)
+        # Otherwise this micro-batch stays in memory beside the next one.
+        del microbatch
+    return ProbeStatistics(layers=layers, unknown=unknown, last=last, note=note), digest
 
 
-def gathered(
-    layers: Mapping[str, LayerAccumulator], model: nn.Module, team: Team | None = None
+def gather_layers(
+    layers: Mapping[str, LayerAccumulator], model: nn.Module, team: RefreshGroup | None = None
 ) -> Mapping[str, LayerAccumulator]:
-    """What all processes have seen of the layers that this one owns, on the model's device; every layer where it is alone."""
+    """Return the sums of all processes for the layers that this one owns, on the model's device."""
     if team is None:
         return layers
-    own = {name: layer.apart() for name, layer in layers.items()}
-    parts = handed_over(team, own, lambda layer: layer.cost(team.world_size))
-    return team.run_on_all(lambda: added(moved_to(parts, device_of(model))))
+    own = {name: layer.detached_copy() for name, layer in layers.items()}
+    parts = send_to_owners(team, own, lambda layer: layer.cost(team.world_size))
+    return team.run_on_all(lambda: sum_parts(copy_to_device(parts, device_of(model))))
 
 
-def decomposed(
+def decompose_layers(
     layers: Mapping[str, LayerAccumulator],
-    keep: Callable[[str, str], int | None],
+    rank: Callable[[str, str], int | None],
     model: nn.Module,
-    team: Team | None = None,
+    team: RefreshGroup | None = None,
     *,
-    past: Running,
+    past: History,
     share: float,
-    remember: bool = False,
-) -> tuple[dict[str, LayerFactors], Running]:
-    """The factors of every layer and what is kept of them; of several processes, each decomposes its own and sends them to all.
+    is_kept: bool = False,
+) -> tuple[dict[str, LayerFactors], History]:
+    """Return the factors of every layer, and what the next refresh needs of them.
+
+    Of several processes, each decomposes its own layers and sends them to all.
 
     Args:
-        layers: what the probe has shown; of several processes, the layers that this one owns.
-        keep: maps layer and side to the eigenpairs wanted of it where it is wide, and the trace of the rest; None for all.
+        layers: sums of the probe; of several processes, the layers that this one owns.
+        rank: maps layer and side to the eigenpairs wanted of a wide side, None for all. The trace
+            of the others is kept.
         model: on whose device the factors are wanted.
         team: the processes that share the refresh.
-        past: what is kept of earlier refreshes, of all layers.
-        share: of the past that counts.
-        remember: whether anything is kept for the next refresh.
+        past: sums of earlier refreshes, of all layers.
+        share: weight of the past.
+        is_kept: whether the next refresh needs anything.
     """
 
-    def finished() -> dict[str, tuple[LayerFactors, Any]]:
-        total = with_past(layers, past, share)
-        made = {name: layer.result(partial(keep, name)) for name, layer in total.items()}
-        kept = running_of(total, made) if remember else {}
-        return {name: (made[name], kept.get(name)) for name in made}
+    def decompose_own() -> dict[str, tuple[LayerFactors, Any]]:
+        totals: dict[str, LayerAccumulator] = {}
+        for name, layer in layers.items():
+            totals[name] = layer.with_history(past[name], share) if name in past else layer
+        factors = {name: layer.result(partial(rank, name)) for name, layer in totals.items()}
+        history = keep_history(totals, factors) if is_kept else {}
+        return {name: (factors[name], history.get(name)) for name in factors}
 
-    found = finished() if team is None else told_to_all(team, team.run_on_all(finished), device_of(model))
-    running = {name: kept for name, (_, kept) in found.items() if kept is not None}
-    return {name: factors for name, (factors, _) in found.items()}, running
+    if team is None:
+        results = decompose_own()
+    else:
+        results = broadcast_results(team, team.run_on_all(decompose_own), device_of(model))
+    history = {name: sums for name, (_, sums) in results.items() if sums is not None}
+    return {name: factors for name, (factors, _) in results.items()}, history
 
 
-def added(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAccumulator]:
-    """Layer name to the sum of its parts."""
-    shared, found = Shared(), {}
+def sum_parts(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAccumulator]:
+    """Return layer name to the sum of its parts."""
+    cache = FactorCache()
+    sums: dict[str, LayerAccumulator] = {}
     for name, (first, *others) in parts.items():
-        found[name] = first.apart(shared)
+        sums[name] = first.detached_copy(cache)
         for other in others:
-            found[name].take_in(other)
-    return found
+            sums[name].merge(other)
+    return sums
 
 
-def _add_named(layer: LayerAccumulator, name: str, block: Block, piece: Piece) -> None:
-    if block.batch_size != piece.size:
-        raise ValueError(f"layer '{name}': capture returned {block.batch_size} examples instead of {piece.size}")
+def _add_block(
+    layer: LayerAccumulator, name: str, block: Block, part: ProbeMicrobatch
+) -> None:
+    if block.batch_size != part.size:
+        raise ValueError(
+            f"layer '{name}': capture returned {block.batch_size} examples instead of {part.size}"
+        )
     try:
-        if piece.differentiated:
+        if part.differentiated:
             layer.add(block)
         else:
             layer.add_inputs(block)
@@ -274,54 +323,66 @@ def _add_named(layer: LayerAccumulator, name: str, block: Block, piece: Piece) -
 
 
 def probe_scale(
-    model: nn.Module, capture: Capture, run: ProbeRun, metric: Metric, *, last: Piece | None, team: Team | None = None
+    model: nn.Module,
+    capture: Capture,
+    spec: ProbeSpec,
+    metric: Metric,
+    *,
+    last: ProbeMicrobatch | None,
+    team: RefreshGroup | None = None,
 ) -> float:
-    """Median ‖g‖ ÷ median ‖P g‖ over the last examples of the probe; 1 where a median is zero.
+    """Return median ‖g‖ ÷ median ‖P g‖ over the last probe examples; 1 if a median is zero.
 
-    They are those of the last micro-batch where it has enough of them; otherwise these few run through the model again, in
-    parts where several processes share the refresh. That pass costs what it costs: to spare it, inputs and output gradients of
-    all 64 would have to stay in memory until the factors are known, which is what small micro-batches are there to avoid.
+    The last micro-batch gives these examples if it holds enough of them. Otherwise they run through
+    the model again, in parts if several processes share the refresh. To avoid that pass, inputs and
+    output gradients of all of them would have to stay in memory until the factors are known.
     """
-    first = _scale_from(run)
+    first = _scale_from(spec)
     if last is not None and last.rows.start <= first:
-        norms = _norms([last], first, metric)
+        plain, mapped = _norms([last], first, metric)
     elif team is None:
-        norms = _norms(blocks_on_probe(model, capture, run, first), first, metric)
+        plain, mapped = _norms(run_probe(model, capture, spec, first), first, metric)
     else:
-        rows = own_rows(team, run.size, first)
-        pieces = blocks_on_probe(model, capture, run, rows.start, stop=rows.stop)
-        own = team.run_on_all(lambda: _norms(pieces, rows.start, metric))
-        found = team.all_gather([x.cpu() for x in own])
-        norms = [torch.cat(x) for x in zip(*found, strict=True)]
-    if not norms[0].numel():
+        rows = rows_of_process(team, spec.size, first)
+        microbatches = run_probe(model, capture, spec, rows.start, stop=rows.stop)
+        own = team.run_on_all(lambda: _norms(microbatches, rows.start, metric))
+        parts = team.all_gather([norms.cpu() for norms in own])
+        plain, mapped = (torch.cat(norms) for norms in zip(*parts, strict=True))
+    if not plain.numel():
         return 1.0
-    ratio = _median(norms[0]) / max(_median(norms[1]), 1e-300)
+    ratio = _median(plain) / max(_median(mapped), 1e-300)
     return ratio if ratio > 0 and math.isfinite(ratio) else 1.0
 
 
-def kept_for_scale(piece: Piece, run: ProbeRun) -> Piece | None:
-    """The micro-batch where it holds all examples that the scale is measured on; others are not worth their memory."""
-    return piece if piece.rows.start <= _scale_from(run) and piece.rows.stop == run.size else None
+def scale_microbatch(part: ProbeMicrobatch, spec: ProbeSpec) -> ProbeMicrobatch | None:
+    """Return the micro-batch if it holds all examples that the scale is measured on, else None.
+
+    Other micro-batches are not worth their memory.
+    """
+    rows = part.rows
+    return part if rows.start <= _scale_from(spec) and rows.stop == spec.size else None
 
 
-def _scale_from(run: ProbeRun) -> int:
-    """The first of the examples that the scale is measured on."""
-    return max(0, run.size - SCALE_SIZE)
+def _scale_from(spec: ProbeSpec) -> int:
+    """Return the first example that the scale is measured on."""
+    return max(0, spec.size - SCALE_SIZE)
 
 
-def _norms(pieces: Iterable[Piece], first: int, metric: Metric) -> list[Tensor]:
-    """Norms of the examples from `first` on, without the metric and with it."""
+def _norms(parts: Iterable[ProbeMicrobatch], first: int, metric: Metric) -> list[Tensor]:
+    """Return norms of the examples from `first` on, without the metric and with it."""
     plain: list[Tensor] = [torch.zeros(0)]
     mapped: list[Tensor] = [torch.zeros(0)]
-    for piece in pieces:
-        if not piece.blocks:
-            continue  # every parameter is used outside of layers and keeps the identity
-        count = piece.rows.stop - max(first, piece.rows.start)
-        norms = probe_norms(piece.blocks, {}, metric, last=None if count == piece.size else count)
+    for part in parts:
+        # Without blocks every parameter is used outside of layers and keeps the identity.
+        if not part.blocks:
+            continue
+        count = part.rows.stop - max(first, part.rows.start)
+        last = None if count == part.size else count
+        norms = probe_norms(part.blocks, {}, metric, last=last)
         plain.append(norms[0])
         mapped.append(norms[1])
-        del piece
-    return [torch.cat([x.to(found[-1]) for x in found]) for found in (plain, mapped)]
+        del part
+    return [torch.cat([x.to(norms[-1]) for x in norms]) for norms in (plain, mapped)]
 
 
 def _median(norms: Tensor) -> float:

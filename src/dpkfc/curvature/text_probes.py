@@ -1,10 +1,10 @@
-"""Token noise: sequences of random tokens with the special tokens and masks where a language model expects them.
+"""Token noise: random tokens, with the special tokens and masks that a language model expects.
 
-A probe of this kind tells the scale that the architecture gives activations and gradients, and with token frequencies
-how often a row of the embedding is read. It has neither grammar nor meaning: real text lies elsewhere, so `PublicData`
-of tokenised public text is the better probe where there is any.
+Such a probe shows the scale that the architecture gives activations and gradients. With token
+frequencies it also shows how often a row of the embedding is read. It has neither grammar nor
+meaning, so `PublicData` of tokenised public text is a better probe if there is any.
 
-Source: DP-KFC, appendix E.2 and Algorithm 4 (uniform tokens), section 5.3 (frequency-weighted tokens).
+Source: DP-KFC, appendix E.2 and Algorithm 4 (uniform tokens), section 5.3 (weighted tokens).
 """
 
 from __future__ import annotations
@@ -12,41 +12,42 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.probe_pass import undisturbed
-from dpkfc.curvature.probes import PublicData, Sample, device_of
+from dpkfc.curvature.probe_pass import preserve_model
+from dpkfc.curvature.probes import Probe, PublicData, Sample, device_of
 
 
 @dataclass(frozen=True, eq=False)
-class TokenNoise:
-    """Sequences of random tokens, `[cls] tokens [sep] [pad] …`, as a mapping that is called as `model(**inputs)`.
+class TokenNoise(Probe):
+    """Random tokens, `[cls] tokens [sep] [pad] …`, as a mapping for `model(**inputs)`.
 
-    A sequence has a length drawn uniformly from `min_length` to `length`, special tokens included. Unlike the paper's
-    Algorithm 4 the separator is the last token of the text and not masked.
+    A sequence has a uniform random length from `min_length` to `length`, special tokens included.
+    Unlike in the paper's Algorithm 4, the separator is the last token of the text and not masked.
 
-    Tokens are uniform (Algorithm 4), or follow Zipf's law p ∝ 1/rank^zipf_exponent, or a given table. The rank of
-    Zipf's law is the order of the ids from `first_id` on: byte-pair and WordPiece vocabularies list their entries
-    roughly from frequent to rare (that of BERT from id 1996 on, with `first_id=1996`).
+    Tokens are uniform (Algorithm 4), or follow Zipf's law p ∝ 1/rank^zipf_exponent, or a given
+    table. The rank of Zipf's law is the order of the ids from `first_id` on. Byte-pair and
+    WordPiece vocabularies list their entries roughly from frequent to rare (that of BERT from id
+    1996 on, with `first_id=1996`).
 
     Attributes:
         vocab_size: V, one more than the largest id.
         length: T, columns of the inputs.
-        min_length: shortest text; None is the special tokens and one more token (one a segment).
+        min_length: shortest text; None is the special tokens and one more token a segment.
         zipf_exponent: s of Zipf's law, about 1 for natural text; None is uniform.
-        frequencies: weights of all V tokens `[V]`, not negative, instead of a law. They must come from public text:
-            frequencies counted on private text void the guarantee.
-        provenance: where the frequencies come from, for the privacy card; needed with them and only then.
+        frequencies: weights of all V tokens `[V]`, not negative, instead of a law. They must come
+            from public text: frequencies counted on private text void the guarantee.
+        provenance: where the frequencies come from, for the privacy card; only with frequencies.
         cls_id: the first token, or None.
         sep_id: the last token of the text (of each text, with two segments), or None.
-        pad_id: what fills the columns after the text; needed where lengths differ.
+        pad_id: fills the columns after the text; needed if lengths differ.
         first_id: smaller ids are not drawn.
-        exclude: more ids that are not drawn; the special ones never are.
+        exclude: more ids that are not drawn; special tokens never are.
         segments: 0 gives no `token_type_ids`, 1 gives zeros, 2 a pair of texts with types 0 and 1.
         bare: the ids alone as a tensor, for a model that is called as `model(ids)`.
     """
@@ -68,22 +69,36 @@ class TokenNoise:
     def __post_init__(self) -> None:
         object.__setattr__(self, "exclude", tuple(self.exclude))
         if self.frequencies is not None:
-            object.__setattr__(self, "frequencies", torch.as_tensor(self.frequencies).detach().cpu().double())
+            table = torch.as_tensor(self.frequencies).detach().cpu().double()
+            object.__setattr__(self, "frequencies", table)
         for name in ("vocab_size", "length"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"TokenNoise: {name} must be an integer of at least 1, got {value!r}")
-        if self.min_length is not None and (not isinstance(self.min_length, int) or isinstance(self.min_length, bool)):
-            raise ValueError(f"TokenNoise: min_length must be an integer or None, got {self.min_length!r}")
+                raise ValueError(
+                    f"TokenNoise: {name} must be an integer of at least 1, got {value!r}"
+                )
+        least = self.min_length
+        if least is not None and (not isinstance(least, int) or isinstance(least, bool)):
+            raise ValueError(
+                f"TokenNoise: min_length must be an integer or None, got {self.min_length!r}"
+            )
         self._check_ids()
         self._check_lengths()
         self._check_law()
 
     def _check_ids(self) -> None:
-        named = {"cls_id": self.cls_id, "sep_id": self.sep_id, "pad_id": self.pad_id, "first_id": self.first_id}
-        for name, value in [*named.items(), *(("exclude", value) for value in self.exclude)]:
+        ids: list[tuple[str, int | None]] = [
+            ("cls_id", self.cls_id),
+            ("sep_id", self.sep_id),
+            ("pad_id", self.pad_id),
+            ("first_id", self.first_id),
+        ]
+        ids += [("exclude", value) for value in self.exclude]
+        for name, value in ids:
             if value is not None and not 0 <= value < self.vocab_size:
-                raise ValueError(f"TokenNoise: {name} must lie in [0, vocab_size={self.vocab_size}), got {value}")
+                raise ValueError(
+                    f"TokenNoise: {name} must lie in [0, vocab_size={self.vocab_size}), got {value}"
+                )
         if self.segments not in (0, 1, 2):
             raise ValueError(f"TokenNoise: segments must be 0, 1 or 2, got {self.segments}")
         if self.segments == 2 and self.sep_id is None:
@@ -93,56 +108,78 @@ class TokenNoise:
         least = self._specials + max(1, self.segments)
         if not least <= self._shortest <= self.length:
             raise ValueError(
-                f"TokenNoise: min_length must lie between {least} (the special tokens and one more a segment) and "
-                f"length={self.length}, got {self._shortest}"
+                f"TokenNoise: min_length must lie between {least} (the special tokens and one more "
+                f"a segment) and length={self.length}, got {self._shortest}"
             )
         if self._shortest < self.length and self.pad_id is None:
             raise ValueError(
-                "TokenNoise: texts of different lengths need pad_id (any id, it is masked); or set min_length=length"
+                "TokenNoise: texts of different lengths need pad_id (any id, it is masked); "
+                "or set min_length=length"
             )
 
     def _check_law(self) -> None:
-        if self.zipf_exponent is not None and not (math.isfinite(self.zipf_exponent) and self.zipf_exponent >= 0):
-            raise ValueError(f"TokenNoise: zipf_exponent must be finite and not negative, got {self.zipf_exponent}")
-        table = self.frequencies
-        if table is None and self.provenance:
-            raise ValueError("TokenNoise: provenance says where frequencies come from, but none are given")
-        if isinstance(table, Tensor):
-            if self.zipf_exponent is not None:
-                raise ValueError("TokenNoise: give either zipf_exponent or frequencies, not both")
-            if not self.provenance:
-                raise ValueError(
-                    "TokenNoise: say where the frequencies come from, provenance='...'; the privacy card prints it. "
-                    "Frequencies counted on private text void the guarantee."
-                )
-            if table.shape != (self.vocab_size,):
-                raise ValueError(
-                    f"TokenNoise: frequencies need one number for each of vocab_size={self.vocab_size} tokens, got shape "
-                    f"{tuple(table.shape)}"
-                )
-            bad = (~torch.isfinite(table) | (table < 0)).nonzero()
-            if len(bad):
-                first = int(bad[0])
-                raise ValueError(
-                    f"TokenNoise: frequencies must be finite and not negative, but {len(bad)} are not; the first is that of "
-                    f"token {first}, {float(table[first])}"
-                )
+        zipf = self.zipf_exponent
+        if zipf is not None and not (math.isfinite(zipf) and zipf >= 0):
+            raise ValueError(
+                f"TokenNoise: zipf_exponent must be finite and not negative, got {zipf}"
+            )
+        if self.frequencies is None and self.provenance:
+            raise ValueError(
+                "TokenNoise: provenance says where frequencies come from, but none are given"
+            )
+        if isinstance(self.frequencies, Tensor):
+            self._check_frequencies(self.frequencies)
         if not float(self._cumulative[-1]) > 0:
-            raise ValueError("TokenNoise: no token is left to draw; check first_id, exclude and frequencies")
+            raise ValueError(
+                "TokenNoise: no token is left to draw; check first_id, exclude and frequencies"
+            )
+
+    def _check_frequencies(self, table: Tensor) -> None:
+        if self.zipf_exponent is not None:
+            raise ValueError("TokenNoise: give either zipf_exponent or frequencies, not both")
+        if not self.provenance:
+            raise ValueError(
+                "TokenNoise: say where the frequencies come from, provenance='...', for the "
+                "privacy card. Frequencies counted on private text void the guarantee."
+            )
+        if table.shape != (self.vocab_size,):
+            raise ValueError(
+                f"TokenNoise: frequencies need one number for each of vocab_size={self.vocab_size} "
+                f"tokens, got shape {tuple(table.shape)}"
+            )
+        bad = (~torch.isfinite(table) | (table < 0)).nonzero()
+        if len(bad):
+            first = int(bad[0])
+            raise ValueError(
+                f"TokenNoise: frequencies must be finite and not negative, but {len(bad)} are not; "
+                f"the first is that of token {first}, {float(table[first])}"
+            )
 
     @property
-    def padding(self) -> int | None:
-        """The id by which bare ids tell padding from text; None where a special token has the same id."""
+    def padding_id(self) -> int | None:
+        """The id that fills bare ids, None if a special token has the same id."""
         return None if self.pad_id in (self.cls_id, self.sep_id) else self.pad_id
 
     @property
+    def call_hint(self) -> str:
+        """What to change if the model does not take the arguments that the probe gives it."""
+        if self.bare:
+            return super().call_hint
+        return (
+            "for a model that is called as model(ids) give the ids alone, TokenNoise(..., "
+            "bare=True)"
+        )
+
+    @property
     def _specials(self) -> int:
-        """Special tokens in a text."""
+        """Number of special tokens in a text."""
         return (self.cls_id is not None) + max(1, self.segments) * (self.sep_id is not None)
 
     @property
     def _shortest(self) -> int:
-        return self._specials + max(1, self.segments) if self.min_length is None else self.min_length
+        if self.min_length is None:
+            return self._specials + max(1, self.segments)
+        return self.min_length
 
     @functools.cached_property
     def _cumulative(self) -> Tensor:
@@ -160,7 +197,10 @@ class TokenNoise:
         return weights.cumsum(0)
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
-        """`input_ids`, `attention_mask` and, if asked for, `token_type_ids`, all int64 `[n, T]`; no labels."""
+        """Return `input_ids`, `attention_mask` and `token_type_ids` (with `segments`); no labels.
+
+        All are int64 `[n, T]`.
+        """
         lengths = torch.randint(self._shortest, self.length + 1, (n, 1), generator=generator)
         place = torch.arange(self.length)
         ids = self._tokens(n, generator)
@@ -169,8 +209,8 @@ class TokenNoise:
             # The first separator stands anywhere that leaves each text a token.
             first = 1 + (self.cls_id is not None)
             choices = lengths - 2 - first
-            drawn = torch.rand(n, 1, generator=generator, dtype=torch.float64) * choices
-            middle = first + torch.minimum(drawn.long(), choices - 1)
+            offset = torch.rand(n, 1, generator=generator, dtype=torch.float64) * choices
+            middle = first + torch.minimum(offset.long(), choices - 1)
             ids = torch.where(place == middle, self.sep_id or 0, ids)
             types = ((place > middle) & (place < lengths)).long()
         if self.sep_id is not None:
@@ -182,30 +222,35 @@ class TokenNoise:
         if self.bare:
             return ids, None
         inputs = {"input_ids": ids, "attention_mask": mask}
-        return (inputs | {"token_type_ids": types} if self.segments else inputs), None
+        if self.segments:
+            inputs["token_type_ids"] = types
+        return inputs, None
 
     def _tokens(self, n: int, generator: torch.Generator) -> Tensor:
-        """Tokens `[n, T]` by inverse transform."""
+        """Return tokens `[n, T]` by inverse transform."""
         cumulative = self._cumulative
-        uniform = torch.rand(n, self.length, generator=generator, dtype=torch.float64) * cumulative[-1]
-        # With `right` a token of weight zero is never met: the first entry above the number has a step of its own.
+        uniform = torch.rand(n, self.length, generator=generator, dtype=torch.float64)
+        uniform = uniform * cumulative[-1]
+        # With `right` a token of weight zero is never drawn: the first entry above the number is a
+        # token with a positive weight.
         return torch.searchsorted(cumulative, uniform, right=True).clamp(max=self._last)
 
     @functools.cached_property
     def _last(self) -> int:
-        """The last token of positive weight, for a number that rounding has brought to the very end."""
+        """The last token of positive weight, for a number that rounding has moved to the end."""
         return int(torch.searchsorted(self._cumulative, self._cumulative[-1:]))
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description; a table of frequencies by its hash."""
-        described = {f.name: getattr(self, f.name) for f in fields(self)}
-        described["exclude"] = list(self.exclude)
-        table = described.pop("frequencies")
-        provenance = described.pop("provenance")
+        """Return plain values; a table of frequencies by its hash."""
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+        settings["exclude"] = list(self.exclude)
+        table = settings.pop("frequencies")
+        provenance = settings.pop("provenance")
         if table is None:
-            return {"kind": "TokenNoise", "source": "synthetic", **described}
-        digest = hashlib.sha256(table.numpy().tobytes()).hexdigest()
-        return {"kind": "TokenNoise", "source": "public", "provenance": provenance, **described, "frequencies": digest}
+            return {"kind": "TokenNoise", "source": "synthetic", **settings}
+        own = {"kind": "TokenNoise", "source": "public", "provenance": provenance, **settings}
+        own["frequencies"] = hashlib.sha256(table.numpy().tobytes()).hexdigest()
+        return own
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenNoise) and self.describe() == other.describe()
@@ -215,58 +260,55 @@ class TokenNoise:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any, length: int, **settings: Any) -> TokenNoise:
-        """Token noise with the special tokens that a Hugging Face tokenizer puts around a text.
+        """Return token noise with the special tokens of a Hugging Face tokenizer.
 
         Args:
             tokenizer: called on a text; the same one that prepares the private data.
             length: T.
-            settings: other fields, which win over what the tokenizer says.
+            settings: other fields; they override those of the tokenizer.
 
         Raises:
-            ValueError: it puts more than one token before or after a text.
+            ValueError: the tokenizer puts more than one token before or after a text.
         """
         bare = tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = tokenizer("a")["input_ids"]
         before, after = _around(whole, bare)
         if len(before) > 1 or len(after) > 1:
             raise ValueError(
-                f"TokenNoise: the tokenizer puts the tokens {before} before and {after} after a text; at most one each is "
-                "supported, so give cls_id and sep_id yourself"
+                f"TokenNoise: the tokenizer puts the tokens {before} before and {after} after a "
+                "text; at most one each is supported, so give cls_id and sep_id yourself"
             )
         pad = tokenizer.pad_token_id
-        found: dict[str, Any] = {
+        special = {i for i in tokenizer.all_special_ids if 0 <= i < len(tokenizer)}
+        fields_of_tokenizer: dict[str, Any] = {
             "vocab_size": len(tokenizer),
             "cls_id": before[0] if before else None,
             "sep_id": after[0] if after else None,
             "pad_id": tokenizer.eos_token_id if pad is None else pad,
-            "exclude": tuple(sorted(_below(tokenizer.all_special_ids, len(tokenizer)))),
+            "exclude": tuple(sorted(special)),
             "segments": int("token_type_ids" in getattr(tokenizer, "model_input_names", ())),
         }
-        return cls(**(found | {"length": length} | settings))
+        return cls(**(fields_of_tokenizer | {"length": length} | settings))
 
 
 def _around(whole: Sequence[int], inner: Sequence[int]) -> tuple[list[int], list[int]]:
-    """What stands before and after `inner` in `whole`."""
+    """Return the items before and after `inner` in `whole`."""
     for start in range(len(whole) - len(inner) + 1):
-        if list(whole[start : start + len(inner)]) == list(inner):
-            return list(whole[:start]), list(whole[start + len(inner) :])
+        stop = start + len(inner)
+        if list(whole[start:stop]) == list(inner):
+            return list(whole[:start]), list(whole[stop:])
     return list(whole), []
 
 
-def _below(ids: Iterable[int], size: int) -> set[int]:
-    return {i for i in ids if 0 <= i < size}
-
-
 # --------------------------------------------------------------------------------------------------
-# Text that a public language model writes, as a probe: what its own layers see then is close to
-# real text, at no cost in ε.
-#
-# The weights that are fine-tuned are public before the first private step, and so is everything
-# computed from them.
+# Text that a public language model writes, as a probe. What its own layers see is then close to
+# real text, at no cost in ε: the weights are public before the first private step, and so is
+# everything computed from them.
 
 _WANTED = (
-    "generated_text needs a causal language model that is called as model(input_ids=..., past_key_values=..., use_cache=True), "
-    "as those of transformers are; give texts of another one as PublicData(...)"
+    "generated_text needs a causal language model that is called as model(input_ids=..., "
+    "past_key_values=..., use_cache=True), as those of transformers; give other texts as "
+    "PublicData(...)"
 )
 
 
@@ -284,17 +326,19 @@ def generated_text(
 ) -> PublicData:
     """Sample texts from a causal language model, for `KFAC(probe=...)`.
 
-    Call it before private training, or on released weights: what has seen private examples without noise voids the guarantee.
+    Call this before private training, or on released weights: weights that have seen private
+    examples without noise void the guarantee.
 
     Args:
-        model: called as `model(input_ids=..., past_key_values=..., use_cache=True)`, as those of transformers are, with or
-            without adapters; its parameters, modes, buffers and the global random state stay as they are.
-        n: texts, once and for all; a refresh draws its `probe_size` of them.
+        model: called as `model(input_ids=..., past_key_values=..., use_cache=True)`, as those of
+            transformers are. Its parameters, modes, buffers and the global random state stay as
+            they are.
+        n: number of texts, sampled once; a refresh samples its `probe_size` of them.
         length: tokens of a text T, the first included.
         start_id: the first token (GPT-2 begins a text with its end-of-text token).
-        end_id: a text is over behind this token, None if it never is.
-        pad_id: what fills a text that is over, masked; None takes `end_id`.
-        seed: of the public stream that tokens are drawn from, each from the model's whole distribution.
+        end_id: a text ends with this token, None if it never ends.
+        pad_id: fills a text that has ended, masked; None takes `end_id`.
+        seed: of the public stream that tokens are drawn from, by the model's whole distribution.
         chunk: texts written at once; another value draws others.
         provenance: of the weights, for the privacy card.
 
@@ -303,27 +347,39 @@ def generated_text(
 
     Raises:
         ValueError: sizes that are not positive, or logits that are not finite.
-        TypeError: the model cannot be called so.
+        TypeError: the model cannot be called like this.
     """
     if n < 1 or length < 2 or chunk < 1:
-        raise ValueError(f"generated_text: n and chunk must be at least 1 and length 2, got {n}, {chunk} and {length}")
+        raise ValueError(
+            f"generated_text: n and chunk must be at least 1 and length 2, got {n}, {chunk} and "
+            f"{length}"
+        )
     generator = torch.Generator().manual_seed(seed)
-    with undisturbed(model), torch.no_grad():
-        parts = [_written(model, min(chunk, n - at), length, start_id, generator) for at in range(0, n, chunk)]
-    ids, mask = torch.cat(parts), torch.ones(n, length, dtype=torch.int64)
+    parts = []
+    with preserve_model(model), torch.no_grad():
+        for first in range(0, n, chunk):
+            parts.append(_write(model, min(chunk, n - first), length, start_id, generator))
+    ids = torch.cat(parts)
+    mask = torch.ones(n, length, dtype=torch.int64)
     if end_id is not None:
         ended = (ids[:, 1:] == end_id).long().cumsum(1)
-        mask[:, 2:] = (ended[:, :-1] == 0).long()  # the end itself is part of the text
+        # The end itself is part of the text.
+        mask[:, 2:] = (ended[:, :-1] == 0).long()
         ids = torch.where(mask == 1, ids, end_id if pad_id is None else pad_id)
-    told = f"written by {type(model).__name__}" + (f" ({provenance})" if provenance else "") + f", seed {seed}"
-    return PublicData({"input_ids": ids, "attention_mask": mask}, provenance=told)
+    origin = f"written by {type(model).__name__}"
+    if provenance:
+        origin += f" ({provenance})"
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    return PublicData(inputs, provenance=f"{origin}, seed {seed}")
 
 
-def _written(model: nn.Module, n: int, length: int, start_id: int, generator: torch.Generator) -> Tensor:
-    """Texts `[n, length]`, one token after another."""
+def _write(
+    model: nn.Module, n: int, length: int, start_id: int, generator: torch.Generator
+) -> Tensor:
+    """Return texts `[n, length]`, written one token after another."""
     ids, past = torch.full((n, 1), start_id), None
     while ids.shape[1] < length:
-        out = _called(model, ids[:, -1:].to(device_of(model)), past)
+        out = _call(model, ids[:, -1:].to(device_of(model)), past)
         logits, past = out.logits[:, -1].double().cpu(), out.past_key_values
         if not torch.isfinite(logits).all():
             raise ValueError("generated_text: the model's logits contain NaN or infinity")
@@ -331,11 +387,13 @@ def _written(model: nn.Module, n: int, length: int, start_id: int, generator: to
     return ids
 
 
-def _called(model: nn.Module, ids: Tensor, past: Any) -> Any:
+def _call(model: nn.Module, ids: Tensor, past: Any) -> Any:
     try:
         out = model(input_ids=ids, past_key_values=past, use_cache=True)
     except TypeError as error:
         raise TypeError(f"{_WANTED}: {error}") from error
     if getattr(out, "logits", None) is None or getattr(out, "past_key_values", None) is None:
-        raise TypeError(f"{_WANTED}: it returned a {type(out).__name__} without logits or past_key_values")
+        raise TypeError(
+            f"{_WANTED}: it returned a {type(out).__name__} without logits or past_key_values"
+        )
     return out

@@ -76,19 +76,18 @@ def check_probes(preconditioner: Any, private: Any) -> None:
     A dataset that loads its examples is not read for this check; call `check_disjoint` for it.
 
     Args:
-        preconditioner: its `probe` and `output_probe` are checked where they have `inputs`.
+        preconditioner: the settings, None for none; the stored inputs of its probes are checked.
         private: the dataset.
 
     Raises:
         ValueError: as `check_disjoint`.
     """
-    if not is_in_memory(private):
+    if preconditioner is None or not is_in_memory(private):
         return
-    for role in ("probe", "output_probe"):
-        inputs = getattr(getattr(preconditioner, role, None), "inputs", None)
-        if inputs is not None:
+    for role, probe in preconditioner.probes.items():
+        if probe.stored_inputs is not None:
             name = f"the {role.replace('_', ' ')} of {type(preconditioner).__name__}"
-            check_disjoint(inputs, private, name)
+            check_disjoint(probe.stored_inputs, private, name)
 
 
 def is_in_memory(data: Any) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpkfc.curvature.probe_pass import moved_to
+from dpkfc.curvature.probe_pass import copy_to_device
 from dpkfc.data.sampling import Poisson
 from dpkfc.federated import messages
 from dpkfc.federated.local_training import (
@@ -576,8 +576,8 @@ class Client:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state_dict` returned."""
         device = next(iter(self.local.parameters.values())).device
-        self._control = moved_to(dict(state["control"]), device)
-        self._last = moved_to(dict(state["last"]), device)
+        self._control = copy_to_device(dict(state["control"]), device)
+        self._last = copy_to_device(dict(state["last"]), device)
         self._last_round = int(state.get("last_round", -1))
         keys = state.get("keys")
         shares = state.get("shares")

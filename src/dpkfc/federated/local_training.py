@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dpkfc.curvature.kfac import Preconditioner
 from dpkfc.data.loading import MicroBatches, Part, collate, layout, tensors_of
 from dpkfc.federated.messages import contract_of, shapes_of
 from dpkfc.federated.options import FedNewStep
@@ -22,7 +21,7 @@ from dpkfc.gradients.clipped_sum import LossFn, Proof, clipped_sum
 from dpkfc.gradients.clipping import Clip, clip_factors
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import isolated
-from dpkfc.preconditioning import Coordinates
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.rng_state import device_of, randomize_generators
 from dpkfc.verification import draw_public_rows
 from dpkfc.verification.examples import check_on_public_rows
@@ -108,7 +107,7 @@ class LocalModel:
         self.parameters: Tensors = trained_parameters(model)
         self.shapes = shapes_of(model)
         self.contract = contract_of(plan.hash, model)
-        self.coordinates = Coordinates(plan.config.preconditioner, model, self.layers)
+        self.coordinates = PreconditionerManager(plan.config.preconditioner, model, self.layers)
         self.digest = ""
         self._clip = Clip(plan.config.max_grad_norm)
         self._proof = Proof()
@@ -143,14 +142,7 @@ class LocalModel:
 
     def take_metric(self, state: Mapping[str, Tensor]) -> None:
         """Take a preconditioner that the server built."""
-        kind: type[Preconditioner] = getattr(
-            self.plan.config.preconditioner, "result", Preconditioner
-        )
-        preconditioner = kind.from_state_dict(dict(state))
-        shapes = {}
-        for layer in self.layers:
-            shapes[layer.name] = {role: layer.tensor(role).shape for role in layer.parameters}
-        preconditioner.check(shapes)
+        preconditioner = self.coordinates.restore(state)
         self.coordinates.current = preconditioner
         self.digest = preconditioner.digest
 

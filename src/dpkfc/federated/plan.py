@@ -20,6 +20,7 @@ from dpkfc._checks import (
     check_positive,
 )
 from dpkfc.config import PlanBase
+from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
 from dpkfc.federated.options import (
     FedNewStep,
@@ -451,15 +452,16 @@ class FederatedConfig:
         if preconditioner is None:
             return
         name = type(preconditioner).__name__
-        if not hasattr(preconditioner, "describe"):
+        if not isinstance(preconditioner, Preconditioner):
             raise ValueError(
-                f"preconditioner must have a describe() method, got {name}; use KFAC(...)"
+                f"preconditioner must derive from dpkfc.curvature.Preconditioner, got {name}; "
+                "use KFAC(...)"
             )
-        if hasattr(preconditioner, "observe") or hasattr(preconditioner, "clipping"):
+        if preconditioner.uses_past_releases or preconditioner.required_clipping is not None:
             raise ValueError(
                 f"{name} does not run federated; use KFAC(...), or preconditioner=None"
             )
-        if self.metric == SEED and getattr(preconditioner, "continues", False):
+        if self.metric == SEED and preconditioner.uses_previous_state:
             raise ValueError(
                 "metric='seed' gives clients no earlier refresh to start from; use metric='factors'"
             )

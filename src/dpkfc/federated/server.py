@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import checkpoint
-from dpkfc.curvature.kfac import Preconditioner
-from dpkfc.curvature.probe_pass import moved_to
+from dpkfc.curvature.base import PreconditionerState
+from dpkfc.curvature.probe_pass import copy_to_device
 from dpkfc.federated.local_training import (
     accumulation_dtype,
     total_norm,
@@ -59,7 +59,7 @@ from dpkfc.federated.secure_aggregation import decode, round_scope, total, unmas
 from dpkfc.federated.server_rules import Participation
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.preconditioning import Coordinates
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import ReleasePipeline
@@ -223,9 +223,9 @@ class MetricDelivery:
         # Clients that could not build the preconditioner from its seed.
         self._cannot_build: set[int] = set()
         # The preconditioner that was hashed last, and its digest.
-        self._last: tuple[Preconditioner | None, str] = (None, "")
+        self._last: tuple[PreconditionerState | None, str] = (None, "")
 
-    def round_fields(self, client: int, current: Preconditioner | None) -> Message:
+    def round_fields(self, client: int, current: PreconditionerState | None) -> Message:
         """Return a round's fields on the preconditioner, without the server's running averages."""
         if current is None:
             return {}
@@ -236,7 +236,7 @@ class MetricDelivery:
             message |= add_prefix("metric", replace(current, running=()).state_dict())
         return message
 
-    def note_answer(self, client: int, current: Preconditioner | None) -> None:
+    def note_answer(self, client: int, current: PreconditionerState | None) -> None:
         """Note that a client answered with the preconditioner in force."""
         self._digests[client] = self._digest(current)
 
@@ -250,7 +250,7 @@ class MetricDelivery:
         """Forget what clients have, after a resume."""
         self._digests.clear()
 
-    def _digest(self, current: Preconditioner | None) -> str:
+    def _digest(self, current: PreconditionerState | None) -> str:
         """Return the digest of a preconditioner, hashed once."""
         if current is not self._last[0]:
             digest = "" if current is None else replace(current, running=()).digest
@@ -302,7 +302,7 @@ class Server:
             noise_stream(plan, 0),
             self.ledger,
             layers=self.layers,
-            preconditioning=Coordinates(plan.config.preconditioner, model, self.layers),
+            preconditioning=PreconditionerManager(plan.config.preconditioner, model, self.layers),
             postprocess=PostprocessPipeline(plan.config.filters, plan.config.readout),
         )
         self._state: Tensors = {}
@@ -623,7 +623,7 @@ class Server:
         return self.plan.curve.at(self.ledger.count)
 
     @property
-    def preconditioner(self) -> Preconditioner | None:
+    def preconditioner(self) -> PreconditionerState | None:
         """Return the preconditioner in force."""
         return self._pipeline.preconditioning.current
 
@@ -688,9 +688,9 @@ class Server:
             state = tensors.get("preconditioner")
             preconditioner = None
             if state is not None:
-                preconditioner = self._pipeline.preconditioning.loaded(state)
-            self._pipeline.postprocess.load_state_dict(moved_to(tensors.get("filters", {}), device))
-            self._state = moved_to(dict(tensors.get("rule", {})), device)
+                preconditioner = self._pipeline.preconditioning.restore(state)
+            self._pipeline.postprocess.load_state_dict(copy_to_device(tensors.get("filters", {}), device))
+            self._state = copy_to_device(dict(tensors.get("rule", {})), device)
             self._pipeline.preconditioning.current = preconditioner
             self._last_release = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)

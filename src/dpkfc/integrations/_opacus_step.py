@@ -37,7 +37,7 @@ from dpkfc.gradients.state import (
 from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_padding
 from dpkfc.integrations._opacus_loader import PhysicalBatch
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.preconditioning import Coordinates
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import ReleasePipeline, set_gradients
@@ -46,7 +46,7 @@ from dpkfc.session import GradientTally
 from dpkfc.tracking.axes import Unknown
 
 if TYPE_CHECKING:
-    from dpkfc.curvature.kfac import Preconditioner
+    from dpkfc.curvature.base import PreconditionerState
 
 
 # --------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class PrivateStep:
             plan.noise_stream(),
             ledger,
             layers=self.layers,
-            preconditioning=Coordinates(preconditioner, model, self.layers, rows=rows),
+            preconditioning=PreconditionerManager(preconditioner, model, self.layers, rows=rows),
             postprocess=PostprocessPipeline((), plan.config.readout),  # make_private takes no filters
         )
         self.step = ledger.count
@@ -603,7 +603,7 @@ class PrivateStep:
     # -- state ------------------------------------------------------------------------------------
 
     @property
-    def preconditioner(self) -> Preconditioner | None:
+    def preconditioner(self) -> PreconditionerState | None:
         """The preconditioner in force; None before the first step and without one."""
         return self._pipeline.preconditioning.current
 

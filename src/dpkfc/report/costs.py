@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from dpkfc.curvature.damping import side_name
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probe_loss import logits_of
-from dpkfc.curvature.probe_pass import public_generator, undisturbed
-from dpkfc.curvature.probes import call, placed
+from dpkfc.curvature.probe_pass import preserve_model, public_generator
+from dpkfc.curvature.probes import call, move_to_model
 from dpkfc.data.loading import Part, layout
 from dpkfc.gradients.clipped_sum import capture, clipped_sum
 from dpkfc.gradients.clipping import Clip, full_precision
@@ -225,7 +225,7 @@ def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | Timi
         raise ValueError(f"rows must be at least 1, got {rows}")
     layers, timings = find_layers(model), Timings.load(cache)
     rules = {layer.name: layer.rule for layer in layers}
-    inputs = placed(kfac.probe.sample(rows, public_generator(kfac.seed, 0))[0], model)
+    inputs = move_to_model(kfac.probe.sample(rows, public_generator(kfac.seed, 0))[0], model)
 
     few = min(kfac.probe_size, max(16, kfac.probe_size // _SMALLER))
 
@@ -233,7 +233,7 @@ def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | Timi
         of = replace(kfac, probe_size=examples, later_probe_size=None)
         return of.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
 
-    with undisturbed(model):
+    with preserve_model(model):
         metric, refresh = build().metric, seconds_of(build)
         small = seconds_of(lambda: build(few))
         blocks = blocks_of_batch(model, layers, inputs, rows)
@@ -439,9 +439,9 @@ def side_choices(
     layers, timings = find_layers(model), Timings.load(cache)
     rules = {layer.name: layer.rule for layer in layers}
     few = replace(kfac, probe_size=min(kfac.probe_size, _PROBE), later_probe_size=None, ranks={})
-    inputs = placed(kfac.probe.sample(rows, public_generator(kfac.seed, 0))[0], model)
+    inputs = move_to_model(kfac.probe.sample(rows, public_generator(kfac.seed, 0))[0], model)
     found: list[SideChoice] = []
-    with undisturbed(model):
+    with preserve_model(model):
         built = few.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
         widths = {
             (row["layer"], row["side"]): row["dim"] for row in built.report

@@ -12,10 +12,11 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from dpkfc.curvature.kfac import KFAC, Preconditioner
+from dpkfc.curvature.base import PreconditionerState
+from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probe_loss import logits_of
-from dpkfc.curvature.probe_pass import public_generator, undisturbed
-from dpkfc.curvature.probes import call, placed
+from dpkfc.curvature.probe_pass import preserve_model, public_generator
+from dpkfc.curvature.probes import call, move_to_model
 from dpkfc.gradients.clipped_sum import batch_tracker, capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
@@ -130,8 +131,8 @@ def _capture(layers: Sequence[Layer], model: nn.Module, loss: Any) -> Any:
 
 def _blocks(model: nn.Module, layers: Sequence[Layer], kfac: KFAC) -> tuple[dict[str, AnyBlock], str]:
     """Return each layer's contribution as the norm engine sees it, on a few probe examples, and what hides the batch axis."""
-    inputs = placed(kfac.probe.sample(_EXAMPLES, public_generator(kfac.seed, 0))[0], model)
-    with undisturbed(model):
+    inputs = move_to_model(kfac.probe.sample(_EXAMPLES, public_generator(kfac.seed, 0))[0], model)
+    with preserve_model(model):
         tracker = batch_tracker(model, inputs, _EXAMPLES)
         tape = Tape(model, layers, _EXAMPLES, tracker=tracker, lenient=True)
         with torch.enable_grad(), tape, tracker.following():
@@ -147,7 +148,7 @@ def _any_loss(output: Tensor) -> Tensor:
     return output.flatten(1).float().logsumexp(1)
 
 
-def _layer_facts(layer: Layer, block: AnyBlock | None, built: Preconditioner) -> LayerFacts:
+def _layer_facts(layer: Layer, block: AnyBlock | None, built: PreconditionerState) -> LayerFacts:
     choice = _choice(block, built.metric.get(layer.name))
     rows = [row for row in built.report if row["layer"] == layer.name]
     sides = tuple(

@@ -18,7 +18,7 @@ from dpkfc.app.datasets.formats import ExampleSet
 from dpkfc.app.datasets.text import IMDB, KEY, hashed_rows, hashed_texts, load_texts, word_hashes
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
-from dpkfc.curvature.probes import Sample
+from dpkfc.curvature.probes import Probe, Sample
 
 # --------------------------------------------------------------------------------------------------
 # Synthetic English for probes: words drawn independently by Zipf's law, the frequent ones by their
@@ -77,7 +77,7 @@ class ZipfWords:
 
 
 @dataclass(frozen=True)
-class HashedZipf:
+class HashedZipf(Probe):
     """A probe for hashed texts: Zipf documents through the very map that prepares the private ones.
 
     Attributes:
@@ -104,7 +104,7 @@ class HashedZipf:
 
 
 @dataclass(frozen=True)
-class ZipfBytes:
+class ZipfBytes(Probe):
     """A probe for texts as bytes: frequent words by Zipf's law, a blank between them.
 
     Ids are those of `generation.BYTES`: a byte plus 3, separator 2 somewhere in the middle, end 1, padding 0.
@@ -116,7 +116,7 @@ class ZipfBytes:
     length: int
 
     @property
-    def padding(self) -> int:
+    def padding_id(self) -> int:
         """The id that fills a row behind its text."""
         return 0
 
