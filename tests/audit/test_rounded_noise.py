@@ -64,7 +64,7 @@ def test_there_is_no_grid_for_nonsense(sensitivity: float, numbers: int) -> None
 def test_noise_that_float64_cannot_hold_is_refused_before_it_is_charged() -> None:
     p = rounded(1e9)
     ledger = Ledger.in_memory(p.hash)
-    with pytest.raises(ValueError, match="too large for noise='rounded' with 10 numbers"):
+    with pytest.raises(ValueError, match="too large for noise='rounded' with sensitivity"):
         release(ClippedSum({"w": torch.zeros(10)}, p.max_grad_norm), p, p.noise_stream(), ledger, 0)
     assert ledger.count == 0
     with pytest.raises(ValueError, match="too small for noise='rounded'"):

@@ -292,7 +292,7 @@ def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
     for step in steps:
         if not isinstance(step, PostProcess):
             raise ValueError(
-                f"{type(step).__name__} in postprocess is not a PostProcess (inherit from PostProcessBase): use preconditioner= "
+                f"{type(step).__name__} in postprocess is no PostProcess (inherit from PostProcessBase): use preconditioner= "
                 "or weight_average=, or hand a torch optimizer to the session"
             )
         name = step.describe()["name"]

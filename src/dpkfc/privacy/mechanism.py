@@ -79,8 +79,8 @@ def grid_of(sensitivity: float, numbers: int, stddev: float = 0.0) -> float:
     grid = math.ldexp(1.0, exponent)
     if not stddev * _MAX_DEVIATIONS / grid <= MOST_STEPS:
         raise ValueError(
-            f"noise of standard deviation {stddev:.3g} (sensitivity {sensitivity:.3g}, {numbers:,} numbers) is too large for "
-            "noise='rounded'; lower noise_multiplier, or use noise='gaussian'"
+            f"noise of standard deviation {stddev:.3g} is too large for noise='rounded' with sensitivity {sensitivity:.3g}; "
+            "lower noise_multiplier, or use noise='gaussian'"
         )
     return grid
 

@@ -35,8 +35,6 @@ from dpkfc.tracking.axes import (
 )
 from dpkfc.tracking.batch_rules import RULES, TOTAL_RULES, Rule, pointwise, rule_name
 
-__all__ = ["Tracker", "UnknownOperation"]
-
 _BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
 _READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item", "allclose"})
 _LEAVES_TORCH = frozenset(
@@ -125,7 +123,7 @@ class Tracker:
         if key in self._covered:
             return None
         if x._is_view() and (base := x._base) is not None and id(base) in self._states:
-            return self._of_view(x, base)
+            return self._state_of_view(x, base)
         if x.requires_grad:
             if x.grad_fn is None:
                 return PARAMETRIC
@@ -140,7 +138,7 @@ class Tracker:
         """Return whether a tensor is a view, noted as public, of a tensor that may have been written since."""
         return type(self._states[id(x)]) is Public and x._is_view() and id(x._base) in self._states
 
-    def _of_view(self, x: Tensor, base: Tensor) -> State | None:
+    def _state_of_view(self, x: Tensor, base: Tensor) -> State | None:
         """Return the state of a view whose base was written after it was made."""
         state = self.state(base)
         if not isinstance(state, BatchAxis):
@@ -216,10 +214,10 @@ class Tracker:
             reason: what it did.
             is_read: values were shown to Python code, and no tensor or gradient was changed.
         """
-        found = Unknown(operation, reason)
-        self.failure = self.failure or found
+        failure = Unknown(operation, reason)
+        self.failure = self.failure or failure
         if not is_read:
-            self.altered = self.altered or found
+            self.altered = self.altered or failure
 
     # -- what a layer reads itself --------------------------------------------------------------------------
 
@@ -334,7 +332,7 @@ class Tracker:
         if torch.Tag.dynamic_output_shape in function.tags and self._has_private_shape(function, args, answer):
             self.fail(str(function), "the shape of a tensor depends on the examples", is_read=True)
         if not outputs:
-            self._without_output(function, args, answer)
+            self._note_without_output(function, args, answer)
             return
         answers = answer if isinstance(answer, (list, tuple)) else [answer] * len(outputs)
         writes = function._schema.is_mutable
@@ -391,7 +389,7 @@ class Tracker:
         except Exception as error:  # a run must not stop where a rule meets operands that it does not expect
             return operation.lost(f"its batch rule failed: {error!r:.60}")
 
-    def _without_output(self, function: Any, args: Any, answer: Any) -> None:
+    def _note_without_output(self, function: Any, args: Any, answer: Any) -> None:
         """Take note of an operation that returns no tensor: it reads values, or writes into its operands."""
         name = rule_name(function)
         if name in _READS or not function._schema.is_mutable:
