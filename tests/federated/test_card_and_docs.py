@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpkfc.federated import ClientLevel, FederatedConfig, PerUpload, SecureAggregation, TrustedServer, federate
-from dpkfc.report.card import build_federated_card, federated_markdown
+from dpkfc.report.card import build_federated_card, to_markdown
 from dpkfc.report.verify import CardError, spent
 from tests.documents import blocks
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of
@@ -30,7 +30,7 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
     plan = config.calibrate(2.0, 1e-3)
     run = federate(plan, head(), loss_fn, datasets())
     card = json.loads(json.dumps(build_federated_card(run.server, run.records, title="x", chosen_by="nobody"), allow_nan=False))
-    text = federated_markdown(card)
+    text = to_markdown(card)
     assert privacy.name in text and config.against in text and f"one {privacy.unit} added or removed" in text
     assert 1.99 < card["guarantee"]["epsilon"] <= 2.0 and card["ledger"]["count"] == 2
     others = card["guarantee"]["epsilon_for_others"]
@@ -45,7 +45,7 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
 def test_a_card_of_a_test_mode_run_is_stamped():
     run = federate(plan_of(privacy=TrustedServer()), head(), loss_fn, datasets())
     card = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")
-    assert "**NOT PRIVATE**" in federated_markdown(card) and not card["guarantee"]["certified"]
+    assert "**NOT PRIVATE**" in to_markdown(card) and not card["guarantee"]["certified"]
 
 
 def test_dropped_rounds_are_on_the_card_and_charged():

@@ -111,11 +111,11 @@ def test_a_card_that_was_counted_by_hand_is_refused() -> None:
     facts = CardFacts(
         title="t", releases=1, ledger={"releases": 6}, assumed_public={}, chosen_by="x", not_private={}, device="cpu"
     )
-    with pytest.raises(ValueError, match="to say 1 releases, and its ledger holds 6"):
+    with pytest.raises(ValueError, match="counts 1 releases, its ledger 6"):
         build_card(plan_of(), facts)
-    with pytest.raises(ValueError, match="holds None"):
+    with pytest.raises(ValueError, match="its ledger None"):
         build_card(plan_of(), replace(facts, ledger={}))
-    with pytest.raises(ValueError, match="more than the plan's 6"):
+    with pytest.raises(ValueError, match="exceed the plan's 6"):
         build_card(plan_of(), replace(facts, releases=7, ledger={"releases": 7}))
 
 

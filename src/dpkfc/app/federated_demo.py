@@ -33,7 +33,7 @@ from dpkfc.federated.plan import FederatedConfig, FederatedPlan
 from dpkfc.federated.server import RoundRecord
 from dpkfc.federated.server_rules import FedGD, FedSOFIM
 from dpkfc.federated.simulation import Run, dirichlet, parts
-from dpkfc.report.card import build_federated_card, federated_markdown
+from dpkfc.report.card import build_federated_card, to_markdown
 from dpkfc.report.numbers import rounded_up
 
 CLIENTS, ROUNDS, ALPHA, DELTA = 10, 40, 0.5, 1e-4
@@ -201,7 +201,7 @@ def _finish(run: Run, settings: Settings, folder: Path) -> None:
         run.server, run.records, title=title, chosen_by=_CHOSEN, results=results, not_private=_SIMULATED, weights=weights
     )
     place.write_json(place.card, card)
-    place.write_text(place.card.with_suffix(".md"), federated_markdown(card))
+    place.write_text(place.card.with_suffix(".md"), to_markdown(card))
 
 
 def _curve(run: Run, method: str) -> plots.Curve:
