@@ -294,7 +294,7 @@ def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
     kept._pending, kept._entry = torch.zeros(8, 7).double(), entry
     kept._measure_canaries()
     flat = torch.stack(whitened).flatten(1)
-    assert torch.allclose(kept._squares[0], flat.square().sum(1))
+    assert torch.allclose(kept._squared_norms[0], flat.square().sum(1))
     assert torch.allclose(torch.as_tensor(kept._overlaps), flat @ flat.T)
 
 
@@ -306,7 +306,7 @@ def test_canaries_that_overlap_are_told_apart():
     u, a = (torch.from_numpy(rng.choice([-1.0, 1.0], (m, 40))) for _ in range(2))
     coins = torch.from_numpy((rng.random(m) < 0.5).astype(float))
     listener, plain = Listener(layer, u, a, steps), Listener(layer, u, a, steps)
-    plain._solves = lambda is_formed: False
+    plain._is_solvable = lambda is_materialised: False
     plan = settings(steps=steps, expected_batch_size=500).with_noise(1e-3, DELTA, 1000)
     for step in range(steps):
         counted = coins * torch.from_numpy((rng.random(m) < 0.5).astype(float)) / 40  # each has norm 1

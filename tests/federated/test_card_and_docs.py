@@ -10,7 +10,7 @@ import pytest
 
 from dpkfc.federated import ClientLevel, FederatedConfig, PerUpload, SecureAggregation, TrustedServer, federate
 from dpkfc.report.card import build_federated_card, to_markdown
-from dpkfc.report.verify import CardError, spent
+from dpkfc.report.verify import CardError, verify_ledger
 from tests.documents import blocks
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of
 
@@ -74,7 +74,7 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
             "model.safetensors",
             "plots",
         } <= names
-        told = spent(tmp_path / "demo" / method / "ledger.jsonl")
+        told = verify_ledger(tmp_path / "demo" / method / "ledger.jsonl")
         assert told["privacy card"] == "states what the ledger shows" and told["privacy unit"].startswith("one ")
         assert told["weights"] == "those of the card (SHA-256)"
     card = (tmp_path / "demo" / chosen[0] / "privacy_card.md").read_text("utf-8")
@@ -82,5 +82,5 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
     one, other = (tmp_path / "demo" / name / "model.safetensors" for name in chosen)
     one.write_bytes(other.read_bytes())
     with pytest.raises(CardError, match="does not hold the weights"):
-        spent(tmp_path / "demo" / chosen[0] / "ledger.jsonl")
+        verify_ledger(tmp_path / "demo" / chosen[0] / "ledger.jsonl")
     assert {"partition.png", "comparison.png"} <= {path.name for path in (tmp_path / "demo").iterdir()}

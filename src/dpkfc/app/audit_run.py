@@ -39,7 +39,7 @@ from dpkfc.config import Plan
 from dpkfc.privacy.accounting import event_to_dict
 from dpkfc.privacy.ledger import LedgerError, Verified, certified_before, verify
 from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown
-from dpkfc.report.verify import Card, CardError, agrees, check_weights, history, read_card
+from dpkfc.report.verify import Card, CardError, agrees, check_weights, read_card, verify_history
 
 # --------------------------------------------------------------------------------------------------
 # Whether the privacy card in a run folder is what its settings and its ledger give, and its weights
@@ -283,7 +283,7 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
         plan: of the run's settings.
     """
     try:
-        found = history(path)
+        found = verify_history(path)
         wrong = _unlike(found, plan)
         measured = f"{len(found.releases):,} releases"
     except (LedgerError, CardError, CheckpointError) as error:

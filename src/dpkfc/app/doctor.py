@@ -16,7 +16,7 @@ from dpkfc.app.assembly import kfac
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.settings import ConfigError, RunConfig, nearest
 from dpkfc.report.costs import Costs, SideChoice, Timings, choose_sides, default_cache, measure_costs
-from dpkfc.report.doctor import examine, layer_table
+from dpkfc.report.doctor import diagnose, layer_table
 
 # --------------------------------------------------------------------------------------------------
 # What the doctor is asked to look at: a recipe, or a factory in any module.
@@ -114,7 +114,7 @@ def doctor_report(
     defaults = {"recipe": target if ":" not in target else "digits"}
     own = find_recipe(target).probe if ":" not in target else None
     curvature = kfac(run_config({**defaults, **settings}), shape, inputs, own)
-    diagnosis = examine(model, curvature)
+    diagnosis = diagnose(model, curvature)
     if diagnosis.problem:
         raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")
     console.print(layer_table(diagnosis, f"{name}: {diagnosis.trainable:,} trainable parameters"))
