@@ -241,7 +241,7 @@ def test_a_planted_gradient_is_the_matrix_that_was_chosen(case: str):
     model, planted, _ = planted_in(case, coins)
     listener = planted.listener
     for step in (0, 1):
-        planted.before_step(step)
+        planted.start_step(step)
         for i in range(6):
             found = gradient(model, planted, 30 + i)
             chosen = torch.outer(listener._u[i], listener._a[i]).double() * (1 - 2 * step) * coins[i]

@@ -194,9 +194,9 @@ def test_what_two_sessions_leave_behind_is_compared() -> None:
         assert one.session.differs_from(other.session) == ""
         one.session.model.register_buffer("seen", torch.zeros(2))
         assert one.session.differs_from(other.session) == "seen"
-        assert one.session.left_behind == ""
+        assert one.session.remaining_gradient == ""
         one.session.model[0].weight.grad = torch.zeros(8, 6, dtype=torch.float64)
-        assert one.session.left_behind == "0.weight"
+        assert one.session.remaining_gradient == "0.weight"
 
 
 def test_examples_are_put_together_as_the_session_does_it() -> None:

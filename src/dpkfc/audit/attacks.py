@@ -689,7 +689,7 @@ class _RunCanaries(Protocol):
 
     @property
     def layer(self) -> str: ...
-    def before_step(self, step: int) -> None: ...
+    def start_step(self, step: int) -> None: ...
     def observe(self, released: Released, metric: Metric) -> None: ...
     def scores(self) -> Floats: ...
 
@@ -758,7 +758,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
     session = _ObservedSession(plan, model, optimizer, planted, augment=augment_with_ids(augment))
     with session:
         for batch in session.batches():
-            planted.before_step(batch.step)
+            planted.start_step(batch.step)
             session.step(batch, planted.loss)
             if progress is not None:
                 progress(session.steps_done, plan.steps)
@@ -909,7 +909,7 @@ class _MislabelledCanaries:
     def _losses(self) -> Floats:
         return compute_losses(self._model, self._loss_fn, self._examples)
 
-    def before_step(self, step: int) -> None:
+    def start_step(self, step: int) -> None:
         """Do nothing: these canaries are the same at every step."""
 
     def observe(self, released: Released, metric: Metric) -> None:

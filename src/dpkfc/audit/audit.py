@@ -382,13 +382,13 @@ class _SizeUnits:
     places: tuple[int, int, int]
     loud: int
 
-    def without(self, part: slice) -> list[int]:
+    def silence(self, part: slice) -> list[int]:
         """Return the company with silent units in a part of it."""
         rows = list(self.company)
         rows[part] = self.silent[part]
         return rows
 
-    def with_loud(self, place: int) -> list[int]:
+    def insert_loud(self, place: int) -> list[int]:
         """Return the company with the loud unit in one row."""
         rows = list(self.company)
         rows[place] = self.loud
@@ -500,8 +500,8 @@ def _script(units: _SizeUnits, masks: bool) -> list[list[int]]:
     half = len(units.company) // 2
     first, second = units.company[:half], units.company[half:]
     if masks:
-        first, second = units.without(slice(half, None)), units.without(slice(0, half))
-    with_loud = [units.with_loud(place) for place in units.places]
+        first, second = units.silence(slice(half, None)), units.silence(slice(0, half))
+    with_loud = [units.insert_loud(place) for place in units.places]
     return [units.silent, units.company, first, second, *with_loud]
 
 

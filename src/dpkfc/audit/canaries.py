@@ -59,7 +59,9 @@ def _alternate(x: Tensor) -> Tensor:
 
 
 def _enlarge_first(x: Tensor) -> Tensor:
-    return torch.cat([x.new_tensor([1e6]), x.flatten()[1:]]).view(x.shape)
+    entries = x.flatten().clone()
+    entries[0] = 1e6
+    return entries.view(x.shape)
 
 
 INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -157,7 +159,8 @@ class Canaries:
             rows = torch.stack([row[i] for row in self.rows])
             columns.append(torch.cat([x, rows.repeat_interleave(copies, 0)]))
         ids = torch.arange(len(self.names)).repeat_interleave(copies)
-        return (*columns, torch.cat([torch.full((size,), NO_CANARY), ids]))
+        no_canaries = torch.full((size,), NO_CANARY)
+        return (*columns, torch.cat([no_canaries, ids]))
 
     def units(self, subject: Subject) -> Tensor | None:
         """Return the unit of every row of `dataset`, None if every row is a unit."""
@@ -165,7 +168,8 @@ class Canaries:
             return None
         numbers = subject.unit_numbers
         canaries = torch.arange(len(self.names)) + int(numbers.max()) + 1
-        return torch.cat([numbers, canaries.repeat_interleave(subject.records_of_a_unit)])
+        canaries = canaries.repeat_interleave(subject.records_of_a_unit)
+        return torch.cat([numbers, canaries])
 
     def open_session(
         self, subject: Subject, plan: Plan, **options: Any
@@ -219,7 +223,8 @@ def _plant_gradients(
         plantable = {name: shapes for name, shapes in plantable.items() if len(shapes[0]) == 1}
     names = list(plantable)
     if len(names) > LAYERS:
-        names = [names[round(i * (len(names) - 1) / (LAYERS - 1))] for i in range(LAYERS)]
+        last = len(names) - 1
+        names = [names[round(i * last / (LAYERS - 1))] for i in range(LAYERS)]
     generator = torch.Generator().manual_seed(SEED)
     for name in names:
         input_shape, output_shape = plantable[name]
@@ -264,7 +269,8 @@ def _find_stretched(apply: Callable[[Tensor], Tensor], size: int) -> Tensor:
     Source:
         Power iteration.
     """
-    x = torch.ones(1, size) + 0.1 * torch.sin(torch.arange(size, dtype=torch.float32))
+    angles = torch.arange(size, dtype=torch.float32)
+    x = torch.ones(1, size) + 0.1 * torch.sin(angles)
     for _ in range(POWER_ITERATIONS):
         try:
             x = apply(x)
@@ -288,11 +294,16 @@ def _first_entry(x: Tensor) -> Tensor:
 
 def _cancelling_positions(a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs and output gradients `[T, d]` whose positions cancel but for a small rest."""
-    signs = torch.where(torch.arange(len(a)) % 2 == 0, 1.0, -1.0)[:, None]
-    signs[len(a) - len(a) % 2 :] = 0.0
-    inputs = (1e3 * functional.normalize(a[0], dim=0)).repeat(len(a), 1)
+    length = len(a)
+    is_even = torch.arange(length) % 2 == 0
+    signs = torch.where(is_even, 1.0, -1.0)[:, None]
+    # The last of an odd number of positions has no partner.
+    signs[length - length % 2 :] = 0.0
+    common = 1e3 * functional.normalize(a[0], dim=0)
+    inputs = common.repeat(length, 1)
     inputs[0] += functional.normalize(a[1], dim=0)
-    return inputs, 10 * signs * functional.normalize(u[0], dim=0)
+    outputs = 10 * signs * functional.normalize(u[0], dim=0)
+    return inputs, outputs
 
 
 # -- canaries of one run ---------------------------------------------------------------------------
@@ -356,7 +367,8 @@ class PlantedCanaries:
         inputs, rows = _one_patch(target, a, output_shape) if is_conv else _one_position(a)
         if "bias" in target.parameters:
             rows = torch.cat([rows, rows.new_ones(m, 1)], 1)
-        u = u * (LOUDNESS * plan.max_grad_norm / (u[0].norm() * rows.norm(dim=1, keepdim=True)))
+        norms = u[0].norm() * rows.norm(dim=1, keepdim=True)
+        u = u * (LOUDNESS * plan.max_grad_norm / norms)
         outputs = torch.zeros(m, *output_shape)
         outputs[_planted_position(target, output_shape)] = u
         self.listener = Listener(target, u.to(device), rows.to(device), plan.steps)
@@ -372,7 +384,7 @@ class PlantedCanaries:
         """Name of the layer with the planted gradients."""
         return self.listener.layer.display_name
 
-    def before_step(self, step: int) -> None:
+    def start_step(self, step: int) -> None:
         """Set the sign of the step."""
         self._factors.abs_().mul_(_sign(step))
 
@@ -390,7 +402,8 @@ def _sign(step: int) -> int:
 
 
 def _random_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    return torch.from_numpy(rng.integers(0, 2, shape).astype(np.float32) * 2 - 1)
+    bits = rng.integers(0, 2, shape).astype(np.float32)
+    return torch.from_numpy(bits * 2 - 1)
 
 
 def _append_rows(dataset: Sequence[Tensor], m: int) -> tuple[Tensor, ...]:
@@ -400,8 +413,11 @@ def _append_rows(dataset: Sequence[Tensor], m: int) -> tuple[Tensor, ...]:
     """
     size = len(dataset[0])
     copies = torch.arange(m) % size
-    columns = [torch.cat([x, x[copies.to(x.device)]]) for x in dataset]
-    ids = torch.cat([torch.full((size,), NO_CANARY), torch.arange(m)])
+    columns = []
+    for x in dataset:
+        columns.append(torch.cat([x, x[copies.to(x.device)]]))
+    no_canaries = torch.full((size,), NO_CANARY)
+    ids = torch.cat([no_canaries, torch.arange(m)])
     return (*columns, ids.to(dataset[0].device))
 
 
@@ -419,7 +435,8 @@ def _choose_layer(
             "use kind='mislabelled'"
         )
     if name is None:
-        name = max(layers, key=lambda key: layers[key].tensor("weight").numel())
+        sizes = {key: layer.tensor("weight").numel() for key, layer in layers.items()}
+        name = max(sizes, key=sizes.__getitem__)
     elif name not in layers:
         raise ValueError(
             f"no gradient can be planted in layer {name!r}: choose one of {', '.join(layers)}"
@@ -525,7 +542,8 @@ class Listener:
     def _measure_canaries(self) -> None:
         """Store norms and overlaps of the canaries in the metric in force."""
         assert self._pending is not None
-        u, a = self._u.to(self._pending), self._a.to(self._pending)
+        u = self._u.to(self._pending)
+        a = self._a.to(self._pending)
         u, a, scale = _transform_factors(self.layer, self._entry, u, a)
         if scale is None:
             squares = u.square().sum(1) * a.square().sum(1)
@@ -537,7 +555,8 @@ class Listener:
 
     def _is_solvable(self, is_materialised: bool) -> bool:
         """Return whether one linear system for all canaries is small enough."""
-        m, entries = len(self._u), self._u.shape[1] * self._a.shape[1]
+        m = len(self._u)
+        entries = self._u.shape[1] * self._a.shape[1]
         if is_materialised and m * entries > MOST_MATERIALISED:
             return False
         return m <= MOST_SOLVED and entries <= MOST_ENTRIES * m
@@ -558,13 +577,14 @@ class Listener:
             raise ValueError("no release was observed: call observe after every step")
         norms = torch.stack(self._squared_norms).mean(0).sqrt().clamp(min=1e-300)
         total = plan.expected_batch_size * self._sum
-        products = ((self._u.to(total) @ total) * self._a.to(total)).sum(1).double() / norms
+        projections = self._u.to(total) @ total
+        products = (projections * self._a.to(total)).sum(1).double() / norms
         if not isinstance(self._overlaps, Tensor):
             return np.nan_to_num(products.cpu().numpy())
         overlaps = self._overlaps.double() / len(self._squared_norms)
         overlaps = overlaps / (norms[:, None] * norms)
-        counts = _solve_counts(products.cpu(), overlaps.cpu(), plan, self._observed, norms.cpu())
-        return np.nan_to_num(counts)
+        products, overlaps, norms = products.cpu(), overlaps.cpu(), norms.cpu()
+        return np.nan_to_num(_solve_counts(products, overlaps, plan, self._observed, norms))
 
 
 def _solve_counts(
@@ -580,7 +600,8 @@ def _solve_counts(
         clipped_norm /= plan.max_grad_norm
     rate = plan.expected_batch_size / plan.dataset_size
     mean = steps * rate / 2
-    variance = (steps * rate * (1 - rate) + (steps * rate) ** 2) / 2 - mean**2
+    second_moment = steps * rate * (1 - rate) + (steps * rate) ** 2
+    variance = second_moment / 2 - mean**2
     rest = products - clipped_norm * mean * overlaps.sum(1)
     explained = variance * clipped_norm**2 * overlaps.square().sum(1).mean()
     shown = float(rest.square().mean() - explained)
@@ -641,5 +662,6 @@ def _inner_products(u: Tensor, a: Tensor, scale: Tensor | None) -> Tensor:
     """Return the inner products of the canaries `[m, m]`."""
     if scale is None:
         return (u @ u.T) * (a @ a.T)
-    matrices = (u[:, :, None] * a[:, None, :] * scale).flatten(1)
+    outer = u[:, :, None] * a[:, None, :]
+    matrices = (outer * scale).flatten(1)
     return matrices @ matrices.T

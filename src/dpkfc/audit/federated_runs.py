@@ -197,8 +197,8 @@ def check_kept_messages(roots: Sequence[Any], messages: Sequence[Mapping[str, An
         if not isinstance(item, Tensor):
             todo.extend(gc.get_referents(item))
         elif any(_is_copy(item, x) for x in sums):
-            return _kept_finding(False, f"the sum of one client, of shape {tuple(item.shape)}")
-    return _kept_finding(True, f"{len(seen)} objects hold no sum of a single client")
+            return _leftover_finding(False, f"the sum of one client, of shape {tuple(item.shape)}")
+    return _leftover_finding(True, f"{len(seen)} objects hold no sum of a single client")
 
 
 def _is_copy(x: Tensor, message: Tensor) -> bool:
@@ -209,7 +209,7 @@ def _is_copy(x: Tensor, message: Tensor) -> bool:
     return is_comparable and bool((x == message).all()) and bool(message.any())
 
 
-def _kept_finding(passed: bool, measured: str) -> Finding:
+def _leftover_finding(passed: bool, measured: str) -> Finding:
     return Finding(
         check="what the server keeps", measured=measured, bound="no client's sum", passed=passed
     )

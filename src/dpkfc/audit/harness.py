@@ -107,22 +107,22 @@ def _replace_inputs(
 ) -> Iterator[None]:
     """Replace rows of a module's first argument, and store its output under a key."""
 
-    def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def replace_rows(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0]
         is_planted = (rows >= 0).view(-1, *[1] * (x.ndim - 1))
         return (torch.where(is_planted, inputs.to(x)[rows.clamp(min=0)], x), *args[1:])
 
-    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def store_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         outputs[key] = output
 
     # In front of the hooks of a tape, which then records the input that the module sees.
-    before_handle = module.register_forward_pre_hook(before, prepend=True)
-    after_handle = module.register_forward_hook(after)
+    input_handle = module.register_forward_pre_hook(replace_rows, prepend=True)
+    output_handle = module.register_forward_hook(store_output)
     try:
         yield
     finally:
-        before_handle.remove()
-        after_handle.remove()
+        input_handle.remove()
+        output_handle.remove()
 
 
 def augment_with_ids(augment: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
@@ -176,13 +176,13 @@ def find_plantable(model: nn.Module, loss_fn: LossFn, batch: tuple[Any, ...]) ->
         return isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and len(x) == count
 
     def record(name: str) -> Callable[..., None]:
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             shapes = None
             if len(args) == 1 and is_batch(args[0]) and is_batch(output):
                 shapes = (args[0].shape[1:], output.shape[1:])
             calls.setdefault(name, []).append(shapes)
 
-        return after
+        return hook
 
     handles = []
     for name, module in model.named_modules():
@@ -460,7 +460,7 @@ class WatchedSession(Session):
         return dict([*self.model.named_parameters(), *self.model.named_buffers()])
 
     @property
-    def left_behind(self) -> str:
+    def remaining_gradient(self) -> str:
         """First parameter that still has a gradient, "" if none has."""
         for name, p in self.model.named_parameters():
             if p.grad is not None:

@@ -290,8 +290,8 @@ class World:
             return None
         if (len(session.released), session.steps_done - charged) != (1, 1):
             result.uncounted.append(name)
-        if session.left_behind:
-            result.moved.append(f"{name} (a gradient of '{session.left_behind}')")
+        if session.remaining_gradient:
+            result.moved.append(f"{name} (a gradient of '{session.remaining_gradient}')")
         if not session.released:
             return None
         released = session.released[-1]

@@ -199,11 +199,13 @@ def check_repeats(samples: Samples) -> Finding:
     width = min(FINGERPRINT, samples.shape[1])
     prints = _fingerprints(samples, width)
     order = np.sort(prints, axis=None)
-    repeated = np.unique(order[1:][order[1:] == order[:-1]])
+    is_repeated = order[1:] == order[:-1]
+    repeated = np.unique(order[1:][is_repeated])
     where = ""
     if repeated.size:
-        steps = sorted({int(step) for step in np.nonzero(prints == repeated[0])[0]})
-        where = f"; first: steps {', '.join(map(str, steps[:2]))}"
+        steps, _ = np.nonzero(prints == repeated[0])
+        first = [str(step) for step in np.unique(steps)[:2]]
+        where = f"; first: steps {', '.join(first)}"
     return Finding(
         check="noise fingerprints",
         measured=f"{repeated.size:,} repeated",
@@ -297,7 +299,8 @@ def check_noise(
     zeros = [subject.size + number for number in range(4)]
     script = [zeros if step % 2 else [] for step in range(steps)]
     plan = script_plan(subject.plan, script, subject.size + 4, micro=subject.fewest_rows)
-    plan = replace(plan, config=replace(plan.config, postprocess=(), readout="whitened"))
+    config = replace(plan.config, postprocess=(), readout="whitened")
+    plan = replace(plan, config=config)
     stddev = _accounted_stddev(plan)
     samples: list[Samples] = []
     entries: dict[str, int] = {}
@@ -315,8 +318,10 @@ def check_noise(
 def _coarsest_collision_rate(plan: Plan, released: Released) -> float:
     """Return the probability that two entries are equal, for the coarsest type of a release."""
     tensors = released.gradients.values()
-    coarsest = max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
-    return _collision_rate_of(plan, coarsest, sum(x.numel() for x in tensors))
+    size = sum(x.numel() for x in tensors)
+    types = {x.dtype for x in tensors}
+    coarsest = max(types, key=lambda dtype: torch.finfo(dtype).eps)
+    return _collision_rate_of(plan, coarsest, size)
 
 
 def _release_across_restart(
@@ -447,7 +452,8 @@ def _check_every_variance(samples: Sequence[Samples], entries: Mapping[str, int]
     by_entry = squares.sum(0)
     by_parameter = np.add.reduceat(by_entry, [0, *ends[:-1]])
     sums = np.concatenate([by_entry, by_parameter, squares.sum(1)])
-    freedom = np.concatenate([np.full(size, count), count * lengths, np.full(count, size)])
+    freedom_by_entry, freedom_by_release = np.full(size, count), np.full(count, size)
+    freedom = np.concatenate([freedom_by_entry, count * lengths, freedom_by_release])
     p_values = _chi_square_p_values(sums, freedom)
     worst = int(np.argmin(p_values))
     names = list(entries)
@@ -523,7 +529,8 @@ def _check_consecutive(samples: Sequence[Samples]) -> Finding:
     scores = []
     for lag in range(1, min(4, len(samples))):
         products = sum(float(x @ y) for x, y in zip(samples, samples[lag:], strict=False))
-        scores.append(abs(products) / math.sqrt(samples[0].size * (len(samples) - lag)))
+        count = samples[0].size * (len(samples) - lag)
+        scores.append(abs(products) / math.sqrt(count))
     return _correlation_finding(
         "independence of following releases",
         max(scores, default=0.0),
@@ -612,8 +619,8 @@ def _count_outside_grid(plan: Plan, release: Tensor) -> int:
     if plan.noise != ROUNDED:
         return 0
     spacing = grid_of(plan.sensitivity, release.numel(), plan.stddev) / plan.expected_batch_size
-    nearest = ((release.double() / spacing).round() * spacing).to(release.dtype)
-    return int((nearest != release).sum())
+    nearest = (release.double() / spacing).round() * spacing
+    return int((nearest.to(release.dtype) != release).sum())
 
 
 # -- the low bits of releases ----------------------------------------------------------------------
@@ -686,7 +693,8 @@ def _low_bits(x: Tensor) -> NDArray[np.bool_]:
     unsigned = np.uint64 if x.dtype == torch.float64 else np.uint32
     numbers = x.detach().cpu().numpy().view(unsigned)
     shifts = np.arange(BITS[x.dtype], dtype=numbers.dtype)
-    return ((numbers[:, None] >> shifts) & 1).astype(bool).ravel()
+    bits = (numbers[:, None] >> shifts) & 1
+    return bits.astype(bool).ravel()
 
 
 def _fisher_p_values() -> NDArray[np.float64]:
@@ -780,7 +788,8 @@ class SizeDistribution:
         """Sum of the squares of the N² covariances of the indicators of the examples."""
         n, q = self.dataset_size, self.rate
         both = (self.variance + self.mean**2 - self.mean) / (n * (n - 1))
-        return float(n * (q * (1 - q)) ** 2 + n * (n - 1) * (both - q * q) ** 2)
+        variances = n * (q * (1 - q)) ** 2
+        return float(variances + n * (n - 1) * (both - q * q) ** 2)
 
 
 def draw_batches(plan: Plan, steps: int, stream: SamplingStream | None = None) -> Batches:
@@ -831,8 +840,8 @@ def compute_p_values(
         Name of the test to its p-value; 0 if a batch is impossible.
     """
     n, inclusions = distribution.dataset_size, _Inclusions.from_batches(batches)
-    is_possible = inclusions.are_possible(n)
-    if not is_possible or np.any(distribution.mass[np.minimum(inclusions.sizes, n)] == 0):
+    size_rates = distribution.mass[np.minimum(inclusions.sizes, n)]
+    if not inclusions.are_possible(n) or np.any(size_rates == 0):
         return {"possible batches": 0.0}
     p_values = {"possible batches": 1.0}
     p_values |= _test_sizes(inclusions.sizes, distribution)
@@ -901,8 +910,10 @@ def _test_sizes(sizes: Integers, distribution: SizeDistribution) -> dict[str, fl
     squares_variance = steps * (distribution.moment(4) - variance**2)
     products = (deviations[1:] * deviations[:-1]).sum()
     largest, smallest = int(sizes.max()), int(sizes.min())
-    above, below = float(mass[largest + 1 :].sum()), float(mass[:smallest].sum())
-    empty = stats.binomtest(int((sizes == 0).sum()), steps, min(1.0, mass[0]))
+    above = float(mass[largest + 1 :].sum())
+    below = float(mass[:smallest].sum())
+    empty_batches = int((sizes == 0).sum())
+    empty = stats.binomtest(empty_batches, steps, min(1.0, mass[0]))
     return {
         "total": _normal_p_value(deviations.sum() / math.sqrt(steps * variance)),
         "variance of sizes": _gamma_p_value(squares, steps * variance, squares_variance),
@@ -924,11 +935,11 @@ def _extreme_p_value(beyond: float, at: float, steps: int) -> float:
         at: probability of the extreme size.
         steps: number of batches.
     """
-    lower, upper = 1 - _at_least_once(beyond, steps), _at_least_once(beyond + at, steps)
+    lower, upper = 1 - _probability_of_any(beyond, steps), _probability_of_any(beyond + at, steps)
     return float(_two_sided(lower, upper))
 
 
-def _at_least_once(probability: float, steps: int) -> float:
+def _probability_of_any(probability: float, steps: int) -> float:
     """Return the probability that an event happens in at least one step."""
     return 1.0 if probability >= 1 else -math.expm1(steps * math.log1p(-probability))
 
@@ -960,8 +971,9 @@ def _test_overlap(first: _Inclusions, second: _Inclusions, n: int) -> float:
     first_keys, second_keys = first.step * n + first.example, second.step * n + second.example
     shared = np.intersect1d(first_keys, second_keys, assume_unique=True).size
     a, b = first.sizes.astype(float), second.sizes.astype(float)
+    mean = a * b / n
     variance = a * b * (n - a) * (n - b) / (n * n * (n - 1))
-    return _count_p_value(shared, float((a * b / n).sum()), float(variance.sum()))
+    return _count_p_value(shared, float(mean.sum()), float(variance.sum()))
 
 
 def _test_neighbours(inclusions: _Inclusions, n: int) -> float:
@@ -977,7 +989,8 @@ def _test_neighbours(inclusions: _Inclusions, n: int) -> float:
     for end in (0, n - 1):
         steps = inclusions.step[inclusions.example == end]
         has_end.append(np.bincount(steps, minlength=len(sizes)))
-    adjacent = int((inclusions.ascents == 1).sum()) + int(has_end[0] @ has_end[1])
+    adjacent = int((inclusions.ascents == 1).sum())
+    adjacent += int(has_end[0] @ has_end[1])
     adjacent -= n * int((sizes == n).sum())
     rest = n - inner
     mean = inner * (inner - 1) / (n - 1)
@@ -996,7 +1009,8 @@ def _test_halves(inclusions: _Inclusions, n: int) -> float:
     squares = float(np.square(counts - sizes * even / n).sum())
     mean = variance = 0.0
     for size, repeats in Counter(sizes.tolist()).items():
-        values = np.arange(max(0, size - (n - even)), min(size, even) + 1)
+        fewest, most = max(0, size - (n - even)), min(size, even)
+        values = np.arange(fewest, most + 1)
         mass = stats.hypergeom.pmf(values, n, even, size)
         squared_deviations = (values - size * even / n) ** 2
         expected = float(mass @ squared_deviations)
@@ -1026,7 +1040,8 @@ def _test_equal_batches(
     log_subsets = special.gammaln(n + 1) - special.gammaln(sizes + 1)
     log_subsets -= special.gammaln(n - sizes + 1)
     with np.errstate(divide="ignore"):
-        expected = pairs * float(np.exp(2 * np.log(distribution.mass) - log_subsets).sum())
+        log_rates = 2 * np.log(distribution.mass) - log_subsets
+        expected = pairs * float(np.exp(log_rates).sum())
     return min(1.0, expected / equal) if equal else 1.0
 
 
@@ -1073,5 +1088,7 @@ def _count_p_value(count: int, mean: float, variance: float) -> float:
     """
     if variance <= 0:
         return float(math.isclose(count, mean, rel_tol=1e-9, abs_tol=1e-9))
-    poisson = _two_sided(stats.poisson.cdf(count, mean), stats.poisson.sf(count - 1, mean))
-    return max(float(poisson), _normal_p_value((count - mean) / math.sqrt(variance)))
+    lower, upper = stats.poisson.cdf(count, mean), stats.poisson.sf(count - 1, mean)
+    poisson = float(_two_sided(lower, upper))
+    score = (count - mean) / math.sqrt(variance)
+    return max(poisson, _normal_p_value(score))

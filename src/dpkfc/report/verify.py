@@ -157,8 +157,8 @@ def check_promise(
         if not agrees(stated, shown):
             raise CardError(
                 f"the privacy card {card.path} states another {name} than its ledger "
-                f"({_shorten(stated)} instead of {_shorten(shown)}): the card was changed, or "
-                "belongs to another run"
+                f"({_shorten(stated)} instead of {_shorten(shown)}): it was changed, or belongs to "
+                "another run"
             )
 
 
