@@ -110,7 +110,8 @@ def _replace_inputs(
     def replace_rows(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0]
         is_planted = (rows >= 0).view(-1, *[1] * (x.ndim - 1))
-        return (torch.where(is_planted, inputs.to(x)[rows.clamp(min=0)], x), *args[1:])
+        planted = inputs.to(x)[rows.clamp(min=0)]
+        return (torch.where(is_planted, planted, x), *args[1:])
 
     def store_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         outputs[key] = output
@@ -270,7 +271,9 @@ class Subject:
     @property
     def records_of_a_unit(self) -> int:
         """Records of a canary's unit: as many as count in a step, three at most."""
-        return 1 if self.units is None else min(3, self.plan.config.max_records_per_unit or 1)
+        if self.units is None:
+            return 1
+        return min(3, self.plan.config.max_records_per_unit or 1)
 
 
 @dataclass(frozen=True)
@@ -475,7 +478,10 @@ class WatchedSession(Session):
 
 def _are_equal(x: Tensor, y: Tensor) -> bool:
     """Return whether two tensors are equal; NaN equals NaN."""
-    return x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
+    if x.shape != y.shape:
+        return False
+    are_both_nan = x.isnan() & y.isnan()
+    return bool(((x == y) | are_both_nan).all())
 
 
 class RandomWalk(torch.optim.Optimizer):
@@ -509,7 +515,8 @@ class RandomWalk(torch.optim.Optimizer):
         for p, name in self._names.items():
             if p.grad is not None:
                 self.gradients[name] = p.grad.clone()
-            scale = self._length * float(p.float().square().mean().sqrt().clamp(min=1e-3))
+            root_mean_square = p.float().square().mean().sqrt()
+            scale = self._length * float(root_mean_square.clamp(min=1e-3))
             direction = torch.randn(p.shape, generator=self._generator).to(p)
             p.add_(direction, alpha=scale).div_(math.hypot(1, self._length))
 
@@ -544,7 +551,10 @@ def open_session(
     length = SHORT_STEP
     if any(isinstance(step, LookAhead) for step in plan.config.postprocess):
         length = LONG_STEP
-    trained: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    trained: dict[str, Tensor] = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            trained[name] = p
     walk = RandomWalk(trained, length=0.0 if still else length)
     options["augment"] = augment_with_ids(subject.augment)
     options["collate_fn"] = collate_with_ids(subject.collate_fn)

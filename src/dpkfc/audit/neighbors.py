@@ -188,7 +188,8 @@ def _neighbouring_pairs(
         for k, size in enumerate(sizes):
             base = [(number + 3 * j) % half for j in range(min(size, half))]
             base = list(dict.fromkeys(base))
-            row = (len(base), 0, len(base) // 2)[(number + k) % 3]
+            places = (len(base), 0, len(base) // 2)
+            row = places[(number + k) % 3]
             replaced: list[int] = []
             if replaces:
                 replaced = [first + (number + 1 + k) % len(canaries.names)]
@@ -219,7 +220,8 @@ def _replay_pairs(
     subject: Subject, canaries: Canaries, pairs: list[Pair], micro: int | None, result: Replay
 ) -> Iterator[None]:
     """Run one pair after another, and add what they show to the result."""
-    without, with_it = [pair[1] for pair in pairs], [pair[2] for pair in pairs]
+    without = [pair[1] for pair in pairs]
+    with_it = [pair[2] for pair in pairs]
     with (
         World(subject, canaries, without, micro) as one,
         World(subject, canaries, with_it, micro) as other,
@@ -313,14 +315,18 @@ class World:
 def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     if one.keys() != other.keys():
         return False
-    return all(torch.equal(x, other[name].to(x.dtype)) for name, x in one.items())
+    for name, x in one.items():
+        if not torch.equal(x, other[name].to(x.dtype)):
+            return False
+    return True
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     """Return the Euclidean distance over all tensors together."""
     squares = 0.0
     for name, x in one.items():
-        squares += float((x.double() - other[name].double()).square().sum())
+        difference = x.double() - other[name].double()
+        squares += float(difference.square().sum())
     return math.sqrt(squares)
 
 
@@ -454,7 +460,8 @@ def _find_farthest(
     best, pattern = 0, np.zeros(0)
     for number, (one, other) in enumerate(zip(ones, others, strict=True)):
         moved = np.nan_to_num(other - one)
-        if not pattern.size or np.linalg.norm(moved) > (1 + 1e-6) * np.linalg.norm(pattern):
+        farthest = (1 + 1e-6) * np.linalg.norm(pattern)
+        if not pattern.size or np.linalg.norm(moved) > farthest:
             best, pattern = number, moved
     return best, pattern
 
@@ -482,10 +489,12 @@ def _find_lags(samples: Sequence[Samples]) -> list[int]:
     centred = np.stack(samples) - np.mean(samples, 0)
     size = centred.shape[1]
     length = 1 << (2 * size - 1).bit_length()
-    spectrum = np.square(np.abs(np.fft.rfft(centred, length))).sum(0)
-    total = np.fft.irfft(spectrum, length)[1:size]
-    scores = np.abs(total) / np.sqrt(np.arange(size - 1, 0, -1))
-    return [int(lag) + 1 for lag in np.argsort(scores)[::-1][:LAGS]]
+    spectra = np.abs(np.fft.rfft(centred, length))
+    total = np.fft.irfft(np.square(spectra).sum(0), length)[1:size]
+    pairs = np.arange(size - 1, 0, -1)
+    scores = np.abs(total) / np.sqrt(pairs)
+    largest = np.argsort(scores)[::-1][:LAGS]
+    return [int(index) + 1 for index in largest]
 
 
 def _make_directions(pattern: Samples, sizes: list[int], lags: Sequence[int]) -> Samples:
@@ -500,9 +509,9 @@ def _make_directions(pattern: Samples, sizes: list[int], lags: Sequence[int]) ->
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         directions.append(_restrict(pattern, slice(start, end)))
     for lag in lags:
-        for places, shift in ((slice(0, d - lag), lag), (slice(lag, d), -lag)):
-            part = _restrict(pattern, places)
-            directions += [part, np.roll(part, shift)]
+        beginning, end = _restrict(pattern, slice(0, d - lag)), _restrict(pattern, slice(lag, d))
+        directions += [beginning, np.roll(beginning, lag)]
+        directions += [end, np.roll(end, -lag)]
     norms = [np.linalg.norm(x) for x in directions]
     largest = max(norms)
     kept = []

@@ -99,7 +99,8 @@ class Timings:
         """Write the times into the file, beside those of other machines."""
         if self.path is None:
             return
-        machines = {**_read(self.path), _machine(): dict(sorted(self.seconds.items()))}
+        machines = _read(self.path)
+        machines[_machine()] = dict(sorted(self.seconds.items()))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part = self.path.with_suffix(f".{os.getpid()}.part")
@@ -265,7 +266,7 @@ def measure_costs(
         raise ValueError(f"rows must be at least 1, got {rows}")
     layers, timings = find_layers(model), Timings.load(cache)
     rules = {layer.name: layer.rule for layer in layers}
-    inputs = placed(kfac.probe.sample(rows, public_generator(kfac.seed, 0))[0], model)
+    inputs = probe_inputs(model, kfac, rows)
     few = min(kfac.probe_size, max(_FEWEST, kfac.probe_size // _SMALLER))
 
     def build(examples: int = kfac.later_probe_size or kfac.probe_size) -> Any:
@@ -301,7 +302,13 @@ def measure_costs(
     )
 
 
-def _loss(output: Any) -> Tensor:
+def probe_inputs(model: nn.Module, kfac: KFAC, rows: int) -> Any:
+    """Return inputs of the probe on the model's device."""
+    inputs, _ = kfac.probe.sample(rows, public_generator(kfac.seed, 0))
+    return placed(inputs, model)
+
+
+def smooth_loss(output: Any) -> Tensor:
     """Return a smooth number an example, whose gradient has the shapes of any other."""
     return logits_of(output).flatten(1).float().logsumexp(1)
 
@@ -309,7 +316,7 @@ def _loss(output: Any) -> Tensor:
 def _differentiate(model: nn.Module, inputs: Any) -> None:
     with torch.enable_grad():
         parameters = [p for p in model.parameters() if p.requires_grad]
-        torch.autograd.grad(_loss(call(model, inputs)).sum(), parameters, allow_unused=True)
+        torch.autograd.grad(smooth_loss(call(model, inputs)).sum(), parameters, allow_unused=True)
 
 
 def _step_seconds(
@@ -325,7 +332,7 @@ def _step_seconds(
             layers,
             metric,
             Clip(1.0, methods=methods),
-            loss_fn=lambda m, inputs: _loss(call(m, inputs)),
+            loss_fn=lambda m, inputs: smooth_loss(call(m, inputs)),
             micro_batches=[batch],
             one_record=lambda index: batch[0][index : index + 1],
         )
@@ -339,7 +346,7 @@ def capture_blocks(
     """Return the per-example gradients of each layer as blocks, for inputs `[rows, ...]`."""
     tape = Tape(model, layers, lenient=True)
     with torch.enable_grad(), tape:
-        losses = _loss(call(model, inputs))
+        losses = smooth_loss(call(model, inputs))
     calls = tape.backward(losses)
     blocks = {}
     for layer in layers:
@@ -550,7 +557,7 @@ def choose_sides(
     rules = {layer.name: layer.rule for layer in layers}
     probe_size = min(kfac.probe_size, _PROBE)
     settings = replace(kfac, probe_size=probe_size, later_probe_size=None, ranks={})
-    inputs = placed(kfac.probe.sample(rows, public_generator(kfac.seed, 0))[0], model)
+    inputs = probe_inputs(model, kfac, rows)
     choices: list[SideChoice] = []
     with undisturbed(model):
         built = settings.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
@@ -572,7 +579,8 @@ def _choose_layer_sides(
     name: str, block: Outer | ConvBlock, widths: Mapping[str, int], rank: int, timings: Timings
 ) -> list[SideChoice]:
     """Choose one factor after the other; the factors that are not chosen yet are full matrices."""
-    metric = Kronecker(**{side: _dense(width, block.b) for side, width in widths.items()})
+    dense = {side: _dense(width, block.b) for side, width in widths.items()}
+    metric = Kronecker(**dense)
     choices = []
     for side, width in widths.items():
         low_rank = replace(metric, **{side: _low_rank(width, rank, block.b)})

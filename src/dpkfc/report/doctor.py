@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.curvature.kfac import KFAC, Preconditioner
-from dpkfc.curvature.probe_loss import logits_of
-from dpkfc.curvature.probe_pass import public_generator, undisturbed
-from dpkfc.curvature.probes import call, placed
+from dpkfc.curvature.probe_pass import undisturbed
+from dpkfc.curvature.probes import call
 from dpkfc.gradients.clipped_sum import batch_tracker, capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
@@ -23,6 +22,7 @@ from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import AnyBlock, Formed, Lookup, PerExample
 from dpkfc.linalg.metric import Kronecker
 from dpkfc.linalg.norms import choice_for
+from dpkfc.report.costs import probe_inputs, smooth_loss
 
 _EXAMPLES = 4
 
@@ -126,12 +126,12 @@ def _capture_blocks(
     model: nn.Module, layers: Sequence[Layer], kfac: KFAC
 ) -> tuple[dict[str, AnyBlock], str]:
     """Return each layer's contribution on a few probe examples, and what hides the batch axis."""
-    inputs = placed(kfac.probe.sample(_EXAMPLES, public_generator(kfac.seed, 0))[0], model)
+    inputs = probe_inputs(model, kfac, _EXAMPLES)
     with undisturbed(model):
         tracker = batch_tracker(model, inputs, _EXAMPLES)
         tape = Tape(model, layers, _EXAMPLES, tracker=tracker, lenient=True)
         with torch.enable_grad(), tape, tracker.following():
-            losses = _any_loss(logits_of(call(model, inputs)))
+            losses = smooth_loss(call(model, inputs))
         failure = tape.failure(losses)
         calls = tape.backward(losses)
         blocks = {}
@@ -139,11 +139,6 @@ def _capture_blocks(
             if layer.name in calls:
                 blocks[layer.name] = blocks_of(layer, calls[layer.name], _EXAMPLES)
     return blocks, "" if failure is None else f"{failure.operation}: {failure.reason}"
-
-
-def _any_loss(output: Tensor) -> Tensor:
-    """Return a smooth number an example, whose gradient has the shapes of any other."""
-    return output.flatten(1).float().logsumexp(1)
 
 
 def _layer_facts(layer: Layer, block: AnyBlock | None, built: Preconditioner) -> LayerFacts:
