@@ -1,7 +1,7 @@
-"""Run every check of docs/assurance.md at full size and write the figures to results/assurance.json.
+"""Run every check of docs/assurance.md at full size, and write results/assurance.json.
 
-    python benchmarks/assurance.py                 # `make assurance`: up to three quarters of an hour on two cores
-    python benchmarks/assurance.py --only leaks    # one section; the others keep their last figures
+    python benchmarks/assurance.py                 # `make assurance`: 45 minutes on two cores
+    python benchmarks/assurance.py --only leaks    # one section; the others keep their figures
     python benchmarks/assurance.py --table leaks   # the Markdown table of a section
 """
 
@@ -22,43 +22,62 @@ from common import RESULTS, hardware, markdown, now, read_json, write_json
 
 OUTPUT = RESULTS / "assurance.json"
 ROOT = Path(__file__).resolve().parents[1]
-# section: the tests that leave its evidence
+# Section to the tests that leave its evidence.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "leaks": ("tests/injected_bugs",),
-    "audit": ("tests/audit/test_audit_step.py", "tests/audit/test_replay.py", "tests/audit/test_noise_law.py",
-              "tests/audit/test_two_worlds.py"),
+    "audit": (
+        "tests/audit/test_audit_step.py",
+        "tests/audit/test_replay.py",
+        "tests/audit/test_noise_law.py",
+        "tests/audit/test_two_worlds.py",
+    ),
     "one-run": ("tests/audit/test_bounds.py", "tests/audit/test_one_run.py"),
     "membership": ("tests/audit/test_membership.py",),
-    "accounting": ("tests/audit/test_accounting_grid.py", "tests/audit/test_accounting_integration.py"),
+    "accounting": (
+        "tests/audit/test_accounting_grid.py",
+        "tests/audit/test_accounting_integration.py",
+    ),
     "samplers": ("tests/audit/test_samplers.py",),
     "noise": ("tests/audit/test_noise_streams.py", "tests/audit/test_rounded_noise.py"),
-    "floating point": ("tests/audit/test_floating_point.py", "tests/gradients/test_neighbouring_sums.py"),
+    "floating point": (
+        "tests/audit/test_floating_point.py",
+        "tests/gradients/test_neighbouring_sums.py",
+    ),
     "crash": ("tests/audit/test_crash.py",),
     "fuzz": ("tests/audit",),
     "side doors": ("tests/audit/test_side_doors.py",),
-}  # fmt: skip
-
-
-_LONG = 24  # rows of a table that is folded
+}
+_LONG = 24  # rows of a folded table
 
 
 def tests_of(section: str) -> list[str]:
-    """Files of a section that exist; fuzzing has one a kind of file."""
+    """Return the existing test files of a section; fuzzing has one for each kind of file."""
     if section == "fuzz":
-        return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/audit").glob("test_fuzz*.py"))
+        paths = (ROOT / "tests/audit").glob("test_fuzz*.py")
+        return sorted(str(path.relative_to(ROOT)) for path in paths)
     return [name for name in SECTIONS[section] if (ROOT / name).exists()]
 
 
 def run_section(section: str, workers: int) -> dict[str, Any]:
-    """Run the tests of a section at full size; its verdict, its time and its evidence."""
+    """Run the tests of a section at full size, and return verdict, time and evidence."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "DPKFC_ASSURANCE": "1", "DPKFC_EVIDENCE": folder, "OMP_NUM_THREADS": "1",
-                       "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # fmt: skip
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(workers), *tests_of(section)]
+        environment = {
+            **os.environ,
+            "DPKFC_ASSURANCE": "1",
+            "DPKFC_EVIDENCE": folder,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += ["-n", str(workers), *tests_of(section)]
         started = time.perf_counter()
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
         seconds = time.perf_counter() - started
-        rows = [json.loads(path.read_text("utf-8")) for path in sorted(Path(folder).rglob("*.json"))]
+        paths = sorted(Path(folder).rglob("*.json"))
+        rows = [json.loads(path.read_text("utf-8")) for path in paths]
     last = (done.stdout.strip().splitlines() or ["nothing ran"])[-1]
     if done.returncode:
         print(done.stdout[-6000:], file=sys.stderr)
@@ -73,42 +92,52 @@ def run_section(section: str, workers: int) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is checked, with a mark where files differ from it."""
+    """Return the commit that is checked, with a "+" if files differ from it."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         return done.stdout.strip()
 
-    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "src", "tests") else "")
+    mark = "+" if git("status", "--porcelain", "src", "tests") else ""
+    return git("rev-parse", "--short", "HEAD") + mark
 
 
 def summary_table(results: Mapping[str, Any]) -> str:
-    """One row a section: verdict, tests, time, date and commit."""
-    rows = [
-        [name, "held" if s["passed"] else "**FAILED**", s["summary"], f"{s['seconds']:,.0f} s", s["date"][:10], s["commit"]]
-        for name, s in results["sections"].items()
-    ]
+    """Return one row a section: verdict, tests, time, date and commit."""
+    rows = []
+    for name, section in results["sections"].items():
+        verdict = "held" if section["passed"] else "**FAILED**"
+        seconds, date = f"{section['seconds']:,.0f} s", section["date"][:10]
+        rows.append([name, verdict, section["summary"], seconds, date, section["commit"]])
     return markdown(["section", "verdict", "tests", "time", "date", "commit"], rows)
 
 
 def evidence_table(results: Mapping[str, Any], section: str) -> str:
-    """All rows of a section: rows with the same figures make one table, a long one folded unless it is the section's first."""
+    """Return all rows of a section: rows with the same figures make one table.
+
+    A long table is folded unless it is the first of the section.
+    """
     rows = results["sections"].get(section, {}).get("rows", [])
     if not rows:
         return "*No figures in the last run.*"
-    kinds: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        kinds.setdefault(tuple(key for key in row if key not in ("section", "row") and row[key] not in ([], "")), []).append(row)
-    tables = []
-    for keys, alike in kinds.items():
-        cells = [[row["row"], *(_shown(row.get(key)) for key in keys)] for row in alike]
-        found = markdown(["", *(key.replace("_", " ") for key in keys)], cells)
-        folded = len(alike) > _LONG and tables
-        tables.append(f"<details><summary>{len(alike)} rows</summary>\n\n{found}\n\n</details>" if folded else found)
+        keys = [key for key in row if key not in ("section", "row") and row[key] not in ([], "")]
+        groups.setdefault(tuple(keys), []).append(row)
+    tables: list[str] = []
+    for figures, group in groups.items():
+        cells = [[row["row"], *(_format(row.get(key)) for key in figures)] for row in group]
+        table = markdown(["", *(key.replace("_", " ") for key in figures)], cells)
+        if len(group) > _LONG and tables:
+            summary = f"<summary>{len(group)} rows</summary>"
+            table = f"<details>{summary}\n\n{table}\n\n</details>"
+        tables.append(table)
     return "\n\n".join(tables)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     match value:
         case None:
             return ""
@@ -119,32 +148,44 @@ def _shown(value: Any) -> str:
         case int():
             return f"{value:,}"
         case list():
-            return ", ".join(_shown(item) for item in value)
+            return ", ".join(_format(item) for item in value)
         case dict():
-            return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+            return ", ".join(f"{key} {_format(item)}" for key, item in value.items())
     return str(value).replace("|", "¦")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="a section; may be given several times")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", action="append", choices=SECTIONS, help="a section; may be given several times"
+    )
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--table", choices=["summary", *SECTIONS], help="print a table of the last run and run nothing")
+    parser.add_argument(
+        "--table",
+        choices=["summary", *SECTIONS],
+        help="print a table of the last run and run nothing",
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT)
     arguments = parser.parse_args(argv)
     results: dict[str, Any] = read_json(arguments.output) or {"sections": {}}
     if arguments.table:
-        print(summary_table(results) if arguments.table == "summary" else evidence_table(results, arguments.table))
+        if arguments.table == "summary":
+            print(summary_table(results))
+        else:
+            print(evidence_table(results, arguments.table))
         return 0
     failed = []
     for section in arguments.only or list(SECTIONS):
         print(f"{section} …", file=sys.stderr, flush=True)
-        found = run_section(section, arguments.workers)
-        results["sections"][section] = found
+        result = run_section(section, arguments.workers)
+        results["sections"][section] = result
         results |= {"date": now(), "hardware": hardware(1)}
         write_json(arguments.output, results)
-        print(f"{section}: {found['summary']}", file=sys.stderr, flush=True)
-        failed += [] if found["passed"] else [section]
+        print(f"{section}: {result['summary']}", file=sys.stderr, flush=True)
+        if not result["passed"]:
+            failed.append(section)
     print(summary_table(results))
     return 1 if failed else 0
 

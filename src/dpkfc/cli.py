@@ -1,6 +1,7 @@
 """The command line: calibrate, epsilon and ledger, and the commands that other packages add.
 
-A package adds commands by an entry point of the group `dpkfc.commands`: a function that takes the `typer.Typer` of `dpkfc`.
+A package adds commands by an entry point of the group `dpkfc.commands`. The entry point is a
+function that takes the `typer.Typer` of `dpkfc`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from dpkfc.memory import keep_freed_memory
 from dpkfc.report.numbers import rounded_up
 from dpkfc.terminal import INTERRUPTED, open_console, print_error, quiet_libraries
 
-__all__ = ["app", "main"]
+# Errors whose message is written for users.
+_KNOWN_ERRORS = (ValueError, RuntimeError, OSError, ImportError)
 
 
 class _Commands(TyperGroup):
-    """Commands whose every mistake is one line on stderr and exit code 2; DPKFC_DEBUG=1 shows the traceback."""
+    """Commands that report an error as one line on stderr and exit code 2.
+
+    DPKFC_DEBUG=1 shows the traceback.
+    """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         quiet_libraries()
@@ -37,38 +42,48 @@ class _Commands(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             print_error("interrupted")
             code = INTERRUPTED
-        except typer.Exit as wanted:
-            code = wanted.exit_code
+        except typer.Exit as request:
+            code = request.exit_code
         except Exception as error:
             if os.environ.get("DPKFC_DEBUG") == "1":
                 raise
-            known = isinstance(error, (ValueError, RuntimeError, OSError, ImportError)) or hasattr(error, "exit_code")
-            text = error.format_message() if hasattr(error, "format_message") else str(error)
-            print_error(text if known else f"{type(error).__name__}: {text} (DPKFC_DEBUG=1 shows where)")
+            print_error(_describe_error(error))
             code = 2
         finally:
             logging.captureWarnings(False)
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def _describe_error(error: Exception) -> str:
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    if isinstance(error, _KNOWN_ERRORS) or hasattr(error, "exit_code"):
+        return text
+    return f"{type(error).__name__}: {text} (DPKFC_DEBUG=1 shows where)"
+
+
 app = typer.Typer(
     cls=_Commands,
-    help="Differentially private training with a K-FAC preconditioner that never looks at private data.",
+    help=(
+        "Differentially private training with a K-FAC preconditioner that never sees private data."
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.add_typer(ledger_app := typer.Typer(help="Privacy ledgers.", no_args_is_help=True), name="ledger")
+ledger_app = typer.Typer(help="Privacy ledgers.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger")
 
 
 def main() -> None:
-    """Entry point of `dpkfc`."""
+    """Run the command line of `dpkfc`."""
     app()
 
 
-_Size = Annotated[int, typer.Option("--dataset-size", "-n", help="Number of examples N, taken as public.")]
-_Batch = Annotated[int, typer.Option("--expected-batch-size", "--batch-size", "-b", help="Expected batch size B.")]
+_SIZE = ("--dataset-size", "-n")
+_BATCH_SIZE = ("--expected-batch-size", "--batch-size", "-b")
+_Size = Annotated[int, typer.Option(*_SIZE, help="Number of examples N, taken as public.")]
+_Batch = Annotated[int, typer.Option(*_BATCH_SIZE, help="Expected batch size B.")]
 _Delta = Annotated[float, typer.Option("--delta", "-d", help="δ of the whole run.")]
 _Epochs = Annotated[float | None, typer.Option("--epochs", help="Expected passes over the data.")]
 _Steps = Annotated[int | None, typer.Option("--steps", help="Number of steps, instead of epochs.")]
@@ -86,40 +101,50 @@ def calibrate(
     delta: _Delta = 1e-5,
     sampler: _Sampler = "poisson",
 ) -> None:
-    """The noise multiplier σ that spends a budget: (ε, δ), N, B and epochs to σ."""
+    """Compute the noise multiplier σ that spends a budget, from (ε, δ), N, B and epochs."""
     from dpkfc.config import PrivacyConfig
     from dpkfc.report.accounts import plan_table
 
-    config = PrivacyConfig(expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler)
+    config = PrivacyConfig(
+        expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler
+    )
     open_console().print(plan_table(config.calibrate(epsilon, delta, dataset_size)))
 
 
 @app.command()
 def epsilon(
     *,
-    noise_multiplier: Annotated[float, typer.Option("--noise-multiplier", "-s", help="σ, std ÷ sensitivity.")],
-    dataset_size: Annotated[int, typer.Option("--dataset-size", "-n", help="Number of examples N.")] = 0,
-    batch_size: Annotated[int, typer.Option("--expected-batch-size", "--batch-size", "-b", help="Batch size B.")] = 0,
-    sample_rate: Annotated[float, typer.Option("--sample-rate", "-q", help="q, instead of N and B.")] = 0.0,
+    noise_multiplier: Annotated[
+        float, typer.Option("--noise-multiplier", "-s", help="σ, std ÷ sensitivity.")
+    ],
+    dataset_size: _Size = 0,
+    batch_size: _Batch = 0,
+    sample_rate: Annotated[
+        float, typer.Option("--sample-rate", "-q", help="q, instead of N and B.")
+    ] = 0.0,
     epochs: _Epochs = None,
     steps: _Steps = None,
     delta: _Delta = 1e-5,
     sampler: _Sampler = "poisson",
 ) -> None:
-    """The ε that a noise multiplier gives, by PLD and by RDP beside each other."""
+    """Compute the ε of a noise multiplier, by PLD and by RDP."""
     from dpkfc.config import PrivacyConfig
     from dpkfc.report.accounts import plan_table, rate_table
 
     if sample_rate:
         if sampler != "poisson" or dataset_size or batch_size:
             raise ValueError(
-                f"--sample-rate is that of Poisson sampling; for --sampler {sampler} give --dataset-size and --batch-size only"
+                f"--sample-rate is that of Poisson sampling: for --sampler {sampler} give "
+                "--dataset-size and --batch-size only"
             )
-        open_console().print(rate_table(noise_multiplier, sample_rate, epochs=epochs, steps=steps, delta=delta))
+        table = rate_table(noise_multiplier, sample_rate, epochs=epochs, steps=steps, delta=delta)
+        open_console().print(table)
         return
     if not (dataset_size and batch_size):
         raise ValueError("give --dataset-size and --batch-size, or --sample-rate")
-    config = PrivacyConfig(expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler)
+    config = PrivacyConfig(
+        expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler
+    )
     open_console().print(plan_table(config.with_noise(noise_multiplier, delta, dataset_size)))
 
 
@@ -127,20 +152,32 @@ def epsilon(
 def ledger_verify(
     path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or a run folder.")],
     delta: Annotated[
-        float | None, typer.Option("--delta", "-d", help="δ of ε; left out: that of the card, else of the ledger, else 1e-5.")
+        float | None,
+        typer.Option(
+            "--delta", "-d", help="δ of ε. Default: that of card, else of ledger, else 1e-5."
+        ),
     ] = None,
-    head: Annotated[str, typer.Option(help="A head of this ledger that you have kept; with --releases.")] = "",
-    releases: Annotated[int | None, typer.Option(help="Number of releases after which that head was taken.")] = None,
+    head: Annotated[
+        str, typer.Option(help="A head of this ledger that you have kept; with --releases.")
+    ] = "",
+    releases: Annotated[
+        int | None, typer.Option(help="Number of releases after which that head was taken.")
+    ] = None,
 ) -> None:
-    """Check the chain of a ledger, the card and weights beside it, and say what its releases cost. The chain has no key."""
-    from dpkfc.report.verify import spent
+    """Verify a ledger, and card and weights beside it, and report ε. The chain has no key."""
+    from dpkfc.report.verify import verify_ledger
 
     if bool(head) != (releases is not None):
-        raise ValueError("--head and --releases belong together: the head that you kept, and after how many releases")
-    table = Table("", Column(overflow="fold"), show_header=False)
+        raise ValueError(
+            "--head and --releases belong together: the head that you kept, and after how many "
+            "releases"
+        )
     copy = None if releases is None else (head, releases)
-    for name, value in spent(path / "ledger.jsonl" if path.is_dir() else path, delta, copy=copy).items():
-        table.add_row(name, escape(rounded_up(value) if isinstance(value, float) else str(value)))
+    ledger = path / "ledger.jsonl" if path.is_dir() else path
+    table = Table("", Column(overflow="fold"), show_header=False)
+    for name, value in verify_ledger(ledger, delta, copy=copy).items():
+        text = rounded_up(value) if isinstance(value, float) else str(value)
+        table.add_row(name, escape(text))
     open_console().print(table)
 
 

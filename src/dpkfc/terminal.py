@@ -1,4 +1,4 @@
-"""Write to the terminal, as every command does: results on stdout, each mistake on one line of stderr."""
+"""Write to the terminal: results on stdout, each error on one line of stderr."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 
-__all__ = ["INTERRUPTED", "open_console", "print_error", "quiet_libraries", "resumable"]
-
-INTERRUPTED = 130  # exit code of a command that Ctrl-C has stopped
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 def open_console() -> Console:
-    """Return the console of results; it is wide enough for tables where there is no terminal."""
+    """Return the console of results, wide enough for tables if there is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
 
@@ -29,7 +27,7 @@ def print_error(text: str) -> None:
 
 @contextmanager
 def resumable(console: Console, how: str) -> Iterator[None]:
-    """Say how to go on where Ctrl-C stops the body, and exit with 130."""
+    """Print how to continue if Ctrl-C stops the body, and exit with 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -49,12 +47,16 @@ class _OneLine(logging.Formatter):
 
 
 def quiet_libraries() -> None:
-    """Show warnings of the package on one line of stderr, and accounting details only with DPKFC_DEBUG=1."""
+    """Show warnings of the package on one line of stderr.
+
+    Accounting details appear with DPKFC_DEBUG=1 only.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine())
     logging.captureWarnings(True)
     for name in ("dpkfc", "py.warnings"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
+        logger.handlers = [handler]
+        logger.propagate = False
     if os.environ.get("DPKFC_DEBUG") != "1":
         logging.getLogger("dpkfc.privacy.accounting").setLevel(logging.ERROR)

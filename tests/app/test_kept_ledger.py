@@ -12,7 +12,7 @@ from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.train import prepare
 from dpkfc.checkpoint import CheckpointError, remembered_ledger
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.report.verify import spent
+from dpkfc.report.verify import verify_ledger
 from tests.app.finished import SETTINGS, call
 
 
@@ -23,7 +23,7 @@ def cut(folder: Path, lines: int) -> None:
 
 def test_a_cut_ledger_does_not_pass_for_whole_beside_its_checkpoint(folder: Path) -> None:
     (folder / "privacy_card.json").unlink()
-    assert spent(folder / "ledger.jsonl")["releases"] == 3
+    assert verify_ledger(folder / "ledger.jsonl")["releases"] == 3
     cut(folder, 2)
     for command in (("train", "--resume", folder, "--quiet"), ("ledger", "verify", folder)):
         result = call(*command)

@@ -26,7 +26,7 @@ from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml
 from dpkfc.app.train import prepare, resume, run, stop_on_signals
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.ledger import verify
-from dpkfc.report.verify import CardError, spent
+from dpkfc.report.verify import CardError, verify_ledger
 from tests.app.accounting import remembered
 from tests.app.files import write_mnist
 
@@ -134,28 +134,28 @@ def test_the_written_config_replays_the_run(finished, tmp_path: Path):
 
 def test_what_a_ledger_spent_is_read_from_its_lines(finished, tmp_path: Path):
     result, folder = finished
-    found = spent(folder / "ledger.jsonl", 1e-5)
+    found = verify_ledger(folder / "ledger.jsonl", 1e-5)
     assert found["releases"] == 4 and found["ε by RDP at δ = 1e-05"] == pytest.approx(result.epsilon)
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "ledger.jsonl").write_text("".join(lines[:-1]))
-    assert spent(tmp_path / "ledger.jsonl", 1e-5)["releases"] == 3
+    assert verify_ledger(tmp_path / "ledger.jsonl", 1e-5)["releases"] == 3
     (tmp_path / "privacy_card.json").write_text((folder / "privacy_card.json").read_text())
     with pytest.raises(CardError, match="lines were removed"):
-        spent(tmp_path / "ledger.jsonl", 1e-5)
+        verify_ledger(tmp_path / "ledger.jsonl", 1e-5)
     (tmp_path / "privacy_card.json").write_text("{}")
     with pytest.raises(CardError, match=r"privacy_card\.json is damaged"):
-        spent(tmp_path / "ledger.jsonl")
+        verify_ledger(tmp_path / "ledger.jsonl")
     (tmp_path / "ledger.jsonl").write_text(lines[0])
     (tmp_path / "privacy_card.json").unlink()
-    assert spent(tmp_path / "ledger.jsonl", 1e-5)["ε"] == 0.0
+    assert verify_ledger(tmp_path / "ledger.jsonl", 1e-5)["ε"] == 0.0
 
 
 def test_the_delta_of_what_was_spent_is_that_of_the_card_or_of_the_plan(tmp_path: Path):
     run(_config(tmp_path / "run", delta=1e-4, method="dp-sgd", steps=2))
-    found = spent(tmp_path / "run" / "ledger.jsonl")
+    found = verify_ledger(tmp_path / "run" / "ledger.jsonl")
     assert "ε by RDP at δ = 0.0001" in found
     (tmp_path / "run" / "privacy_card.json").unlink()
-    assert "ε by RDP at δ = 0.0001" in spent(tmp_path / "run" / "ledger.jsonl")
+    assert "ε by RDP at δ = 0.0001" in verify_ledger(tmp_path / "run" / "ledger.jsonl")
 
 
 def _stop_after(monkeypatch: pytest.MonkeyPatch, step: int, act) -> None:

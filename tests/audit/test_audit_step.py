@@ -11,8 +11,8 @@ import torch
 
 from dpkfc.audit import audit as module
 from dpkfc.audit import neighbors as replaying
-from dpkfc.audit.audit import audit_step, charges, checkpoints
-from dpkfc.audit.harness import Subject, accounted_noise, accounting, failed, to_rows
+from dpkfc.audit.audit import audit_step, check_charges, check_checkpoints
+from dpkfc.audit.harness import Subject, accounted_noise, check_accounting, select_failed, to_rows
 from dpkfc.config import PrivacyConfig
 from tests.audit.sizes import size
 from tests.injected_bugs import in_clip, in_data
@@ -31,13 +31,13 @@ CHECKS = {
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     if size(1, 0):
-        few = module.prepared_canaries, ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
-        noise, run, sizes = module.noise_law, module.noise_run, module.batch_sizes
+        few = module.prepare_canaries, ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
+        noise, run, sizes = module.check_noise, module.check_run_noise, module.check_batch_sizes
         monkeypatch.setattr(replaying, "SIZES", (0, 2))
-        monkeypatch.setattr(module, "prepared_canaries", lambda subject: few[0](subject).only(*few[1]))
-        monkeypatch.setattr(module, "noise_law", lambda subject, **options: noise(subject, steps=24, **options))
-        monkeypatch.setattr(module, "noise_run", lambda subject, **options: run(subject, numbers=60_000, **options))
-        monkeypatch.setattr(module, "batch_sizes", lambda subject, **options: sizes(subject, sizes=(12, 130), **options))
+        monkeypatch.setattr(module, "prepare_canaries", lambda subject: few[0](subject).select(*few[1]))
+        monkeypatch.setattr(module, "check_noise", lambda subject, **options: noise(subject, steps=24, **options))
+        monkeypatch.setattr(module, "check_run_noise", lambda subject, **options: run(subject, numbers=60_000, **options))
+        monkeypatch.setattr(module, "check_batch_sizes", lambda subject, **options: sizes(subject, sizes=(12, 130), **options))
 
 
 def calibrated() -> Subject:
@@ -54,7 +54,7 @@ def test_an_honest_step_passes_every_check(evidence) -> None:
     found = audit_step(
         subject, runs=size(12, 600), progress=lambda name, done, of: told.setdefault(name, []).append((done, of))
     )
-    assert found.passed, failed(found.findings)
+    assert found.passed, select_failed(found.findings)
     assert {finding.check.partition(":")[0] for finding in found.findings} >= CHECKS
     assert len(told) == 7 and all(done[-1][0] == done[-1][1] for done in told.values())
     assert all([done for done, _ in steps] == sorted(done for done, _ in steps) for steps in told.values())
@@ -67,20 +67,20 @@ def test_an_honest_step_passes_every_check(evidence) -> None:
 
 def test_one_failed_check_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     in_clip.of_micro_batches(monkeypatch)
-    for name in ("noise_law", "noise_run", "charges"):
+    for name in ("check_noise", "check_run_noise", "check_charges"):
         monkeypatch.setattr(module, name, lambda subject, **_: [])
     found = audit_step(vectors(), runs=size(8, 100))
     assert not found.passed and not found.describe()["passed"]
-    assert "sensitivity" in [finding.check for finding in failed(found.findings)]
+    assert "sensitivity" in [finding.check for finding in select_failed(found.findings)]
     assert "FAILED" in {row[3] for row in to_rows(found.findings)}
 
 
 def test_a_check_that_cannot_be_ended_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps without a release leave nothing to judge."""
     in_data.skipping(False)(monkeypatch)
-    monkeypatch.setattr(module, "two_worlds", broken)
-    found = {finding.check: finding for finding in failed(audit_step(vectors()).findings)}
-    assert "made no release" in found["law of the noise"].detail
+    monkeypatch.setattr(module, "distinguish_neighbors", broken)
+    found = {finding.check: finding for finding in select_failed(audit_step(vectors()).findings)}
+    assert "made no release" in found["noise distribution"].detail
     assert found["two worlds"].detail == "two steps disagree"
     assert "one release and one charge a step" in found
 
@@ -102,11 +102,11 @@ def test_a_plan_without_a_guarantee_is_refused(settings: dict[str, int], noise_m
 
 def test_a_sampler_without_a_proved_event_fails_by_its_name() -> None:
     plan = vectors(sampler="shuffle", uncertified=True).plan
-    found = list(module._sampling(plan))
+    found = list(module._summarize_sampler(plan))
     assert [finding.passed for finding in found] == [False]
     assert "Shuffle" in found[0].measured and "exceed" in found[0].detail
     with pytest.warns(UserWarning, match="no guarantee"):
-        assert "guarantee" in [finding.check for finding in failed(list(accounting(plan)))]
+        assert "guarantee" in [finding.check for finding in select_failed(list(check_accounting(plan)))]
 
 
 # -- accounting ------------------------------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ def test_the_noise_of_an_event() -> None:
 
 def test_a_budget_that_is_exceeded_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = calibrated().plan
-    assert not failed(list(accounting(plan)))
+    assert not select_failed(list(check_accounting(plan)))
     object.__setattr__(plan, "target_epsilon", 3.0)
-    assert [finding.check for finding in failed(list(accounting(plan)))] == ["budget"]
+    assert [finding.check for finding in select_failed(list(check_accounting(plan)))] == ["budget"]
 
 
 # -- the ledger and the checkpoint -----------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_a_budget_that_is_exceeded_is_a_finding(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", size(["DP-KFC", "DP²"], ["DP-SGD", "DP-KFC", "DP²", "patients"]))
 def test_charges_and_checkpoints_of_honest_steps(name: str) -> None:
     subject = subject_of(name)
-    assert not failed([*charges(subject), checkpoints(subject)])
+    assert not select_failed([*check_charges(subject), check_checkpoints(subject)])
 
 
 @pytest.mark.parametrize(
@@ -150,15 +150,15 @@ def test_charges_and_checkpoints_of_honest_steps(name: str) -> None:
 def test_charges_that_are_missing_or_late(patch: Callable[[pytest.MonkeyPatch], None], check: str) -> None:
     with pytest.MonkeyPatch.context() as m:
         patch(m)
-        assert check in [finding.check for finding in failed(charges(subject_of("DP-SGD")))]
+        assert check in [finding.check for finding in select_failed(check_charges(subject_of("DP-SGD")))]
 
 
 def test_the_value_that_differs_in_a_checkpoint_is_named() -> None:
-    from dpkfc.audit.audit import _difference
+    from dpkfc.audit.audit import _first_difference
 
     one = {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": None}}
-    assert _difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": None}}) == ""
-    assert _difference(one, {"a": torch.ones(2), "b": one["b"]}) == "/a"
-    assert _difference(one, {"a": torch.zeros(2), "b": {"c": [1, 3.0], "d": None}}) == "/b/c"
-    assert _difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0]}}) == "/b/d"
-    assert _difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": 0}}) == "/b/d"
+    assert _first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": None}}) == ""
+    assert _first_difference(one, {"a": torch.ones(2), "b": one["b"]}) == "/a"
+    assert _first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 3.0], "d": None}}) == "/b/c"
+    assert _first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0]}}) == "/b/d"
+    assert _first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": 0}}) == "/b/d"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dpkfc.audit import audit as module
-from dpkfc.audit.audit import batch_sizes, random_sizes
-from dpkfc.audit.harness import failed
-from dpkfc.audit.neighbors import World, _pairs
-from dpkfc.audit.statistics import low_bits
+from dpkfc.audit.audit import check_batch_sizes, random_sizes
+from dpkfc.audit.harness import select_failed
+from dpkfc.audit.neighbors import World, _neighbouring_pairs
+from dpkfc.audit.statistics import check_low_bits
 from tests.audit.sizes import size
 from tests.injected_bugs.leak import noting_batches
 from tests.injected_bugs.subjects import SUBJECTS, B, N, canaries_of, subject_of, vectors
@@ -16,7 +16,7 @@ from tests.injected_bugs.subjects import SUBJECTS, B, N, canaries_of, subject_of
 
 @pytest.mark.parametrize("name", size(("rounded noise", "DP-SGD in float32"), tuple(SUBJECTS)))
 def test_low_bits_of_sound_steps_raise_no_alarm(name: str) -> None:
-    assert low_bits(subject_of(name)).passed
+    assert check_low_bits(subject_of(name)).passed
 
 
 def test_sizes_reach_twice_the_expected_one_and_beyond_127_rows() -> None:
@@ -34,7 +34,7 @@ def test_batches_have_the_rows_and_the_order_that_the_check_names(monkeypatch: p
         return released
 
     monkeypatch.setattr(World, "step", step)
-    assert not failed(batch_sizes(vectors(), sizes=(6,)))
+    assert not select_failed(check_batch_sizes(vectors(), sizes=(6,)))
     assert rows[::2] == [[]] * 7
     assert [len(batch) for batch in rows[1::2]] == [6, 6, 3, 3, 6, 6, 6]
     assert [batch.index(N + 12) for batch in rows[9::2]] == [0, 3, 5]
@@ -43,12 +43,12 @@ def test_batches_have_the_rows_and_the_order_that_the_check_names(monkeypatch: p
 def test_a_step_without_a_release_cannot_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.World, "step", lambda self, *_: None)
     with pytest.raises(RuntimeError, match="made no release"):
-        batch_sizes(vectors(), sizes=(4,))
+        check_batch_sizes(vectors(), sizes=(4,))
 
 
 def test_neighbours_differ_in_the_first_the_middle_and_the_last_row() -> None:
     places = set()
-    for name, one, other in _pairs(vectors(), canaries_of("DP-SGD"), (7,)):
+    for name, one, other in _neighbouring_pairs(vectors(), canaries_of("DP-SGD"), (7,)):
         if not name.startswith("control"):
             [place] = [k for k, unit in enumerate(other) if unit >= N]
             assert [*other[:place], *other[place + 1 :]] == one

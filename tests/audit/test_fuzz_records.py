@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dpkfc.app.run_folder import Metrics, Row
 from dpkfc.privacy import accounting
 from dpkfc.privacy.ledger import Ledger, LedgerError, verify
-from dpkfc.report.verify import spent
+from dpkfc.report.verify import verify_ledger
 from tests.audit.fuzzing import ODD, PICKLE, Mutator, Tally, no_pickle
 from tests.audit.sizes import size
 
@@ -53,7 +53,7 @@ def _card(path: Path) -> dict[str, Any]:
 def _use(path: Path) -> None:
     """Everything that reads a ledger; a refusal by one must not hide what another does."""
     refusal = None
-    for act in (lambda: verify(path), lambda: spent(path), lambda: Ledger.open(path, PLAN, HEADER, 9).close()):
+    for act in (lambda: verify(path), lambda: verify_ledger(path), lambda: Ledger.open(path, PLAN, HEADER, 9).close()):
         try:
             act()
         except LedgerError as error:
@@ -115,7 +115,7 @@ def test_damaged_cards(tmp_path: Path, evidence) -> None:
     for turn in range(size(300, 8_000)):
         content = mutator.bytes() if turn % 2 else _dumped(mutator.json(whole))
         card.write_bytes(content)
-        tally.attempt(lambda: spent(path), content, "ledger.jsonl", "privacy_card.json")
+        tally.attempt(lambda: verify_ledger(path), content, "ledger.jsonl", "privacy_card.json")
     tally.check(evidence, "privacy cards", 300)
 
 

@@ -12,7 +12,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.audit.attacks import losses_of, membership, membership_of_losses
+from dpkfc.audit.attacks import compute_losses, infer_membership, infer_membership_from_losses
 from dpkfc.config import PrivacyConfig
 from dpkfc.session import Session
 from tests.audit.sizes import size
@@ -43,7 +43,7 @@ def test_a_model_that_learnt_by_heart_is_caught(evidence):
         optimizer.zero_grad()
         loss(model, members).mean().backward()
         optimizer.step()
-    found = membership(model, loss, members, examples(N, 2), delta=DELTA, claimed_epsilon=0.5)
+    found = infer_membership(model, loss, members, examples(N, 2), delta=DELTA, claimed_epsilon=0.5)
     assert not found.passed and found.epsilon_lower > 0.5 and found.auc > 0.6
     assert not found.finding().passed
     evidence("membership", "no privacy", **found.describe())
@@ -57,7 +57,7 @@ def test_a_private_model_gives_nothing_away(evidence):
         for batch in session.batches():
             session.step(batch, loss)
     claimed = plan.curve.at(plan.steps)
-    found = membership(model, loss, members, examples(N, 2), delta=DELTA, claimed_epsilon=claimed)
+    found = infer_membership(model, loss, members, examples(N, 2), delta=DELTA, claimed_epsilon=claimed)
     assert found.passed and found.epsilon_lower < 0.2
     assert abs(found.auc - 0.5) < 6 * math.sqrt(1 / 12 * (2 / N))
     assert all(rate.low <= rate.tpr <= rate.high for rate in found.rates)
@@ -68,7 +68,7 @@ def test_a_private_model_gives_nothing_away(evidence):
 def test_losses_of_known_laws(mu: float):
     rng = np.random.default_rng(0)
     n = 20_000
-    found = membership_of_losses(rng.normal(size=n), rng.normal(mu, size=n), delta=DELTA)
+    found = infer_membership_from_losses(rng.normal(size=n), rng.normal(mu, size=n), delta=DELTA)
     assert found.auc == pytest.approx(norm.cdf(mu / math.sqrt(2)), abs=0.015)
     for rate in found.rates:
         assert rate.tpr == pytest.approx(norm.cdf(norm.ppf(rate.fpr) + mu), abs=0.04)
@@ -87,7 +87,7 @@ def test_the_bound_holds_as_often_as_it_says():
     misses = 0
     for _ in range(runs):
         members, others = (rng.random(n) > right).astype(float), (rng.random(n) < right).astype(float)
-        found = membership_of_losses(members, others, delta=0.0, claimed_epsilon=epsilon)
+        found = infer_membership_from_losses(members, others, delta=0.0, claimed_epsilon=epsilon)
         misses += not found.passed
     assert misses <= 45  # 300 runs at α = 0.05: more than that with a probability below 1e-9
 
@@ -96,7 +96,7 @@ def test_losses_are_those_of_evaluation_and_modes_are_put_back():
     model, held = network(), examples(130, 3)
     model[2].eval()
     model[0].train()
-    first, second = losses_of(model, loss, held, 50), losses_of(model, loss, held, 200)
+    first, second = compute_losses(model, loss, held, 50), compute_losses(model, loss, held, 200)
     assert np.allclose(first, second) and first.shape == (130,)
     assert model.training and model[0].training and not model[2].training
     model.eval()
@@ -104,11 +104,11 @@ def test_losses_are_those_of_evaluation_and_modes_are_put_back():
 
 
 def test_the_description_is_plain_and_what_makes_no_sense_is_refused():
-    found = membership_of_losses([0.0, 1.0, 2.0, 0.5], [1.0, 2.0, 3.0, 4.0], delta=DELTA, claimed_epsilon=1.0)
+    found = infer_membership_from_losses([0.0, 1.0, 2.0, 0.5], [1.0, 2.0, 3.0, 4.0], delta=DELTA, claimed_epsilon=1.0)
     assert json.loads(json.dumps(found.describe()))["rates"][0]["fpr"] == 0.01
     assert "AUC" in found.finding().detail
     for bad in ([1.0], [1.0, 2.0, 3.0, math.nan]):
         with pytest.raises(ValueError, match="losses|scores"):
-            membership_of_losses(bad, [1.0, 2.0, 3.0, 4.0], delta=DELTA)
+            infer_membership_from_losses(bad, [1.0, 2.0, 3.0, 4.0], delta=DELTA)
     with pytest.raises(ValueError, match="confidence"):
-        membership_of_losses([1.0] * 9, [1.0] * 9, delta=DELTA, confidence=0.0)
+        infer_membership_from_losses([1.0] * 9, [1.0] * 9, delta=DELTA, confidence=0.0)

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from dpkfc.audit import statistics as law
-from dpkfc.audit.harness import failed
-from dpkfc.audit.statistics import LOST, judge_noise, noise_law, standardised
+from dpkfc.audit.harness import select_failed
+from dpkfc.audit.statistics import LOST_STEPS, check_noise, judge_noise, standardize
 from dpkfc.privacy.mechanism import Released
 from tests.audit.sizes import size
 from tests.injected_bugs.subjects import vectors
@@ -27,7 +27,7 @@ def drawn(seed: int = 0) -> Releases:
 
 @pytest.mark.parametrize("seed", range(size(3, 40)))
 def test_normal_numbers_pass(seed: int) -> None:
-    assert not failed(judge_noise(list(drawn(seed)), PARTS))
+    assert not select_failed(judge_noise(list(drawn(seed)), PARTS))
 
 
 def block_repeated(z: Releases) -> Releases:
@@ -80,11 +80,11 @@ WRONG: dict[str, tuple[Callable[[Releases], Releases], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_law_is_rejected_by_its_own_test(name: str) -> None:
     change, check = WRONG[name]
-    assert check in {finding.check for finding in failed(judge_noise(list(change(drawn())), PARTS))}
+    assert check in {finding.check for finding in select_failed(judge_noise(list(change(drawn())), PARTS))}
 
 
 def test_the_part_without_noise_is_named() -> None:
-    found = failed(judge_noise(list(WRONG["a parameter without noise"][0](drawn())), PARTS))
+    found = select_failed(judge_noise(list(WRONG["a parameter without noise"][0](drawn())), PARTS))
     assert any("'gain'" in finding.detail for finding in found)
 
 
@@ -100,25 +100,24 @@ def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(law, "judge_noise", judged)
     told: list[tuple[int, int]] = []
-    assert not failed(noise_law(vectors(), steps=24, progress=lambda done, of: told.append((done, of))))
-    assert told == [(k, 24) for k in range(1, 25)] and LOST < 12
+    assert not select_failed(check_noise(vectors(), steps=24, progress=lambda done, of: told.append((done, of))))
+    assert told == [(k, 24) for k in range(1, 25)] and LOST_STEPS < 12
     assert seen == [24, *[sum(p.numel() for p in vectors().model().parameters())] * 2]
 
 
-def test_of_a_large_model_the_beginning_of_every_parameter_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_model_the_beginning_of_every_parameter_is_looked_at() -> None:
     released = Released(
         gradients={"a": torch.arange(90.0).view(9, 10), "b": torch.full((10,), 7.0), "c": torch.ones(())},
         noise_variance=1.0, step=0, release=1,
     )  # fmt: skip
-    monkeypatch.setattr(law, "WIDEST", 11)
-    parts = law._parts(released)
+    parts = law._count_leading_entries(released, 11)
     assert parts == {"a": 10, "b": 2, "c": 1}
-    assert standardised(released, 0.5, parts).tolist() == [*(2.0 * k for k in range(10)), 14.0, 14.0, 2.0]
-    assert standardised(released, 1.0).size == 101
+    assert standardize(released, 0.5, parts).tolist() == [*(2.0 * k for k in range(10)), 14.0, 14.0, 2.0]
+    assert standardize(released, 1.0).size == 101
 
 
 def test_the_global_generators_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    restart = law._globals()
+    restart = law._save_generators()
     first = torch.rand(3), np.random.rand(3)
     restart()
     assert torch.equal(first[0], torch.rand(3)) and np.array_equal(first[1], np.random.rand(3))

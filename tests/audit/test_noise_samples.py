@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dpkfc.audit.harness import Finding, failed
+from dpkfc.audit.harness import Finding, select_failed
 from dpkfc.audit.statistics import (
     check_granularity,
     check_repeats,
+    check_run_noise,
     check_tails,
     check_windows,
     collision_rate,
-    noise_run,
 )
 from dpkfc.privacy.rng import NoiseStream
 from tests.audit.sizes import size
@@ -38,7 +38,7 @@ def judge(z: Samples, rate: float = collision_rate(SINGLE)) -> list[Finding]:
 @pytest.mark.parametrize("seed", range(size(3, 40)))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_sound_noise_raises_no_alarm(dtype: str, seed: int) -> None:
-    assert not failed(judge(sample(dtype), collision_rate(float(np.finfo(dtype).eps))))
+    assert not select_failed(judge(sample(dtype), collision_rate(float(np.finfo(dtype).eps))))
 
 
 @pytest.mark.parametrize("power", [12, 20])
@@ -89,7 +89,7 @@ FAULTS: list[tuple[Callable[[Samples], Samples], str]] = [
 
 @pytest.mark.parametrize(("change", "check"), FAULTS)
 def test_a_fault_fails_its_own_test(change: Callable[[Samples], Samples], check: str) -> None:
-    assert check in {finding.check for finding in failed(judge(change(sample())))}
+    assert check in {finding.check for finding in select_failed(judge(change(sample())))}
 
 
 def test_a_repeat_is_reported_with_its_steps() -> None:
@@ -98,6 +98,6 @@ def test_a_repeat_is_reported_with_its_steps() -> None:
 
 def test_a_run_draws_the_noise_of_every_step_of_the_plan() -> None:
     steps: list[tuple[int, int]] = []
-    findings = noise_run(vectors(), numbers=60_000, progress=lambda done, of: steps.append((done, of)))
-    assert not failed(findings)
+    findings = check_run_noise(vectors(), numbers=60_000, progress=lambda done, of: steps.append((done, of)))
+    assert not select_failed(findings)
     assert steps == [(k, STEPS) for k in range(1, STEPS + 1)]

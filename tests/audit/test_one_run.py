@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import dpkfc.private_step
-from dpkfc.audit.attacks import audited_plan, one_run
-from dpkfc.audit.canaries import Impulses, Listener
+from dpkfc.audit.attacks import audit_one_run, plan_for_canaries
+from dpkfc.audit.canaries import Listener, PlantedCanaries
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, WhiteNoise
 from dpkfc.gradients.discovery import find_layers
@@ -55,7 +55,7 @@ def settings(**options: Any) -> PrivacyConfig:
 def audit(plan: Plan, width: int = 64, lr: float = 0.3, **options: Any):
     model = network(width)
     given = {"canaries": CANARIES, "seed": 1} | options
-    return one_run(plan, model, torch.optim.SGD(model.parameters(), lr=lr), examples(), loss, **given)
+    return audit_one_run(plan, model, torch.optim.SGD(model.parameters(), lr=lr), examples(), loss, **given)
 
 
 def record(evidence, row: str, result, **more: Any) -> None:
@@ -140,7 +140,7 @@ def test_with_all_coins_out_the_training_is_the_ordinary_one():
     x, y = examples(100)
     mine, plain = network(), network()
     rng, coins = np.random.default_rng(0), np.zeros(m, bool)
-    planted = Impulses(plan, mine, (x, y), loss, coins, rng)
+    planted = PlantedCanaries(plan, mine, (x, y), loss, coins, rng)
     run(Session(plan, mine, torch.optim.SGD(mine.parameters(), lr=0.3), planted.dataset), planted.loss)
 
     rows = torch.cat([torch.ones(100), torch.zeros(m)])
@@ -161,14 +161,14 @@ def run(session: Session, loss_fn: Any) -> None:
 
 def test_the_plan_is_made_for_examples_and_canaries(monkeypatch):
     given = settings(steps=20).with_noise(2.0, DELTA, 400)
-    whole = audited_plan(given, 400, 100)
+    whole = plan_for_canaries(given, 400, 100)
     assert (whole.dataset_size, whole.noise_multiplier, whole.steps) == (500, 2.0, 20)
-    assert audited_plan(whole, 400, 100) is whole
+    assert plan_for_canaries(whole, 400, 100) is whole
     with pytest.raises(ValueError, match="for 400 examples"):
-        audited_plan(given, 300, 10)
+        plan_for_canaries(given, 300, 10)
     asked = []
     monkeypatch.setattr(PrivacyConfig, "calibrate", lambda self, *target: asked.append(target) or whole)
-    assert audited_plan(replace(given, target_epsilon=3.0), 400, 100) is whole
+    assert plan_for_canaries(replace(given, target_epsilon=3.0), 400, 100) is whole
     assert asked == [(3.0, DELTA, 500)]
 
 
@@ -176,12 +176,12 @@ def test_coins_come_from_the_operating_system_unless_seeded(monkeypatch):
     """The coins themselves are compared: 200 of them are equal by chance in one of 2^200 runs, their number in one of 18."""
     seen: list[np.ndarray] = []
 
-    class Noted(Impulses):
+    class Noted(PlantedCanaries):
         def __init__(self, *args: Any) -> None:
             seen.extend(x.copy() for x in args if isinstance(x, np.ndarray) and x.dtype == bool)
             super().__init__(*args)
 
-    monkeypatch.setattr(sys.modules[one_run.__module__], "Impulses", Noted)
+    monkeypatch.setattr(sys.modules[audit_one_run.__module__], "PlantedCanaries", Noted)
     plan = settings(steps=2).with_noise(1.0, DELTA, EXAMPLES)
     included = [audit(plan, canaries=200, seed=None, claimed_epsilon=1.0).included for _ in range(2)]
     assert [len(coins) for coins in seen] == [200, 200] and [int(coins.sum()) for coins in seen] == included
@@ -217,16 +217,16 @@ CASES = {
 }
 
 
-def planted_in(case: str, coins: np.ndarray, plan_of: Any = None) -> tuple[nn.Module, Impulses, Plan]:
+def planted_in(case: str, coins: np.ndarray, plan_of: Any = None) -> tuple[nn.Module, PlantedCanaries, Plan]:
     build, shape, layer = CASES[case]
     torch.manual_seed(1)
     model = build().double()
     data = (torch.randn(30, *shape).double(), torch.randint(0, 3, (30,)))
     plan = (plan_of or settings(steps=4, expected_batch_size=20)).with_noise(0.5, DELTA, 30 + len(coins))
-    return model, Impulses(plan, model, data, loss, coins, np.random.default_rng(2), layer), plan
+    return model, PlantedCanaries(plan, model, data, loss, coins, np.random.default_rng(2), layer), plan
 
 
-def gradient(model: nn.Module, planted: Impulses, row: int) -> dict[str, Tensor]:
+def gradient(model: nn.Module, planted: PlantedCanaries, row: int) -> dict[str, Tensor]:
     """Of one row of the dataset, by plain autograd."""
     batch = tuple(x[row : row + 1] for x in planted.dataset)
     names, parameters = zip(*model.named_parameters(), strict=True)
@@ -241,7 +241,7 @@ def test_a_planted_gradient_is_the_matrix_that_was_chosen(case: str):
     model, planted, _ = planted_in(case, coins)
     listener = planted.listener
     for step in (0, 1):
-        planted.before_step(step)
+        planted.start_step(step)
         for i in range(6):
             found = gradient(model, planted, 30 + i)
             chosen = torch.outer(listener._u[i], listener._a[i]).double() * (1 - 2 * step) * coins[i]
@@ -284,17 +284,17 @@ def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
         z = torch.randn(8, 7).double()
         gradients = {layer.parameters["weight"]: z[:, :-1], layer.parameters["bias"]: z[:, -1]}
         released = Released(gradients=gradients, noise_variance=1.0, step=step, release=step + 1)
-        listener.hear(released, {} if entry is None else {layer.name: entry})
+        listener.observe(released, {} if entry is None else {layer.name: entry})
         expected += torch.stack([(w * z).sum() / w.norm() for w in whitened]) * (1 - 2 * (step % 2))
     plan = settings(steps=3, expected_batch_size=10).with_noise(1.0, DELTA, 20)
-    listener._solves = lambda is_formed: False  # the score itself, before canaries are told apart
+    listener._is_solvable = lambda is_materialised: False  # the score itself, before canaries are told apart
     assert np.allclose(listener.scores(plan), 10 * expected.numpy())
 
     kept = Listener(layer, u, a, 3)
     kept._pending, kept._entry = torch.zeros(8, 7).double(), entry
-    kept._look()
+    kept._measure_canaries()
     flat = torch.stack(whitened).flatten(1)
-    assert torch.allclose(kept._squares[0], flat.square().sum(1))
+    assert torch.allclose(kept._squared_norms[0], flat.square().sum(1))
     assert torch.allclose(torch.as_tensor(kept._overlaps), flat @ flat.T)
 
 
@@ -306,14 +306,14 @@ def test_canaries_that_overlap_are_told_apart():
     u, a = (torch.from_numpy(rng.choice([-1.0, 1.0], (m, 40))) for _ in range(2))
     coins = torch.from_numpy((rng.random(m) < 0.5).astype(float))
     listener, plain = Listener(layer, u, a, steps), Listener(layer, u, a, steps)
-    plain._solves = lambda is_formed: False
+    plain._is_solvable = lambda is_materialised: False
     plan = settings(steps=steps, expected_batch_size=500).with_noise(1e-3, DELTA, 1000)
     for step in range(steps):
         counted = coins * torch.from_numpy((rng.random(m) < 0.5).astype(float)) / 40  # each has norm 1
         z = (1 - 2 * (step % 2)) * torch.einsum("m,mo,mi->oi", counted, u, a) / 500
         for each in (listener, plain):
             released = Released(gradients={"0.weight": z}, noise_variance=0.0, step=step, release=step + 1)
-            each.hear(released, {})
+            each.observe(released, {})
     right = [
         int((torch.from_numpy(each.scores(plan)).argsort(descending=True).argsort() < coins.sum()).double().eq(coins).sum())
         for each in (listener, plain)
@@ -330,7 +330,7 @@ def test_what_cannot_be_audited_is_refused_by_name():
         ({"kind": "loud"}, "kind must be one of"),
         ({"canaries": 3}, "at least 20 canaries"),
         ({"confidence": 1.0}, "confidence"),
-        ({"layer": "1"}, "no gradient can be planted in layer '1'; choose one of 0, 2, 4"),
+        ({"layer": "1"}, "no gradient can be planted in layer '1': choose one of 0, 2, 4"),
         ({"kind": "mislabelled", "labels": 0}, "one class number an example"),
         ({"kind": "mislabelled", "canaries": 5000}, "more than the 1000 examples"),
     ):

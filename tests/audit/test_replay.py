@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.audit.audit import shares
+from dpkfc.audit.audit import check_contributions
 from dpkfc.audit.canaries import Canaries
-from dpkfc.audit.harness import Subject, Walk, failed, scripted, unmoved, watched
-from dpkfc.audit.neighbors import Replay, World, prepared_canaries, replay
+from dpkfc.audit.harness import RandomWalk, Subject, freeze_preconditioner, open_session, script_plan, select_failed
+from dpkfc.audit.neighbors import Replay, World, prepare_canaries, replay
 from dpkfc.curvature.dp2 import DP2
 from dpkfc.session import Session
 from tests.audit.sizes import size
@@ -39,8 +39,8 @@ FEW = ("as it is", "loss × 1e4", "loss × -1e4", "loss × 1e-4", "loss NaN", "r
 def test_the_replay_comes_as_near_to_the_bound_as_can_be(name: str, evidence) -> None:
     """A check that never comes near its bound would pass whatever happens."""
     canaries = canaries_of(name)
-    found = replay(subject_of(name), size(canaries.only(*FEW), canaries), sizes=size((0, 3), (0, 1, 3, 7, 16)))
-    assert not failed(found.findings())
+    found = replay(subject_of(name), size(canaries.select(*FEW), canaries), sizes=size((0, 3), (0, 1, 3, 7, 16)))
+    assert not select_failed(found.findings())
     assert found.worst > (0.95 if name == ONE_SIZE else 0.999)
     assert found.control == 0.0
     evidence("replay", name, pairs=found.pairs, canaries=len(canaries.names), worst=found.worst, tolerance=found.tolerance)
@@ -49,7 +49,7 @@ def test_the_replay_comes_as_near_to_the_bound_as_can_be(name: str, evidence) ->
 def test_neighbours_differ_by_the_canary_alone() -> None:
     """The difference of two releases under frozen noise is the canary's clipped gradient over the batch size."""
     subject = vectors()
-    canaries = canaries_of("DP-SGD").only("random × 1000")
+    canaries = canaries_of("DP-SGD").select("random × 1000")
     number = next(n for n, name in enumerate(canaries.names) if name.startswith("3: random"))
     script = [[0, 1, 2]], [[0, 1, 2, N + number]]
     with World(subject, canaries, script[0]) as one, World(subject, canaries, script[1]) as other:
@@ -65,7 +65,7 @@ def test_neighbours_differ_by_the_canary_alone() -> None:
 
 def test_only_keeps_the_wanted_canaries_with_what_belongs_to_them() -> None:
     every = canaries_of("DP-KFC")
-    some = every.only("stretched most")
+    some = every.select("stretched most")
     assert some.names[some.zero or 0] == "loss × 0"
     assert {name for name in some.names} == {n for n in every.names if "stretched most" in n} | {"loss × 0"}
     for layer, several in some.plants.items():
@@ -81,11 +81,11 @@ def test_canaries_come_for_every_layer_and_every_kind_of_input() -> None:
         assert {f"{layer}: random × 1000", f"{layer}: one entry"} <= set(names)
     assert {"0: stretched most", "3: stretched least, small", "input infinite", "loss NaN"} <= set(names)
     assert "read: positions cancel" in canaries_of("long texts").names
-    assert any(name.startswith("example ") for name in prepared_canaries(texts()).names)  # ids are no numbers to scale
+    assert any(name.startswith("example ") for name in prepare_canaries(texts()).names)  # ids are no numbers to scale
 
 
 def test_a_replay_stops_at_the_first_departure_where_that_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, canaries = vectors(), canaries_of("DP-SGD").only(*FEW)
+    subject, canaries = vectors(), canaries_of("DP-SGD").select(*FEW)
     noting_sums(monkeypatch)  # still the real code
     whole = replay(subject, canaries, sizes=(0, 2)).pairs
     monkeypatch.setattr(Session, "_apply", lambda self, released: None)
@@ -101,7 +101,7 @@ def test_a_canary_at_which_the_step_stops_is_a_departure() -> None:
         return classified(model, batch)
 
     subject = replace(vectors(), loss_fn=careful)
-    found = failed(replay(subject, canaries_of("DP-SGD").only("input NaN"), sizes=(0, 2)).findings())
+    found = select_failed(replay(subject, canaries_of("DP-SGD").select("input NaN"), sizes=(0, 2)).findings())
     assert "one release and one charge a step" in [finding.check for finding in found]
     assert any("NaN among the inputs" in finding.detail for finding in found)
 
@@ -115,7 +115,7 @@ def test_a_random_forward_pass_is_an_error() -> None:
             return x * (1 + 1e-3 * (Counting.calls % 7))
 
     subject = vectors(model=lambda: nn.Sequential(nn.Linear(6, 3), Counting()))
-    canaries = canaries_of("DP-SGD").only("as it is")
+    canaries = canaries_of("DP-SGD").select("as it is")
     with pytest.raises(ValueError, match="forward pass is random"):
         replay(subject, Canaries(canaries.names, canaries.rows, canaries.factors), sizes=(2,))
 
@@ -123,22 +123,22 @@ def test_a_random_forward_pass_is_an_error() -> None:
 def test_dropout_and_random_augmentation_raise_no_alarm() -> None:
     dropping = vectors(model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
     for subject in (dropping, images(torch.float64, jittered)):
-        canaries = prepared_canaries(subject).only("as it is", "loss × 1e4")
-        assert not failed(replay(subject, canaries, sizes=(0, 2)).findings())
-        assert shares(subject, canaries).passed
+        canaries = prepare_canaries(subject).select("as it is", "loss × 1e4")
+        assert not select_failed(replay(subject, canaries, sizes=(0, 2)).findings())
+        assert check_contributions(subject, canaries).passed
 
 
 def test_shares_need_somebody_without_a_loss() -> None:
     canaries = Canaries()
     canaries.add("as it is", tuple(x[0] for x in vectors().dataset))
-    with pytest.raises(ValueError, match="without a loss"):
-        shares(vectors(), canaries)
+    with pytest.raises(ValueError, match="every canary has a loss"):
+        check_contributions(vectors(), canaries)
 
 
 @pytest.mark.parametrize("name", size(("DP-KFC", ROUNDED), ("DP-SGD", "DP-KFC", "GEP", "DiSK", "patients", ROUNDED)))
 def test_shares_of_an_honest_step_are_equal_to_the_last_bits(name: str, evidence) -> None:
     canaries = canaries_of(name)
-    found = shares(subject_of(name), size(canaries.only(*FEW), canaries))
+    found = check_contributions(subject_of(name), size(canaries.select(*FEW), canaries))
     assert found.passed, found
     evidence("shares", name, measured=found.measured, bound=found.bound)
 
@@ -150,11 +150,11 @@ def test_a_walk_is_the_same_whatever_it_is_handed_and_keeps_its_size() -> None:
     ways = []
     for gradient in (0.0, 1e9):
         p = nn.Parameter(numbers := torch.linspace(-1, 1, 400, dtype=torch.float64))
-        walk = Walk({"p": p}, length=0.3, seed=5)
+        walk = RandomWalk({"p": p}, length=0.3, seed=5)
         for _ in range(200):
             p.grad = torch.full_like(p, gradient)
             walk.step()
-        assert torch.equal(walk.handed["p"], torch.full_like(p, gradient))
+        assert torch.equal(walk.gradients["p"], torch.full_like(p, gradient))
         ways.append(p.detach().clone())
         assert float(p.detach().square().mean()) == pytest.approx(float(numbers.square().mean()), rel=0.5)
     assert torch.equal(*ways)
@@ -162,10 +162,10 @@ def test_a_walk_is_the_same_whatever_it_is_handed_and_keeps_its_size() -> None:
 
 def test_a_script_stops_where_it_ends_and_its_plan_is_that_of_the_run() -> None:
     subject = vectors()
-    plan = scripted(subject.plan, [[0], [], [1, 2]], N, seed=3, micro=2)
+    plan = script_plan(subject.plan, [[0], [], [1, 2]], N, seed=3, micro=2)
     assert (plan.noise_multiplier, plan.sensitivity, plan.event) == (1.0, C, subject.plan.event)
     assert plan.steps == subject.plan.steps and plan.config.max_physical_batch_size == 2
-    session, _ = watched(subject, plan, (*subject.dataset, torch.full((N,), -1)), verify=False)
+    session, _ = open_session(subject, plan, (*subject.dataset, torch.full((N,), -1)), verify=False)
     with session:
         seen = []
         for batch in session.batches():
@@ -175,15 +175,15 @@ def test_a_script_stops_where_it_ends_and_its_plan_is_that_of_the_run() -> None:
 
 
 def test_a_metric_is_built_once_where_releases_must_share_their_coordinates() -> None:
-    plan = unmoved(vectors(preconditioner=kfac(every=1)).plan)
+    plan = freeze_preconditioner(vectors(preconditioner=kfac(every=1)).plan)
     assert [plan.config.preconditioner.is_due(step) for step in range(3)] == [True, False, False]
     assert plan.config.preconditioner.describe() == kfac(every=1).describe()
-    assert unmoved(vectors().plan).config.preconditioner is None
-    assert hasattr(unmoved(vectors(preconditioner=DP2(phase=1)).plan).config.preconditioner, "observe")
+    assert freeze_preconditioner(vectors().plan).config.preconditioner is None
+    assert hasattr(freeze_preconditioner(vectors(preconditioner=DP2(phase=1)).plan).config.preconditioner, "observe")
 
 
 def test_what_two_sessions_leave_behind_is_compared() -> None:
-    subject, canaries = vectors(), canaries_of("DP-SGD").only("as it is")
+    subject, canaries = vectors(), canaries_of("DP-SGD").select("as it is")
     with World(subject, canaries, [[0]]) as one, World(subject, canaries, [[1]]) as other:
         assert one.session.differs_from(other.session) == ""
         with torch.no_grad():
@@ -194,9 +194,9 @@ def test_what_two_sessions_leave_behind_is_compared() -> None:
         assert one.session.differs_from(other.session) == ""
         one.session.model.register_buffer("seen", torch.zeros(2))
         assert one.session.differs_from(other.session) == "seen"
-        assert one.session.left_behind == ""
+        assert one.session.remaining_gradient == ""
         one.session.model[0].weight.grad = torch.zeros(8, 6, dtype=torch.float64)
-        assert one.session.left_behind == "0.weight"
+        assert one.session.remaining_gradient == "0.weight"
 
 
 def test_examples_are_put_together_as_the_session_does_it() -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 from torch import nn
 
 from dpkfc import PrivacyConfig, Session
-from dpkfc.audit.statistics import ALPHA, Sizes, draw_batches, sampler_battery, sampler_law
+from dpkfc.audit.statistics import ALPHA, SizeDistribution, check_sampler, compute_p_values, draw_batches
 from dpkfc.config import Plan
 from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson
 from dpkfc.data.units import Units
@@ -37,8 +37,8 @@ def plan(n: int = N, b: int = B, **settings) -> Plan:
     return PrivacyConfig(expected_batch_size=b, steps=10, **settings).with_noise(1.0, 1e-5, n)
 
 
-def law(n: int = N, b: int = B, **settings) -> Sizes:
-    return Sizes.of(plan(n, b, **settings).event, n)
+def law(n: int = N, b: int = B, **settings) -> SizeDistribution:
+    return SizeDistribution.from_event(plan(n, b, **settings).event, n)
 
 
 def drawn(draw: Draw, steps: int = 3000, seed: int = 3) -> list[np.ndarray]:
@@ -64,14 +64,14 @@ def test_a_shipped_sampler_passes(name: str, seed: int, evidence) -> None:
     p = plan(**SHIPPED[name])
     batches = draw_batches(p, STEPS, SamplingStream.repeatable(seed))
     beside = draw_batches(p, STEPS, SamplingStream.repeatable(seed + 1000))
-    values = sampler_battery(batches, Sizes.of(p.event, N), beside)
+    values = compute_p_values(batches, SizeDistribution.from_event(p.event, N), beside)
     assert min(values.values()) > 1e-6, values
     evidence("samplers", f"{name}, seed {seed}", batches=2 * STEPS, examples=N, **worst(values))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_sampler_passes_on_its_secret_stream(name: str, evidence) -> None:
-    found = sampler_law(plan(**SHIPPED[name]), steps=STEPS)
+    found = check_sampler(plan(**SHIPPED[name]), steps=STEPS)
     assert len(found) > 8
     assert all(finding.passed for finding in found), found
     evidence("samplers", f"{name}, secret stream", batches=2 * STEPS, examples=N, tests=len(found))
@@ -84,7 +84,7 @@ def test_small_and_extreme_data_sets_pass_too(name: str, n: int, b: int) -> None
     if name == "truncated_poisson":
         settings["max_batch_size"] = b + 1
     p = plan(n, b, **settings)
-    values = sampler_battery(draw_batches(p, 1000, SamplingStream.repeatable(0)), Sizes.of(p.event, n))
+    values = compute_p_values(draw_batches(p, 1000, SamplingStream.repeatable(0)), SizeDistribution.from_event(p.event, n))
     assert min(values.values()) > 1e-6, values
 
 
@@ -99,7 +99,7 @@ def test_a_session_draws_by_the_law_of_its_plan(evidence) -> None:
         for batch in session.batches():
             batches.append(batch.drawn)
             session.step(batch, lambda m, x: ((m(x[0]) - x[1]) ** 2).sum(1))
-    values = sampler_battery(batches, Sizes.of(p.event, n))
+    values = compute_p_values(batches, SizeDistribution.from_event(p.event, n))
     assert not alarms(values), values
     evidence("samplers", "batches of a session", batches=steps, examples=n, **worst(values))
 
@@ -124,7 +124,7 @@ def test_units_are_drawn_and_their_records_uniformly(evidence) -> None:
         assert len(np.unique(chosen)) == len(chosen)
         np.add.at(records, chosen, 1)
         np.add.at(per_unit, batches[-1], 1)
-    values = sampler_battery(batches, Sizes.of(sampler.event(1.0), 5))
+    values = compute_p_values(batches, SizeDistribution.from_event(sampler.event(1.0), 5))
     assert min(values.values()) > 1e-6, values
     for unit, (begin, end) in enumerate(zip(units.starts[:-1], units.starts[1:], strict=True)):
         counts, many = records[begin:end], end - begin
@@ -206,7 +206,7 @@ def repeated_now_and_then(batches: list[np.ndarray]) -> list[np.ndarray]:
 
 POISSON, TRUNCATED, FIXED = law(), law(sampler="truncated_poisson", max_batch_size=21), law(sampler="fixed")
 TINY = law(20, 2)
-IMPOSTORS: dict[str, tuple[Sizes, Callable[[], list[np.ndarray]], str]] = {
+IMPOSTORS: dict[str, tuple[SizeDistribution, Callable[[], list[np.ndarray]], str]] = {
     "fixed size posing as Poisson": (POISSON, lambda: drawn(FixedSize(B, N).indices), "variance of sizes"),
     "shuffle posing as Poisson": (POISSON, lambda: drawn(shuffled), "following batches"),
     "shuffle posing as fixed size": (FIXED, lambda: drawn(shuffled), "inclusion"),
@@ -236,31 +236,31 @@ IMPOSTORS: dict[str, tuple[Sizes, Callable[[], list[np.ndarray]], str]] = {
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_an_impostor_is_caught(name: str, evidence) -> None:
     claimed, batches, test = IMPOSTORS[name]
-    values = sampler_battery(batches(), claimed)
+    values = compute_p_values(batches(), claimed)
     assert test in alarms(values), values
     evidence("samplers", f"impostor: {name}", rejected_by=sorted(alarms(values)), p=values[test])
 
 
 def test_two_ranks_with_one_seed_are_caught(evidence) -> None:
     one = drawn(Poisson(B / N, N).indices)
-    values = sampler_battery(one, POISSON, one)
+    values = compute_p_values(one, POISSON, one)
     assert {"another stream", "equal batches in another stream"} <= alarms(values)
     other = drawn(Poisson(B / N, N).indices, seed=4)
     now_and_then = [a if i % 50 == 0 else b for i, (a, b) in enumerate(zip(one, other, strict=True))]
-    values = sampler_battery(one, POISSON, now_and_then)
+    values = compute_p_values(one, POISSON, now_and_then)
     assert "equal batches in another stream" in alarms(values)
     evidence("samplers", "impostor: two ranks with one seed", rejected_by=sorted(alarms(values)))
 
 
 def test_shuffled_batches_of_an_uncertified_plan_do_not_pass_the_audit() -> None:
-    found = sampler_law(plan(sampler="shuffle", uncertified=True), steps=2000)
+    found = check_sampler(plan(sampler="shuffle", uncertified=True), steps=2000)
     assert {"sampler: inclusion", "sampler: variance of sizes"} <= {f.check for f in found if not f.passed}
 
 
 def test_the_values_are_spread_as_p_values_are(evidence) -> None:
     """Over many seeds: what is exact is uniform, what is a bound is not too small, and nothing is small too often."""
     seeds, p = size(20, 600), plan()
-    rows = [sampler_battery(draw_batches(p, 500, SamplingStream.repeatable(s)), POISSON) for s in range(seeds)]
+    rows = [compute_p_values(draw_batches(p, 500, SamplingStream.repeatable(s)), POISSON) for s in range(seeds)]
     for name in rows[0]:
         values = np.array([row[name] for row in rows])
         for level in (0.01, 0.1, 0.5):
@@ -272,5 +272,5 @@ def test_the_values_are_spread_as_p_values_are(evidence) -> None:
 
 
 def test_an_event_of_another_data_set_is_refused() -> None:
-    with pytest.raises(ValueError, match="says nothing of batches from 11 examples"):
-        Sizes.of(FixedSize(2, 10).event(1.0), 11)
+    with pytest.raises(ValueError, match="describes no batches of 11 examples"):
+        SizeDistribution.from_event(FixedSize(2, 10).event(1.0), 11)

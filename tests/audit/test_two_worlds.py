@@ -9,7 +9,7 @@ import pytest
 
 from dpkfc.audit import neighbors as module
 from dpkfc.audit.harness import Subject
-from dpkfc.audit.neighbors import TwoWorlds, two_worlds
+from dpkfc.audit.neighbors import DistinguishingTest, distinguish_neighbors
 from tests.audit.sizes import size
 from tests.injected_bugs import in_clip, in_noise
 from tests.injected_bugs.subjects import canaries_of, subject_of
@@ -22,13 +22,14 @@ LEAKS = {
 }
 
 
-def bound(name: str, patch: Callable[[pytest.MonkeyPatch], None] | None = None) -> TwoWorlds:
+def bound(name: str, patch: Callable[[pytest.MonkeyPatch], None] | None = None) -> DistinguishingTest:
     """Of a subject, without and with a leak in its step."""
-    canaries = canaries_of(name).only("loss × 1e4", "loss × -1e4")
+    canaries = canaries_of(name).select("loss × 1e4", "loss × -1e4")
     with pytest.MonkeyPatch.context() as m:
         if patch is not None:
             patch(m)
-        return two_worlds(subject_of(name), canaries, runs=max(RUNS, 200 if patch is in_noise.sharded else 0), alpha=ALPHA)
+        runs = max(RUNS, 200) if patch is in_noise.sharded else RUNS
+        return distinguish_neighbors(subject_of(name), canaries, runs=runs, alpha=ALPHA)
 
 
 @pytest.mark.parametrize("name", size(("DP-KFC",), ("DP-SGD", "DP-KFC", "GEP", "batches of one size")))
@@ -50,8 +51,8 @@ def test_a_leak_exceeds_the_claim(name: str, evidence) -> None:
 def test_the_bound_is_that_of_the_exact_intervals() -> None:
     subject = subject_of("DP-SGD")
     steps: list[tuple[int, int]] = []
-    canaries = canaries_of("DP-SGD").only("loss × 1e4", "loss × -1e4")
-    found = two_worlds(subject, canaries, runs=20, progress=lambda done, of: steps.append((done, of)))
+    canaries = canaries_of("DP-SGD").select("loss × 1e4", "loss × -1e4")
+    found = distinguish_neighbors(subject, canaries, runs=20, progress=lambda done, of: steps.append((done, of)))
     assert steps == [(k, 40) for k in range(1, 41)]
     assert found.mu_lower <= 2.5  # what fifteen runs without an error would allow
     assert "20 releases a world" in found.finding().detail
@@ -59,13 +60,13 @@ def test_the_bound_is_that_of_the_exact_intervals() -> None:
 
 def test_scores_look_along_the_difference_and_where_the_noise_repeats() -> None:
     subject: Subject = subject_of("DP-SGD")
-    sizes = module._groups(subject)
+    sizes = [p.numel() for p in subject.model().parameters()]
     d, generator = sum(sizes), np.random.default_rng(0)
     noise = generator.standard_normal((20, d))
     noise[:, 60:] = noise[:, : d - 60]
-    assert module._lags(list(noise))[0] == 60
+    assert module._find_lags(list(noise))[0] == 60
     pattern = generator.standard_normal(d)
-    views = module._views(pattern, sizes, [60])
+    views = module._make_directions(pattern, sizes, [60])
     assert views.shape == (len(sizes) + 4, d)
     assert np.allclose(np.linalg.norm(views, axis=1), 1)
     stays, moved = views[len(sizes)], views[len(sizes) + 1]

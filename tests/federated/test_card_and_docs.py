@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpkfc.federated import ClientLevel, FederatedConfig, PerUpload, SecureAggregation, TrustedServer, federate
-from dpkfc.report.card import build_federated_card, federated_markdown
-from dpkfc.report.verify import CardError, spent
+from dpkfc.report.card import build_federated_card, to_markdown
+from dpkfc.report.verify import CardError, verify_ledger
 from tests.documents import blocks
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of
 
@@ -30,7 +30,7 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
     plan = config.calibrate(2.0, 1e-3)
     run = federate(plan, head(), loss_fn, datasets())
     card = json.loads(json.dumps(build_federated_card(run.server, run.records, title="x", chosen_by="nobody"), allow_nan=False))
-    text = federated_markdown(card)
+    text = to_markdown(card)
     assert privacy.name in text and config.adversaries in text and f"one {privacy.unit} added or removed" in text
     assert 1.99 < card["guarantee"]["epsilon"] <= 2.0 and card["ledger"]["count"] == 2
     others = card["guarantee"]["epsilon_for_others"]
@@ -45,7 +45,7 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
 def test_a_card_of_a_test_mode_run_is_stamped():
     run = federate(plan_of(privacy=TrustedServer()), head(), loss_fn, datasets())
     card = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")
-    assert "**NOT PRIVATE**" in federated_markdown(card) and not card["guarantee"]["certified"]
+    assert "**NOT PRIVATE**" in to_markdown(card) and not card["guarantee"]["certified"]
 
 
 def test_dropped_rounds_are_on_the_card_and_charged():
@@ -74,7 +74,7 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
             "model.safetensors",
             "plots",
         } <= names
-        told = spent(tmp_path / "demo" / method / "ledger.jsonl")
+        told = verify_ledger(tmp_path / "demo" / method / "ledger.jsonl")
         assert told["privacy card"] == "states what the ledger shows" and told["privacy unit"].startswith("one ")
         assert told["weights"] == "those of the card (SHA-256)"
     card = (tmp_path / "demo" / chosen[0] / "privacy_card.md").read_text("utf-8")
@@ -82,5 +82,5 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
     one, other = (tmp_path / "demo" / name / "model.safetensors" for name in chosen)
     one.write_bytes(other.read_bytes())
     with pytest.raises(CardError, match="does not hold the weights"):
-        spent(tmp_path / "demo" / chosen[0] / "ledger.jsonl")
+        verify_ledger(tmp_path / "demo" / chosen[0] / "ledger.jsonl")
     assert {"partition.png", "comparison.png"} <= {path.name for path in (tmp_path / "demo").iterdir()}

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dpkfc.audit import federated_runs
-from dpkfc.audit.federated_runs import Finding, kept_messages, noise_law, record_bound, round_message
+from dpkfc.audit.federated_runs import check_client_noise, check_kept_messages, check_record_bound, round_message
+from dpkfc.audit.harness import Finding
 from dpkfc.checkpoint import read
 from dpkfc.federated import (
     Client,
@@ -35,7 +36,7 @@ PAIRS = 20
 @pytest.fixture(autouse=True)
 def _rare_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise is secret and another in every run: a sound client is to be suspected in one of a billion runs of a check."""
-    monkeypatch.setattr(federated_runs, "_ALARM", 1e-9)
+    monkeypatch.setattr(federated_runs, "ALARM", 1e-9)
 
 
 def wide_head() -> torch.nn.Module:
@@ -62,7 +63,7 @@ def clients_of(plan, kinds=None) -> list[Client]:
 
 def found(plan, clients) -> dict[str, Finding]:
     theta = dict(wide_head().named_parameters())
-    return {f.check: f for f in noise_law(plan, clients, clients[0].local.contract, theta, PAIRS)}
+    return {f.check: f for f in check_client_noise(plan, clients, clients[0].local.contract, theta, PAIRS)}
 
 
 class Silent(Client):
@@ -160,7 +161,7 @@ def neighbours(kind, scale: float = 100.0) -> Finding:
     for data in ((x, y), (x[:-1], y[:-1])):
         client = kind(0, plan, LocalModel(plan, head(), loss_fn), data, verify=False)
         answers.append(client.answer(round_message(client.local.contract, 0, theta)))
-    return record_bound(plan, *answers)
+    return check_record_bound(plan, *answers)
 
 
 def test_one_record_moves_a_sum_by_its_clipped_gradient():
@@ -230,7 +231,7 @@ def test_a_server_keeps_nothing_of_single_clients(privacy, caplog, tmp_path):
             server.receive(messages[-1])
         record = server.close_round()
         server.save(tmp_path / "checkpoint")
-        finding[kind] = kept_messages([server, record, read(tmp_path / "checkpoint"), list(caplog.records)], messages)
+        finding[kind] = check_kept_messages([server, record, read(tmp_path / "checkpoint"), list(caplog.records)], messages)
     assert finding[Server].passed and not finding[Hoarder].passed and not finding[Talker].passed
 
 

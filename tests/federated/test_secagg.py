@@ -35,7 +35,7 @@ from dpkfc.federated.secure_aggregation import (
     unseal,
 )
 from dpkfc.federated.simulation import run_round
-from dpkfc.report.card import build_federated_card, federated_markdown
+from dpkfc.report.card import build_federated_card, to_markdown
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, open_round, plan_of, vector, world
 
 FEW_STEPS = 2.0**55  # a sum of a few small numbers in steps of the grid stays far below, a mask far above
@@ -492,7 +492,7 @@ def test_epsilon_is_that_of_the_collusion_that_the_plan_names():
     card = build_federated_card(server, [], title="x", chosen_by="nobody")
     text = card["mechanism"]["secure_aggregation"]
     assert "threshold 6" in text and "up to 5 colluding clients" in text and "computed for 2 colluding" in text
-    assert text in federated_markdown(card) and "any 2 other clients together" in card["guarantee"]["against"]
+    assert text in to_markdown(card) and "any 2 other clients together" in card["guarantee"]["against"]
 
 
 def test_state_of_a_client_outlives_a_process():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.audit.federated_runs import record_bound, round_message
+from dpkfc.audit.federated_runs import check_record_bound, round_message
 from dpkfc.federated import (
     Client,
     ClientLevel,
@@ -99,7 +99,7 @@ def test_a_record_that_fails_adds_nothing_and_takes_nothing_from_the_others(opti
     sound, other = answer(plan, made())
     assert client.last_error is not None and not client.failed and sound.last_error is None
     moved = vector(select_prefix(found, "sum")) - vector(select_prefix(other, "sum"))
-    assert float(moved.abs().max()) < 1e-12 and record_bound(plan, found, other).passed
+    assert float(moved.abs().max()) < 1e-12 and check_record_bound(plan, found, other).passed
     assert any(r.levelno == logging.ERROR and r.name == "dpkfc.federated.client" for r in caplog.records)
 
 

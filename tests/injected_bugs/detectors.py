@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.audit.audit import batch_sizes, charges, checkpoints, shares
+from dpkfc.audit.audit import check_batch_sizes, check_charges, check_checkpoints, check_contributions
 from dpkfc.audit.canaries import Canaries
-from dpkfc.audit.harness import Finding, Subject, accounting, failed, scripted, watched
-from dpkfc.audit.neighbors import replay, two_worlds
-from dpkfc.audit.statistics import low_bits, noise_law, noise_run, sampler_law
+from dpkfc.audit.harness import Finding, Subject, check_accounting, open_session, script_plan, select_failed
+from dpkfc.audit.neighbors import distinguish_neighbors, replay
+from dpkfc.audit.statistics import check_low_bits, check_noise, check_run_noise, check_sampler
 from tests.audit.sizes import size
 
 Detector = Callable[[Subject, Canaries], list[Finding]]
@@ -22,12 +22,12 @@ FAULTS = ("TypeError", "AttributeError", "KeyError", "NameError", "IndexError") 
 
 def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
     """Every charge is on the disk before its release exists: the ledger is synced between the two."""
-    some = canaries.only("as it is")
-    plan = scripted(subject.plan, [[0], [], [0]], subject.size + len(some.names))
+    some = canaries.select("as it is")
+    plan = script_plan(subject.plan, [[0], [], [0]], subject.size + len(some.names))
     events: list[str] = []
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as m:
         path = Path(folder) / "ledger.jsonl"
-        session, _ = watched(
+        session, _ = open_session(
             subject, plan, some.dataset(subject), units=some.units(subject), ledger_path=path, verify=False
         )
         sync, normal = os.fsync, session._pipeline.noise.normal
@@ -51,24 +51,24 @@ def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
 
 
 DETECTORS: dict[str, Detector] = {
-    "accounting": lambda subject, _: list(accounting(subject.plan)),
+    "accounting": lambda subject, _: list(check_accounting(subject.plan)),
     "sync": synced,
-    "checkpoint": lambda subject, _: [checkpoints(subject)],
-    "charges": lambda subject, _: charges(subject),
-    "sampler": lambda subject, _: sampler_law(subject.plan, steps=size(400, 2000)),
-    "noise run": lambda subject, _: noise_run(subject, numbers=size(300_000, 2_000_000)),
-    "batch sizes": lambda subject, _: batch_sizes(subject),
-    "low bits": lambda subject, _: [low_bits(subject)],
-    "noise law": lambda subject, _: noise_law(subject, steps=size(64, 80)),
-    "shares": lambda subject, canaries: [shares(subject, canaries)],
+    "checkpoint": lambda subject, _: [check_checkpoints(subject)],
+    "charges": lambda subject, _: check_charges(subject),
+    "sampler": lambda subject, _: check_sampler(subject.plan, steps=size(400, 2000)),
+    "noise run": lambda subject, _: check_run_noise(subject, numbers=size(300_000, 2_000_000)),
+    "batch sizes": lambda subject, _: check_batch_sizes(subject),
+    "low bits": lambda subject, _: [check_low_bits(subject)],
+    "noise law": lambda subject, _: check_noise(subject, steps=size(64, 80)),
+    "shares": lambda subject, canaries: [check_contributions(subject, canaries)],
     "replay": lambda subject, canaries: replay(subject, canaries, sizes=(0, 2), until_failed=True).findings(),
-    "two worlds": lambda subject, canaries: [two_worlds(subject, canaries, runs=200, alpha=1e-9).finding()],
+    "two worlds": lambda subject, canaries: [distinguish_neighbors(subject, canaries, runs=200, alpha=1e-9).finding()],
 }
 
 # Of steps without a leak: fewer releases and sizes, which cost power and not a false alarm.
 SMALL: dict[str, Detector] = {
-    "noise law": lambda subject, _: noise_law(subject, steps=size(24, 80)),
-    "batch sizes": lambda subject, _: batch_sizes(subject, sizes=size((12, 130), None)),
+    "noise law": lambda subject, _: check_noise(subject, steps=size(24, 80)),
+    "batch sizes": lambda subject, _: check_batch_sizes(subject, sizes=size((12, 130), None)),
 }
 
 
@@ -81,7 +81,7 @@ def caught(
         Exception: of a kind that a faulty patch raises.
     """
     try:
-        found = failed(detectors[detector](subject, canaries))
+        found = select_failed(detectors[detector](subject, canaries))
     except (ValueError, RuntimeError, FloatingPointError) as error:
         return [Finding(check=detector, measured=f"refused: {error}", bound="", passed=False)]
     for finding in found:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from dpkfc.audit.harness import Finding, Subject, failed, scripted, watched
+from dpkfc.audit.harness import Finding, Subject, open_session, script_plan, select_failed
 from dpkfc.audit.neighbors import SEED, distance
 from dpkfc.audit.statistics import judge_noise
 from dpkfc.distributed import DistributedContext
@@ -66,10 +66,10 @@ PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 def released(subject: Subject, script: list[list[int]], seed: int | None) -> list[dict[str, torch.Tensor]]:
     """What a session on a script releases; the examples behind the last are without a loss."""
-    canaries = canaries_of(SUBJECT).only("nothing else")
-    plan = scripted(subject.plan, script, subject.size + 1, seed=seed)
+    canaries = canaries_of(SUBJECT).select("nothing else")
+    plan = script_plan(subject.plan, script, subject.size + 1, seed=seed)
     found = []
-    with watched(subject, plan, canaries.dataset(subject), verify=False)[0] as session:
+    with open_session(subject, plan, canaries.dataset(subject), verify=False)[0] as session:
         for batch in session.batches():
             session.step(batch, canaries.loss(subject))
             found.append(dict(session.released.pop().gradients))
@@ -97,7 +97,7 @@ def run(folder: Path) -> dict[str, list[Finding]]:
     results = {}
     for number, name in enumerate(PATCHES):
         ranks = [torch.load(folder / f"{number}-{rank}.pt", weights_only=True) for rank in range(RANKS)]
-        results[name] = failed(list(_judged(ranks, alone)))
+        results[name] = select_failed(list(_judged(ranks, alone)))
     return results
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpkfc.audit.canaries import Canaries
 from dpkfc.audit.harness import Subject
-from dpkfc.audit.neighbors import prepared_canaries
+from dpkfc.audit.neighbors import prepare_canaries
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, PublicData
 from dpkfc.curvature.dp2 import DP2
@@ -308,4 +308,4 @@ def subject_of(name: str) -> Subject:
 @functools.cache
 def canaries_of(name: str) -> Canaries:
     """All canaries of a subject, for the metric of the real code."""
-    return prepared_canaries(subject_of(name))
+    return prepare_canaries(subject_of(name))

@@ -29,7 +29,7 @@ def test_a_planted_leak_is_caught(leak: Leak, evidence: Evidence) -> None:
     with pytest.MonkeyPatch.context() as m:
         leak.patch(m)
         subject = subject_of(leak.subject)
-        some = canaries.only(*leak.canaries, *CONTROL) if FULL else canaries.only(*leak.canaries)
+        some = canaries.select(*leak.canaries, *CONTROL) if FULL else canaries.select(*leak.canaries)
         for detector in [*leak.by, *(d for d in DETECTORS if d not in leak.by)] if FULL else leak.by:
             noticed = caught(detector, subject, some)
             by += [detector] if noticed else []
@@ -48,7 +48,7 @@ def test_a_step_without_a_leak_raises_no_alarm(name: str, evidence: Evidence) ->
     if name in LATER and not FULL:
         pytest.skip("in the long run")
     subject, canaries = subject_of(name), canaries_of(name)
-    some = canaries if FULL else canaries.only(*CONTROL)
+    some = canaries if FULL else canaries.select(*CONTROL)
     detectors = [d for d in DETECTORS if FULL or d not in ("two worlds", "sampler", "sync", "low bits")]
     alarms = {d: caught(d, subject, some, DETECTORS | SMALL) for d in detectors}
     assert not any(alarms.values()), alarms
@@ -59,7 +59,7 @@ def test_a_step_without_a_leak_raises_no_alarm(name: str, evidence: Evidence) ->
 def test_a_model_that_mixes_raises_no_alarm_where_the_proof_holds(leak: Leak) -> None:
     """The leak is in the proof: without a patch such examples are differentiated one at a time, also unchecked ones."""
     canaries = canaries_of(leak.subject)
-    some = canaries if FULL else canaries.only("as it is", "loss × 1e4")
+    some = canaries if FULL else canaries.select("as it is", "loss × 1e4")
     alarms = {d: caught(d, subject_of(leak.subject), some, DETECTORS | SMALL) for d in leak.by}
     assert not any(alarms.values()), alarms
 

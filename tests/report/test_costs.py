@@ -17,7 +17,7 @@ from dpkfc.curvature import PublicData
 from dpkfc.linalg.blocks import ConvBlock
 from dpkfc.linalg.metric import Dense, Identity, Kronecker
 from dpkfc.report import costs
-from dpkfc.report.costs import Costs, LayerCost, Timings, costs_of, default_cache, norm_seconds
+from dpkfc.report.costs import Costs, LayerCost, Timings, default_cache, measure_costs, norm_seconds
 
 
 class Sequences(nn.Module):
@@ -40,7 +40,7 @@ def kfac() -> KFAC:
 def test_layers_with_a_choice_are_measured_and_the_model_is_left_as_it_is(tmp_path: Path) -> None:
     model = Sequences()
     before = {name: p.clone() for name, p in model.state_dict().items()}
-    found = costs_of(model, kfac(), rows=4, cache=tmp_path / "sub" / "costs.json")
+    found = measure_costs(model, kfac(), rows=4, cache=tmp_path / "sub" / "costs.json")
     assert [layer.name for layer in found.layers] == ["first", "second"]
     first = found.layers[0]
     assert (first.positions, first.d_in, first.d_out, first.by_rule) == (6, 41, 48, "gram")
@@ -60,17 +60,17 @@ def test_a_refresh_is_timed_over_the_examples_of_a_later_one() -> None:
             return super().sample(n, generator)
 
     probe = Noted(torch.randn(64, 6, 40), provenance="random numbers")
-    costs_of(Sequences(), KFAC(probe=probe, probe_size=64, later_probe_size=24, decay=0.5, max_rank=8), rows=4)
+    measure_costs(Sequences(), KFAC(probe=probe, probe_size=64, later_probe_size=24, decay=0.5, max_rank=8), rows=4)
     assert set(sizes) == {4, 24, 16}  # the batch, a later refresh, the smaller one that is advised
 
 
 def test_a_machine_measures_a_shape_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "costs.json"
-    costs_of(Sequences(), kfac(), rows=4, cache=path)
+    measure_costs(Sequences(), kfac(), rows=4, cache=path)
     (times,) = json.loads(path.read_text()).values()
     known = {key: 7.0 for key in times}
     path.write_text(json.dumps({"another machine": {"x": 1.0}, next(iter(json.loads(path.read_text()))): known}))
-    found = costs_of(Sequences(), kfac(), rows=4, cache=path)
+    found = measure_costs(Sequences(), kfac(), rows=4, cache=path)
     assert set(found.layers[0].seconds.values()) == {7.0}
     assert json.loads(path.read_text())["another machine"] == {"x": 1.0}
 
@@ -78,19 +78,19 @@ def test_a_machine_measures_a_shape_once(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_is_held_can_be_measured_anew(tmp_path: Path) -> None:
     """Those that are asked for, once; the others stay as they were."""
     path = tmp_path / "costs.json"
-    costs_of(Sequences(), kfac(), rows=4, cache=path)
+    measure_costs(Sequences(), kfac(), rows=4, cache=path)
     held = json.loads(path.read_text())
     ((machine, times),) = held.items()
     path.write_text(json.dumps({machine: {**dict.fromkeys(times, 7.0), "another shape": 9.0}}))
     timings = Timings.load(path, again=True)
-    found = costs_of(Sequences(), kfac(), rows=4, cache=timings)
+    found = measure_costs(Sequences(), kfac(), rows=4, cache=timings)
     assert all(x < 7 for layer in found.layers for x in layer.seconds.values())
     (after,) = json.loads(path.read_text()).values()
     assert after.keys() == {*times, "another shape"} and after.pop("another shape") == 9.0
     assert all(0 < x < 7 for x in after.values())
-    again = costs_of(Sequences(), kfac(), rows=4, cache=timings)
+    again = measure_costs(Sequences(), kfac(), rows=4, cache=timings)
     assert again.layers[0].seconds == found.layers[0].seconds  # measured once, whoever asks next
-    assert timings.doubted == {"another shape"}
+    assert timings.stale == {"another shape"}
 
 
 def test_other_instructions_are_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +98,8 @@ def test_other_instructions_are_another_machine(tmp_path: Path, monkeypatch: pyt
     for kind in ("AVX2", "AVX512"):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda kind=kind: kind)
         timings = Timings.load(tmp_path / "costs.json")
-        assert timings.held == {}
-        timings.of("x", lambda: None)
+        assert timings.seconds == {}
+        timings.measure("x", lambda: None)
         timings.save()
     names = list(json.loads((tmp_path / "costs.json").read_text()))
     assert len(names) == 2 and "AVX2" in names[0] and "AVX512" in names[1]
@@ -110,15 +110,15 @@ def test_a_damaged_file_is_measured_anew(tmp_path: Path, text: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
     timings = Timings.load(path)
-    assert timings.held == {} and timings.of("x", lambda: None) > 0
+    assert timings.seconds == {} and timings.measure("x", lambda: None) > 0
     timings.save()
-    assert Timings.load(path).held.keys() == {"x"}
+    assert Timings.load(path).seconds.keys() == {"x"}
 
 
 def test_a_file_that_cannot_be_written_costs_time_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     timings = Timings.load(tmp_path / "file" / "costs.json")
-    timings.of("x", lambda: None)
+    timings.measure("x", lambda: None)
     timings.save()
 
 
@@ -152,25 +152,25 @@ def test_the_advice_follows_the_numbers() -> None:
 
 def test_gradients_that_would_not_fit_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "_GRADIENT_BYTES", 1 << 10)
-    assert set(costs_of(Sequences(), kfac(), rows=4).layers[0].seconds) == {"gram"}
+    assert set(measure_costs(Sequences(), kfac(), rows=4).layers[0].seconds) == {"gram"}
 
 
 def test_no_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="rows must be at least 1"):
-        costs_of(Sequences(), kfac(), rows=0)
+        measure_costs(Sequences(), kfac(), rows=0)
 
 
 def test_a_time_is_one_of_a_number_type_and_an_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     timings, waits = Timings(), []
     monkeypatch.setattr(Timings, "load", classmethod(lambda cls, path: timings))
-    costs_of(Sequences(), kfac(), rows=4)
-    known = set(timings.held)
+    measure_costs(Sequences(), kfac(), rows=4)
+    known = set(timings.seconds)
     double = PublicData(torch.randn(16, 6, 40, dtype=torch.float64), provenance="random numbers")
-    costs_of(Sequences().double(), KFAC(sides="both", probe=double, probe_size=16, max_rank=8), rows=4)
-    assert {key for key in timings.held if key.endswith(" float64 cpu")} == {f"{key} float64 cpu" for key in known}
+    measure_costs(Sequences().double(), KFAC(sides="both", probe=double, probe_size=16, max_rank=8), rows=4)
+    assert {key for key in timings.seconds if key.endswith(" float64 cpu")} == {f"{key} float64 cpu" for key in known}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("wait"))
-    costs.seconds_of(lambda: waits.append("work"))
+    costs.measure_seconds(lambda: waits.append("work"))
     assert waits == ["wait", "work", "wait"] * 4
 
 
@@ -181,4 +181,4 @@ def test_times_of_convolutions_are_told_apart_by_groups_and_kernels() -> None:
         x = torch.randn(2, channels, 6, 6)
         block = ConvBlock(x, torch.randn(2, channels, 6, 6), kernel, (1, 1), padding, (1, 1), channels, True, False)
         norm_seconds(block, metric, timings)
-    assert len({key.partition(" ")[2] for key in timings.held}) == 3
+    assert len({key.partition(" ")[2] for key in timings.seconds}) == 3

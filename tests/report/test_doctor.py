@@ -11,7 +11,7 @@ from torch import nn
 
 from dpkfc.app.models import digits_cnn
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
-from dpkfc.report.doctor import examine, layer_table
+from dpkfc.report.doctor import diagnose, layer_table
 
 
 def _text(diagnosis, width: int = 160) -> str:
@@ -23,7 +23,7 @@ def _text(diagnosis, width: int = 160) -> str:
 def test_a_cnn_is_described_layer_by_layer():
     model = digits_cnn()
     before = {name: p.clone() for name, p in model.state_dict().items()}
-    found = examine(model, KFAC(sides="both", probe=PinkNoise((1, 8, 8)), probe_size=16))
+    found = diagnose(model, KFAC(sides="both", probe=PinkNoise((1, 8, 8)), probe_size=16))
     assert [layer.rule for layer in found.layers] == ["conv", "conv", "linear", "linear"]
     assert sum(layer.parameters for layer in found.layers) == found.trainable == 13_706
     assert {layer.method for layer in found.layers} <= {"rank-one", "gram", "materialised"}
@@ -41,7 +41,7 @@ def test_a_cnn_is_described_layer_by_layer():
 
 
 def test_an_oversize_side_is_said():
-    found = examine(digits_cnn(), KFAC(sides="both", probe=PinkNoise((1, 8, 8)), probe_size=64, max_factor_size=20))
+    found = diagnose(digits_cnn(), KFAC(sides="both", probe=PinkNoise((1, 8, 8)), probe_size=64, max_factor_size=20))
     notes = [s.note for layer in found.layers for s in layer.sides if s.note]
     assert any("max_factor_size" in note for note in notes) and "max_factor_size" in _text(found)
 
@@ -51,7 +51,7 @@ def test_frozen_and_tied_layers_are_said():
     model[2].weight, model[2].bias = model[0].weight, model[0].bias
     model[3].requires_grad_(False)
     model[4].bias.requires_grad_(False)
-    found = examine(model, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16))
+    found = diagnose(model, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16))
     assert found.frozen == {"3": 42}
     assert found.layers[0].tied == 1 and found.layers[-1].frozen == ("bias",)
     text = _text(found)
@@ -68,7 +68,7 @@ def test_embeddings_norms_and_fallbacks_have_rows():
             return x * self.gain
 
     model = nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), Scale(), nn.Flatten(), nn.Linear(20, 3))
-    found = examine(model, KFAC(sides="both", probe=PublicData(torch.randint(9, (8, 5)), provenance="made up"), probe_size=8))
+    found = diagnose(model, KFAC(sides="both", probe=PublicData(torch.randint(9, (8, 5)), provenance="made up"), probe_size=8))
     assert [layer.rule for layer in found.layers] == ["embedding", "norm", "fallback", "linear"]
     assert _text(found, 300).count("no rule of its own: by torch.func, slower") == 1
     assert [layer.method for layer in found.layers] == ["lookup", "materialised", "materialised", "rank-one"]
@@ -83,7 +83,7 @@ def test_a_layer_that_the_probe_does_not_reach_is_said():
         def forward(self, x):
             return self.used(x)
 
-    found = examine(Model(), KFAC(sides="both", probe=FeatureNoise(4), probe_size=8))
+    found = diagnose(Model(), KFAC(sides="both", probe=FeatureNoise(4), probe_size=8))
     assert found.layers[1].method == "none" and "not reached" in _text(found)
 
 
@@ -95,4 +95,4 @@ def test_a_layer_that_the_probe_does_not_reach_is_said():
     ],
 )
 def test_a_model_that_cannot_be_trained_is_a_problem_and_not_a_crash(model: nn.Module, what: str):
-    assert what in examine(model, KFAC(sides="both", probe=FeatureNoise(4), probe_size=8)).problem
+    assert what in diagnose(model, KFAC(sides="both", probe=FeatureNoise(4), probe_size=8)).problem

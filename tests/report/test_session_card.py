@@ -19,7 +19,7 @@ from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
 from dpkfc.app.html.render import card_html
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.report.card import CardFacts, build_card, dataset_size, session_card, to_markdown
-from dpkfc.report.verify import spent
+from dpkfc.report.verify import verify_ledger
 
 N, X, Y = 40, torch.randn(40, 1, 8, 8), torch.randint(2, (40,))
 SAID: dict[str, Any] = {"title": "mine", "chosen_by": "beforehand", "not_private": {"loss": "of private data"}}
@@ -64,10 +64,10 @@ def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path: Path) -> None:
     assert "| refreshes | 3, before steps 0, 2, 4 |" in text and session.preconditioner.digest in text
     assert "5 of 6 planned" in text and "number of examples N" in text and "5 of 6 planned" in card_html(card)
     (tmp_path / "privacy_card.json").write_text(json.dumps(card))
-    assert spent(path)["weights"] == "those of the card (SHA-256)"
+    assert verify_ledger(path)["weights"] == "those of the card (SHA-256)"
     save_file({name: x + 1 for name, x in session.model.state_dict().items()}, weights)
     with pytest.raises(ValueError, match="does not hold the weights"):
-        spent(path)
+        verify_ledger(path)
 
 
 def test_a_restored_session_says_which_refreshes_it_does_not_know(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_a_card_that_was_counted_by_hand_is_refused() -> None:
     facts = CardFacts(
         title="t", releases=1, ledger={"releases": 6}, assumed_public={}, chosen_by="x", not_private={}, device="cpu"
     )
-    with pytest.raises(ValueError, match="to say 1 releases, and its ledger holds 6"):
+    with pytest.raises(ValueError, match="counts 1 releases, its ledger 6"):
         build_card(plan_of(), facts)
-    with pytest.raises(ValueError, match="holds None"):
+    with pytest.raises(ValueError, match="its ledger None"):
         build_card(plan_of(), replace(facts, ledger={}))
-    with pytest.raises(ValueError, match="more than the plan's 6"):
+    with pytest.raises(ValueError, match="exceed the plan's 6"):
         build_card(plan_of(), replace(facts, releases=7, ledger={"releases": 7}))
 
 

@@ -29,7 +29,7 @@ from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pa
 from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
 from dpkfc.postprocess.protocol import PostProcess
-from dpkfc.report.costs import default_cache, measured_structure
+from dpkfc.report.costs import default_cache, measure_structure
 
 # --------------------------------------------------------------------------------------------------
 # From settings to the values on the axes: preconditioner, post-processing, and where curvature
@@ -437,7 +437,7 @@ def structured(config: RunConfig) -> RunConfig:
         model = recipe.model(config.seed).to(torch.device(config.device))
         curvature = kfac(config, recipe.input_shape, own=recipe.probe)
         rows = config.expected_batch_size * config.augmentations
-        found = measured_structure(model, curvature, expected_batch_size=rows, cache=default_cache())
+        found = measure_structure(model, curvature, expected_batch_size=rows, cache=default_cache())
     except ConfigError:
         raise
     except (ValueError, RuntimeError, AssertionError) as error:

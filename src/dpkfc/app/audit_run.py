@@ -22,16 +22,24 @@ from dpkfc.app.progress import Console
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml
 from dpkfc.app.train import prepare
-from dpkfc.audit.attacks import Membership, OneRun, membership, one_run
-from dpkfc.audit.audit import Audit, audit_step
-from dpkfc.audit.harness import Finding, Subject, to_rows
+from dpkfc.audit import (
+    Audit,
+    Finding,
+    MembershipResult,
+    OneRunResult,
+    Subject,
+    audit_one_run,
+    audit_step,
+    infer_membership,
+)
+from dpkfc.audit.harness import to_rows
 from dpkfc.audit.neighbors import RUNS
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
 from dpkfc.privacy.accounting import event_to_dict
 from dpkfc.privacy.ledger import LedgerError, Verified, certified_before, verify
 from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown
-from dpkfc.report.verify import Card, CardError, agrees, check_weights, history, read_card
+from dpkfc.report.verify import Card, CardError, agrees, check_weights, read_card, verify_history
 
 # --------------------------------------------------------------------------------------------------
 # Whether the privacy card in a run folder is what its settings and its ledger give, and its weights
@@ -133,8 +141,8 @@ class Verdict:
     ledger: Finding | None = None
     card: Finding | None = None
     step: Audit | None = None
-    one_run: OneRun | None = None
-    membership: Membership | None = None
+    one_run: OneRunResult | None = None
+    membership: MembershipResult | None = None
 
     @property
     def findings(self) -> list[Finding]:
@@ -161,7 +169,7 @@ class Verdict:
 
 
 def subject_of(prepared: Prepared) -> Subject:
-    """The step of a run, for `assurance.audit_step`; a few hundred of its training examples serve as company."""
+    """The step of a run, for `audit_step`; a few hundred of its training examples serve as company."""
     return Subject(
         plan=prepared.plan,
         model=lambda: copy.deepcopy(prepared.model),
@@ -275,7 +283,7 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
         plan: of the run's settings.
     """
     try:
-        found = history(path)
+        found = verify_history(path)
         wrong = _unlike(found, plan)
         measured = f"{len(found.releases):,} releases"
     except (LedgerError, CardError, CheckpointError) as error:
@@ -326,9 +334,9 @@ def _step(prepared: Prepared, runs: int, bars: _Bars) -> Audit:
         torch.set_num_threads(threads)
 
 
-def _one_run(prepared: Prepared, canaries: int, bars: _Bars) -> OneRun:
+def _one_run(prepared: Prepared, canaries: int, bars: _Bars) -> OneRunResult:
     model = copy.deepcopy(prepared.model)
-    return one_run(
+    return audit_one_run(
         prepared.plan,
         model,
         make_optimizer(prepared.config, model),
@@ -340,10 +348,10 @@ def _one_run(prepared: Prepared, canaries: int, bars: _Bars) -> OneRun:
     )
 
 
-def _membership(prepared: Prepared, weights: Path) -> Membership:
+def _membership(prepared: Prepared, weights: Path) -> MembershipResult:
     model = copy.deepcopy(prepared.model)
     model.load_state_dict(load_file(weights), strict=False)
-    return membership(
+    return infer_membership(
         model,
         prepared.recipe.task.loss,
         tuple(x[:MEMBERS] for x in prepared.data.train),

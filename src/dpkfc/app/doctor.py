@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from dpkfc.app.assembly import kfac
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.settings import ConfigError, RunConfig, nearest
-from dpkfc.report.costs import Costs, SideChoice, Timings, costs_of, default_cache, side_choices
-from dpkfc.report.doctor import examine, layer_table
+from dpkfc.report.costs import Costs, SideChoice, Timings, choose_sides, default_cache, measure_costs
+from dpkfc.report.doctor import diagnose, layer_table
 
 # --------------------------------------------------------------------------------------------------
 # What the doctor is asked to look at: a recipe, or a factory in any module.
@@ -114,18 +114,18 @@ def doctor_report(
     defaults = {"recipe": target if ":" not in target else "digits"}
     own = find_recipe(target).probe if ":" not in target else None
     curvature = kfac(run_config({**defaults, **settings}), shape, inputs, own)
-    diagnosis = examine(model, curvature)
+    diagnosis = diagnose(model, curvature)
     if diagnosis.problem:
         raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")
     console.print(layer_table(diagnosis, f"{name}: {diagnosis.trainable:,} trainable parameters"))
     console.print("not covered: nothing; every trainable parameter belongs to one of the layers above")
     if rows:
         timings = Timings.load(default_cache(), again=again)
-        costs = costs_of(model, curvature, rows=rows, cache=timings)
+        costs = measure_costs(model, curvature, rows=rows, cache=timings)
         console.print(layers_table(costs) if costs.layers else "no layer has a choice of norm methods")
         console.print(steps_table(costs))
         console.print(_advice(costs, curvature.every, curvature.probe_size))
-        sides = side_choices(model, curvature, rows=rows, cache=timings)
+        sides = choose_sides(model, curvature, rows=rows, cache=timings)
         if sides:
             console.print(sides_table(sides))
 

@@ -33,7 +33,7 @@ from dpkfc.federated.plan import FederatedConfig, FederatedPlan
 from dpkfc.federated.server import RoundRecord
 from dpkfc.federated.server_rules import FedGD, FedSOFIM
 from dpkfc.federated.simulation import Partition, Run, dirichlet, parts
-from dpkfc.report.card import build_federated_card, federated_markdown
+from dpkfc.report.card import build_federated_card, to_markdown
 from dpkfc.report.numbers import rounded_up
 
 CLIENTS, ROUNDS, ALPHA, DELTA = 10, 40, 0.5, 1e-4
@@ -254,7 +254,7 @@ def _finish(run: Run, settings: Settings, folder: Path) -> None:
         weights={"file": place.model.name, "sha256": file_digest(place.model)},
     )
     place.write_json(place.card, card)
-    place.write_text(place.card.with_suffix(".md"), federated_markdown(card))
+    place.write_text(place.card.with_suffix(".md"), to_markdown(card))
 
 
 def _curve(run: Run, method: str) -> plots.Curve:

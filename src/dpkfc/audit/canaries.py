@@ -1,7 +1,8 @@
-"""The canaries of an audit: examples that an adversary would choose, so that a bound that can be exceeded is exceeded.
+"""Canaries of an audit: examples that an adversary would choose.
 
-A bound of the norm is easiest to break at its edges: a gradient far above and far below the clip, along the directions that
-the metric stretches most and least, against the sum of the others, in one parameter group alone, and not finite at all.
+A bound of the norm is easiest to break at its edges. Gradients are therefore far above and far
+below the clip, along the directions that the metric stretches most and least, opposed to the sum
+of the others, in one parameter group alone, or not finite.
 """
 
 from __future__ import annotations
@@ -17,13 +18,26 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.audit.harness import NOBODY, Plant, PlantedLoss, Subject, plantable
+from dpkfc.audit.harness import (
+    NO_CANARY,
+    LossFn,
+    Plant,
+    PlantedLoss,
+    RandomWalk,
+    Shapes,
+    Subject,
+    WatchedSession,
+    find_plantable,
+    open_session,
+)
 from dpkfc.config import Plan
 from dpkfc.gradients.clipping import SPLIT, matrix_of
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
 from dpkfc.privacy.mechanism import Released
+
+# -- canaries of one step --------------------------------------------------------------------------
 
 FACTORS = {
     "as it is": 1.0,
@@ -37,27 +51,42 @@ FACTORS = {
     "loss infinite": math.inf,
     "loss × 0": 0.0,
 }
+
+
+def _alternate(x: Tensor) -> Tensor:
+    signs = 1 - 2 * (torch.arange(x.numel()) % 2)
+    return 30.0 * signs.to(x).view(x.shape)
+
+
+def _enlarge_first(x: Tensor) -> Tensor:
+    entries = x.flatten().clone()
+    entries[0] = 1e6
+    return entries.view(x.shape)
+
+
 INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "input all zero": torch.zeros_like,
     "input all one": torch.ones_like,
     "input × 1e3": lambda x: x * 1e3,
-    "input × 1e20": lambda x: x * 1e20,  # its square is infinite in float32
+    "input × 1e20": lambda x: x * 1e20,  # infinite squares in float32
     "input × 1e-3": lambda x: x * 1e-3,
     "input × -1": lambda x: -x,
-    "input alternating ± 30": lambda x: 30.0 * (1 - 2 * (torch.arange(x.numel()) % 2)).to(x).view(x.shape),
+    "input alternating ± 30": _alternate,
     "input NaN": lambda x: torch.full_like(x, math.nan),
     "input infinite": lambda x: torch.full_like(x, math.inf),
-    "input with one huge entry": lambda x: torch.cat([x.new_tensor([1e6]), x.flatten()[1:]]).view(x.shape),
+    "input with one huge entry": _enlarge_first,
 }
-# Norms, over C times the least number of float32, whose factors no number of float32 is near: most would be rounded up.
+# Norms over C times the smallest number of float32. No number of float32 is near their clip
+# factors, so most of these would be rounded up.
 HUGE = (1.33, 0.6, 0.28, 0.13, 0.06)
-LAYERS = 12  # in which gradients are planted, spread over the depth
-GAINS = 30  # rounds of power iteration
+LAYERS = 12  # with planted gradients
+POWER_ITERATIONS = 30
+SEED = 7
 
 
 @dataclass
 class Canaries:
-    """A list of canaries under construction: names, the rows that carry them, and what is changed about each.
+    """A list of canaries under construction.
 
     Attributes:
         names: one a canary.
@@ -73,190 +102,241 @@ class Canaries:
 
     @property
     def zero(self) -> int | None:
-        """The number of the first one without a loss; None where there is none."""
+        """Number of the first canary without a loss, None if there is none."""
         return self.factors.index(0.0) if 0.0 in self.factors else None
 
     def add(self, name: str, row: tuple[Tensor, ...], factor: float = 1.0) -> int:
-        """One more; its number."""
+        """Add a canary and return its number."""
         self.names.append(name)
         self.rows.append(row)
         self.factors.append(factor)
         return len(self.names) - 1
 
     def plant(
-        self, name: str, row: tuple[Tensor, ...], layer: str, gradient: tuple[Tensor, Tensor], factor: float
+        self,
+        name: str,
+        row: tuple[Tensor, ...],
+        layer: str,
+        gradient: tuple[Tensor, Tensor],
+        factor: float,
     ) -> None:
-        """One more with the gradient factor · u aᵀ in a layer, `gradient` being (a, u)."""
+        """Add a canary with the gradient factor · u aᵀ in a layer, `gradient` being (a, u)."""
         number = self.add(name, row, factor)
         self.plants.setdefault(layer, []).append((number, *gradient))
 
-    def only(self, *wanted: str) -> Canaries:
-        """Those whose names contain one of these texts, and always the one without a loss."""
-        kept = [n for n, name in enumerate(self.names) if n == self.zero or any(text in name for text in wanted)]
-        plants = {
-            layer: [(kept.index(n), a, u) for n, a, u in several if n in kept] for layer, several in self.plants.items()
-        }
-        return Canaries(
-            [self.names[n] for n in kept],
-            [self.rows[n] for n in kept],
-            [self.factors[n] for n in kept],
-            {layer: several for layer, several in plants.items() if several},
-        )
+    def select(self, *parts: str) -> Canaries:
+        """Return the canaries whose names contain one of the parts, and the one without a loss."""
+        selected = Canaries()
+        numbers = {}
+        for number, name in enumerate(self.names):
+            if number == self.zero or any(part in name for part in parts):
+                numbers[number] = selected.add(name, self.rows[number], self.factors[number])
+        for layer, plants in self.plants.items():
+            kept = [(numbers[number], a, u) for number, a, u in plants if number in numbers]
+            if kept:
+                selected.plants[layer] = kept
+        return selected
 
     def loss(self, subject: Subject) -> PlantedLoss:
-        """The user's loss with these canaries in it."""
-        plants = [
-            Plant(
-                layer,
-                torch.tensor([number for number, _, _ in several]),
-                torch.stack([a for _, a, _ in several]),
-                torch.stack([u for _, _, u in several]),
-            )
-            for layer, several in self.plants.items()
-        ]
-        return PlantedLoss(subject.loss_fn, torch.tensor(self.factors, dtype=torch.float64), plants)
+        """Return the user's loss with these canaries in it."""
+        plants = []
+        for layer, planted in self.plants.items():
+            ids = torch.tensor([number for number, _, _ in planted])
+            inputs = torch.stack([a for _, a, _ in planted])
+            outputs = torch.stack([u for _, _, u in planted])
+            plants.append(Plant(layer, ids, inputs, outputs))
+        factors = torch.tensor(self.factors, dtype=torch.float64)
+        return PlantedLoss(subject.loss_fn, factors, plants)
 
     def dataset(self, subject: Subject) -> tuple[Tensor, ...]:
-        """The examples with the canaries behind them, and the ids of canaries as a last tensor.
+        """Return the examples, then the canaries, with the ids of canaries as a last tensor.
 
-        Where the unit is larger than a record, every record of a canary's unit carries it.
+        If the unit is larger than a record, every record of a canary's unit carries the canary.
         """
         size, copies = len(subject.dataset[-1]), subject.records_of_a_unit
-        columns = [
-            torch.cat([x, torch.stack([row[i] for row in self.rows]).repeat_interleave(copies, 0)])
-            for i, x in enumerate(subject.dataset)
-        ]
+        columns = []
+        for i, x in enumerate(subject.dataset):
+            rows = torch.stack([row[i] for row in self.rows])
+            columns.append(torch.cat([x, rows.repeat_interleave(copies, 0)]))
         ids = torch.arange(len(self.names)).repeat_interleave(copies)
-        return (*columns, torch.cat([torch.full((size,), NOBODY), ids]))
+        no_canaries = torch.full((size,), NO_CANARY)
+        return (*columns, torch.cat([no_canaries, ids]))
 
     def units(self, subject: Subject) -> Tensor | None:
-        """The unit of every row of `dataset`; None where a row is a unit."""
+        """Return the unit of every row of `dataset`, None if every row is a unit."""
         if subject.units is None:
             return None
         numbers = subject.unit_numbers
         canaries = torch.arange(len(self.names)) + int(numbers.max()) + 1
-        return torch.cat([numbers, canaries.repeat_interleave(subject.records_of_a_unit)])
+        canaries = canaries.repeat_interleave(subject.records_of_a_unit)
+        return torch.cat([numbers, canaries])
+
+    def open_session(
+        self, subject: Subject, plan: Plan, **options: Any
+    ) -> tuple[WatchedSession, RandomWalk]:
+        """Open a session on a scripted plan over the examples and these canaries.
+
+        Args:
+            subject: what is audited.
+            plan: of `script_plan`.
+            options: of `harness.open_session`.
+        """
+        dataset, units = self.dataset(subject), self.units(subject)
+        return open_session(subject, plan, dataset, units=units, **options)
 
 
 def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> Canaries:
-    """Canaries for a model: broken and extreme examples, then chosen gradients in up to a dozen layers.
+    """Make non-finite and extreme examples, and chosen gradients in up to a dozen layers.
 
     Args:
         subject: what is audited.
         layers: of its model.
         metric: in force at the first step.
     """
-    made = Canaries()
-    row = tuple(x[0] for x in subject.dataset)
-    made.add("another example", tuple(x[-1] for x in subject.dataset))
+    canaries = Canaries()
+    row = subject.example(0)
+    canaries.add("another example", subject.example(-1))
     for name, factor in FACTORS.items():
-        made.add(name, row, factor)
+        canaries.add(name, row, factor)
     if row[0].is_floating_point():
         for name, change in INPUTS.items():
-            made.add(name, (change(row[0]), *row[1:]))
+            canaries.add(name, (change(row[0]), *row[1:]))
     else:
+        # No batch takes examples of the second half.
         size = len(subject.dataset[-1])
-        for number in range(size // 2, min(size, size // 2 + 9)):  # of the half that no batch takes
-            made.add(f"example {number}", tuple(x[number] for x in subject.dataset))
-    _plant(made, subject, row, {layer.name: layer for layer in layers}, metric)
-    return made
+        for number in range(size // 2, min(size, size // 2 + 9)):
+            canaries.add(f"example {number}", subject.example(number))
+    _plant_gradients(canaries, subject, row, {layer.name: layer for layer in layers}, metric)
+    return canaries
 
 
-def _plant(
-    made: Canaries, subject: Subject, row: tuple[Tensor, ...], layers: Mapping[str, Layer], metric: Metric
+def _plant_gradients(
+    canaries: Canaries,
+    subject: Subject,
+    row: tuple[Tensor, ...],
+    layers: Mapping[str, Layer],
+    metric: Metric,
 ) -> None:
-    shapes = plantable(subject.model(), subject.loss_fn, subject.batch(2))
-    if subject.collate_fn is not None:  # where a batch decides how long its examples are, no input of one length fits
-        shapes = {name: found for name, found in shapes.items() if len(found[0]) == 1}
-    chosen = list(shapes)
-    if len(chosen) > LAYERS:
-        chosen = [chosen[round(i * (len(chosen) - 1) / (LAYERS - 1))] for i in range(LAYERS)]
-    generator = torch.Generator().manual_seed(7)
-    for name in chosen:
-        into, out = shapes[name]
-        a, u = torch.randn(into, generator=generator), torch.randn(out, generator=generator)
+    plantable = find_plantable(subject.model(), subject.loss_fn, subject.batch(2))
+    if subject.collate_fn is not None:
+        # If a batch decides how long its examples are, no input of one length fits.
+        plantable = {name: shapes for name, shapes in plantable.items() if len(shapes[0]) == 1}
+    names = list(plantable)
+    if len(names) > LAYERS:
+        last = len(names) - 1
+        names = [names[round(i * last / (LAYERS - 1))] for i in range(LAYERS)]
+    generator = torch.Generator().manual_seed(SEED)
+    for name in names:
+        input_shape, output_shape = plantable[name]
+        a = torch.randn(input_shape, generator=generator)
+        u = torch.randn(output_shape, generator=generator)
         for factor in (1e-3, 1.0, 1e3):
-            made.plant(f"{name}: random × {factor:g}", row, name, (a, u), factor)
-        made.plant(f"{name}: one entry", row, name, (_first(a), _first(u)), 1e3)
-        if len(into) == len(out) == 2 and into[0] > 1:
-            made.plant(f"{name}: positions cancel", row, name, _cancelling(a, u), 1.0)
+            canaries.plant(f"{name}: random × {factor:g}", row, name, (a, u), factor)
+        canaries.plant(f"{name}: one entry", row, name, (_first_entry(a), _first_entry(u)), 1e3)
+        if len(input_shape) == len(output_shape) == 2 and input_shape[0] > 1:
+            gradient = _cancelling_positions(a, u)
+            canaries.plant(f"{name}: positions cancel", row, name, gradient, 1.0)
         layer, entry = layers.get(name), metric.get(name)
         if layer is not None and isinstance(entry, Kronecker) and layer.rule == "linear":
-            _plant_extremes(made, row, layer, entry, (into, out))
-    for name in chosen[-1:]:
-        a, u = (x / x.norm() for x in (torch.ones(shapes[name][0]), torch.ones(shapes[name][1])))
+            _plant_extremes(canaries, row, layer, entry, plantable[name])
+    for name in names[-1:]:
+        input_shape, output_shape = plantable[name]
+        a, u = _unit_vector(torch.ones(input_shape)), _unit_vector(torch.ones(output_shape))
         for k in HUGE:
-            far = k * 2.0**149 * subject.plan.max_grad_norm / 1e22
-            made.plant(f"{name}: norm of {k:g} · 2^149 C", row, name, (1e22 * a, far * u), 1.0)
+            length = k * 2.0**149 * subject.plan.max_grad_norm / 1e22
+            gradient = (1e22 * a, length * u)
+            canaries.plant(f"{name}: norm of {k:g} · 2^149 C", row, name, gradient, 1.0)
 
 
 def _plant_extremes(
-    made: Canaries, row: tuple[Tensor, ...], layer: Layer, entry: Kronecker, shapes: tuple[torch.Size, torch.Size]
+    canaries: Canaries, row: tuple[Tensor, ...], layer: Layer, entry: Kronecker, shapes: Shapes
 ) -> None:
-    """Along the directions that the metric stretches most and least."""
-    into, out = shapes
+    """Plant gradients along the directions that the metric stretches most and least."""
+    input_shape, output_shape = shapes
+    d_in, d_out = input_shape[-1], output_shape[-1]
     has_bias = "bias" in layer.parameters
-    for kind, changed in (("stretched most", entry), ("stretched least", entry.inverse())):
-        a = _stretched(changed.input.apply, into[-1] + has_bias)[: into[-1]]
-        u = _stretched(changed.output.apply, out[-1])
-        made.plant(f"{layer.name}: {kind}", row, layer.name, (30 * a.expand(into).clone(), u.expand(out).clone()), 1e3)
-        made.plant(f"{layer.name}: {kind}, small", row, layer.name, (a.expand(into).clone(), u.expand(out).clone()), 1e-3)
+    for kind, side in (("stretched most", entry), ("stretched least", entry.inverse())):
+        a = _find_stretched(side.input.apply, d_in + has_bias)[:d_in]
+        a = a.expand(input_shape).clone()
+        u = _find_stretched(side.output.apply, d_out).expand(output_shape).clone()
+        canaries.plant(f"{layer.name}: {kind}", row, layer.name, (30 * a, u), 1e3)
+        canaries.plant(f"{layer.name}: {kind}, small", row, layer.name, (a, u), 1e-3)
 
 
-def _stretched(apply: Callable[[Tensor], Tensor], size: int) -> Tensor:
-    """The unit vector that a symmetric map stretches most, `[size]`, by power iteration."""
-    x = torch.ones(1, size) + 0.1 * torch.sin(torch.arange(size, dtype=torch.float32))
-    for _ in range(GAINS):
+def _find_stretched(apply: Callable[[Tensor], Tensor], size: int) -> Tensor:
+    """Return the unit vector `[size]` that a symmetric map stretches most.
+
+    Source:
+        Power iteration.
+    """
+    angles = torch.arange(size, dtype=torch.float32)
+    x = torch.ones(1, size) + 0.1 * torch.sin(angles)
+    for _ in range(POWER_ITERATIONS):
         try:
             x = apply(x)
-        except RuntimeError:  # of another type than float32
+        except RuntimeError:
+            # The map has another type than float32.
             x = apply(x.double())
-        x = x / x.norm()
+        x = _unit_vector(x)
     return x[0].float()
 
 
-def _first(x: Tensor) -> Tensor:
-    only = torch.zeros_like(x)
-    only.view(-1)[0] = 1.0
-    return only
+def _unit_vector(x: Tensor) -> Tensor:
+    return x / x.norm()
 
 
-def _cancelling(a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and output gradients `[T, d]` of positions that cancel but for a small rest."""
-    signs = torch.where(torch.arange(len(a)) % 2 == 0, 1.0, -1.0)[:, None]
-    signs[len(a) - len(a) % 2 :] = 0.0
-    inputs = (1e3 * torch.nn.functional.normalize(a[0], dim=0)).repeat(len(a), 1)
-    inputs[0] += torch.nn.functional.normalize(a[1], dim=0)
-    return inputs, 10 * signs * torch.nn.functional.normalize(u[0], dim=0)
+def _first_entry(x: Tensor) -> Tensor:
+    """Return a one in the first entry and zeros elsewhere."""
+    one = torch.zeros_like(x)
+    one.view(-1)[0] = 1.0
+    return one
 
 
-# --------------------------------------------------------------------------------------------------
-# Canaries with a gradient of their own: a fixed random matrix u aᵀ in one layer, and how strongly a
-# release holds each.
+def _cancelling_positions(a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs and output gradients `[T, d]` whose positions cancel but for a small rest."""
+    length = len(a)
+    is_even = torch.arange(length) % 2 == 0
+    signs = torch.where(is_even, 1.0, -1.0)[:, None]
+    # The last of an odd number of positions has no partner.
+    signs[length - length % 2 :] = 0.0
+    common = 1e3 * functional.normalize(a[0], dim=0)
+    inputs = common.repeat(length, 1)
+    inputs[0] += functional.normalize(a[1], dim=0)
+    outputs = 10 * signs * functional.normalize(u[0], dim=0)
+    return inputs, outputs
+
+
+# -- canaries of one run ---------------------------------------------------------------------------
 #
-# The gradient of such a canary depends on nothing but the step: its sign alternates, so that the
-# sum over the steps of (−1)^t times the releases adds up what canaries give and lets cancel what
-# the real examples give, which changes slowly. The adversary may choose gradients anew at every
-# step (Nasr et al. 2023), so ε covers this like anything else.
+# Every canary has a gradient of its own: a fixed random matrix u aᵀ in one layer. A listener
+# measures how strongly the releases hold each.
+#
+# The gradient of such a canary depends on nothing but the step: its sign alternates. The sum over
+# the steps of (−1)^t times the releases accumulates the canaries. The real examples change slowly,
+# so they cancel. The adversary may choose gradients anew at every step (Nasr et al. 2023), so ε
+# covers this choice.
 
-LOUDNESS = 1e3  # norm of a canary's gradient over C, before the metric: far enough above the clip for most metrics
-SNAPSHOTS = 3  # of a changing metric, from which lengths and overlaps of canaries are taken
-NARROW = 16  # entries of the layer a canary, up to which canaries are told apart by solving for all of them together
-MOST_SOLVED, MOST_FORMED = 5000, 50_000_000
-LossFn = Callable[[nn.Module, Any], Tensor]
+# The norm of a canary's gradient over C, before the metric: far enough above the clip for most.
+LOUDNESS = 1e3
+# Norms and overlaps of canaries come from this many snapshots of a changing metric.
+SNAPSHOTS = 3
+# Up to so many entries of the layer for each canary, all canaries are solved for together.
+MOST_ENTRIES = 16
+MOST_SOLVED, MOST_MATERIALISED = 5000, 50_000_000
 
 
-class Impulses:
+class PlantedCanaries:
     """Canaries planted in one layer of a user's run.
 
     Args:
-        plan: of the run; its dataset are the examples and one row a canary behind them.
+        plan: of the run; its dataset is the examples and one row a canary after them.
         model: of the run, before its first step.
         dataset: the examples `[N]`, tensors with a common first axis.
         loss_fn: of the user.
         coins: which canaries are in the training set `[m]`.
         rng: makes the directions, which are public.
-        layer: path of a linear layer or convolution; None takes the largest in which a gradient can be planted.
+        layer: path of a linear layer or convolution; None takes the largest in which a gradient can
+            be planted.
 
     Raises:
         ValueError: no such layer, or a clip that splits a gradient along a basis.
@@ -274,41 +354,46 @@ class Impulses:
     ) -> None:
         if plan.clipping in SPLIT:
             raise ValueError(
-                f"gradients cannot be planted under clipping={plan.clipping!r}, which splits them along a basis; use "
-                "kind='mislabelled'"
+                f"clipping={plan.clipping!r} splits gradients along a basis, so none can be "
+                "planted: use kind='mislabelled'"
             )
         device, m = next(model.parameters()).device, len(coins)
         batch = tuple(x[:2].to(device) for x in dataset)
-        chosen, (into, out) = _choose(model, plantable(model, loss_fn, batch), layer)
-        a, u = _signs(rng, (m, *into)), _signs(rng, (m, out[0 if chosen.rule == "conv" else -1]))
-        inputs, rows = (_one_patch if chosen.rule == "conv" else _one_position)(chosen, a, out)
-        if "bias" in chosen.parameters:
+        target, shapes = _choose_layer(model, find_plantable(model, loss_fn, batch), layer)
+        input_shape, output_shape = shapes
+        is_conv = target.rule == "conv"
+        a = _random_signs(rng, (m, *input_shape))
+        u = _random_signs(rng, (m, output_shape[0 if is_conv else -1]))
+        inputs, rows = _one_patch(target, a, output_shape) if is_conv else _one_position(a)
+        if "bias" in target.parameters:
             rows = torch.cat([rows, rows.new_ones(m, 1)], 1)
-        u = u * (LOUDNESS * plan.max_grad_norm / (u[0].norm() * rows.norm(dim=1, keepdim=True)))
-        outputs = torch.zeros(m, *out)
-        outputs[_where(chosen, out)] = u
-        self.listener = Listener(chosen, u.to(device), rows.to(device), plan.steps)
+        norms = u[0].norm() * rows.norm(dim=1, keepdim=True)
+        u = u * (LOUDNESS * plan.max_grad_norm / norms)
+        outputs = torch.zeros(m, *output_shape)
+        outputs[_planted_position(target, output_shape)] = u
+        self.listener = Listener(target, u.to(device), rows.to(device), plan.steps)
         self._plan = plan
-        self._factors = torch.from_numpy(coins.astype(np.float64))  # its sign changes from step to step
-        plant = Plant(chosen.name, torch.arange(m), inputs.to(device), outputs.to(device))
+        # The signs of the factors change from step to step.
+        self._factors = torch.from_numpy(coins.astype(np.float64))
+        plant = Plant(target.name, torch.arange(m), inputs.to(device), outputs.to(device))
         self.loss = PlantedLoss(loss_fn, self._factors, [plant])
-        self.dataset = _with_rows(dataset, m)
+        self.dataset = _append_rows(dataset, m)
 
     @property
     def layer(self) -> str:
-        """Where the gradients are planted."""
+        """Name of the layer with the planted gradients."""
         return self.listener.layer.display_name
 
-    def before_step(self, step: int) -> None:
+    def start_step(self, step: int) -> None:
         """Set the sign of the step."""
         self._factors.abs_().mul_(_sign(step))
 
-    def hear(self, released: Released, metric: Metric) -> None:
-        """Take in one release, in the coordinates of the metric it was noised in."""
-        self.listener.hear(released, metric)
+    def observe(self, released: Released, metric: Metric) -> None:
+        """Add one release, given the metric of its noise."""
+        self.listener.observe(released, metric)
 
     def scores(self) -> NDArray[np.float64]:
-        """How likely each canary was in, on a scale of its own `[m]`."""
+        """Return how likely each canary was included, on its own scale `[m]`."""
         return self.listener.scores(self._plan)
 
 
@@ -316,179 +401,247 @@ def _sign(step: int) -> int:
     return 1 - 2 * (step % 2)
 
 
-def _signs(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    return torch.from_numpy(rng.integers(0, 2, shape).astype(np.float32) * 2 - 1)
+def _random_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
+    bits = rng.integers(0, 2, shape).astype(np.float32)
+    return torch.from_numpy(bits * 2 - 1)
 
 
-def _with_rows(dataset: Sequence[Tensor], m: int) -> tuple[Tensor, ...]:
-    """The examples, m rows more (copies, whose content is replaced by what is planted), and who carries which canary."""
+def _append_rows(dataset: Sequence[Tensor], m: int) -> tuple[Tensor, ...]:
+    """Return the examples, m rows more, and the ids of canaries.
+
+    The new rows are copies of examples, whose content is replaced by the planted inputs.
+    """
     size = len(dataset[0])
     copies = torch.arange(m) % size
-    columns = [torch.cat([x, x[copies.to(x.device)]]) for x in dataset]
-    return (*columns, torch.cat([torch.full((size,), NOBODY), torch.arange(m)]).to(dataset[0].device))
+    columns = []
+    for x in dataset:
+        columns.append(torch.cat([x, x[copies.to(x.device)]]))
+    no_canaries = torch.full((size,), NO_CANARY)
+    ids = torch.cat([no_canaries, torch.arange(m)])
+    return (*columns, ids.to(dataset[0].device))
 
 
-Shapes = tuple[torch.Size, torch.Size]
-
-
-def _choose(model: nn.Module, shapes: dict[str, Shapes], name: str | None) -> tuple[Layer, Shapes]:
-    """The layer that was asked for, or the one with the largest weight."""
-    able = {layer.name: layer for layer in find_layers(model) if layer.name in shapes and _is_plain(layer)}
-    if not able:
-        raise ValueError("the model has no plain linear layer or convolution to plant gradients in; use kind='mislabelled'")
-    if name is not None and name not in able:
-        raise ValueError(f"no gradient can be planted in layer {name!r}; choose one of {', '.join(able)}")
-    name = name or max(able, key=lambda key: able[key].tensor("weight").numel())
-    return able[name], shapes[name]
+def _choose_layer(
+    model: nn.Module, plantable: dict[str, Shapes], name: str | None
+) -> tuple[Layer, Shapes]:
+    """Return the requested layer, or the plantable layer with the largest weight."""
+    layers = {}
+    for layer in find_layers(model):
+        if layer.name in plantable and _is_plain(layer):
+            layers[layer.name] = layer
+    if not layers:
+        raise ValueError(
+            "the model has no plain linear layer or convolution to plant gradients in: "
+            "use kind='mislabelled'"
+        )
+    if name is None:
+        sizes = {key: layer.tensor("weight").numel() for key, layer in layers.items()}
+        name = max(sizes, key=sizes.__getitem__)
+    elif name not in layers:
+        raise ValueError(
+            f"no gradient can be planted in layer {name!r}: choose one of {', '.join(layers)}"
+        )
+    return layers[name], plantable[name]
 
 
 def _is_plain(layer: Layer) -> bool:
-    """A linear layer, or a convolution whose patches torch's unfold makes; of one module, with a trained weight."""
-    if len(layer.modules) != 1 or "weight" not in layer.parameters or layer.rule not in ("linear", "conv"):
+    """Return whether a layer is linear, or a convolution whose patches `unfold` makes.
+
+    The layer must consist of one module with a trained weight.
+    """
+    if len(layer.modules) != 1 or "weight" not in layer.parameters:
         return False
     if layer.rule == "linear":
         return not layer.paths
     module = layer.module
     return (
-        isinstance(module, nn.Conv2d)
+        layer.rule == "conv"
+        and isinstance(module, nn.Conv2d)
         and module.groups == 1
         and module.padding_mode == "zeros"
         and not isinstance(module.padding, str)
     )
 
 
-def _where(layer: Layer, out: torch.Size) -> tuple[Any, ...]:
-    """Index of the one position of `[m, *out]` that a canary's direction u is put at."""
+def _planted_position(layer: Layer, output_shape: torch.Size) -> tuple[Any, ...]:
+    """Return the index of the one position of `[m, *output_shape]` that holds u."""
     if layer.rule == "conv":
-        return (slice(None), slice(None), out[1] // 2, out[2] // 2)
-    return (slice(None), *[0] * (len(out) - 1))
+        return (slice(None), slice(None), output_shape[1] // 2, output_shape[2] // 2)
+    return (slice(None), *[0] * (len(output_shape) - 1))
 
 
-def _one_position(layer: Layer, a: Tensor, out: torch.Size) -> tuple[Tensor, Tensor]:
-    """Inputs that are zero but at one position, and what is there `[m, d_in]`."""
+def _one_position(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs that are zero except at one position, and that position `[m, d_in]`."""
     first: tuple[Any, ...] = (slice(None), *[0] * (a.ndim - 2))
     inputs = torch.zeros_like(a)
     inputs[first] = a[first]
     return inputs, a[first]
 
 
-def _one_patch(layer: Layer, a: Tensor, out: torch.Size) -> tuple[Tensor, Tensor]:
-    """Inputs as they are, and the patch that one position of the output sees `[m, d_in]`."""
+def _one_patch(layer: Layer, a: Tensor, output_shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Return the inputs, and the patch that one position of the output sees `[m, d_in]`."""
     module = layer.module
     assert isinstance(module, nn.Conv2d) and not isinstance(module.padding, str)
-    position = (out[1] // 2) * out[2] + out[2] // 2
-    options = {"dilation": module.dilation, "padding": module.padding, "stride": module.stride}
-    parts = [functional.unfold(part, module.kernel_size, **options)[:, :, position] for part in a.split(64)]
-    return a, torch.cat(parts)
+    position = (output_shape[1] // 2) * output_shape[2] + output_shape[2] // 2
+    options = {
+        "dilation": module.dilation,
+        "padding": module.padding,
+        "stride": module.stride,
+    }
+    patches = []
+    for part in a.split(64):
+        unfolded = functional.unfold(part, module.kernel_size, **options)
+        patches.append(unfolded[:, :, position])
+    return a, torch.cat(patches)
 
 
 class Listener:
-    """Sums the releases of one layer, mapped so that a canary's share is ⟨u aᵀ, sum⟩ whatever the metric was.
+    """Sums the releases of one layer, and scores canaries by their inner products with the sum.
+
+    The sum is mapped so that a canary's contribution is ⟨u aᵀ, sum⟩ for every metric.
 
     Args:
-        layer: where the gradients are planted.
+        layer: with the planted gradients.
         u: `[m, d_out]`.
-        a: `[m, d_in]`, with a last column of ones where the layer trains a bias.
+        a: `[m, d_in]`, with a last column of ones if the layer trains a bias.
         steps: releases to come.
     """
 
     def __init__(self, layer: Layer, u: Tensor, a: Tensor, steps: int) -> None:
-        self.layer, self._u, self._a, self._steps = layer, u, a, steps
+        self.layer = layer
+        self._u = u
+        self._a = a
+        self._steps = steps
         self._entry: Entry | None = None
         self._pending: Tensor | None = None
         self._sum: Tensor | float = 0.0
-        self._squares: list[Tensor] = []
+        self._squared_norms: list[Tensor] = []
         self._overlaps: Tensor | float = 0.0
-        self._next = self._heard = 0
+        self._next_snapshot = 0
+        self._observed = 0
 
-    def hear(self, released: Released, metric: Metric) -> None:
+    def observe(self, released: Released, metric: Metric) -> None:
         """Add one release with the sign of its step."""
         entry = metric.get(self.layer.name)
         if self._pending is not None and entry is not self._entry:
-            self._settle()
+            self._add_pending()
         self._entry = entry
-        part = _sign(released.step) * matrix_of(self.layer, released.gradients)
-        self._pending = part if self._pending is None else self._pending + part
-        self._heard += 1
+        signed = _sign(released.step) * matrix_of(self.layer, released.gradients)
+        self._pending = signed if self._pending is None else self._pending + signed
+        self._observed += 1
 
-    def _settle(self) -> None:
-        """Map what was summed under one metric, and note how long the canaries were in it."""
+    def _add_pending(self) -> None:
+        """Map the sum of one metric, add it to the total, and measure the canaries if due."""
         assert self._pending is not None
-        if self._heard > self._next or not self._squares:
-            self._look()
-            self._next = self._heard + self._steps // SNAPSHOTS
-        self._sum = self._sum + _mapped(self.layer, self._entry, self._pending)
+        if self._observed > self._next_snapshot or not self._squared_norms:
+            self._measure_canaries()
+            self._next_snapshot = self._observed + self._steps // SNAPSHOTS
+        self._sum = self._sum + _map_again(self.layer, self._entry, self._pending)
         self._pending = None
 
-    def _look(self) -> None:
+    def _measure_canaries(self) -> None:
+        """Store norms and overlaps of the canaries in the metric in force."""
         assert self._pending is not None
-        u, a, scale = _factored(self.layer, self._entry, self._u.to(self._pending), self._a.to(self._pending))
+        u = self._u.to(self._pending)
+        a = self._a.to(self._pending)
+        u, a, scale = _transform_factors(self.layer, self._entry, u, a)
         if scale is None:
-            self._squares.append((u.square().sum(1) * a.square().sum(1)).double())
+            squares = u.square().sum(1) * a.square().sum(1)
         else:
-            self._squares.append((u.square() @ scale.square() * a.square()).sum(1).double())
-        if self._solves(scale is not None):
-            self._overlaps = self._overlaps + _overlaps(u, a, scale)
+            squares = (u.square() @ scale.square() * a.square()).sum(1)
+        self._squared_norms.append(squares.double())
+        if self._is_solvable(scale is not None):
+            self._overlaps = self._overlaps + _inner_products(u, a, scale)
 
-    def _solves(self, is_formed: bool) -> bool:
-        m, entries = len(self._u), self._u.shape[1] * self._a.shape[1]
-        return m <= MOST_SOLVED and entries <= NARROW * m and not (is_formed and m * entries > MOST_FORMED)
+    def _is_solvable(self, is_materialised: bool) -> bool:
+        """Return whether one linear system for all canaries is small enough."""
+        m = len(self._u)
+        entries = self._u.shape[1] * self._a.shape[1]
+        if is_materialised and m * entries > MOST_MATERIALISED:
+            return False
+        return m <= MOST_SOLVED and entries <= MOST_ENTRIES * m
 
     def scores(self, plan: Plan) -> NDArray[np.float64]:
-        """Expected number of steps that each canary was in, given the releases `[m]`; up to a scale in wide layers.
+        """Estimate the number of steps that each canary was in, given the releases `[m]`.
 
-        The linear estimate of least mean square error: counts are Binomial(T, q) for half the canaries and 0 for the
-        others, the noise is that of the plan or, where the scores vary more than that, what they show.
+        In wide layers the estimate has an unknown scale. Otherwise it is the linear estimate of
+        least mean square error. Counts are Binomial(T, q) for half the canaries and 0 for the
+        others. The noise is that of the plan or, if the scores vary more, what they show.
 
         Raises:
-            ValueError: no release was heard.
+            ValueError: no release was observed.
         """
         if self._pending is not None:
-            self._settle()
+            self._add_pending()
         if not isinstance(self._sum, Tensor):
-            raise ValueError("no release was heard")
-        lengths = torch.stack(self._squares).mean(0).sqrt().clamp(min=1e-300)
+            raise ValueError("no release was observed: call observe after every step")
+        norms = torch.stack(self._squared_norms).mean(0).sqrt().clamp(min=1e-300)
         total = plan.expected_batch_size * self._sum
-        share = ((self._u.to(total) @ total) * self._a.to(total)).sum(1).double() / lengths
+        projections = self._u.to(total) @ total
+        products = (projections * self._a.to(total)).sum(1).double() / norms
         if not isinstance(self._overlaps, Tensor):
-            return np.nan_to_num(share.cpu().numpy())
-        overlaps = self._overlaps.double() / len(self._squares) / (lengths[:, None] * lengths)
-        return np.nan_to_num(_solved(share.cpu(), overlaps.cpu(), plan, self._heard, lengths.cpu()))
+            return np.nan_to_num(products.cpu().numpy())
+        overlaps = self._overlaps.double() / len(self._squared_norms)
+        overlaps = overlaps / (norms[:, None] * norms)
+        products, overlaps, norms = products.cpu(), overlaps.cpu(), norms.cpu()
+        return np.nan_to_num(_solve_counts(products, overlaps, plan, self._observed, norms))
 
 
-def _solved(share: Tensor, overlaps: Tensor, plan: Plan, steps: int, lengths: Tensor) -> NDArray[np.float64]:
-    """The estimate for canaries that overlap: v c (v c² K + τ²)⁻¹ (y − c K E x) for y = c K x + noise τ² K."""
-    given = float(lengths.clamp(max=plan.max_grad_norm).mean())
+def _solve_counts(
+    products: Tensor, overlaps: Tensor, plan: Plan, steps: int, norms: Tensor
+) -> NDArray[np.float64]:
+    """Return the estimate for canaries that overlap.
+
+    Source:
+        v c (v c² K + τ²)⁻¹ (y − c K E x) for y = c K x + noise τ² K.
+    """
+    clipped_norm = float(norms.clamp(max=plan.max_grad_norm).mean())
     if plan.clipping == "normalised":
-        given /= plan.max_grad_norm
+        clipped_norm /= plan.max_grad_norm
     rate = plan.expected_batch_size / plan.dataset_size
     mean = steps * rate / 2
-    variance = (steps * rate * (1 - rate) + (steps * rate) ** 2) / 2 - mean**2
-    rest = share - given * mean * overlaps.sum(1)
-    shown = float(rest.square().mean() - variance * given**2 * overlaps.square().sum(1).mean())
-    noise = max(steps * plan.stddev**2, shown, 1e-9 * variance * given**2)
-    system = variance * given**2 * overlaps + noise * torch.eye(len(share), dtype=overlaps.dtype)
+    second_moment = steps * rate * (1 - rate) + (steps * rate) ** 2
+    variance = second_moment / 2 - mean**2
+    rest = products - clipped_norm * mean * overlaps.sum(1)
+    explained = variance * clipped_norm**2 * overlaps.square().sum(1).mean()
+    shown = float(rest.square().mean() - explained)
+    noise = max(steps * plan.stddev**2, shown, 1e-9 * variance * clipped_norm**2)
+    identity = torch.eye(len(products), dtype=overlaps.dtype)
+    system = variance * clipped_norm**2 * overlaps + noise * identity
     estimate: NDArray[np.float64] = torch.linalg.solve(system, rest).numpy()
     return estimate
 
 
-def _mapped(layer: Layer, entry: Entry | None, matrix: Tensor) -> Tensor:
-    """The metric's own map once more: symmetric, so that ⟨g, mapped⟩ = ⟨whitened g, released⟩."""
+def _map_again(layer: Layer, entry: Entry | None, matrix: Tensor) -> Tensor:
+    """Apply the metric's own map once more.
+
+    The map is symmetric, so ⟨g, mapped⟩ = ⟨whitened g, released⟩.
+    """
     if entry is None:
         return matrix
-    return matrix * _scale_of(layer, entry, matrix) if isinstance(entry, Elementwise) else entry.whiten(matrix)
+    if isinstance(entry, Elementwise):
+        return matrix * _scale_matrix(layer, entry, matrix)
+    return entry.whiten(matrix)
 
 
-def _scale_of(layer: Layer, entry: Elementwise, like: Tensor) -> Tensor:
-    parts = {
-        name: entry.scale[role] if role in entry.scale else torch.ones_like(layer.tensor(role))
-        for role, name in layer.parameters.items()
-    }
-    return matrix_of(layer, parts).to(like)
+def _scale_matrix(layer: Layer, entry: Elementwise, like: Tensor) -> Tensor:
+    """Return the scales of all entries of a layer as a matrix."""
+    scales = {}
+    for role, name in layer.parameters.items():
+        if role in entry.scale:
+            scales[name] = entry.scale[role]
+        else:
+            scales[name] = torch.ones_like(layer.tensor(role))
+    return matrix_of(layer, scales).to(like)
 
 
-def _factored(layer: Layer, entry: Entry | None, u: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """u, a and scale such that the canaries in the metric are scale ⊙ u aᵀ, up to a rotation."""
+def _transform_factors(
+    layer: Layer, entry: Entry | None, u: Tensor, a: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return u, a and scale such that scale ⊙ u aᵀ are the preconditioned canaries.
+
+    They are so up to a rotation.
+    """
     match entry:
         case None:
             return u, a, None
@@ -496,18 +649,19 @@ def _factored(layer: Layer, entry: Entry | None, u: Tensor, a: Tensor) -> tuple[
             return entry.output.apply(u), entry.input.apply(a), None
         case Eigenbasis():
             entry = entry.complete()
-            return (
-                u if entry.output is None else u @ entry.output,
-                a if entry.input is None else a @ entry.input,
-                entry.scale.to(u),
-            )
+            if entry.output is not None:
+                u = u @ entry.output
+            if entry.input is not None:
+                a = a @ entry.input
+            return u, a, entry.scale.to(u)
         case Elementwise():
-            return u, a, _scale_of(layer, entry, u)
+            return u, a, _scale_matrix(layer, entry, u)
 
 
-def _overlaps(u: Tensor, a: Tensor, scale: Tensor | None) -> Tensor:
-    """Inner products of the canaries `[m, m]`."""
+def _inner_products(u: Tensor, a: Tensor, scale: Tensor | None) -> Tensor:
+    """Return the inner products of the canaries `[m, m]`."""
     if scale is None:
         return (u @ u.T) * (a @ a.T)
-    formed = (u[:, :, None] * a[:, None, :] * scale).flatten(1)
-    return formed @ formed.T
+    outer = u[:, :, None] * a[:, None, :]
+    matrices = (outer * scale).flatten(1)
+    return matrices @ matrices.T

@@ -1,4 +1,14 @@
-"""What is audited: the session that ships, on a script of batches instead of a sampler, with its releases kept."""
+"""The audited session: the session that ships, on a script of batches, with its releases recorded.
+
+Canaries are examples with a chosen gradient, which a loss function puts among a user's own. Each
+stays in its row of the batch. A canary changes its loss in one or both of two ways:
+
+    factor  a number multiplies the loss; 0 removes the example, NaN makes it non-finite
+    plant   one module sees a chosen input a, and the loss is ⟨u, output⟩ for a chosen u. The
+            gradient is then u aᵀ (and u for the bias) in that module and zero everywhere else
+
+There is still one loss an example, so the audited step is the step that trains.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +35,12 @@ from dpkfc.session import Batch, Session
 if TYPE_CHECKING:
     import dp_accounting
 
-# --------------------------------------------------------------------------------------------------
-# Canaries: examples whose gradient is chosen, put among a user's own examples by a loss function.
-#
-# A row that carries a canary keeps its place in the batch. What it counts is changed in two ways,
-# of which it may have both:
-#
-#     factor   its loss is multiplied by a number; 0 takes it out, NaN makes it a broken example
-#     plant    one module sees a chosen input a instead of its own, and the loss is ⟨u, output⟩ for a chosen u, so that the
-#              gradient is u aᵀ (and u for the bias) in that module and zero everywhere else
-#
-# The loss stays one number an example, so the step that is audited is the step that trains.
-
 LossFn = Callable[[nn.Module, Any], Tensor]
-NOBODY = -1  # the id of a row without a canary
+Progress = Callable[[int, int], None]  # steps done, of all
+NO_CANARY = -1  # the id of a row without a canary
+
+
+# -- canaries in a loss function -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ class Plant:
 
     Attributes:
         layer: path of the module.
-        ids: which canaries `[k]`.
+        ids: of the canaries `[k]`.
         inputs: what the module sees for each of them `[k, ...]`.
         outputs: u for each of them, in the shape of an output `[k, ...]`.
     """
@@ -59,126 +61,154 @@ class Plant:
 
 
 class PlantedLoss:
-    """The user's loss function with canaries in it; a batch is the user's own with the ids of canaries `[n]` behind it.
+    """The user's loss function with canaries in it.
+
+    A batch is the user's own, followed by the ids of its canaries `[n]`.
 
     Args:
         loss_fn: of the user: maps model and batch to one loss an example.
-        factors: what the loss of every canary is multiplied by `[m]`.
+        factors: of the losses of the canaries `[m]`.
         plants: chosen gradients; a canary is in at most one of them.
     """
 
     def __init__(self, loss_fn: LossFn, factors: Tensor, plants: Sequence[Plant] = ()) -> None:
-        self._loss_fn, self._factors, self._plants = loss_fn, factors, tuple(plants)
-        self._rows = [_row_of(plant.ids, len(factors)) for plant in plants]
+        self._loss_fn = loss_fn
+        self._factors = factors
+        self._plants = tuple(plants)
+        self._plant_rows = []
+        for plant in plants:
+            rows = torch.full((max(1, len(factors)),), NO_CANARY)
+            rows[plant.ids] = torch.arange(len(plant.ids))
+            self._plant_rows.append(rows)
 
     def __call__(self, model: nn.Module, batch: Sequence[Any]) -> Tensor:
-        """One loss a row `[n]`."""
-        *own, ids = batch
-        found: dict[int, Tensor] = {}
-        # No value of the batch is read: a pass whose values Python reads is not proved, and another one would be audited.
-        rows = [torch.where(ids >= 0, row_of.to(ids.device)[ids.clamp(min=0)], NOBODY) for row_of in self._rows]
+        """Return one loss a row `[n]`."""
+        *examples, ids = batch
+        # Python reads no value of the batch. Otherwise the batch axis of the pass could not be
+        # proved, and the audit would run another step than training does.
+        id_or_first = ids.clamp(min=0)
+        rows = []
+        for plant_rows in self._plant_rows:
+            planted = plant_rows.to(ids.device)[id_or_first]
+            rows.append(torch.where(ids >= 0, planted, NO_CANARY))
+        outputs: dict[int, Tensor] = {}
         with ExitStack() as hooks:
             for i, plant in enumerate(self._plants):
-                hooks.enter_context(_planted(model.get_submodule(plant.layer), plant.inputs, rows[i], found, i))
-            losses = self._loss_fn(model, tuple(own))
+                module = model.get_submodule(plant.layer)
+                hooks.enter_context(_replace_inputs(module, plant.inputs, rows[i], outputs, i))
+            losses = self._loss_fn(model, tuple(examples))
         for i, plant in enumerate(self._plants):
-            directions = plant.outputs.to(found[i].device)[rows[i].clamp(min=0)]
-            value = (found[i].to(directions.dtype) * directions).flatten(1).sum(1)
-            losses = torch.where(rows[i] >= 0, value.to(losses.dtype), losses)
-        factors = self._factors.to(losses)[ids.clamp(min=0)].where(ids >= 0, 1.0)
+            directions = plant.outputs.to(outputs[i].device)[rows[i].clamp(min=0)]
+            products = (outputs[i].to(directions.dtype) * directions).flatten(1).sum(1)
+            losses = torch.where(rows[i] >= 0, products.to(losses.dtype), losses)
+        factors = self._factors.to(losses)[id_or_first].where(ids >= 0, 1.0)
         return torch.where(factors == 0, torch.zeros_like(losses), losses * factors)
 
 
-def _row_of(ids: Tensor, count: int) -> Tensor:
-    rows = torch.full((max(1, count),), NOBODY)
-    rows[ids] = torch.arange(len(ids))
-    return rows
-
-
 @contextmanager
-def _planted(module: nn.Module, inputs: Tensor, rows: Tensor, found: dict[int, Tensor], key: int) -> Iterator[None]:
-    """The chosen rows of the module's first argument replaced, and its output noted."""
+def _replace_inputs(
+    module: nn.Module, inputs: Tensor, rows: Tensor, outputs: dict[int, Tensor], key: int
+) -> Iterator[None]:
+    """Replace rows of a module's first argument, and store its output under a key."""
 
-    def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def replace_rows(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0]
-        there = (rows >= 0).view(-1, *[1] * (x.ndim - 1))
-        return (torch.where(there, inputs.to(x)[rows.clamp(min=0)], x), *args[1:])
+        is_planted = (rows >= 0).view(-1, *[1] * (x.ndim - 1))
+        planted = inputs.to(x)[rows.clamp(min=0)]
+        return (torch.where(is_planted, planted, x), *args[1:])
 
-    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        found[key] = output
+    def store_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        outputs[key] = output
 
-    # In front of the hooks of a tape, which then notes the input that the module sees.
-    handles = [module.register_forward_pre_hook(before, prepend=True), module.register_forward_hook(after)]
+    # In front of the hooks of a tape, which then records the input that the module sees.
+    input_handle = module.register_forward_pre_hook(replace_rows, prepend=True)
+    output_handle = module.register_forward_hook(store_output)
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        input_handle.remove()
+        output_handle.remove()
 
 
-def on_examples(augment: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    """A user's augmentation for batches that carry ids."""
+def augment_with_ids(augment: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    """Return a user's augmentation for batches that carry ids of canaries."""
     if augment is None:
         return None
 
-    def both(batch: Sequence[Any]) -> tuple[Any, ...]:
-        *own, ids = batch
-        return (*augment(tuple(own)), ids)
+    def augment_examples(batch: Sequence[Any]) -> tuple[Any, ...]:
+        *examples, ids = batch
+        return (*augment(tuple(examples)), ids)
 
-    return both
+    return augment_examples
 
 
-def together(collate_fn: Callable[[list[Any]], Any] | None) -> Callable[[list[Any]], Any] | None:
-    """A user's `collate_fn` for examples that carry ids."""
+def collate_with_ids(
+    collate_fn: Callable[[list[Any]], Any] | None,
+) -> Callable[[list[Any]], Any] | None:
+    """Return a user's `collate_fn` for examples that carry ids of canaries."""
     if collate_fn is None:
         return None
 
-    def both(examples: list[Any]) -> tuple[Any, ...]:
-        return (*collate_fn([example[:-1] for example in examples]), torch.stack([example[-1] for example in examples]))
+    def collate(examples: list[Any]) -> tuple[Any, ...]:
+        batch = collate_fn([example[:-1] for example in examples])
+        return (*batch, torch.stack([example[-1] for example in examples]))
 
-    return both
+    return collate
+
+
+Shapes = tuple[torch.Size, torch.Size]
 
 
 @torch.no_grad()
-def plantable(model: nn.Module, loss_fn: LossFn, batch: tuple[Any, ...]) -> dict[str, tuple[torch.Size, torch.Size]]:
-    """Modules with trainable parameters of their own in which gradients can be planted, with the shapes of one input and output.
+def find_plantable(model: nn.Module, loss_fn: LossFn, batch: tuple[Any, ...]) -> dict[str, Shapes]:
+    """Find the modules in which gradients can be planted.
 
-    A module is left out that is called more or less than once, or with anything but one tensor of floating point numbers
-    with the batch in front.
+    A module must have trainable parameters of its own and be called exactly once. Its input and
+    output must be one floating-point tensor with the batch in front.
 
     Args:
         model: of the user.
         loss_fn: of the user.
         batch: the user's own batch of at least two examples.
+
+    Returns:
+        Path of a module to the shapes of the input and the output of one example.
     """
-    seen: dict[str, list[tuple[torch.Size, torch.Size] | None]] = {}
+    calls: dict[str, list[Shapes | None]] = {}
     count = len(batch[-1])
 
-    def note(name: str) -> Callable[..., None]:
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            fits = len(args) == 1 and all(
-                isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and len(x) == count for x in (args[0], output)
-            )
-            seen.setdefault(name, []).append((args[0].shape[1:], output.shape[1:]) if fits else None)
+    def is_batch(x: Any) -> bool:
+        return isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and len(x) == count
 
-        return after
+    def record(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            shapes = None
+            if len(args) == 1 and is_batch(args[0]) and is_batch(output):
+                shapes = (args[0].shape[1:], output.shape[1:])
+            calls.setdefault(name, []).append(shapes)
 
-    handles = [
-        module.register_forward_hook(note(name))
-        for name, module in model.named_modules()
-        if any(p.requires_grad for p in module.parameters(recurse=False)) and not list(module.children())
-    ]
+        return hook
+
+    handles = []
+    for name, module in model.named_modules():
+        has_trainable = any(p.requires_grad for p in module.parameters(recurse=False))
+        if has_trainable and not list(module.children()):
+            handles.append(module.register_forward_hook(record(name)))
     try:
         loss_fn(model, batch)
     finally:
         for handle in handles:
             handle.remove()
-    return {name: calls[0] for name, calls in seen.items() if len(calls) == 1 and calls[0] is not None}
+    plantable = {}
+    for name, shapes in calls.items():
+        if len(shapes) == 1 and shapes[0] is not None:
+            plantable[name] = shapes[0]
+    return plantable
 
 
-# --------------------------------------------------------------------------------------------------
+# -- the audited step ------------------------------------------------------------------------------
 
-SHORT, LONG = 1e-3, 0.1  # steps of a walk
+SHORT_STEP, LONG_STEP = 1e-3, 0.1  # of a random walk
 Script = Sequence[Sequence[int]]
 
 
@@ -189,13 +219,21 @@ class Subject:
     Attributes:
         plan: of the run.
         model: makes the model, with equal weights at every call.
-        dataset: tensors with a common first axis: examples among which canaries are put. The audit releases nothing, so they
-            may be private; random ones of the right shapes do as well.
+        dataset: tensors with a common first axis: examples among which canaries are put. The audit
+            releases nothing, so they may be private. Random ones of the right shapes do as well.
         loss_fn: maps model and batch (a tuple of tensors) to one loss an example.
         augment: of the session.
         units: one id a record, for a plan whose unit is larger than a record.
-        collate_fn: of the session: list of examples (tuples of tensors) to a batch (a tuple of tensors), as where examples are
-            cut to the longest of a batch.
+        collate_fn: of the session: list of examples (tuples of tensors) to a batch (a tuple of
+            tensors), for instance if examples are cut to the longest of a batch.
+
+    Example:
+        >>> subject = Subject(
+        ...     plan=PrivacyConfig(expected_batch_size=8, steps=100).with_noise(1.0, 1e-5, 40),
+        ...     model=lambda: nn.Linear(6, 3),
+        ...     dataset=(torch.randn(40, 6), torch.randint(3, (40,))),
+        ...     loss_fn=lambda model, b: F.cross_entropy(model(b[0]), b[1], reduction="none"),
+        ... )
     """
 
     plan: Plan
@@ -206,38 +244,45 @@ class Subject:
     units: Any = None
     collate_fn: Callable[[list[Any]], Any] | None = None
 
+    def example(self, index: int) -> tuple[Tensor, ...]:
+        """Return one example."""
+        return tuple(x[index] for x in self.dataset)
+
     def batch(self, count: int) -> tuple[Any, ...]:
-        """The first examples as loss_fn is handed them, the augmentation aside."""
+        """Return the first examples as `loss_fn` gets them, without augmentation."""
         if self.collate_fn is None:
             return tuple(x[:count] for x in self.dataset)
-        return tuple(self.collate_fn([tuple(x[i] for x in self.dataset) for i in range(count)]))
+        return tuple(self.collate_fn([self.example(i) for i in range(count)]))
 
     @property
     def unit_numbers(self) -> Tensor:
-        """The number of every record's unit, in the order in which a session counts them `[records]`."""
+        """Number of every record's unit, in the order of a session `[records]`."""
         if self.units is None:
             return torch.arange(len(self.dataset[-1]))
-        return torch.from_numpy(np.unique(np.asarray(self.units), return_inverse=True)[1].reshape(-1))
+        _, numbers = np.unique(np.asarray(self.units), return_inverse=True)
+        return torch.from_numpy(numbers.reshape(-1))
 
     @property
     def size(self) -> int:
-        """Examples, or units."""
+        """Number of examples, or of units."""
         return int(self.unit_numbers.max()) + 1
 
     @property
     def fewest_rows(self) -> int:
-        """The smallest micro-batch that the plan allows, of two rows or more."""
+        """Smallest micro-batch that the plan allows, of two rows or more."""
         return max(2, self.plan.config.micro_batch[2])
 
     @property
     def records_of_a_unit(self) -> int:
         """Records of a canary's unit: as many as count in a step, three at most."""
-        return 1 if self.units is None else min(3, self.plan.config.max_records_per_unit or 1)
+        if self.units is None:
+            return 1
+        return min(3, self.plan.config.max_records_per_unit or 1)
 
 
 @dataclass(frozen=True)
-class Scripted:
-    """Stands for a sampler: its event, relation and sensitivity, and batches that are written down.
+class ScriptedSampler:
+    """A sampler with fixed batches, and the event, relation and sensitivity of another sampler.
 
     Attributes:
         base: the sampler of the plan.
@@ -254,42 +299,55 @@ class Scripted:
 
     @property
     def neighbouring_relation(self) -> str:
-        """That of the base."""
+        """Neighbouring relation of the base."""
         return self.base.neighbouring_relation
 
     @property
     def expected_batch_size(self) -> float:
-        """That of the base."""
+        """Expected batch size of the base."""
         return self.base.expected_batch_size
 
     def sensitivity(self, max_grad_norm: float) -> float:
-        """That of the base."""
+        """Return the sensitivity of the base."""
         return self.base.sensitivity(max_grad_norm)
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """That of the base."""
+        """Return the event of the base."""
         return self.base.event(noise_multiplier)
 
     def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """The batch that is written down for this step."""
+        """Return the batch of the script for a step."""
         return np.asarray(self.rows[step], dtype=np.int64)
 
     def describe(self) -> dict[str, Any]:
-        """For the hash of the plan."""
-        return {"name": "scripted", "base": self.base.describe(), "steps": len(self.rows), "size": self.dataset_size}
+        """Return plain values for the hash of the plan."""
+        return {
+            "name": "scripted",
+            "base": self.base.describe(),
+            "steps": len(self.rows),
+            "size": self.dataset_size,
+        }
 
 
-def scripted(plan: Plan, script: Script, dataset_size: int, *, seed: int | None = None, micro: int | None = None) -> Plan:
-    """A plan that runs a script.
+def script_plan(
+    plan: Plan,
+    script: Script,
+    dataset_size: int,
+    *,
+    seed: int | None = None,
+    micro: int | None = None,
+) -> Plan:
+    """Return a plan that runs a script, with the mechanism, noise and preconditioner of a plan.
 
     Args:
-        plan: of the run: mechanism, noise and preconditioner stay as they are.
+        plan: of the run.
         script: rows of every step.
-        dataset_size: rows there are.
-        seed: for repeatable noise; None leaves it secret.
+        dataset_size: number of rows.
+        seed: of repeatable noise; None leaves the noise secret.
         micro: rows of a micro-batch; None leaves the plan's own.
     """
-    steps = max(plan.steps, len(script))  # a schedule of the preconditioner must fit the run; a session stops with its script
+    # A schedule of the preconditioner must fit the run. The session stops at the script's end.
+    steps = max(plan.steps, len(script))
     config = replace(plan.config, steps=steps, epochs=None, test_mode_seed=seed)
     if micro is not None:
         config = replace(config, max_physical_batch_size=micro)
@@ -297,21 +355,23 @@ def scripted(plan: Plan, script: Script, dataset_size: int, *, seed: int | None 
     return Plan(
         config=config,
         dataset_size=dataset_size,
-        sampler=Scripted(plan.sampler, rows, dataset_size),
+        sampler=ScriptedSampler(plan.sampler, rows, dataset_size),
         noise_multiplier=plan.noise_multiplier,
         delta=plan.delta,
         steps=steps,
     )
 
 
-def unmoved(plan: Plan) -> Plan:
-    """The plan with a preconditioner that is not refreshed after the first step, so that all releases share coordinates."""
-    made = plan.config.preconditioner
-    return plan if made is None else replace(plan, config=replace(plan.config, preconditioner=_Once(made)))
+def freeze_preconditioner(plan: Plan) -> Plan:
+    """Return the plan without refreshes after the first step, so that all steps share a metric."""
+    preconditioner = plan.config.preconditioner
+    if preconditioner is None:
+        return plan
+    return replace(plan, config=replace(plan.config, preconditioner=_BuildOnce(preconditioner)))
 
 
-class _Once(Preconditioner):
-    """Stands for a preconditioner, and builds it once, for the first step. Its micro-batch stays as it is."""
+class _BuildOnce(Preconditioner):
+    """Replaces a preconditioner by one that is built at step 0 alone."""
 
     def __init__(self, inner: Preconditioner) -> None:
         self._inner = inner
@@ -364,18 +424,18 @@ class _Once(Preconditioner):
         return self._inner.uses_past_releases
 
 
-class Watched(Session):
-    """A session that keeps what it releases, for an audit. Nothing of the step is changed."""
+class WatchedSession(Session):
+    """A session that records its releases for an audit, and changes nothing about the step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.released: list[Released] = []
 
     def take(self) -> Released:
-        """The release of the last step.
+        """Remove and return the last release.
 
         Raises:
-            RuntimeError: it made none.
+            RuntimeError: the last step made no release.
         """
         if not self.released:
             raise RuntimeError("a step made no release; neighbour replay says which")
@@ -384,54 +444,69 @@ class Watched(Session):
     def release_sum(self, tensor: Tensor) -> Tensor:
         """Charge and release a tensor in the place of a clipped sum, as one step.
 
-        The stream of the noise, the ledger and the mechanism are those of the run. Weights and metric stay as they are.
+        The noise stream, the ledger and the mechanism are those of the run. Weights and metric do
+        not change.
         """
-        self._release(ClippedSum({"": tensor}, self._clip.max_grad_norm, self._clip.clipping))
+        clip = self._clip
+        self._release(ClippedSum({"": tensor}, clip.max_grad_norm, clip.clipping))
         self._step += 1
         return self.take().gradients[""]
 
     def batches(self) -> Iterator[Batch]:
-        """Those of the script."""
-        script, found = len(self.plan.sampler.rows), super().batches()  # type: ignore[attr-defined]
-        while max(self._step, self.ledger.count) < script and (batch := next(found, None)) is not None:
+        """Yield the batches of the script."""
+        length = len(self.plan.sampler.rows)  # type: ignore[attr-defined]
+        batches = super().batches()
+        while max(self._step, self.ledger.count) < length:
+            batch = next(batches, None)
+            if batch is None:
+                return
             yield batch
 
     @property
     def device(self) -> torch.device:
-        """The device of the trained parameters."""
+        """Device of the trained parameters."""
         return self._device
 
     @property
     def metric(self) -> Metric:
-        """The metric in force."""
+        """Metric in force."""
         return self._pipeline.metric
 
     @property
     def digest(self) -> str:
-        """Of the preconditioner in force."""
+        """Digest of the preconditioner in force, "" without one."""
         return "" if self.preconditioner is None else self.preconditioner.digest
 
     @property
     def noise_draws(self) -> int:
-        """How often noise was drawn."""
+        """Number of times that noise was drawn."""
         return self._pipeline.noise._draws
 
     @property
     def past(self) -> Mapping[str, Tensor]:
-        """What a preconditioner that is made from past releases keeps of them."""
+        """History of past releases that a preconditioner keeps."""
         return self._pipeline.preconditioning.past
 
-    def differs_from(self, other: Watched) -> str:
-        """The first parameter or buffer whose values differ between two sessions, "" where none does."""
-        held = [dict([*s.model.named_parameters(), *s.model.named_buffers()]) for s in (self, other)]
-        if held[0].keys() != held[1].keys():
-            return sorted(held[0].keys() ^ held[1].keys())[0]
-        return next((name for name, x in held[0].items() if not _same(x, held[1][name])), "")
+    def differs_from(self, other: WatchedSession) -> str:
+        """Return the first parameter or buffer that differs between two sessions, "" if none."""
+        tensors, other_tensors = self._model_tensors(), other._model_tensors()
+        if tensors.keys() != other_tensors.keys():
+            return sorted(tensors.keys() ^ other_tensors.keys())[0]
+        for name, x in tensors.items():
+            if not _are_equal(x, other_tensors[name]):
+                return name
+        return ""
+
+    def _model_tensors(self) -> dict[str, Tensor]:
+        return dict([*self.model.named_parameters(), *self.model.named_buffers()])
 
     @property
-    def left_behind(self) -> str:
-        """The first parameter that still has a gradient, "" where none has."""
-        return next((name for name, p in self.model.named_parameters() if p.grad is not None), "")
+    def remaining_gradient(self) -> str:
+        """First parameter that still has a gradient, "" if none has."""
+        for name, p in self.model.named_parameters():
+            if p.grad is not None:
+                return name
+        return ""
 
     def _release(self, clipped: ClippedSum) -> Released:
         released = super()._release(clipped)
@@ -439,69 +514,104 @@ class Watched(Session):
         return released
 
 
-def _same(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
+def _are_equal(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors are equal; NaN equals NaN."""
+    if x.shape != y.shape:
+        return False
+    are_both_nan = x.isnan() & y.isnan()
+    return bool(((x == y) | are_both_nan).all())
 
 
-class Walk(torch.optim.Optimizer):
-    """Moves the parameters along a path that no gradient decides, and keeps what it was handed last.
+class RandomWalk(torch.optim.Optimizer):
+    """Moves the parameters along a path that no gradient decides, and records gradients.
 
-    Two runs over neighbouring data then see the same weights at every step, so that all that differs between their releases
-    is the data. On its way the size of a parameter stays about what it is.
+    Two runs over neighbouring data then have the same weights at every step. All that differs
+    between their releases is the data. The size of a parameter stays about constant.
 
     Args:
         parameters: name to parameter.
         length: of a step, relative to the root mean square of a parameter.
         seed: of the path.
+
+    Attributes:
+        gradients: what the optimizer got at the last step, by name.
     """
 
-    def __init__(self, parameters: dict[str, Tensor], length: float = SHORT, seed: int = 0) -> None:
+    def __init__(
+        self, parameters: dict[str, Tensor], length: float = SHORT_STEP, seed: int = 0
+    ) -> None:
         super().__init__(list(parameters.values()), {"lr": 1.0})
-        self._names, self._length = {p: name for name, p in parameters.items()}, length
+        self._names = {p: name for name, p in parameters.items()}
+        self._length = length
         self._generator = torch.Generator().manual_seed(seed)
-        self.handed: dict[str, Tensor] = {}
+        self.gradients: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Note the gradients, take one step of the path."""
-        self.handed = {}
+        """Record the gradients, and take one step of the path."""
+        self.gradients = {}
         for p, name in self._names.items():
             if p.grad is not None:
-                self.handed[name] = p.grad.clone()
-            scale = self._length * float(p.float().square().mean().sqrt().clamp(min=1e-3))
-            p.add_(torch.randn(p.shape, generator=self._generator).to(p), alpha=scale).div_(math.hypot(1, self._length))
+                self.gradients[name] = p.grad.clone()
+            root_mean_square = p.float().square().mean().sqrt()
+            scale = self._length * float(root_mean_square.clamp(min=1e-3))
+            direction = torch.randn(p.shape, generator=self._generator).to(p)
+            p.add_(direction, alpha=scale).div_(math.hypot(1, self._length))
 
 
-def watched(
-    subject: Subject, plan: Plan, dataset: tuple[Tensor, ...], *, still: bool = False, **options: Any
-) -> tuple[Watched, Walk]:
-    """A session on a script over examples and canaries, and the optimizer that walks (or stands still)."""
+def open_session(
+    subject: Subject,
+    plan: Plan,
+    dataset: tuple[Tensor, ...],
+    *,
+    still: bool = False,
+    **options: Any,
+) -> tuple[WatchedSession, RandomWalk]:
+    """Open a session on a script over examples and canaries.
+
+    Args:
+        subject: what is audited.
+        plan: of `script_plan`.
+        dataset: the examples with canaries, and the ids of canaries as the last tensor.
+        still: keep the weights constant.
+        options: of the session.
+
+    Returns:
+        The session and its optimizer.
+    """
     model = subject.model()
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0  # two runs would drop other units of the examples that they share
-    # Where gradients are also taken ahead, those of far points differ most, and show whether they are clipped together.
-    length = LONG if any(step.evaluations is not None for step in plan.config.postprocess) else SHORT
-    trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    walk = Walk(trained, length=0.0 if still else length)
-    options |= {"augment": on_examples(subject.augment), "collate_fn": together(subject.collate_fn)}
-    return Watched(plan, model, walk, dataset, **options), walk
+            # Two runs would drop different units of the examples that they share.
+            module.p = 0.0
+    # Gradients at look-ahead points differ most if these points are far away. Long steps then show
+    # whether the gradients are clipped together.
+    length = SHORT_STEP
+    if any(step.evaluations is not None for step in plan.config.postprocess):
+        length = LONG_STEP
+    trained: dict[str, Tensor] = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            trained[name] = p
+    walk = RandomWalk(trained, length=0.0 if still else length)
+    options["augment"] = augment_with_ids(subject.augment)
+    options["collate_fn"] = collate_with_ids(subject.collate_fn)
+    return WatchedSession(plan, model, walk, dataset, **options), walk
 
 
-# --------------------------------------------------------------------------------------------------
-# What an audit found: one line a check, with the figure, what it may be, and whether it held.
+# -- findings --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One check.
+    """The result of one check.
 
     Attributes:
         check: its name.
         measured: the figure.
         bound: what the figure may be, in words.
-        passed: whether it held.
-        detail: what was done, and where it was worst.
+        passed: whether the check held.
+        detail: what was done, and the worst case.
     """
 
     check: str
@@ -511,46 +621,61 @@ class Finding:
     detail: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "passed", bool(self.passed))  # numpy's is no value of JSON
+        # JSON cannot hold a boolean of numpy.
+        object.__setattr__(self, "passed", bool(self.passed))
 
     def describe(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
-def failed(findings: Sequence[Finding]) -> list[Finding]:
-    """Those that did not hold."""
+def select_failed(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that did not hold.
+
+    Example:
+        >>> audit = audit_step(subject)
+        >>> [finding.check for finding in select_failed(audit.findings)]
+        []
+    """
     return [finding for finding in findings if not finding.passed]
 
 
 def to_rows(findings: Sequence[Finding]) -> list[list[str]]:
-    """Cells of a table: check, measured, bound, verdict, detail."""
-    return [[f.check, f.measured, f.bound, "held" if f.passed else "FAILED", f.detail] for f in findings]
+    """Return the cells of a table: check, measured, bound, verdict, detail."""
+    rows = []
+    for finding in findings:
+        verdict = "held" if finding.passed else "FAILED"
+        rows.append([finding.check, finding.measured, finding.bound, verdict, finding.detail])
+    return rows
 
 
-# --------------------------------------------------------------------------------------------------
-# What is accounted for, against what is done: the event, the accountants, the ε that is reported.
+# -- what is accounted for, against what is done ---------------------------------------------------
 
 
 def accounted_noise(event: dp_accounting.DpEvent) -> float | None:
-    """Noise over sensitivity of the one Gaussian release that an event is about; None for an event of another form."""
+    """Return noise over sensitivity of the one Gaussian release of an event, None without one."""
     import dp_accounting
 
-    if isinstance(event, dp_accounting.GaussianDpEvent | dp_accounting.TruncatedSubsampledGaussianDpEvent):
+    gaussian = dp_accounting.GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent
+    sampled = dp_accounting.PoissonSampledDpEvent, dp_accounting.SampledWithoutReplacementDpEvent
+    if isinstance(event, gaussian):
         return float(event.noise_multiplier)
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent | dp_accounting.SampledWithoutReplacementDpEvent):
+    if isinstance(event, sampled):
         return accounted_noise(event.event)
     return None
 
 
-def accounting(plan: Plan) -> Iterator[Finding]:
-    """Whether the plan claims a guarantee, its event, ε by every accountant that knows it, the reported ε, and the budget."""
+def check_accounting(plan: Plan) -> Iterator[Finding]:
+    """Check the plan's claim, its event, ε by every accountant, the reported ε, and the budget."""
     import dp_accounting
 
     yield Finding(
-        check="guarantee", measured="claimed" if plan.certified else "none", bound="claimed", passed=plan.certified,
+        check="guarantee",
+        measured="claimed" if plan.certified else "none",
+        bound="claimed",
+        passed=plan.certified,
         detail="; ".join(plan.caveats) or "the plan has no caveat",
-    )  # fmt: skip
+    )
     noise, planned = accounted_noise(plan.event), plan.stddev / plan.sensitivity
     yield Finding(
         check="event",
@@ -560,29 +685,37 @@ def accounting(plan: Plan) -> Iterator[Finding]:
         detail=f"{plan.event}",
     )
     try:
-        checked = plan.cross_check()
+        epsilons = plan.cross_check()
     except (ValueError, dp_accounting.UnsupportedEventError) as error:
-        yield Finding(check="accountants", measured="they contradict each other", bound="agree", passed=False, detail=str(error))
+        yield Finding(
+            check="accountants",
+            measured="they contradict each other",
+            bound="agree",
+            passed=False,
+            detail=str(error),
+        )
         return
-    known = {name: value for name, value in checked.items() if value is not None}
+    known = {name: epsilon for name, epsilon in epsilons.items() if epsilon is not None}
     yield Finding(
         check="accountants",
-        measured=", ".join(f"{name} {value:.4g}" for name, value in known.items()),
+        measured=", ".join(f"{name} {epsilon:.4g}" for name, epsilon in known.items()),
         bound="agree within what is known of them",
         passed=True,
         detail=f"ε of {plan.steps:,} releases at δ = {plan.delta:g}",
     )
-    yield from _reported(plan, known)
-
-
-def _reported(plan: Plan, known: dict[str, float]) -> Iterator[Finding]:
     reported, least = plan.epsilon(), min(known.values())
     yield Finding(
-        check="reported ε", measured=f"{reported:.4g}", bound=f"at least {least:.4g}", passed=reported >= least * (1 - 1e-6),
+        check="reported ε",
+        measured=f"{reported:.4g}",
+        bound=f"at least {least:.4g}",
+        passed=reported >= least * (1 - 1e-6),
         detail=f"by {plan.accountant}, of all planned releases",
-    )  # fmt: skip
+    )
     if plan.target_epsilon is not None:
         yield Finding(
-            check="budget", measured=f"ε = {reported:.4g}", bound=f"at most {plan.target_epsilon:g}",
-            passed=reported <= plan.target_epsilon, detail="of all planned releases",
-        )  # fmt: skip
+            check="budget",
+            measured=f"ε = {reported:.4g}",
+            bound=f"at most {plan.target_epsilon:g}",
+            passed=reported <= plan.target_epsilon,
+            detail="of all planned releases",
+        )

@@ -1,8 +1,10 @@
-"""The law of the noise, on releases of the session that ships under its secret stream.
+"""Statistical tests of the noise and of the sampler, on the session that ships with secret streams.
 
-Every step is given examples whose gradients are zero, so that a release is noise alone. Its entries, over what the plan says
-their standard deviation is, must be independent standard normal numbers: within a release, between releases, and between a
-run and the one that continues it from a checkpoint. Every test is two-sided: too much noise is a fault too.
+Every step of a noise test gets examples without a gradient, so a release is noise alone. Divided by
+the standard deviation of the plan, its entries must be independent standard normal numbers: within
+a release, between releases, and across a checkpoint. Tests are two-sided: too much noise is a fault
+too. Every test has a false-alarm probability of at most ALPHA, which its thresholds and windows
+share.
 """
 
 from __future__ import annotations
@@ -14,16 +16,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 from torch import Tensor
 
 from dpkfc.audit.canaries import Canaries
-from dpkfc.audit.harness import Finding, Subject, Watched, accounted_noise, scripted, unmoved, watched
+from dpkfc.audit.harness import (
+    Finding,
+    Progress,
+    Subject,
+    WatchedSession,
+    accounted_noise,
+    freeze_preconditioner,
+    script_plan,
+)
 from dpkfc.config import Plan
 from dpkfc.privacy.mechanism import ROUNDED, Released, grid_of
 from dpkfc.privacy.rng import SamplingStream
@@ -31,44 +41,102 @@ from dpkfc.privacy.rng import SamplingStream
 if TYPE_CHECKING:
     import dp_accounting
 
-# --------------------------------------------------------------------------------------------------
-# Tests of noise samples: tails, granularity, repeated values, and variance in windows of steps.
-#
-# Every test has a false-alarm probability of at most ALPHA, with its thresholds and windows counted
-# together.
-
-ALPHA = 1e-9  # false alarms of one test
-THRESHOLDS = (3.0, 3.5, 4.0, 4.5)  # standard deviations
-SORTED = 400_000  # samples in which equal values are counted
-SLACK = 4  # over the expected number of equal pairs; float32 noise has 0.9 of it
-RUN = 3  # consecutive samples in a fingerprint
+ALPHA = 1e-9
+SORTED = 400_000  # most samples that are sorted
 Samples = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+def _two_sided(lower: ArrayLike, upper: ArrayLike) -> NDArray[np.float64]:
+    """Return the two-sided p-value for the probabilities of the two tails."""
+    p_values: NDArray[np.float64] = np.minimum(1.0, 2 * np.minimum(lower, upper))
+    return p_values
+
+
+def _chi_square_p_values(sums: ArrayLike, freedom: ArrayLike) -> NDArray[np.float64]:
+    """Return the two-sided p-values of sums of squared standard normal numbers."""
+    return _two_sided(stats.chi2.cdf(sums, freedom), stats.chi2.sf(sums, freedom))
+
+
+def _largest_score(tests: int) -> float:
+    """Return the score that the largest of `tests` independent scores exceeds with ALPHA."""
+    return float(stats.norm.isf(ALPHA / (2 * tests)))
+
+
+def _largest_product_score(tests: int, count: ArrayLike) -> NDArray[np.float64]:
+    """Return `_largest_score` for mean products of `count` pairs of normal numbers.
+
+    A product of two normal numbers has heavier tails than a normal number. Small counts therefore
+    get the exponential bound.
+    """
+    score = _largest_score(tests)
+    limits: NDArray[np.float64] = score * np.maximum(1.0, score / np.sqrt(count))
+    return limits
+
+
+def _subsample(samples: Samples) -> Samples:
+    """Return at most about SORTED of the samples `[n]`, evenly spaced."""
+    return samples.ravel()[:: max(1, samples.size // SORTED)]
+
+
+def _p_value_finding(check: str, p_value: float, tests: int, detail: str) -> Finding:
+    """Return the finding on the smallest of `tests` p-values."""
+    limit = ALPHA / tests
+    return Finding(
+        check=check,
+        measured=f"p = {p_value:.2g}",
+        bound=f"at least {limit:.1g}",
+        passed=p_value >= limit,
+        detail=detail,
+    )
+
+
+def _count_leading_entries(released: Released, most: int) -> dict[str, int]:
+    """Return how many leading entries of every parameter are tested, about `most` in all."""
+    total = sum(x.numel() for x in released.gradients.values())
+    counts = {}
+    for name, x in released.gradients.items():
+        counts[name] = min(x.numel(), -(-most * x.numel() // total))
+    return counts
+
+
+def _accounted_stddev(plan: Plan) -> float:
+    """Return the standard deviation of a release according to the event that is accounted for."""
+    noise_multiplier = accounted_noise(plan.event) or plan.noise_multiplier
+    return noise_multiplier * plan.sensitivity / plan.expected_batch_size
+
+
+# -- tests of noise samples ------------------------------------------------------------------------
+
+THRESHOLDS = (3.0, 3.5, 4.0, 4.5)  # standard deviations
+EXCESS_PAIRS = 4  # float32 noise has 0.9 of the expected pairs
+FINGERPRINT = 3  # consecutive samples
 
 
 def check_tails(samples: Samples) -> Finding:
-    """Compare the number of samples beyond each threshold, on each side, with its binomial distribution.
+    """Compare the number of samples beyond each threshold with its binomial distribution.
 
     Args:
         samples: noise over its standard deviation, in any shape.
 
     Source:
-        The exact two-sided binomial test, with ALPHA divided by the number of thresholds and sides.
+        The exact two-sided binomial test, on each side. ALPHA is divided by the number of
+        thresholds and sides.
     """
     counts, p_values = [], []
     for threshold in THRESHOLDS:
         probability = float(stats.norm.sf(threshold))
-        both = 0
+        both_sides = 0
         for side in (samples, -samples):
             count = int(np.count_nonzero(side > threshold))
-            both += count
-            low, high = stats.binom.cdf(count, samples.size, probability), stats.binom.sf(count - 1, samples.size, probability)
-            p_values.append(min(1.0, 2 * min(low, high)))
-        counts.append(f"{both:,} beyond {threshold:g} ({2 * probability * samples.size:,.1f} expected)")
-    limit = ALPHA / len(p_values)
-    return Finding(
-        check="noise tails", measured=f"p = {min(p_values):.2g}", bound=f"at least {limit:.1g}", passed=min(p_values) >= limit,
-        detail=f"{samples.size:,} samples: {', '.join(counts)}",
-    )  # fmt: skip
+            both_sides += count
+            lower = stats.binom.cdf(count, samples.size, probability)
+            upper = stats.binom.sf(count - 1, samples.size, probability)
+            p_values.append(float(_two_sided(lower, upper)))
+        expected = 2 * probability * samples.size
+        counts.append(f"{both_sides:,} beyond {threshold:g} ({expected:,.1f} expected)")
+    detail = f"{samples.size:,} samples: {', '.join(counts)}"
+    return _p_value_finding("noise tails", min(p_values), len(p_values), detail)
 
 
 def collision_rate(epsilon: float, grid: float = 0.0) -> float:
@@ -79,13 +147,17 @@ def collision_rate(epsilon: float, grid: float = 0.0) -> float:
         grid: absolute spacing in standard deviations; 0 for samples without a grid.
 
     Source:
-        The integral of the squared normal density times the spacing. It is 1 / (2 √π) for a constant spacing. For a
-        floating-point type it is 1 / (2 π) at most, because the spacing at x is epsilon · |x| at most.
+        The integral of the squared normal density times the spacing. It is 1 / (2 √π) for a
+        constant spacing. For a floating-point type it is 1 / (2 π) at most, because the spacing at
+        x is epsilon · |x| at most.
     """
     return epsilon / (2 * math.pi) + grid / (2 * math.sqrt(math.pi))
 
 
-def collision_rate_of(plan: Plan, dtype: torch.dtype, size: int) -> float:
+EXACT_RATE = collision_rate(float(np.finfo(np.float64).eps))
+
+
+def _collision_rate_of(plan: Plan, dtype: torch.dtype, size: int) -> float:
     """Return the probability that two entries of a release of pure noise are equal.
 
     Args:
@@ -106,36 +178,44 @@ def check_granularity(samples: Samples, rate: float) -> Finding:
         samples: noise over its standard deviation, in any shape; SORTED of them are compared.
         rate: probability that two samples are equal, from `collision_rate`.
     """
-    some = samples.ravel()[:: max(1, samples.size // SORTED)]
-    values, counts = np.unique(some, return_counts=True)
+    compared = _subsample(samples)
+    values, counts = np.unique(compared, return_counts=True)
     equal = float(np.sum(counts * (counts - 1.0)) / 2)
-    pairs = some.size * (some.size - 1) / 2
-    limit = float(stats.poisson.isf(ALPHA, SLACK * rate * pairs)) + 1
+    pairs = compared.size * (compared.size - 1) / 2
+    limit = float(stats.poisson.isf(ALPHA, EXCESS_PAIRS * rate * pairs)) + 1
     return Finding(
-        check="noise granularity", measured=f"{equal:,.0f} pairs of equal samples", bound=f"at most {limit:,.0f}",
+        check="noise granularity",
+        measured=f"{equal:,.0f} pairs of equal samples",
+        bound=f"at most {limit:,.0f}",
         passed=equal <= limit,
-        detail=f"{values.size:,} distinct values of {some.size:,}; {rate * pairs:,.2g} pairs expected of the released type",
-    )  # fmt: skip
+        detail=f"{values.size:,} distinct values of {compared.size:,}; {rate * pairs:,.2g} pairs "
+        "expected of the released type",
+    )
 
 
 def check_repeats(samples: Samples) -> Finding:
-    """Search all releases for the same few consecutive samples, at any two places and with either sign.
+    """Search all releases for equal runs of consecutive samples, up to their signs.
 
     Args:
-        samples: noise `[releases, d]`, of which every release is one row.
+        samples: noise `[releases, d]`, one release a row.
     """
-    width = min(RUN, samples.shape[1])
+    width = min(FINGERPRINT, samples.shape[1])
     prints = _fingerprints(samples, width)
     order = np.sort(prints, axis=None)
-    repeated = np.unique(order[1:][order[1:] == order[:-1]])
+    is_repeated = order[1:] == order[:-1]
+    repeated = np.unique(order[1:][is_repeated])
     where = ""
     if repeated.size:
-        steps = sorted({int(step) for step in np.nonzero(prints == repeated[0])[0]})
-        where = f"; first: steps {', '.join(map(str, steps[:2]))}"
+        steps, _ = np.nonzero(prints == repeated[0])
+        first = [str(step) for step in np.unique(steps)[:2]]
+        where = f"; first: steps {', '.join(first)}"
     return Finding(
-        check="noise fingerprints", measured=f"{repeated.size:,} repeated", bound="none", passed=not repeated.size,
+        check="noise fingerprints",
+        measured=f"{repeated.size:,} repeated",
+        bound="none",
+        passed=not repeated.size,
         detail=f"{prints.size:,} runs of {width} samples in {len(samples):,} releases{where}",
-    )  # fmt: skip
+    )
 
 
 def _fingerprints(samples: Samples, width: int) -> NDArray[np.uint64]:
@@ -149,7 +229,7 @@ def _fingerprints(samples: Samples, width: int) -> NDArray[np.uint64]:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a permutation of 64-bit numbers in which every output bit depends on all input bits.
+    """Return a permutation of 64-bit numbers whose output bits all depend on all input bits.
 
     Source:
         The finaliser of SplitMix64 (Steele, Lea and Flood 2014).
@@ -161,7 +241,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def check_windows(samples: Samples) -> Finding:
-    """Test the variance in windows of 1, 2, 4, … steps from either end of the run, on both sides.
+    """Test the variance in windows of 1, 2, 4, … steps from either end of the run.
 
     Args:
         samples: noise over its standard deviation `[releases, d]`.
@@ -175,37 +255,38 @@ def check_windows(samples: Samples) -> Finding:
         backwards = np.arange(steps, length - 1, -length)
         ends = np.concatenate([np.arange(length, steps + 1, length), backwards])
         totals = sums[ends] - sums[ends - length]
-        p_values = 2 * np.minimum(stats.chi2.cdf(totals, length * size), stats.chi2.sf(totals, length * size))
+        p_values = _chi_square_p_values(totals, length * size)
         lowest = int(np.argmin(p_values))
         tests += ends.size
+        # Negated, so that a value that is not a number counts as the worst.
         if not p_values[lowest] >= worst:
             worst = float(p_values[lowest])
             ratio = math.sqrt(totals[lowest] / (length * size))
-            where = f"steps {ends[lowest] - length} to {ends[lowest] - 1} with {ratio:.4f} × accounted"
+            end = ends[lowest]
+            where = f"steps {end - length} to {end - 1} with {ratio:.4f} × accounted"
         length *= 2
-    return Finding(
-        check="noise over the steps", measured=f"p = {worst:.2g}", bound=f"at least {ALPHA / tests:.1g}",
-        passed=worst >= ALPHA / tests,
-        detail=f"variance in {tests:,} windows of 1 to {length // 2:,} steps, {size:,} samples a step; worst: {where}",
-    )  # fmt: skip
+    detail = (
+        f"variance in {tests:,} windows of 1 to {length // 2:,} steps, {size:,} samples a step; "
+        f"worst: {where}"
+    )
+    return _p_value_finding("noise over the steps", worst, tests, detail)
 
 
-# --------------------------------------------------------------------------------------------------
+# -- releases of pure noise ------------------------------------------------------------------------
 
-EXACT = collision_rate(float(np.finfo(np.float64).eps))
-NUMBERS = 4_000_000  # drawn in all: the standard deviation is then known to 0.035 %
-KEPT = 400_000  # of the numbers that are sorted
-WIDEST = 1_000_000  # numbers of a release that are looked at; of more, the beginning of every parameter
-LOST = 3  # releases between the checkpoint and the crash
+NUMBERS = 4_000_000  # stddev known to 0.035 %
+MOST_ENTRIES = 1_000_000  # of a release
+LOST_STEPS = 3  # between checkpoint and crash
 
 
-def noise_law(
-    subject: Subject, *, steps: int | None = None, progress: Callable[[int, int], None] | None = None
+def check_noise(
+    subject: Subject, *, steps: int | None = None, progress: Progress | None = None
 ) -> list[Finding]:
-    """Draw releases of pure noise and judge them.
+    """Test the distribution of releases of pure noise, across a crash and a restart.
 
-    Half of them come from a session that goes on from a checkpoint, behind which another one had gone a few steps further.
-    Both begin with the same state of every global generator. The scale is that of the event that is accounted for.
+    The first session runs a few steps beyond its checkpoint and is lost. The second one continues
+    from the checkpoint. Both begin with the same state of every global generator. The scale is
+    that of the event that is accounted for.
 
     Args:
         subject: what is audited.
@@ -214,287 +295,338 @@ def noise_law(
     """
     canaries = Canaries()
     for _ in range(4):
-        canaries.add("zero", tuple(x[0] for x in subject.dataset), factor=0.0)
+        canaries.add("zero", subject.example(0), factor=0.0)
     size = sum(p.numel() for p in subject.model().parameters() if p.requires_grad)
     steps = steps or max(40, min(500, NUMBERS // max(1, size)))
-    zero = [subject.size + i for i in range(4)]
-    script = [zero if k % 2 else [] for k in range(steps)]  # noise once a batch: also for one in two micro-batches
-    plan = scripted(subject.plan, script, subject.size + 4, micro=subject.fewest_rows)
-    plan = replace(plan, config=replace(plan.config, postprocess=(), readout="whitened"))
-    stddev = (accounted_noise(plan.event) or plan.noise_multiplier) * plan.sensitivity / plan.expected_batch_size
-    drawn: list[Samples] = []
-    parts: dict[str, int] = {}
+    # Two micro-batches alternate with empty batches: noise must be added once a batch.
+    zeros = [subject.size + number for number in range(4)]
+    script = [zeros if step % 2 else [] for step in range(steps)]
+    plan = script_plan(subject.plan, script, subject.size + 4, micro=subject.fewest_rows)
+    config = replace(plan.config, postprocess=(), readout="whitened")
+    plan = replace(plan, config=config)
+    stddev = _accounted_stddev(plan)
+    samples: list[Samples] = []
+    entries: dict[str, int] = {}
     rate = 0.0
-    for released in _releases(subject, canaries, plan, steps):
-        parts = parts or _parts(released)
-        rate = rate or _rate(plan, released)
-        drawn.append(standardised(released, stddev, parts))
+    for released in _release_across_restart(subject, canaries, plan, steps):
+        if not samples:
+            entries = _count_leading_entries(released, MOST_ENTRIES)
+            rate = _coarsest_collision_rate(plan, released)
+        samples.append(standardize(released, stddev, entries))
         if progress is not None:
-            progress(len(drawn), steps)
-    return judge_noise(drawn, parts, rate)
+            progress(len(samples), steps)
+    return judge_noise(samples, entries, rate)
 
 
-def _rate(plan: Plan, released: Released) -> float:
-    """Return the probability that two entries are equal, for the coarsest type of the release."""
+def _coarsest_collision_rate(plan: Plan, released: Released) -> float:
+    """Return the probability that two entries are equal, for the coarsest type of a release."""
     tensors = released.gradients.values()
-    coarsest = max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
-    return collision_rate_of(plan, coarsest, sum(x.numel() for x in tensors))
+    size = sum(x.numel() for x in tensors)
+    types = {x.dtype for x in tensors}
+    coarsest = max(types, key=lambda dtype: torch.finfo(dtype).eps)
+    return _collision_rate_of(plan, coarsest, size)
 
 
-def _releases(subject: Subject, canaries: Canaries, plan: Plan, steps: int) -> Iterator[Released]:
-    """Those of a session that is lost a few steps behind its checkpoint, and of the one that goes on from there."""
-    loss, data, units = canaries.loss(subject), canaries.dataset(subject), canaries.units(subject)
+def _release_across_restart(
+    subject: Subject, canaries: Canaries, plan: Plan, steps: int
+) -> Iterator[Released]:
+    """Yield releases of a session that crashes after its checkpoint, and of its continuation."""
+    loss = canaries.loss(subject)
     saved = steps // 2
-    restart, done = _globals(), 0
+    restore_generators = _save_generators()
+    done = 0
     with tempfile.TemporaryDirectory() as folder:
-        for part in range(2):
-            options: dict[str, Any] = {"units": units, "verify": False, "ledger_path": f"{folder}/ledger.jsonl"}
-            restart()
-            session, _ = watched(subject, plan, data, **options)
+        for is_continued in (False, True):
+            restore_generators()
+            session, _ = canaries.open_session(
+                subject, plan, verify=False, ledger_path=f"{folder}/ledger.jsonl"
+            )
             with session:
-                if part:
+                if is_continued:
                     session.restore(f"{folder}/checkpoint")
                 for batch in session.batches():
                     session.step(batch, loss)
                     done += 1
                     yield session.take()
-                    if not part and done == saved:
+                    if not is_continued and done == saved:
                         session.save(f"{folder}/checkpoint")
-                    if not part and done == saved + LOST:
+                    if not is_continued and done == saved + LOST_STEPS:
                         break
 
 
-def _globals() -> Callable[[], None]:
-    """Puts every global generator back to where it is now: noise that is drawn from one of them then comes twice."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+def _save_generators() -> Callable[[], None]:
+    """Return a function that restores the present state of every global generator.
+
+    Noise that comes from one of them is then repeated.
+    """
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()
+    python_state = random.getstate()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
-    def restart() -> None:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+    def restore() -> None:
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
         if devices:
             torch.cuda.set_rng_state_all(devices)
 
-    return restart
+    return restore
 
 
-def _parts(released: Released) -> dict[str, int]:
-    """How many numbers of every parameter are looked at."""
-    total = sum(x.numel() for x in released.gradients.values())
-    return {name: min(x.numel(), -(-WIDEST * x.numel() // total)) for name, x in released.gradients.items()}
+def standardize(
+    released: Released, stddev: float, entries: Mapping[str, int] | None = None
+) -> Samples:
+    """Return the entries of a release over their standard deviation `[d]`.
 
-
-def standardised(released: Released, stddev: float, parts: Mapping[str, int] | None = None) -> Samples:
-    """Entries of a release over their standard deviation `[d]`: all, or the first so many of every parameter."""
-    pieces = [x.detach().flatten()[: parts[name] if parts else None] for name, x in released.gradients.items()]
-    return (torch.cat([x.double() for x in pieces]) / stddev).cpu().numpy()
+    Args:
+        released: the release.
+        stddev: of its noise.
+        entries: how many leading entries of every parameter are taken; None takes all.
+    """
+    pieces = []
+    for name, x in released.gradients.items():
+        count = None if entries is None else entries[name]
+        pieces.append(x.detach().flatten()[:count].double())
+    return (torch.cat(pieces) / stddev).cpu().numpy()
 
 
 def judge_noise(
-    drawn: Sequence[Samples], parts: Mapping[str, int] | None = None, rate: float = EXACT
+    samples: Sequence[Samples],
+    entries: Mapping[str, int] | None = None,
+    rate: float = EXACT_RATE,
 ) -> list[Finding]:
-    """Tests on releases `[d]` of pure noise, each over its standard deviation.
+    """Test releases `[d]` of pure noise, each over its standard deviation.
 
-    Mean, variance (both sides, of all numbers, of each parameter, of each number), shape, tails, granularity, repetition
-    within a release at any distance, and correlation between any two of them.
+    The tests cover mean, variance (of all numbers, each parameter, each entry and each release),
+    shape, tails, granularity, repetition within a release, and correlation between releases.
 
     Args:
-        drawn: the releases.
-        parts: parameter name to how many of the numbers are its own, in order; None for one parameter.
+        samples: the releases.
+        entries: parameter name to its number of entries, in order; None for one parameter.
         rate: probability that two numbers are equal; by default that of float64.
     """
-    numbers = np.concatenate(drawn)
-    count = numbers.size
+    numbers = np.concatenate(samples)
     return [
-        _normal_score("noise mean", numbers.mean() * math.sqrt(count), f"{count:,} numbers, {len(drawn)} releases"),
-        _variance(numbers),
-        _everywhere(drawn, parts or {"all": drawn[0].size}),
-        _shape(numbers),
+        _check_mean(numbers, len(samples)),
+        _check_scale(numbers),
+        _check_every_variance(samples, entries or {"all": samples[0].size}),
+        _check_shape(numbers),
         check_tails(numbers),
         check_granularity(numbers, rate),
-        _within(drawn),
-        _between(drawn),
-        _following(drawn),
+        _check_repetition_within(samples),
+        _check_repetition_between(samples),
+        _check_consecutive(samples),
     ]
 
 
-def _normal_score(check: str, score: float, detail: str) -> Finding:
-    limit = float(stats.norm.isf(ALPHA / 2))
+def _check_mean(numbers: Samples, releases: int) -> Finding:
+    score = numbers.mean() * math.sqrt(numbers.size)
+    limit = _largest_score(1)
     return Finding(
-        check=check, measured=f"{score:+.2f} standard errors", bound=f"within ± {limit:.2f}", passed=abs(score) <= limit,
-        detail=detail,
-    )  # fmt: skip
+        check="noise mean",
+        measured=f"{score:+.2f} standard errors",
+        bound=f"within ± {limit:.2f}",
+        passed=abs(score) <= limit,
+        detail=f"{numbers.size:,} numbers, {releases} releases",
+    )
 
 
-def _variance(numbers: Samples) -> Finding:
-    count = numbers.size
-    limit = float(stats.norm.isf(ALPHA / 2)) * math.sqrt(0.5 / count)
+def _check_scale(numbers: Samples) -> Finding:
+    limit = _largest_score(1) * math.sqrt(0.5 / numbers.size)
     ratio = math.sqrt(float(np.mean(numbers**2)))
     return Finding(
-        check="noise scale", measured=f"{ratio:.5f} × accounted", bound=f"1 ± {limit:.5f}", passed=abs(ratio - 1) <= limit,
+        check="noise scale",
+        measured=f"{ratio:.5f} × accounted",
+        bound=f"1 ± {limit:.5f}",
+        passed=abs(ratio - 1) <= limit,
         detail="root mean square over what the event accounts for; less is a leak, more is waste",
-    )  # fmt: skip
+    )
 
 
-def _everywhere(drawn: Sequence[Samples], parts: Mapping[str, int]) -> Finding:
-    """The variance of each release, each parameter and each number: one of them without noise is lost among all."""
-    squares = np.square(np.stack(drawn))
+def _check_every_variance(samples: Sequence[Samples], entries: Mapping[str, int]) -> Finding:
+    """Test the variance of each release, parameter and entry.
+
+    The variance of all numbers hides a single parameter without noise.
+    """
+    squares = np.square(np.stack(samples))
     count, size = squares.shape
-    ends = np.cumsum(list(parts.values()))
-    numbers = squares.sum(0)
-    sums = np.concatenate([numbers, np.add.reduceat(numbers, [0, *ends[:-1]]), squares.sum(1)])
-    freedom = np.concatenate([np.full(size, count), count * np.array(list(parts.values())), np.full(count, size)])
-    p = 2 * np.minimum(stats.chi2.cdf(sums, freedom), stats.chi2.sf(sums, freedom))
-    worst, limit = int(np.argmin(p)), ALPHA / p.size
+    lengths = np.array(list(entries.values()))
+    ends = np.cumsum(lengths)
+    by_entry = squares.sum(0)
+    by_parameter = np.add.reduceat(by_entry, [0, *ends[:-1]])
+    sums = np.concatenate([by_entry, by_parameter, squares.sum(1)])
+    freedom_by_entry, freedom_by_release = np.full(size, count), np.full(count, size)
+    freedom = np.concatenate([freedom_by_entry, count * lengths, freedom_by_release])
+    p_values = _chi_square_p_values(sums, freedom)
+    worst = int(np.argmin(p_values))
+    names = list(entries)
     if worst < size:
-        where = f"a number of '{list(parts)[int(np.searchsorted(ends, worst, side='right'))]}'"
+        where = f"a number of '{names[int(np.searchsorted(ends, worst, side='right'))]}'"
+    elif worst < size + len(entries):
+        where = f"'{names[worst - size]}'"
     else:
-        where = f"'{list(parts)[worst - size]}'" if worst < size + len(parts) else f"release {worst - size - len(parts)}"
+        where = f"release {worst - size - len(entries)}"
+    detail = (
+        f"variance of each of {size:,} numbers, {len(entries):,} parameters and {count:,} "
+        f"releases; worst: {where}"
+    )
+    return _p_value_finding("noise everywhere", float(p_values[worst]), p_values.size, detail)
+
+
+def _check_shape(numbers: Samples) -> Finding:
+    """Test the distance from the normal distribution, on as many numbers as sort quickly."""
+    compared = _subsample(numbers)
+    distance = float(stats.kstest(compared, "norm").statistic)
+    limit = math.sqrt(-math.log(ALPHA / 2) / (2 * compared.size))
     return Finding(
-        check="noise everywhere", measured=f"p = {p[worst]:.2g}", bound=f"at least {limit:.1g}", passed=bool(p[worst] >= limit),
-        detail=f"variance of each of {size:,} numbers, {len(parts):,} parameters and {count:,} releases; worst: {where}",
-    )  # fmt: skip
+        check="noise shape",
+        measured=f"distance {distance:.5f}",
+        bound=f"at most {limit:.5f}",
+        passed=distance <= limit,
+        detail=f"Kolmogorov-Smirnov on {compared.size:,} numbers",
+    )
 
 
-def _shape(numbers: Samples) -> Finding:
-    """Kolmogorov's distance from the normal law, on as many numbers as can be sorted quickly."""
-    some = numbers[:: max(1, numbers.size // KEPT)]
-    distance = float(stats.kstest(some, "norm").statistic)
-    limit = math.sqrt(-math.log(ALPHA / 2) / (2 * some.size))
-    return Finding(
-        check="noise shape", measured=f"distance {distance:.5f}", bound=f"at most {limit:.5f}", passed=distance <= limit,
-        detail=f"Kolmogorov-Smirnov on {some.size:,} numbers",
-    )  # fmt: skip
-
-
-def _within(drawn: Sequence[Samples]) -> Finding:
-    """A block that comes twice in a release, at any distance, correlates with itself there."""
-    size = drawn[0].size
+def _check_repetition_within(samples: Sequence[Samples]) -> Finding:
+    """Test the autocorrelation of releases: a repeated block correlates with itself."""
+    size = samples[0].size
     length = 1 << (2 * size - 1).bit_length()
     total: Samples = np.zeros(size)
-    for x in drawn:
+    for x in samples:
         spectrum = np.fft.rfft(x, length)
         total += np.fft.irfft(np.abs(spectrum) ** 2, length)[:size]
-    pairs = np.arange(size, 0, -1) * len(drawn)
+    pairs = np.arange(size, 0, -1) * len(samples)
     scores = np.abs(total[1:]) / np.sqrt(pairs[1:])
-    # a product of two normal numbers has heavier tails than a normal one: short overlaps are given the exponential bound
-    limit = _extreme(max(1, size - 1)) * np.maximum(1.0, _extreme(max(1, size - 1)) / np.sqrt(pairs[1:]))
-    excess = float(np.max(scores / limit)) if size > 1 else 0.0
+    limits = _largest_product_score(max(1, size - 1), pairs[1:])
+    excess = float(np.max(scores / limits)) if size > 1 else 0.0
     return Finding(
-        check="no repetition inside a release", measured=f"{excess:.2f} × limit", bound="at most 1", passed=excess <= 1,
+        check="no repetition inside a release",
+        measured=f"{excess:.2f} × limit",
+        bound="at most 1",
+        passed=excess <= 1,
         detail="autocorrelation at every distance, over all releases",
-    )  # fmt: skip
+    )
 
 
-def _between(drawn: Sequence[Samples]) -> Finding:
-    """The correlation of every two releases."""
-    table = np.stack(drawn)
-    size, count = table.shape[1], len(drawn)
+def _check_repetition_between(samples: Sequence[Samples]) -> Finding:
+    """Test the correlation of every two releases."""
+    table = np.stack(samples)
+    count, size = table.shape
     products = table @ table.T / math.sqrt(size)
     np.fill_diagonal(products, 0.0)
     pairs = max(1, count * (count - 1) // 2)
-    limit = _extreme(pairs) * max(1.0, _extreme(pairs) / math.sqrt(size))
     worst = float(np.max(np.abs(products))) if count > 1 else 0.0
-    return Finding(
-        check="no repetition between releases", measured=f"{worst:.2f} standard errors", bound=f"at most {limit:.2f}",
-        passed=worst <= limit, detail=f"{pairs:,} pairs, those across a resumed checkpoint included",
-    )  # fmt: skip
+    return _correlation_finding(
+        "no repetition between releases",
+        worst,
+        float(_largest_product_score(pairs, size)),
+        f"{pairs:,} pairs, those across a resumed checkpoint included",
+    )
 
 
-def _following(drawn: Sequence[Samples]) -> Finding:
-    """The correlation of each release with those just before it, pooled: finds what is too weak to show in one pair."""
+def _check_consecutive(samples: Sequence[Samples]) -> Finding:
+    """Test the pooled correlation of releases with those just before them.
+
+    Pooling finds correlations that are too weak to show in one pair.
+    """
     scores = []
-    for lag in range(1, min(4, len(drawn))):
-        products = sum(float(x @ y) for x, y in zip(drawn, drawn[lag:], strict=False))
-        scores.append(abs(products) / math.sqrt(drawn[0].size * (len(drawn) - lag)))
-    limit, worst = _extreme(3), max(scores, default=0.0)
+    for lag in range(1, min(4, len(samples))):
+        products = sum(float(x @ y) for x, y in zip(samples, samples[lag:], strict=False))
+        count = samples[0].size * (len(samples) - lag)
+        scores.append(abs(products) / math.sqrt(count))
+    return _correlation_finding(
+        "independence of following releases",
+        max(scores, default=0.0),
+        _largest_score(3),
+        "lags 1 to 3, all releases together",
+    )
+
+
+def _correlation_finding(check: str, worst: float, limit: float, detail: str) -> Finding:
     return Finding(
-        check="independence of following releases", measured=f"{worst:.2f} standard errors", bound=f"at most {limit:.2f}",
-        passed=worst <= limit, detail="lags 1 to 3, all releases together",
-    )  # fmt: skip
+        check=check,
+        measured=f"{worst:.2f} standard errors",
+        bound=f"at most {limit:.2f}",
+        passed=worst <= limit,
+        detail=detail,
+    )
 
 
-def _extreme(tests: int) -> float:
-    """The score that the largest of so many independent ones passes with probability ALPHA."""
-    return float(stats.norm.isf(ALPHA / (2 * tests)))
-
-
-# --------------------------------------------------------------------------------------------------
-# The noise of a whole run: the session releases sums of zeros, as often as the plan has steps.
+# -- the noise of a whole run ----------------------------------------------------------------------
 #
-# No batch is read and no gradient is taken, so thousands of steps cost about a second. Faults that
-# need many steps show here: noise that repeats after some draws, and noise that weakens in the
-# course of a run.
+# The session releases sums of zeros, as often as the plan has steps. It reads no batch and takes no
+# gradient, so thousands of steps take about a second. This shows noise that repeats after some
+# draws, and noise that weakens during a run.
 
 RUN_NUMBERS = 2_000_000  # samples in all
-MOST = 10_000  # releases
-NARROWEST = 16  # samples of a release
+MOST_RELEASES = 10_000
+FEWEST_SAMPLES = 16  # of a release
 
 
-def noise_run(
-    subject: Subject, *, numbers: int = RUN_NUMBERS, progress: Callable[[int, int], None] | None = None
+def check_run_noise(
+    subject: Subject, *, numbers: int = RUN_NUMBERS, progress: Progress | None = None
 ) -> list[Finding]:
-    """Draw the noise of every step of a plan and test its tails, granularity, repeats and variance over the steps.
+    """Test tails, granularity, repeats and variance of the noise of every step of a plan.
 
     Args:
-        subject: what is audited. Of a plan with more than MOST steps the first MOST are drawn.
+        subject: what is audited. The first MOST_RELEASES steps of its plan are sampled.
         numbers: samples over all steps.
         progress: called with (steps done, of all).
 
     Returns:
         One finding a test. Each has a false-alarm probability of at most 1e-9.
     """
-    steps = min(MOST, subject.plan.steps)
-    size = max(NARROWEST, numbers // steps)
+    steps = min(MOST_RELEASES, subject.plan.steps)
+    size = max(FEWEST_SAMPLES, numbers // steps)
     canaries = Canaries()
-    canaries.add("no loss", tuple(x[0] for x in subject.dataset), 0.0)
-    plan = scripted(subject.plan, [[]] * steps, subject.size + 1)
-    session, _ = watched(subject, plan, canaries.dataset(subject), units=canaries.units(subject), verify=False)
-    zeros = torch.zeros(size, dtype=_type_of(session), device=session.device)
-    stddev = (accounted_noise(plan.event) or plan.noise_multiplier) * plan.sensitivity / plan.expected_batch_size
+    canaries.add("no loss", subject.example(0), 0.0)
+    plan = script_plan(subject.plan, [[]] * steps, subject.size + 1)
+    session, _ = canaries.open_session(subject, plan, verify=False)
+    zeros = torch.zeros(size, dtype=_widest_type(session), device=session.device)
+    stddev = _accounted_stddev(plan)
     samples = np.empty((steps, size))
     outside = 0
     with session:
         for step in range(steps):
             release = session.release_sum(zeros)
-            outside += _count_outside(plan, release)
+            outside += _count_outside_grid(plan, release)
             samples[step] = release.double().cpu().numpy() / stddev
             if progress is not None:
                 progress(step + 1, steps)
     findings = [
         check_tails(samples),
-        check_granularity(samples, collision_rate_of(plan, zeros.dtype, size)),
+        check_granularity(samples, _collision_rate_of(plan, zeros.dtype, size)),
         check_repeats(samples),
         check_windows(samples),
     ]
     if plan.noise == ROUNDED:
-        findings.append(
-            Finding(
-                check="noise grid", measured=f"{outside:,} samples outside", bound="none", passed=not outside,
-                detail=f"{samples.size:,} samples of noise='rounded' against the multiples of its grid",
-            )
-        )  # fmt: skip
+        finding = Finding(
+            check="noise grid",
+            measured=f"{outside:,} samples outside",
+            bound="none",
+            passed=not outside,
+            detail=f"{samples.size:,} samples of noise='rounded' against the multiples of its grid",
+        )
+        findings.append(finding)
     return findings
 
 
-def _type_of(session: Watched) -> torch.dtype:
-    """Return float64 where a trained parameter has it, and float32 elsewhere."""
+def _widest_type(session: WatchedSession) -> torch.dtype:
+    """Return float64 if a trained parameter has it, and float32 otherwise."""
     types = {p.dtype for p in session.model.parameters() if p.requires_grad}
     return torch.float64 if torch.float64 in types else torch.float32
 
 
-def _count_outside(plan: Plan, release: Tensor) -> int:
-    """Count entries that are not multiples of the grid of rounded noise, up to the rounding of their own type."""
+def _count_outside_grid(plan: Plan, release: Tensor) -> int:
+    """Count entries that are not multiples of the grid of rounded noise, up to their rounding."""
     if plan.noise != ROUNDED:
         return 0
     spacing = grid_of(plan.sensitivity, release.numel(), plan.stddev) / plan.expected_batch_size
-    nearest = ((release.double() / spacing).round() * spacing).to(release.dtype)
-    return int((nearest != release).sum())
+    nearest = (release.double() / spacing).round() * spacing
+    return int((nearest.to(release.dtype) != release).sum())
 
 
-# --------------------------------------------------------------------------------------------------
-# The low bits of releases: they must not depend on the batch.
+# -- the low bits of releases ----------------------------------------------------------------------
 #
 # Two batches are released many times under the secret noise. They differ in examples and in size,
 # and their gradients are small. So the noise decides the low bits of every released number, and
@@ -503,13 +635,12 @@ def _count_outside(plan: Plan, release: Tensor) -> int:
 # removes (Mironov 2012).
 
 RELEASES = 48  # of each batch
-LARGEST = 32  # rows
-ENTRIES = 20_000  # of a release, from the beginning of every parameter
+MOST_ROWS = 32
+BIT_ENTRIES = 20_000  # of a release
 BITS = {torch.float64: 16, torch.float32: 8}  # of 52 and of 23
-Counts = NDArray[np.int64]
 
 
-def low_bits(subject: Subject, *, progress: Callable[[int, int], None] | None = None) -> Finding:
+def check_low_bits(subject: Subject, *, progress: Progress | None = None) -> Finding:
     """Compare how often each low bit of each entry is set in releases of two batches.
 
     Args:
@@ -519,81 +650,83 @@ def low_bits(subject: Subject, *, progress: Callable[[int, int], None] | None = 
     Source:
         Fisher's exact test for every bit, with ALPHA divided by their number.
     """
-    large = min(LARGEST, max(2, math.ceil(2 * subject.plan.expected_batch_size)))
-    canaries, count = Canaries(), len(subject.dataset[-1])
-    for number in range(1 + large):
-        canaries.add("loss × 1e-4", tuple(x[number % count] for x in subject.dataset), 1e-4)
-    rows = [subject.size + number for number in range(1 + large)]
+    size = min(MOST_ROWS, max(2, math.ceil(2 * subject.plan.expected_batch_size)))
+    canaries, examples = Canaries(), len(subject.dataset[-1])
+    for number in range(1 + size):
+        canaries.add("loss × 1e-4", subject.example(number % examples), 1e-4)
+    rows = [subject.size + number for number in range(1 + size)]
     script = [rows[:1], rows[1:]] * RELEASES
-    ones: list[Counts] = []
-    for number, bits in enumerate(_bits(subject, canaries, script)):
+    counts: list[Integers] = []
+    for number, bits in enumerate(_release_low_bits(subject, canaries, script)):
         if number < 2:
-            ones.append(bits.astype(np.int64))
+            counts.append(bits.astype(np.int64))
         else:
-            ones[number % 2] += bits
+            counts[number % 2] += bits
         if progress is not None:
             progress(number + 1, len(script))
-    p_values = _p_values()[ones[0], ones[1]]
-    limit = ALPHA / p_values.size
-    worst = float(p_values.min())
-    entry = int(np.argmin(p_values))
-    return Finding(
-        check="low bits", measured=f"p = {worst:.2g}", bound=f"at least {limit:.1g}", passed=worst >= limit,
-        detail=f"{p_values.size:,} bits, {RELEASES} releases each of a batch of 1 and of {large} examples; worst: bit {entry}",
-    )  # fmt: skip
+    p_values = _fisher_p_values()[counts[0], counts[1]]
+    detail = (
+        f"{p_values.size:,} bits, {RELEASES} releases each of a batch of 1 and of {size} examples; "
+        f"worst: bit {int(np.argmin(p_values))}"
+    )
+    return _p_value_finding("low bits", float(p_values.min()), p_values.size, detail)
 
 
-def _bits(subject: Subject, canaries: Canaries, script: list[list[int]]) -> Iterator[NDArray[np.bool_]]:
+def _release_low_bits(
+    subject: Subject, canaries: Canaries, script: list[list[int]]
+) -> Iterator[NDArray[np.bool_]]:
     """Yield the low bits of every release `[bits]`, at fixed weights and a fixed metric."""
-    plan = scripted(unmoved(subject.plan), script, subject.size + len(canaries.names))
-    units = canaries.units(subject)
-    session, walk = watched(subject, plan, canaries.dataset(subject), units=units, verify=False, still=True)
+    frozen = freeze_preconditioner(subject.plan)
+    plan = script_plan(frozen, script, subject.size + len(canaries.names))
+    session, walk = canaries.open_session(subject, plan, verify=False, still=True)
     loss = canaries.loss(subject)
     with session:
         for batch in session.batches():
             session.step(batch, loss)
-            walk.handed.clear()
-            tensors = session.take().gradients
-            total = sum(x.numel() for x in tensors.values())
-            parts = [x.flatten()[: math.ceil(ENTRIES * x.numel() / total)] for x in tensors.values()]
-            yield np.concatenate([_low_bits(x) for x in parts])
+            walk.gradients.clear()
+            released = session.take()
+            parts = []
+            for name, count in _count_leading_entries(released, BIT_ENTRIES).items():
+                parts.append(_low_bits(released.gradients[name].flatten()[:count]))
+            yield np.concatenate(parts)
 
 
 def _low_bits(x: Tensor) -> NDArray[np.bool_]:
     """Return the low mantissa bits of floating-point numbers `[n]` as `[n · bits]`."""
-    bits = BITS[x.dtype]
-    whole = x.detach().cpu().numpy().view(np.uint64 if x.dtype == torch.float64 else np.uint32)
-    return ((whole[:, None] >> np.arange(bits, dtype=whole.dtype)) & 1).astype(bool).ravel()
+    unsigned = np.uint64 if x.dtype == torch.float64 else np.uint32
+    numbers = x.detach().cpu().numpy().view(unsigned)
+    shifts = np.arange(BITS[x.dtype], dtype=numbers.dtype)
+    bits = (numbers[:, None] >> shifts) & 1
+    return bits.astype(bool).ravel()
 
 
-def _p_values() -> NDArray[np.float64]:
+def _fisher_p_values() -> NDArray[np.float64]:
     """Return Fisher's two-sided p-value for every pair of counts `[RELEASES + 1, RELEASES + 1]`."""
     counts = np.arange(RELEASES + 1)
     one, other = np.meshgrid(counts, counts, indexing="ij")
-    low = stats.hypergeom.cdf(one, 2 * RELEASES, one + other, RELEASES)
-    high = stats.hypergeom.sf(one - 1, 2 * RELEASES, one + other, RELEASES)
-    return np.minimum(1.0, 2 * np.minimum(low, high))
+    lower = stats.hypergeom.cdf(one, 2 * RELEASES, one + other, RELEASES)
+    upper = stats.hypergeom.sf(one - 1, 2 * RELEASES, one + other, RELEASES)
+    return _two_sided(lower, upper)
 
 
-# --------------------------------------------------------------------------------------------------
-# The law of the sampler, on batches that a plan's own sampler draws from its own stream.
+# -- the sampler -----------------------------------------------------------------------------------
 #
-# Every certified event is about the same kind of draw: a size from a known distribution (Binomial,
-# that cut at a maximum, or a constant), then a uniform subset of that size, anew at every step. The
-# distribution is read off the event that is accounted for, not off the sampler that is tested.
-# Every test is two-sided where both sides exist; p-values are exact, from moments that are exact,
-# or upper bounds.
+# The plan's own sampler draws batches from its own stream. Every certified event describes the same
+# kind of draw: a size from a known distribution (Binomial, truncated Binomial, or a constant), then
+# a uniform subset of that size, anew at every step. The distribution comes from the event that is
+# accounted for, not from the sampler that is tested. P-values are exact, from exact moments, or
+# upper bounds.
 
-ALPHA = 1e-9  # of one test; a battery has about sixteen
 MOST_STEPS, LEAST_STEPS = 4000, 400  # of an audit
-INCLUSIONS = 2e8  # inclusions that an audit decides in all
-_BINS, _IN_A_BIN = 12, 25
-Batches = Sequence[NDArray[np.int64]]
+INCLUSIONS = 2e8  # that an audit decides in all
+_MOST_CLASSES = 12  # of sizes
+_FEWEST_IN_CLASS = 25  # expected batches
+Batches = Sequence[Integers]
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The distribution of the size of a batch, whose members are then a uniform subset.
+class SizeDistribution:
+    """The distribution of the size of a batch, whose members are a uniform subset.
 
     Attributes:
         dataset_size: N >= 2.
@@ -604,33 +737,41 @@ class Sizes:
     mass: NDArray[np.float64]
 
     @classmethod
-    def of(cls, event: dp_accounting.DpEvent, dataset_size: int) -> Sizes:
-        """What an event says of the batches.
+    def from_event(cls, event: dp_accounting.DpEvent, dataset_size: int) -> SizeDistribution:
+        """Return the distribution that an event implies.
 
         Raises:
-            ValueError: an event that is not about batches, or one of another data set.
+            ValueError: the event does not describe batches of this data set.
         """
         import dp_accounting
 
-        every = np.arange(dataset_size + 1)
+        sizes = np.arange(dataset_size + 1)
         if isinstance(event, dp_accounting.GaussianDpEvent):
-            return cls(dataset_size, (every == dataset_size).astype(float))
+            return cls(dataset_size, (sizes == dataset_size).astype(float))
         if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-            return cls(dataset_size, stats.binom.pmf(every, dataset_size, event.sampling_probability))
-        if getattr(event, "dataset_size", getattr(event, "source_dataset_size", None)) != dataset_size:
-            raise ValueError(f"the event {event} says nothing of batches from {dataset_size} examples")
+            mass = stats.binom.pmf(sizes, dataset_size, event.sampling_probability)
+            return cls(dataset_size, mass)
+        event_size = getattr(event, "dataset_size", getattr(event, "source_dataset_size", None))
+        if event_size != dataset_size:
+            raise ValueError(
+                f"the event {event} describes no batches of {dataset_size} examples: pass the "
+                "event and size of one plan"
+            )
         if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-            mass = stats.binom.pmf(every, dataset_size, event.sampling_probability)
+            rate = event.sampling_probability
+            mass = stats.binom.pmf(sizes, dataset_size, rate)
             most = min(dataset_size, event.truncated_batch_size)
-            mass[most] = stats.binom.sf(most - 1, dataset_size, event.sampling_probability)
+            mass[most] = stats.binom.sf(most - 1, dataset_size, rate)
             mass[most + 1 :] = 0.0
             return cls(dataset_size, mass)
-        return cls(dataset_size, (every == event.sample_size).astype(float))
+        return cls(dataset_size, (sizes == event.sample_size).astype(float))
 
     def moment(self, power: int) -> float:
-        """Central moment of the size; the mean for the first."""
-        every = np.arange(self.dataset_size + 1)
-        return float(self.mass @ every) if power == 1 else float(self.mass @ (every - self.mean) ** power)
+        """Return a central moment of the size; the mean for the first."""
+        sizes = np.arange(self.dataset_size + 1)
+        if power == 1:
+            return float(self.mass @ sizes)
+        return float(self.mass @ (sizes - self.mean) ** power)
 
     @cached_property
     def mean(self) -> float:
@@ -649,24 +790,31 @@ class Sizes:
 
     @cached_property
     def squared_covariances(self) -> float:
-        """Sum of the squares of the N² covariances of the indicators of the examples: Σ² of two independent batches."""
+        """Sum of the squares of the N² covariances of the indicators of the examples."""
         n, q = self.dataset_size, self.rate
-        together = (self.variance + self.mean**2 - self.mean) / (n * (n - 1))
-        return float(n * (q * (1 - q)) ** 2 + n * (n - 1) * (together - q * q) ** 2)
+        both = (self.variance + self.mean**2 - self.mean) / (n * (n - 1))
+        variances = n * (q * (1 - q)) ** 2
+        return float(variances + n * (n - 1) * (both - q * q) ** 2)
 
 
 def draw_batches(plan: Plan, steps: int, stream: SamplingStream | None = None) -> Batches:
-    """Batches of the plan's sampler, by default from a new stream of the plan (secret, but for a plan in test mode)."""
+    """Draw batches with a plan's sampler, by default from a new stream of the plan.
+
+    The new stream is secret unless the plan is in test mode.
+    """
     stream = stream or plan.sampling_stream()
     return [np.asarray(plan.draw(step, stream)) for step in range(steps)]
 
 
-def sampler_law(plan: Plan, *, steps: int | None = None, stream: SamplingStream | None = None) -> list[Finding]:
-    """Draw batches from two streams of a plan and judge them.
+def check_sampler(
+    plan: Plan, *, steps: int | None = None, stream: SamplingStream | None = None
+) -> list[Finding]:
+    """Test the distribution of batches from two streams of a plan.
 
     Args:
         plan: of the run.
-        steps: batches from each stream; by default as many as decide 2·10⁸ inclusions, between 400 and 4,000.
+        steps: batches from each stream; by default as many as decide 2·10⁸ inclusions, between 400
+            and 4,000.
         stream: the first stream; by default a new one.
     """
     n = plan.dataset_size
@@ -674,200 +822,278 @@ def sampler_law(plan: Plan, *, steps: int | None = None, stream: SamplingStream 
         return []
     steps = steps or int(min(MOST_STEPS, max(LEAST_STEPS, INCLUSIONS / n)))
     batches = draw_batches(plan, steps, stream)
-    beside = None if plan.test_mode else draw_batches(plan, steps)
-    values = sampler_battery(batches, Sizes.of(plan.event, n), beside)
+    # In test mode a second stream would repeat the first.
+    other_batches = None if plan.test_mode else draw_batches(plan, steps)
+    sizes = SizeDistribution.from_event(plan.event, n)
+    p_values = compute_p_values(batches, sizes, other_batches)
     detail = f"{steps:,} batches of {n:,} examples"
-    return [
-        Finding(check=f"sampler: {name}", measured=f"p = {p:.2g}", bound=f"at least {ALPHA:g}", passed=p >= ALPHA, detail=detail)
-        for name, p in values.items()
-    ]
+    return [_p_value_finding(f"sampler: {name}", p, 1, detail) for name, p in p_values.items()]
 
 
-def sampler_battery(batches: Batches, law: Sizes, beside: Batches | None = None) -> dict[str, float]:
-    """p-values of what the law implies, by name.
+def compute_p_values(
+    batches: Batches, distribution: SizeDistribution, other_batches: Batches | None = None
+) -> dict[str, float]:
+    """Compute the p-values of all tests of a sampler.
 
     Args:
         batches: indices of every batch, in the order of the steps; at least two batches.
-        law: of the size, for a data set of at least two examples.
-        beside: batches of another stream (rank, session), which must be independent of the first.
+        distribution: of the size, for a data set of at least two examples.
+        other_batches: batches of another stream (rank, session), which must be independent of the
+            first.
 
     Returns:
-        Name of the test to its p-value; 0 where a batch is impossible.
+        Name of the test to its p-value; 0 if a batch is impossible.
     """
-    n, drawn = law.dataset_size, _Drawn.of(batches)
-    if not drawn.is_possible(n) or np.any(law.mass[np.minimum(drawn.sizes, n)] == 0):
+    n, inclusions = distribution.dataset_size, _Inclusions.from_batches(batches)
+    size_rates = distribution.mass[np.minimum(inclusions.sizes, n)]
+    if not inclusions.are_possible(n) or np.any(size_rates == 0):
         return {"possible batches": 0.0}
-    values = {"possible batches": 1.0, **_of_sizes(drawn.sizes, law), **_of_examples(drawn, law)}
-    values |= {"neighbouring examples": _neighbours(drawn, n), "halves of the data set": _halves(drawn, n)}
-    values["following batches"] = _overlap(drawn.part(0, -1), drawn.part(1, None), n)
-    values["equal batches"] = _equal(batches, law)
-    if beside is not None:
-        values["another stream"] = _overlap(drawn, _Drawn.of(beside), n)
-        values["equal batches in another stream"] = _equal(batches, law, beside)
-    return values
+    p_values = {"possible batches": 1.0}
+    p_values |= _test_sizes(inclusions.sizes, distribution)
+    p_values |= _test_examples(inclusions, distribution)
+    p_values["neighbouring examples"] = _test_neighbours(inclusions, n)
+    p_values["halves of the data set"] = _test_halves(inclusions, n)
+    earlier, later = inclusions.between(0, -1), inclusions.between(1, None)
+    p_values["following batches"] = _test_overlap(earlier, later, n)
+    p_values["equal batches"] = _test_equal_batches(batches, distribution)
+    if other_batches is not None:
+        other_inclusions = _Inclusions.from_batches(other_batches)
+        p_values["another stream"] = _test_overlap(inclusions, other_inclusions, n)
+        p_values["equal batches in another stream"] = _test_equal_batches(
+            batches, distribution, other_batches
+        )
+    return p_values
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """Batches behind each other: the step and the example of every inclusion, in order, and the size of every batch."""
+class _Inclusions:
+    """All inclusions of consecutive batches.
 
-    step: NDArray[np.int64]
-    example: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    Attributes:
+        step: of every inclusion, in order.
+        example: of every inclusion, in order within a step.
+        sizes: of every batch.
+    """
+
+    step: Integers
+    example: Integers
+    sizes: Integers
 
     @classmethod
-    def of(cls, batches: Batches) -> _Drawn:
+    def from_batches(cls, batches: Batches) -> _Inclusions:
         sizes = np.array([len(batch) for batch in batches], dtype=np.int64)
-        step, example = np.repeat(np.arange(len(sizes)), sizes), np.concatenate(batches).astype(np.int64)
+        step = np.repeat(np.arange(len(sizes)), sizes)
+        example = np.concatenate(batches).astype(np.int64)
         order = np.lexsort((example, step))
         return cls(step, example[order], sizes)
 
-    def part(self, begin: int, end: int | None) -> _Drawn:
-        """Some of the batches, numbered from 0."""
+    def between(self, begin: int, end: int | None) -> _Inclusions:
+        """Return the inclusions of some of the batches, numbered from 0."""
         first, last, _ = slice(begin, end).indices(len(self.sizes))
-        inside = (self.step >= first) & (self.step < last)
-        return _Drawn(self.step[inside] - first, self.example[inside], self.sizes[first:last])
+        is_inside = (self.step >= first) & (self.step < last)
+        step = self.step[is_inside] - first
+        return _Inclusions(step, self.example[is_inside], self.sizes[first:last])
 
     @property
-    def ascents(self) -> NDArray[np.int64]:
-        """From each example of a batch to the next one of the same batch."""
+    def ascents(self) -> Integers:
+        """Differences between consecutive examples of the same batch."""
         return np.diff(self.example)[np.diff(self.step) == 0]
 
-    def is_possible(self, dataset_size: int) -> bool:
-        """Whether no batch holds an example twice, or one that does not exist."""
-        return bool(
-            np.all(self.ascents > 0) and np.all(self.example >= 0) and np.all(self.example < dataset_size)
-        )
+    def are_possible(self, dataset_size: int) -> bool:
+        """Return whether every batch holds existing examples, each at most once."""
+        exists = (self.example >= 0) & (self.example < dataset_size)
+        return bool(np.all(self.ascents > 0) and np.all(exists))
 
 
-def _of_sizes(sizes: NDArray[np.int64], law: Sizes) -> dict[str, float]:
-    steps, mean, variance = len(sizes), law.mean, law.variance
-    if variance < 1e-9:  # one size, which every batch has been found to have
+def _test_sizes(sizes: Integers, distribution: SizeDistribution) -> dict[str, float]:
+    steps, mass, variance = len(sizes), distribution.mass, distribution.variance
+    if variance < 1e-9:
+        # Every batch has the one possible size: the test of possible batches has seen that.
         return {}
-    away = sizes - mean
+    deviations = sizes - distribution.mean
+    squares = float((deviations**2).sum())
+    squares_variance = steps * (distribution.moment(4) - variance**2)
+    products = (deviations[1:] * deviations[:-1]).sum()
     largest, smallest = int(sizes.max()), int(sizes.min())
-    above, below = float(law.mass[largest + 1 :].sum()), float(law.mass[:smallest].sum())
+    above = float(mass[largest + 1 :].sum())
+    below = float(mass[:smallest].sum())
+    empty_batches = int((sizes == 0).sum())
+    empty = stats.binomtest(empty_batches, steps, min(1.0, mass[0]))
     return {
-        "total": _normal(away.sum() / math.sqrt(steps * variance)),
-        "variance of sizes": _gamma(float((away**2).sum()), steps * variance, steps * (law.moment(4) - variance**2)),
-        "distribution of sizes": _fit(sizes, law),
-        "largest batch": _both(1 - _once(above, steps), _once(above + float(law.mass[largest]), steps)),
-        "smallest batch": _both(1 - _once(below, steps), _once(below + float(law.mass[smallest]), steps)),
-        "empty batches": float(stats.binomtest(int((sizes == 0).sum()), steps, min(1.0, law.mass[0])).pvalue),
-        "sizes of following batches": _normal((away[1:] * away[:-1]).sum() / (variance * math.sqrt(steps - 1))),
+        "total": _normal_p_value(deviations.sum() / math.sqrt(steps * variance)),
+        "variance of sizes": _gamma_p_value(squares, steps * variance, squares_variance),
+        "distribution of sizes": _test_fit(sizes, distribution),
+        "largest batch": _extreme_p_value(above, float(mass[largest]), steps),
+        "smallest batch": _extreme_p_value(below, float(mass[smallest]), steps),
+        "empty batches": float(empty.pvalue),
+        "sizes of following batches": _normal_p_value(
+            products / (variance * math.sqrt(steps - 1))
+        ),
     }
 
 
-def _of_examples(drawn: _Drawn, law: Sizes) -> dict[str, float]:
-    """How often each example was drawn: too unevenly, too evenly, one far too rarely or too often."""
-    n, steps, q = law.dataset_size, len(drawn.sizes), law.rate
+def _extreme_p_value(beyond: float, at: float, steps: int) -> float:
+    """Return the two-sided p-value of the extreme size of all batches.
+
+    Args:
+        beyond: probability of sizes beyond the extreme one.
+        at: probability of the extreme size.
+        steps: number of batches.
+    """
+    lower, upper = 1 - _probability_of_any(beyond, steps), _probability_of_any(beyond + at, steps)
+    return float(_two_sided(lower, upper))
+
+
+def _probability_of_any(probability: float, steps: int) -> float:
+    """Return the probability that an event happens in at least one step."""
+    return 1.0 if probability >= 1 else -math.expm1(steps * math.log1p(-probability))
+
+
+def _test_examples(inclusions: _Inclusions, distribution: SizeDistribution) -> dict[str, float]:
+    """Test how often each example was sampled: too unevenly, too evenly, or one far off."""
+    n, steps, q = distribution.dataset_size, len(inclusions.sizes), distribution.rate
     if q >= 1:
         return {}
-    counts = np.bincount(drawn.example, minlength=n)
+    counts = np.bincount(inclusions.example, minlength=n)
     spread = float(np.square(counts - steps * q).sum())
-    # of the sum over steps t, u of the products of centred indicators: equal steps, then different ones
-    variance = steps * (1 - 2 * q) ** 2 * law.variance + 2 * steps * (steps - 1) * law.squared_covariances
-    often = stats.binom(steps, q)
+    # The variance of the sum over steps t and u of the products of centred indicators. The first
+    # term is that of equal steps.
+    variance = steps * (1 - 2 * q) ** 2 * distribution.variance
+    variance += 2 * steps * (steps - 1) * distribution.squared_covariances
+    binomial = stats.binom(steps, q)
     return {
-        "inclusion": _gamma(spread, steps * n * q * (1 - q), variance),
-        "example drawn least": min(1.0, n * float(often.cdf(counts.min()))),
-        "example drawn most": min(1.0, n * float(often.sf(counts.max() - 1))),
+        "inclusion": _gamma_p_value(spread, steps * n * q * (1 - q), variance),
+        "example drawn least": min(1.0, n * float(binomial.cdf(counts.min()))),
+        "example drawn most": min(1.0, n * float(binomial.sf(counts.max() - 1))),
     }
 
 
-def _overlap(first: _Drawn, second: _Drawn, n: int) -> float:
-    """Examples that two batches share, summed over pairs of batches; given their sizes, each pair is hypergeometric."""
-    shared = np.intersect1d(first.step * n + first.example, second.step * n + second.example, assume_unique=True).size
-    a, b = first.sizes.astype(float), second.sizes.astype(float)
-    variance = a * b * (n - a) * (n - b) / (n * n * (n - 1))
-    return _count(shared, float((a * b / n).sum()), float(variance.sum()))
+def _test_overlap(first: _Inclusions, second: _Inclusions, n: int) -> float:
+    """Test how many examples two batches share, summed over pairs of batches.
 
-
-def _neighbours(drawn: _Drawn, n: int) -> float:
-    """Pairs of examples i, i + 1 in one batch, the last and the first included.
-
-    A batch of s has s less the number of its runs, and given s that number is hypergeometric.
+    Given the sizes, the number of each pair is hypergeometric.
     """
-    inner = drawn.sizes[(drawn.sizes > 0) & (drawn.sizes < n)].astype(float)
+    first_keys, second_keys = first.step * n + first.example, second.step * n + second.example
+    shared = np.intersect1d(first_keys, second_keys, assume_unique=True).size
+    a, b = first.sizes.astype(float), second.sizes.astype(float)
+    mean = a * b / n
+    variance = a * b * (n - a) * (n - b) / (n * n * (n - 1))
+    return _count_p_value(shared, float(mean.sum()), float(variance.sum()))
+
+
+def _test_neighbours(inclusions: _Inclusions, n: int) -> float:
+    """Test the number of pairs of examples i, i + 1 in one batch, on a circle.
+
+    A batch of s examples has s minus the number of its runs. Given s that number is hypergeometric.
+    """
+    sizes = inclusions.sizes
+    inner = sizes[(sizes > 0) & (sizes < n)].astype(float)
     if n < 3 or not inner.size:
         return 1.0
-    ends = [np.bincount(drawn.step[drawn.example == end], minlength=len(drawn.sizes)) for end in (0, n - 1)]
-    together = int((drawn.ascents == 1).sum()) + int(ends[0] @ ends[1]) - n * int((drawn.sizes == n).sum())
+    has_end = []
+    for end in (0, n - 1):
+        steps = inclusions.step[inclusions.example == end]
+        has_end.append(np.bincount(steps, minlength=len(sizes)))
+    adjacent = int((inclusions.ascents == 1).sum())
+    adjacent += int(has_end[0] @ has_end[1])
+    adjacent -= n * int((sizes == n).sum())
     rest = n - inner
     mean = inner * (inner - 1) / (n - 1)
     variance = inner * rest * (inner - 1) * (rest - 1) / ((n - 1) ** 2 * (n - 2))
-    return _count(together, float(mean.sum()), float(variance.sum()))
+    return _count_p_value(adjacent, float(mean.sum()), float(variance.sum()))
 
 
-def _halves(drawn: _Drawn, n: int) -> float:
-    """The spread of how a batch divides over even and odd examples: pairs that come together or avoid each other."""
-    even, sizes = (n + 1) // 2, drawn.sizes
-    counts = np.bincount(drawn.step[drawn.example % 2 == 0], minlength=len(sizes))
+def _test_halves(inclusions: _Inclusions, n: int) -> float:
+    """Test how batches divide over even and odd examples.
+
+    The spread shows pairs of examples that come together or avoid each other.
+    """
+    even, sizes = (n + 1) // 2, inclusions.sizes
+    even_steps = inclusions.step[inclusions.example % 2 == 0]
+    counts = np.bincount(even_steps, minlength=len(sizes))
     squares = float(np.square(counts - sizes * even / n).sum())
     mean = variance = 0.0
-    for size, count in Counter(sizes.tolist()).items():
-        found = np.arange(max(0, size - (n - even)), min(size, even) + 1)
-        mass, away = stats.hypergeom.pmf(found, n, even, size), (found - size * even / n) ** 2
-        mean += count * float(mass @ away)
-        variance += count * (float(mass @ away**2) - float(mass @ away) ** 2)
-    return _gamma(squares, mean, variance)
+    for size, repeats in Counter(sizes.tolist()).items():
+        fewest, most = max(0, size - (n - even)), min(size, even)
+        values = np.arange(fewest, most + 1)
+        mass = stats.hypergeom.pmf(values, n, even, size)
+        squared_deviations = (values - size * even / n) ** 2
+        expected = float(mass @ squared_deviations)
+        mean += repeats * expected
+        variance += repeats * (float(mass @ squared_deviations**2) - expected**2)
+    return _gamma_p_value(squares, mean, variance)
 
 
-def _equal(batches: Batches, law: Sizes, beside: Batches | None = None) -> float:
-    """A bound of the probability of so many equal pairs of batches: their expected number over the number found."""
-    n, steps = law.dataset_size, len(batches)
-    tallies = [Counter(np.sort(b).astype(np.int64).tobytes() for b in side) for side in (batches, beside or ())]
-    if beside is None:
-        found, pairs = sum(k * (k - 1) // 2 for k in tallies[0].values()), steps * (steps - 1) / 2
+def _test_equal_batches(
+    batches: Batches, distribution: SizeDistribution, other_batches: Batches | None = None
+) -> float:
+    """Bound the probability of this many equal pairs of batches.
+
+    Source:
+        Markov's inequality: the expected number of equal pairs over the observed number.
+    """
+    n, steps = distribution.dataset_size, len(batches)
+    tally = _tally(batches)
+    if other_batches is None:
+        equal = sum(count * (count - 1) // 2 for count in tally.values())
+        pairs: float = steps * (steps - 1) / 2
     else:
-        found, pairs = sum(k * tallies[1][key] for key, k in tallies[0].items()), steps * len(beside)
-    every = np.arange(n + 1)
-    choices = special.gammaln(n + 1) - special.gammaln(every + 1) - special.gammaln(n - every + 1)
+        other_tally = _tally(other_batches)
+        equal = sum(count * other_tally[key] for key, count in tally.items())
+        pairs = steps * len(other_batches)
+    sizes = np.arange(n + 1)
+    log_subsets = special.gammaln(n + 1) - special.gammaln(sizes + 1)
+    log_subsets -= special.gammaln(n - sizes + 1)
     with np.errstate(divide="ignore"):
-        expected = pairs * float(np.exp(2 * np.log(law.mass) - choices).sum())
-    return min(1.0, expected / found) if found else 1.0
+        log_rates = 2 * np.log(distribution.mass) - log_subsets
+        expected = pairs * float(np.exp(log_rates).sum())
+    return min(1.0, expected / equal) if equal else 1.0
 
 
-def _fit(sizes: NDArray[np.int64], law: Sizes) -> float:
-    """Pearson's test over up to a dozen classes of sizes, about equally probable."""
-    steps, below = len(sizes), np.cumsum(law.mass)
+def _tally(batches: Batches) -> Counter[bytes]:
+    """Count batches by their members."""
+    return Counter(np.sort(batch).astype(np.int64).tobytes() for batch in batches)
+
+
+def _test_fit(sizes: Integers, distribution: SizeDistribution) -> float:
+    """Apply Pearson's test to at most a dozen classes of sizes of about equal probability."""
+    steps, cumulative = len(sizes), np.cumsum(distribution.mass)
+    classes = min(_MOST_CLASSES, max(2, steps // _FEWEST_IN_CLASS))
+    fewest = _FEWEST_IN_CLASS / steps
     edges, last = [], 0.0
-    for share in np.linspace(0, 1, min(_BINS, max(2, steps // _IN_A_BIN)) + 1)[1:-1]:
-        edge = int(np.searchsorted(below, share))
-        if below[edge] - last > _IN_A_BIN / steps and 1 - below[edge] > _IN_A_BIN / steps:
+    for quantile in np.linspace(0, 1, classes + 1)[1:-1]:
+        edge = int(np.searchsorted(cumulative, quantile))
+        if cumulative[edge] - last > fewest and 1 - cumulative[edge] > fewest:
             edges.append(edge)
-            last = below[edge]
+            last = cumulative[edge]
     if not edges:
         return 1.0
-    expected = np.diff([0.0, *below[edges], 1.0]) * steps
-    found = np.bincount(np.searchsorted(edges, sizes), minlength=len(expected))
-    return float(stats.chi2.sf(float(np.square(found - expected) @ (1 / expected)), len(edges)))
+    expected = np.diff([0.0, *cumulative[edges], 1.0]) * steps
+    counts = np.bincount(np.searchsorted(edges, sizes), minlength=len(expected))
+    statistic = float(np.square(counts - expected) @ (1 / expected))
+    return float(stats.chi2.sf(statistic, len(edges)))
 
 
-def _once(chance: float, steps: int) -> float:
-    """Probability that something of this chance happens in at least one of the steps."""
-    return 1.0 if chance >= 1 else -math.expm1(steps * math.log1p(-chance))
-
-
-def _both(lower: float, upper: float) -> float:
-    return min(1.0, 2 * min(lower, upper))
-
-
-def _normal(score: float) -> float:
+def _normal_p_value(score: float) -> float:
     return float(2 * stats.norm.sf(abs(score)))
 
 
-def _gamma(value: float, mean: float, variance: float) -> float:
-    """Two-sided, under the gamma distribution of this mean and variance: a scaled χ²."""
+def _gamma_p_value(value: float, mean: float, variance: float) -> float:
+    """Return the two-sided p-value under the gamma distribution (a scaled χ²) of these moments."""
     if variance <= 0:
         return 1.0 if math.isclose(value, mean, rel_tol=1e-9, abs_tol=1e-9) else 0.0
-    law = stats.gamma(mean * mean / variance, scale=variance / mean)
-    return _both(float(law.cdf(value)), float(law.sf(value)))
+    gamma = stats.gamma(mean * mean / variance, scale=variance / mean)
+    return float(_two_sided(gamma.cdf(value), gamma.sf(value)))
 
 
-def _count(found: int, mean: float, variance: float) -> float:
-    """Two-sided, for a count that is nearly normal where it is large and nearly a Poisson number where it is rare."""
+def _count_p_value(count: int, mean: float, variance: float) -> float:
+    """Return the two-sided p-value of a count.
+
+    The count is nearly normal if it is large and nearly a Poisson number if it is small.
+    """
     if variance <= 0:
-        return float(math.isclose(found, mean, rel_tol=1e-9, abs_tol=1e-9))
-    rare = _both(float(stats.poisson.cdf(found, mean)), float(stats.poisson.sf(found - 1, mean)))
-    return max(rare, _normal((found - mean) / math.sqrt(variance)))
+        return float(math.isclose(count, mean, rel_tol=1e-9, abs_tol=1e-9))
+    lower, upper = stats.poisson.cdf(count, mean), stats.poisson.sf(count - 1, mean)
+    poisson = float(_two_sided(lower, upper))
+    score = (count - mean) / math.sqrt(variance)
+    return max(poisson, _normal_p_value(score))

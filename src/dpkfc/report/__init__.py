@@ -1,3 +1,3 @@
-"""What a person sees of a run: progress, privacy card, plots, run folder and the table of the doctor."""
+"""Privacy cards, verification of ledgers, the doctor and the cost model."""
 
 from __future__ import annotations

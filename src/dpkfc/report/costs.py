@@ -1,9 +1,10 @@
-"""What a step costs on this machine, layer by layer, measured on public inputs: the cost model behind `dpkfc doctor --cost`.
+"""A cost model: what a step takes on this machine, layer by layer, measured on public inputs.
 
-Nothing is looked at but the probe, so what is chosen here may decide how a private run computes: the norm method of a layer
-(`PrivacyConfig.norm_methods`), low-rank sides, and how often the metric is rebuilt. The first two change speed and rounding,
-never the guarantee; the last is a setting like any other. Times of layers are kept in a file, so that a machine measures a
-shape once.
+It is behind `dpkfc doctor --cost` and `structure="auto"`. It uses the probe alone, so its choices
+may decide how a private run computes: the norm method of a layer (`PrivacyConfig.norm_methods`),
+low-rank factors, and how often the metric is rebuilt. The first two change speed and rounding,
+never the guarantee. The last is a setting like any other. A file keeps the times of layers, so a
+machine measures a shape once.
 """
 
 from __future__ import annotations
@@ -39,16 +40,130 @@ from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Outer
 from dpkfc.linalg.metric import Dense, Entry, Kronecker, LowRank, Side
 from dpkfc.linalg.norms import METHODS, choice_for, per_example_norms
 
+# -- times of this machine -------------------------------------------------------------------------
+
 _REPEATS = 3
-WORTH = 0.9  # another method must take less than this share of the time, or the rule stays
-_SHARE = 0.05  # of the time that refreshes may take
-_SMALLER = 8  # times fewer examples in a probe that is averaged over refreshes, but not fewer than 16
-_GRADIENT_BYTES = 1 << 28  # of one layer's gradients formed at once, beyond which materialising is not tried
+
+
+def default_cache() -> Path:
+    """Return the file of measured times.
+
+    It is `$DPKFC_CACHE/costs.json`, or lies below the user's cache folder.
+    """
+    if folder := os.environ.get("DPKFC_CACHE"):
+        return Path(folder) / "costs.json"
+    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(user_cache) / "dpkfc" / "costs.json"
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Measured seconds by what was timed, stored in a file.
+
+    A damaged or unwritable file is ignored, and everything is measured anew.
+
+    Attributes:
+        path: the file, None to store nothing.
+        seconds: of this machine, its instructions, thread count and version of torch.
+        stale: keys that are to be measured once more.
+    """
+
+    path: Path | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    stale: set[str] = field(default_factory=set)
+
+    @classmethod
+    def load(cls, path: Path | Timings | None, *, again: bool = False) -> Timings:
+        """Return given times, or the times of this machine from a file.
+
+        Args:
+            path: the file, or times.
+            again: measure each stored time anew at its first use.
+        """
+        if isinstance(path, Timings):
+            return path
+        seconds = {}
+        for key, value in _read(path).get(_machine(), {}).items():
+            if isinstance(value, int | float) and value > 0:
+                seconds[key] = value
+        return cls(path, seconds, set(seconds) if again else set())
+
+    def measure(self, key: str, work: Callable[[], Any]) -> float:
+        """Return the seconds of `work`, and measure them unless they are known and not stale."""
+        if key not in self.seconds or key in self.stale:
+            self.seconds[key] = measure_seconds(work)
+            self.stale.discard(key)
+        return self.seconds[key]
+
+    def save(self) -> None:
+        """Write the times into the file, beside those of other machines."""
+        if self.path is None:
+            return
+        machines = _read(self.path)
+        machines[_machine()] = dict(sorted(self.seconds.items()))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            part = self.path.with_suffix(f".{os.getpid()}.part")
+            part.write_text(json.dumps(machines, indent=1))
+            part.replace(self.path)
+        except OSError:
+            # A cache that cannot be written costs time, nothing else.
+            return
+
+
+def _read(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Return the times of all machines in a file, {} for a damaged file."""
+    if path is None:
+        return {}
+    try:
+        machines = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(machines, dict):
+        return {}
+    return {name: times for name, times in machines.items() if isinstance(times, dict)}
+
+
+def _machine() -> str:
+    processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    return f"{platform.node()} {processor} {threads}, torch {torch.__version__}"
+
+
+def measure_seconds(work: Callable[[], Any]) -> float:
+    """Return the median wall time of a few runs on finished devices, after a warm-up."""
+    seconds = []
+    for _ in range(1 + _REPEATS):
+        _synchronize()
+        started = time.perf_counter()
+        work()
+        _synchronize()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:])
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    if torch.backends.mps.is_available():
+        torch.mps.synchronize()
+
+
+# -- a step and its layers -------------------------------------------------------------------------
+
+# A method replaces that of the rule if it takes less than this fraction of the time.
+WORTH = 0.9
+# Refreshes may take this fraction of the time.
+_REFRESH_FRACTION = 0.05
+# A probe that is averaged over refreshes has so many times fewer examples, but at least _FEWEST.
+_SMALLER, _FEWEST = 8, 16
+# Materialising is not tried if the gradients of one layer take more bytes.
+_GRADIENT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideCost:
-    """Seconds to map a batch's rows by one side: as it is, and by a full matrix of its width."""
+    """Seconds to map a batch's rows by one factor: as it is, and by a full matrix of its width."""
 
     side: str
     kind: str
@@ -59,12 +174,12 @@ class SideCost:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """One matrix layer with several positions.
+    """Cost of one matrix layer with several positions.
 
     Attributes:
         name: of the layer.
         positions, d_in, d_out: its shape on the probe.
-        by_rule: the method the rule by widths takes.
+        by_rule: the method that the rule by widths takes.
         seconds: of the norms of one batch, by method.
         sides: of its map.
     """
@@ -79,15 +194,15 @@ class LayerCost:
 
     @property
     def chosen(self) -> str:
-        """The fastest method, or that of the rule where none is clearly faster."""
+        """The fastest method, or that of the rule if none is clearly faster."""
         fastest = min(self.seconds, key=lambda method: self.seconds[method])
-        faster = self.seconds[fastest] < WORTH * self.seconds[self.by_rule]
-        return fastest if faster else self.by_rule
+        is_clear = self.seconds[fastest] < WORTH * self.seconds[self.by_rule]
+        return fastest if is_clear else self.by_rule
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """A step of `rows` examples, in seconds.
+    """Cost of a step of `rows` examples, in seconds.
 
     Attributes:
         rows: examples.
@@ -95,11 +210,11 @@ class Costs:
         plain: forward and backward pass without privacy.
         dp_sgd: the clipped sum without a metric.
         preconditioned: the clipped sum in the metric.
-        chosen: the same with the norm methods that are recommended.
+        chosen: the same with the recommended norm methods.
         refresh: building the metric.
-        averaged: probe examples, share of the past and seconds of a refresh that averages a smaller probe over refreshes, so that
-            about as many examples stand behind each factor.
-        layers: where the method is a choice.
+        averaged: probe examples, weight of the past, and seconds of a refresh that averages a
+            smaller probe over refreshes. About as many examples then stand behind each factor.
+        layers: with a choice of methods.
     """
 
     rows: int
@@ -114,231 +229,223 @@ class Costs:
 
     @property
     def every(self) -> int:
-        """The shortest interval of refreshes, in steps, that keeps them within a twentieth of the time."""
+        """Shortest refresh interval, in steps, that keeps refreshes within 5 % of the time."""
         return self.interval(self.refresh)
 
     def interval(self, refresh: float) -> int:
-        """The same for a refresh of so many seconds."""
-        return max(1, int(np.ceil(refresh / (_SHARE / (1 - _SHARE) * max(self.chosen, 1e-9)))))
+        """Return the shortest interval for a refresh of so many seconds."""
+        allowed = _REFRESH_FRACTION / (1 - _REFRESH_FRACTION) * max(self.chosen, 1e-9)
+        return max(1, int(np.ceil(refresh / allowed)))
 
     @property
     def norm_methods(self) -> dict[str, str]:
-        """Layers for which another method than that of the rule is clearly faster, for `PrivacyConfig(norm_methods=...)`."""
-        return {layer.name: layer.chosen for layer in self.layers if layer.chosen != layer.by_rule}
+        """Layers with a clearly faster method, for `PrivacyConfig(norm_methods=...)`."""
+        return _faster_methods(self.layers)
 
 
-def default_cache() -> Path:
-    """The file of measured times: `$DPKFC_CACHE/costs.json`, or below the user's cache folder."""
-    own = os.environ.get("DPKFC_CACHE")
-    folder = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpkfc"
-    return folder / "costs.json"
+def _faster_methods(layers: Sequence[LayerCost]) -> dict[str, str]:
+    return {layer.name: layer.chosen for layer in layers if layer.chosen != layer.by_rule}
 
 
-@dataclass(frozen=True)
-class Timings:
-    """Measured seconds by what was timed, kept in a file; a damaged or unwritable file is measured anew and left alone.
-
-    Attributes:
-        path: the file, None to keep nothing.
-        held: of this machine, its instructions, thread count and version of torch.
-        doubted: those of them that are to be measured once more, and written over the old ones.
-    """
-
-    path: Path | None = None
-    held: dict[str, float] = field(default_factory=dict)
-    doubted: set[str] = field(default_factory=set)
-
-    @classmethod
-    def load(cls, path: Path | Timings | None, *, again: bool = False) -> Timings:
-        """The times of this machine: those given, or from a file; `again`: to be measured anew wherever they are asked for."""
-        if isinstance(path, Timings):
-            return path
-        held = {k: v for k, v in _read(path).get(_machine(), {}).items() if isinstance(v, int | float) and v > 0}
-        return cls(path, held, set(held) if again else set())
-
-    def of(self, key: str, work: Callable[[], Any]) -> float:
-        """Seconds of `work`, measured unless they are known and not doubted."""
-        if key not in self.held or key in self.doubted:
-            self.held[key] = seconds_of(work)
-            self.doubted.discard(key)
-        return self.held[key]
-
-    def save(self) -> None:
-        """Write what is known beside what other machines have measured."""
-        if self.path is None:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            part = self.path.with_suffix(f".{os.getpid()}.part")
-            part.write_text(json.dumps({**_read(self.path), _machine(): dict(sorted(self.held.items()))}, indent=1))
-            part.replace(self.path)
-        except OSError:
-            return  # a cache that cannot be written costs time, nothing else
-
-
-def _read(path: Path | None) -> dict[str, dict[str, Any]]:
-    try:
-        found = json.loads(path.read_text()) if path is not None else {}
-    except (OSError, ValueError):
-        return {}
-    return {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
-
-
-def _machine() -> str:
-    processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-    threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    return f"{platform.node()} {processor} {threads}, torch {torch.__version__}"
-
-
-def seconds_of(work: Callable[[], Any]) -> float:
-    """Median wall time of a few runs after a first one that does not count; an accelerator has finished its part."""
-    taken = []
-    for _ in range(1 + _REPEATS):
-        _finished()
-        started = time.perf_counter()
-        work()
-        _finished()
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken[1:])
-
-
-def _finished() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    if torch.backends.mps.is_available():
-        torch.mps.synchronize()
-
-
-def costs_of(model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | Timings | None = None) -> Costs:
-    """Measure a model on probe inputs; it is left as it is.
+def measure_costs(
+    model: nn.Module, kfac: KFAC, *, rows: int = 32, cache: Path | Timings | None = None
+) -> Costs:
+    """Measure a model on probe inputs, without changing the model.
 
     Args:
         model: any module that can be trained privately.
-        kfac: whose probe, factors and low-rank sides are measured.
+        kfac: whose probe, factors and low-rank factors are measured.
         rows: examples of the batch that is timed.
-        cache: file of the times of layers, or these times; None to measure all anew and keep nothing.
+        cache: file of the times of layers, or these times; None measures all and stores nothing.
 
     Raises:
-        ValueError: a layer that cannot be trained privately, inputs that the model cannot read, or no rows.
+        ValueError: a layer that cannot be trained privately, inputs that the model cannot read, or
+            no rows.
     """
     if rows < 1:
         raise ValueError(f"rows must be at least 1, got {rows}")
     layers, timings = find_layers(model), Timings.load(cache)
     rules = {layer.name: layer.rule for layer in layers}
-    inputs = move_to_model(kfac.probe.sample(rows, public_generator(kfac.seed, 0))[0], model)
-
-    few = min(kfac.probe_size, max(16, kfac.probe_size // _SMALLER))
+    inputs = probe_inputs(model, kfac, rows)
+    few = min(kfac.probe_size, max(_FEWEST, kfac.probe_size // _SMALLER))
 
     def build(examples: int = kfac.later_probe_size or kfac.probe_size) -> Any:
-        of = replace(kfac, probe_size=examples, later_probe_size=None)
-        return of.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
+        settings = replace(kfac, probe_size=examples, later_probe_size=None)
+        return settings.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
 
     with preserve_model(model):
-        metric, refresh = build().metric, seconds_of(build)
-        small = seconds_of(lambda: build(few))
-        blocks = blocks_of_batch(model, layers, inputs, rows)
-        found = [_layer_cost(name, block, metric.get(name), timings) for name, block in blocks.items()]
+        metric = build().metric
+        refresh = measure_seconds(build)
+        small_refresh = measure_seconds(lambda: build(few))
+        layer_costs = []
+        for name, block in capture_blocks(model, layers, inputs, rows).items():
+            cost = _layer_cost(name, block, metric.get(name), timings)
+            if cost is not None:
+                layer_costs.append(cost)
         timings.save()
-        chosen = {layer.name: layer.chosen for layer in found if layer and layer.chosen != layer.by_rule}
         batch = (inputs, layout(np.arange(rows))[0])
-        steps = [
-            _step_seconds(model, layers, batch, entries, methods)
-            for entries, methods in (({}, {}), (metric, {}), *([(metric, chosen)] if chosen else []))
-        ]
-        plain = seconds_of(lambda: _plain(model, inputs))
+        dp_sgd = _step_seconds(model, layers, batch, {}, {})
+        preconditioned = chosen = _step_seconds(model, layers, batch, metric, {})
+        if methods := _faster_methods(layer_costs):
+            chosen = _step_seconds(model, layers, batch, metric, methods)
+        plain = measure_seconds(lambda: _differentiate(model, inputs))
     return Costs(
-        rows=rows, threads=torch.get_num_threads(), plain=plain, dp_sgd=steps[0], preconditioned=steps[1], chosen=steps[-1],
-        refresh=refresh, averaged=(few, round(1 - few / kfac.probe_size, 3), small),
-        layers=tuple(layer for layer in found if layer is not None),
-    )  # fmt: skip
+        rows=rows,
+        threads=torch.get_num_threads(),
+        plain=plain,
+        dp_sgd=dp_sgd,
+        preconditioned=preconditioned,
+        chosen=chosen,
+        refresh=refresh,
+        averaged=(few, round(1 - few / kfac.probe_size, 3), small_refresh),
+        layers=tuple(layer_costs),
+    )
 
 
-def _loss(output: Any) -> Tensor:
-    """A smooth number an example, whose gradient has the shapes of any other."""
+def probe_inputs(model: nn.Module, kfac: KFAC, rows: int) -> Any:
+    """Return inputs of the probe on the model's device."""
+    inputs, _ = kfac.probe.sample(rows, public_generator(kfac.seed, 0))
+    return move_to_model(inputs, model)
+
+
+def smooth_loss(output: Any) -> Tensor:
+    """Return a smooth number an example, whose gradient has the shapes of any other."""
     return logits_of(output).flatten(1).float().logsumexp(1)
 
 
-def _plain(model: nn.Module, inputs: Any) -> None:
+def _differentiate(model: nn.Module, inputs: Any) -> None:
     with torch.enable_grad():
         parameters = [p for p in model.parameters() if p.requires_grad]
-        torch.autograd.grad(_loss(call(model, inputs)).sum(), parameters, allow_unused=True)
+        torch.autograd.grad(smooth_loss(call(model, inputs)).sum(), parameters, allow_unused=True)
 
 
 def _step_seconds(
-    model: nn.Module, layers: Sequence[Layer], batch: tuple[Any, Part], metric: Mapping[str, Entry], methods: Mapping[str, str]
+    model: nn.Module,
+    layers: Sequence[Layer],
+    batch: tuple[Any, Part],
+    metric: Mapping[str, Entry],
+    methods: Mapping[str, str],
 ) -> float:
     def step() -> None:
         clipped_sum(
-            model, layers, metric, Clip(1.0, methods=methods), loss_fn=lambda m, inputs: _loss(call(m, inputs)),
-            micro_batches=[batch], one_record=lambda index: batch[0][index : index + 1],
-        )  # fmt: skip
+            model,
+            layers,
+            metric,
+            Clip(1.0, methods=methods),
+            loss_fn=lambda m, inputs: smooth_loss(call(m, inputs)),
+            micro_batches=[batch],
+            one_record=lambda index: batch[0][index : index + 1],
+        )
 
-    return seconds_of(step)
+    return measure_seconds(step)
 
 
-def blocks_of_batch(model: nn.Module, layers: Sequence[Layer], inputs: Any, rows: int) -> dict[str, AnyBlock]:
-    """What the layers have read and how their outputs were differentiated, for inputs `[rows, ...]`."""
+def capture_blocks(
+    model: nn.Module, layers: Sequence[Layer], inputs: Any, rows: int
+) -> dict[str, AnyBlock]:
+    """Return the per-example gradients of each layer as blocks, for inputs `[rows, ...]`."""
     tape = Tape(model, layers, lenient=True)
     with torch.enable_grad(), tape:
-        losses = _loss(call(model, inputs))
+        losses = smooth_loss(call(model, inputs))
     calls = tape.backward(losses)
-    return {layer.name: blocks_of(layer, calls[layer.name], rows) for layer in layers if layer.name in calls}
+    blocks = {}
+    for layer in layers:
+        if layer.name in calls:
+            blocks[layer.name] = blocks_of(layer, calls[layer.name], rows)
+    return blocks
 
 
 def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> LayerCost | None:
-    """None where there is nothing to choose: one position, an embedding, a gradient that is formed anyway."""
-    metric = entry if isinstance(entry, Kronecker) else Kronecker()
-    if not isinstance(block, Outer | ConvBlock) or (entry is not None and not isinstance(entry, Kronecker)):
+    """Measure a layer. Return None if there is nothing to choose.
+
+    That is one position, an embedding, or a gradient that is materialised anyway.
+    """
+    if not isinstance(block, Outer | ConvBlock):
         return None
+    if entry is not None and not isinstance(entry, Kronecker):
+        return None
+    metric = Kronecker() if entry is None else entry
     rule = choice_for(block, metric).method
     if rule == "rank-one":
         return None
     positions, d_in, d_out = _shape(block)
     seconds = norm_seconds(block, metric, timings)
     outer = block.outer() if isinstance(block, ConvBlock) else block
-    sides = [_side_cost(*of, timings) for of in (("A", metric.input, outer.explicit().a), ("G", metric.output, outer.b))]
+    sides = (
+        _side_cost("A", metric.input, outer.explicit().a, timings),
+        _side_cost("G", metric.output, outer.b, timings),
+    )
     return LayerCost(
-        name=name, positions=positions, d_in=d_in, d_out=d_out, by_rule=rule, seconds=seconds,
+        name=name,
+        positions=positions,
+        d_in=d_in,
+        d_out=d_out,
+        by_rule=rule,
+        seconds=seconds,
         sides=tuple(side for side in sides if side is not None),
-    )  # fmt: skip
+    )
 
 
 def _shape(block: Outer | ConvBlock) -> tuple[int, int, int]:
-    """Positions and widths."""
+    """Return positions and widths."""
     if isinstance(block, ConvBlock):
         return block.positions, block.d_in, block.d_out
     return block.a.shape[1], block.d_in, block.b.shape[2]
 
 
-def norm_seconds(block: Outer | ConvBlock, metric: Kronecker, timings: Timings) -> dict[str, float]:
-    """Seconds of the norms of one layer, by every method that fits into memory; by its own where it has one position."""
-    (positions, d_in, d_out), rule = _shape(block), choice_for(block, metric).method
-    shape = f"{type(block).__name__} {block.batch_size}x{positions} {d_in}>{d_out} {_kind(metric.input)},{_kind(metric.output)}"
-    shape += _where(block.b) + _patches(block)
-    too_large = block.b.element_size() * d_in * d_out * block.batch_size * block.groups > _GRADIENT_BYTES
-    tried = [rule] if rule not in METHODS else [m for m in METHODS if m == rule or m != "materialised" or not too_large]
+def norm_seconds(
+    block: Outer | ConvBlock, metric: Kronecker, timings: Timings
+) -> dict[str, float]:
+    """Measure the norms of one layer, by every method that fits into memory.
+
+    A layer with one position has a method of its own.
+    """
+    positions, d_in, d_out = _shape(block)
+    kinds = f"{_kind(metric.input)},{_kind(metric.output)}"
+    key = f"{type(block).__name__} {block.batch_size}x{positions} {d_in}>{d_out} {kinds}"
+    key += _type_and_device(block.b) + _convolution(block)
+    methods = _feasible_methods(block, choice_for(block, metric).method)
 
     def norms(method: str) -> None:
         with full_precision():
             per_example_norms(block, metric, method if method in METHODS else None)
 
-    return {method: timings.of(f"{method} {shape}", partial(norms, method)) for method in tried}
+    seconds = {}
+    for method in methods:
+        seconds[method] = timings.measure(f"{method} {key}", partial(norms, method))
+    return seconds
+
+
+def _feasible_methods(block: Outer | ConvBlock, rule: str) -> list[str]:
+    """Return the methods that fit into memory, and always that of the rule."""
+    if rule not in METHODS:
+        return [rule]
+    _, d_in, d_out = _shape(block)
+    size = block.b.element_size() * d_in * d_out * block.batch_size * block.groups
+    if size <= _GRADIENT_BYTES:
+        return list(METHODS)
+    return [method for method in METHODS if method == rule or method != "materialised"]
 
 
 def _kind(side: Side) -> str:
-    return f"lowrank{side.vectors.shape[1]}" if isinstance(side, LowRank) else type(side).__name__.lower()
+    if isinstance(side, LowRank):
+        return f"lowrank{side.vectors.shape[1]}"
+    return type(side).__name__.lower()
 
 
-def _patches(block: Outer | ConvBlock) -> str:
-    """What of a convolution its widths do not say."""
-    told = f" groups {block.groups}" if block.groups > 1 else ""
-    return f"{told} {block.kernel}/{block.stride}/{block.dilation}" if isinstance(block, ConvBlock) else told
+def _convolution(block: Outer | ConvBlock) -> str:
+    """Return what the widths do not say about a convolution, as part of a key."""
+    text = f" groups {block.groups}" if block.groups > 1 else ""
+    if isinstance(block, ConvBlock):
+        text += f" {block.kernel}/{block.stride}/{block.dilation}"
+    return text
 
 
-def _where(x: Tensor) -> str:
-    """What else decides the time; nothing for float32 on a CPU."""
-    plain = x.dtype == torch.float32 and x.device.type == "cpu"
-    return "" if plain else f" {str(x.dtype).removeprefix('torch.')} {x.device.type}"
+def _type_and_device(x: Tensor) -> str:
+    """Return type and device as part of a key; nothing for float32 on a CPU."""
+    if x.dtype == torch.float32 and x.device.type == "cpu":
+        return ""
+    return f" {str(x.dtype).removeprefix('torch.')} {x.device.type}"
 
 
 def _side_cost(side: str, entry: Side, x: Tensor, timings: Timings) -> SideCost | None:
@@ -346,33 +453,35 @@ def _side_cost(side: str, entry: Side, x: Tensor, timings: Timings) -> SideCost 
         return None
     width, rows = x.shape[-1], x.shape[:-1].numel()
     full = torch.eye(width, dtype=x.dtype, device=x.device)
+    key, suffix = f"map {rows}x{width}", _type_and_device(x)
     return SideCost(
-        side=side, kind=_kind(entry), width=width,
-        seconds=timings.of(f"map {rows}x{width} {_kind(entry)}{_where(x)}", lambda: entry.apply(x)),
-        dense_seconds=timings.of(f"map {rows}x{width} dense{_where(x)}", lambda: x @ full),
-    )  # fmt: skip
+        side=side,
+        kind=_kind(entry),
+        width=width,
+        seconds=timings.measure(f"{key} {_kind(entry)}{suffix}", lambda: entry.apply(x)),
+        dense_seconds=timings.measure(f"{key} dense{suffix}", lambda: x @ full),
+    )
 
 
-# --------------------------------------------------------------------------------------------------
-# Which sides of a metric keep few eigenpairs, by what that saves on this machine: `structure =
-# "auto"`.
+# -- structure="auto" ------------------------------------------------------------------------------
 #
-# A full matrix is the rule here, and a side keeps its first eigenpairs alone where the norms of its
-# layer are clearly faster with them. All is measured on the probe, so what is chosen may decide
-# what a private run computes. It is part of the plan.
+# A factor is a full matrix unless the norms of its layer are clearly faster with its first
+# eigenpairs alone. All is measured on the probe, so the choice may decide what a private run
+# computes. It is part of the plan.
 
-_PROBE = 16  # examples that show which sides there are
+_PROBE = 16  # examples that show the factors
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideChoice:
-    """One side that could keep few eigenpairs.
+    """One factor that could keep few eigenpairs.
 
     Attributes:
         name: such as `conv1.A`.
         width: d.
         rank: eigenpairs it keeps, 0 for all.
-        dense_seconds, low_rank_seconds: of the norms of its layer, a batch, by the fastest method for each.
+        dense_seconds, low_rank_seconds: of the norms of its layer and a batch, by the fastest
+            method for each.
     """
 
     name: str
@@ -384,12 +493,12 @@ class SideChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStructure:
-    """What this machine would take, as values of `KFAC` and `PrivacyConfig`.
+    """The choice for this machine, as values of `KFAC` and `PrivacyConfig`.
 
     Attributes:
-        sides: that had a choice.
-        norm_methods: layers whose norms are clearly faster by another method than the rule's, for `PrivacyConfig`.
-        every: the interval of `kfac` or, where refreshes would take more than a twentieth of the time with it, a longer one.
+        sides: factors with a choice.
+        norm_methods: layers with a clearly faster norm method, for `PrivacyConfig`.
+        every: the interval of `kfac`, or a longer one that keeps refreshes within 5 % of the time.
     """
 
     sides: tuple[SideChoice, ...]
@@ -398,19 +507,24 @@ class MeasuredStructure:
 
     @property
     def ranks(self) -> dict[str, int]:
-        """For `KFAC(ranks=...)`."""
+        """Ranks for `KFAC(ranks=...)`."""
         return {side.name: side.rank for side in self.sides}
 
 
-def measured_structure(
-    model: nn.Module, kfac: KFAC, *, expected_batch_size: int, rows: int = 64, cache: Path | None = None
+def measure_structure(
+    model: nn.Module,
+    kfac: KFAC,
+    *,
+    expected_batch_size: int,
+    rows: int = 64,
+    cache: Path | None = None,
 ) -> MeasuredStructure:
-    """Measure, on the probe, what each side and a step cost, and choose.
+    """Measure the cost of each factor and of a step on the probe, and choose.
 
     Args:
-        model: any module that can be trained privately; left as it is.
-        kfac: whose sides may keep `max_rank` eigenpairs; None there leaves nothing to choose.
-        expected_batch_size: of the run; its steps are taken to last as long as their share of the measured one.
+        model: any module that can be trained privately; it is not changed.
+        kfac: whose factors may keep `max_rank` eigenpairs; None leaves nothing to choose.
+        expected_batch_size: of the run. Its steps are taken to last in proportion to it.
         rows: most examples of the batch that is timed.
         cache: file of the times of layers, None to measure all anew.
 
@@ -418,9 +532,9 @@ def measured_structure(
         ValueError: a layer that cannot be trained privately, or inputs that the model cannot read.
     """
     rows = min(rows, expected_batch_size)
-    sides = side_choices(model, kfac, rows=rows, cache=cache)
-    used = replace(kfac, ranks={side.name: side.rank for side in sides})
-    costs = costs_of(model, used, rows=rows, cache=cache)
+    sides = choose_sides(model, kfac, rows=rows, cache=cache)
+    chosen = replace(kfac, ranks={side.name: side.rank for side in sides})
+    costs = measure_costs(model, chosen, rows=rows, cache=cache)
     step = costs.chosen * expected_batch_size / rows
     return MeasuredStructure(
         sides=sides,
@@ -429,50 +543,61 @@ def measured_structure(
     )
 
 
-def side_choices(
+def choose_sides(
     model: nn.Module, kfac: KFAC, *, rows: int, cache: Path | Timings | None = None
 ) -> tuple[SideChoice, ...]:
-    """The sides at least twice as wide as `max_rank`, each with what its layer costs either way; arguments as above."""
+    """Choose between all and few eigenpairs for factors at least twice as wide as `max_rank`.
+
+    Arguments are those of `measure_structure`.
+    """
     rank = kfac.max_rank
     if rank is None:
         return ()
     layers, timings = find_layers(model), Timings.load(cache)
     rules = {layer.name: layer.rule for layer in layers}
-    few = replace(kfac, probe_size=min(kfac.probe_size, _PROBE), later_probe_size=None, ranks={})
-    inputs = move_to_model(kfac.probe.sample(rows, public_generator(kfac.seed, 0))[0], model)
-    found: list[SideChoice] = []
+    probe_size = min(kfac.probe_size, _PROBE)
+    settings = replace(kfac, probe_size=probe_size, later_probe_size=None, ranks={})
+    inputs = probe_inputs(model, kfac, rows)
+    choices: list[SideChoice] = []
     with preserve_model(model):
-        built = few.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
-        widths = {
-            (row["layer"], row["side"]): row["dim"] for row in built.report
-            if row["kind"] in ("dense", "lowrank") and 2 * rank <= row["dim"] <= kfac.max_factor_size
-        }  # fmt: skip
-        for name, block in blocks_of_batch(model, layers, inputs, rows).items():
-            own = [(side, widths[name, side]) for side in ("input", "output") if (name, side) in widths]
+        built = settings.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
+        widths = {}
+        for row in built.report:
+            is_wide = 2 * rank <= row["dim"] <= kfac.max_factor_size
+            if is_wide and row["kind"] in ("dense", "lowrank"):
+                widths[row["layer"], row["side"]] = row["dim"]
+        for name, block in capture_blocks(model, layers, inputs, rows).items():
             if isinstance(block, Outer | ConvBlock):
-                found += _chosen(name, block, own, rank, timings)
+                sides = [side for side in ("input", "output") if (name, side) in widths]
+                layer_widths = {side: widths[name, side] for side in sides}
+                choices += _choose_layer_sides(name, block, layer_widths, rank, timings)
     timings.save()
-    return tuple(found)
+    return tuple(choices)
 
 
-def _chosen(
-    name: str, block: Outer | ConvBlock, sides: Sequence[tuple[str, int]], rank: int, timings: Timings
+def _choose_layer_sides(
+    name: str, block: Outer | ConvBlock, widths: Mapping[str, int], rank: int, timings: Timings
 ) -> list[SideChoice]:
-    """One side after the other, those before as they were chosen and those after it full matrices."""
-    metric = Kronecker(**{side: _dense(width, block.b) for side, width in sides})
-    found = []
-    for side, width in sides:
-        low = replace(metric, **{side: _low_rank(width, rank, block.b)})
-        dense_seconds, low_seconds = (min(norm_seconds(block, of, timings).values()) for of in (metric, low))
-        worth = low_seconds < WORTH * dense_seconds
-        metric = low if worth else metric
-        found.append(
-            SideChoice(
-                name=side_name(name, side), width=width, rank=rank if worth else 0,
-                dense_seconds=dense_seconds, low_rank_seconds=low_seconds,
-            )
-        )  # fmt: skip
-    return found
+    """Choose one factor after the other; the factors that are not chosen yet are full matrices."""
+    dense = {side: _dense(width, block.b) for side, width in widths.items()}
+    metric = Kronecker(**dense)
+    choices = []
+    for side, width in widths.items():
+        low_rank = replace(metric, **{side: _low_rank(width, rank, block.b)})
+        dense_seconds = min(norm_seconds(block, metric, timings).values())
+        low_rank_seconds = min(norm_seconds(block, low_rank, timings).values())
+        is_faster = low_rank_seconds < WORTH * dense_seconds
+        if is_faster:
+            metric = low_rank
+        choice = SideChoice(
+            name=side_name(name, side),
+            width=width,
+            rank=rank if is_faster else 0,
+            dense_seconds=dense_seconds,
+            low_rank_seconds=low_rank_seconds,
+        )
+        choices.append(choice)
+    return choices
 
 
 def _dense(width: int, like: Tensor) -> Side:
@@ -480,4 +605,5 @@ def _dense(width: int, like: Tensor) -> Side:
 
 
 def _low_rank(width: int, rank: int, like: Tensor) -> Side:
-    return LowRank(torch.eye(width, rank, dtype=like.dtype, device=like.device), like.new_full((rank,), 0.5), 1.0)
+    vectors = torch.eye(width, rank, dtype=like.dtype, device=like.device)
+    return LowRank(vectors, like.new_full((rank,), 0.5), 1.0)

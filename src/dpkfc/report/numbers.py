@@ -1,4 +1,4 @@
-"""Write numbers and foreign texts for readers: ε never below its value, any text as one visible line."""
+"""Render numbers and foreign texts for readers: ε never below its value, texts as one line."""
 
 from __future__ import annotations
 
@@ -6,37 +6,43 @@ import math
 import unicodedata
 from typing import Any
 
-__all__ = ["is_visible", "number", "plain", "rounded_up"]
-
-# What a terminal, a parser of HTML or a reader could take for something else than text: control characters and those that turn
-# the direction of writing.
+# Categories of characters that a terminal, an HTML parser or a reader could mistake for something
+# other than text: control characters, and characters that change the direction of writing.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+_BREAKS = "\n\t\r"
 
 
 def rounded_up(epsilon: float, decimals: int = 3) -> str:
-    """ε with a fixed number of decimals, rounded up; ∞ where there is no guarantee."""
+    """Return ε with a fixed number of decimals, rounded up; ∞ without a guarantee."""
     if not math.isfinite(epsilon):
         return "∞"
     unit = 10**decimals
-    # What is already written with so many decimals stays: the product may land just above a whole number.
-    whole = round(epsilon * unit)
-    return f"{(whole if whole / unit >= epsilon else math.ceil(epsilon * unit)) / unit:.{decimals}f}"
+    # A value that already has so many decimals stays, although its product may be rounded up.
+    units = round(epsilon * unit)
+    if units / unit < epsilon:
+        units = math.ceil(epsilon * unit)
+    return f"{units / unit:.{decimals}f}"
 
 
 def plain(value: Any, most: int = 600) -> str:
-    """Any value as one line of visible text, cut after `most` characters."""
-    text = value if isinstance(value, str) else str(value)
-    text = "".join(" " if c in "\n\t\r" else c for c in text[: 4 * most] if c in "\n\t\r" or is_visible(c))
+    """Return any value as one line of visible text, cut after `most` characters."""
+    characters = []
+    for character in str(value)[: 4 * most]:
+        if character in _BREAKS:
+            characters.append(" ")
+        elif is_visible(character):
+            characters.append(character)
+    text = "".join(characters)
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def is_visible(character: str) -> bool:
-    """Return whether a reader sees a character and cannot take it for something else."""
+    """Return whether a reader sees a character and cannot mistake it for something else."""
     return unicodedata.category(character) not in _HIDDEN
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
+    """Return a finite number as a float, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

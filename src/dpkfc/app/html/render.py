@@ -30,7 +30,7 @@ from dpkfc.app.html.read import (
 from dpkfc.app.html.text import delta_text, drawn, embedded, epsilon_text, escaped, percent, show
 from dpkfc.app.plots import Figures, LayerSignal, LayerSpectra, SensitivityMap
 from dpkfc.app.run_folder import RunFolderError, placed
-from dpkfc.report.card import audit_rows, audited, failed_checks
+from dpkfc.report.card import audit_rows, audit_summary, failed_checks
 from dpkfc.report.numbers import plain
 
 # --------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def _curvature(card: Mapping[str, Any], level: int) -> str:
 def _audit(audit: Any, level: int) -> str:
     """What `dpkfc audit` found, where it was asked."""
     section = _section("Audit", audit_rows(audit), level, ("check", "measured", "allowed", "verdict", "how"))
-    return section.replace('<div class="scroll"', f'<p>{escaped(audited(audit))}</p><div class="scroll"', 1)
+    return section.replace('<div class="scroll"', f'<p>{escaped(audit_summary(audit))}</p><div class="scroll"', 1)
 
 
 def _rows(found: Any, leave_out: Iterable[str] = ()) -> list[tuple[str, str]]:
