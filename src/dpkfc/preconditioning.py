@@ -19,7 +19,7 @@ from dpkfc.fsdp import is_divided, reshard
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.clipping import diagonal_metric
 from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.blocks import formed
+from dpkfc.linalg.blocks import write_out_patches
 from dpkfc.linalg.metric import Metric
 from dpkfc.memory import MicroBatchSize
 from dpkfc.privacy.mechanism import Released
@@ -83,7 +83,7 @@ class ProbeRows:
             with undisturbed(model), torch.no_grad():
                 for piece in blocks_on_probe(model, capture, run):
                     for name in piece.blocks:
-                        formed(piece.blocks[name])
+                        write_out_patches(piece.blocks[name])
 
         self._size.measure(look, rows, device)
         self._size.bound = min(ranks.everyone(min(rows, self._size.bound or rows)))

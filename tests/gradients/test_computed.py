@@ -14,7 +14,7 @@ from dpkfc.gradients import parametrized
 from dpkfc.gradients.clipped_sum import At, capture, clipped_sum
 from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.parametrized import Computed
+from dpkfc.gradients.parametrized import ParametrizedBlock
 from dpkfc.gradients.rules import blocks_of, joined_calls
 from dpkfc.gradients.tape import Tape
 from tests.gradients.cases import loss_fn
@@ -139,7 +139,7 @@ def test_one_pull_serves_both_uses_and_curvature_sees_single_examples() -> None:
     calls = tape.backward(losses)
     (layer,) = [layer for layer in layers if layer.name == "inner"]
     found = joined_calls(layer, calls["inner"], X[0])
-    assert isinstance(found, Computed) and len(found.parts) == 1 and found.batch_size == X[0]
+    assert isinstance(found, ParametrizedBlock) and len(found.parts) == 1 and found.batch_size == X[0]
     seen = capture(model, layers, lambda model: loss_fn(model, batch))["inner"]
     assert {role: g.shape[0] for role, g in seen.grads.items()} == dict.fromkeys(layer.parameters, X[0])
     expected = blocks_of(layer, calls["inner"], X[0])

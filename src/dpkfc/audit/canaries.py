@@ -495,7 +495,7 @@ def _factored(layer: Layer, entry: Entry | None, u: Tensor, a: Tensor) -> tuple[
         case Kronecker():
             return entry.output.apply(u), entry.input.apply(a), None
         case Eigenbasis():
-            entry = entry.complete()
+            entry = entry.complete_basis()
             return (
                 u if entry.output is None else u @ entry.output,
                 a if entry.input is None else a @ entry.input,

@@ -30,7 +30,7 @@ from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import Capture, Piece, ProbeRun, blocks_on_probe, undisturbed
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import kept_for_scale, probe_scale
-from dpkfc.linalg.blocks import formed
+from dpkfc.linalg.blocks import write_out_patches
 from dpkfc.linalg.metric import Entry, Metric, scale_metric
 
 # (added inside the root, added to the root, refreshed) of the code that others have released
@@ -174,7 +174,7 @@ class AdaDPS:
             whole = run.within or run.size
             ends = piece.rows.stop % whole == 0
             for name in piece.blocks:
-                if not is_known(block := formed(piece.blocks[name])):
+                if not is_known(block := write_out_patches(piece.blocks[name])):
                     continue
                 with _named(name):
                     if self.per == "example":

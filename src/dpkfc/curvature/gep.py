@@ -27,7 +27,7 @@ from dpkfc.curvature.layer_factors import KNOWN
 from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import Capture, ProbeRun, blocks_on_probe, public_generator, undisturbed
 from dpkfc.curvature.probes import Probe
-from dpkfc.linalg.blocks import Block, PerExample, formed
+from dpkfc.linalg.blocks import Block, PerExample, write_out_patches
 from dpkfc.linalg.metric import Elementwise, Span, Subspace, clipping_of, pack, unpack
 
 __all__ = ["GEP", "Basis"]
@@ -195,7 +195,7 @@ class GEP:
             for _ in range(self.power_iterations):
                 images: list[Tensor] = []
                 for piece in blocks_on_probe(model, capture, self.run_at(step)):
-                    known = {n: b for n in piece.blocks if isinstance(b := formed(piece.blocks[n]), KNOWN)}
+                    known = {n: b for n in piece.blocks if isinstance(b := write_out_patches(piece.blocks[n]), KNOWN)}
                     if not groups:
                         groups = _groups(known, self.rank, self.groups)
                         bases = _gaussian(groups, known, public_generator(self.seed, step, "subspace"))

@@ -47,7 +47,7 @@ from dpkfc.curvature.refresh import (
     running_from,
     running_state,
 )
-from dpkfc.linalg.metric import Metric, mismatch, moved, pack, scale_metric, unpack
+from dpkfc.linalg.metric import Metric, mismatch, pack, scale_metric, unpack
 
 # --------------------------------------------------------------------------------------------------
 # Factors put together from several sources: hybrids of two probes, and a control without
@@ -443,7 +443,7 @@ class Preconditioner:
     def to(self, device: torch.device | str) -> Preconditioner:
         """The same preconditioner with its metric, and what the next refresh takes up, on another device."""
         running = moved_to(self.running, torch.device(device))
-        return replace(self, metric={name: moved(entry, device) for name, entry in self.metric.items()}, running=running)
+        return replace(self, metric={name: entry.to(device) for name, entry in self.metric.items()}, running=running)
 
     def check(self, layers: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
         """Raise unless this preconditioner fits a model.

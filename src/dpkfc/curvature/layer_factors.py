@@ -194,7 +194,7 @@ def _tail(block: Block, count: int) -> Block:
     """The last examples of a block."""
     match block:
         case Patched():
-            return block.examples(slice(block.batch_size - count, block.batch_size))
+            return block.select(slice(block.batch_size - count, block.batch_size))
         case Outer():
             rows = slice(-count * block.groups, None)
             return replace(block, a=block.a[rows], b=block.b[rows])
@@ -213,7 +213,7 @@ def layer_squares(block: Block, entry: Entry | None) -> Tensor:
     if isinstance(block, Patched):  # a few examples' patches at a time
         step = max(1, _CHUNK_ELEMENTS // (block.b.shape[1] * block.d_in * block.groups))
         ends = range(0, block.batch_size, step)
-        parts = (block.examples(slice(start, min(block.batch_size, start + step))) for start in ends)
+        parts = (block.select(slice(start, min(block.batch_size, start + step))) for start in ends)
         return torch.cat([layer_squares(part.explicit(), entry) for part in parts])
     if isinstance(entry, Eigenbasis):
         return _eigenbasis_squares(block, entry)
@@ -234,7 +234,7 @@ def layer_squares(block: Block, entry: Entry | None) -> Tensor:
 
 def _eigenbasis_squares(block: Block, entry: Eigenbasis) -> Tensor:
     """By formed gradients, a few examples at a time."""
-    entry = entry.complete()
+    entry = entry.complete_basis()
     match block:
         case Lookup():
             rows = block.b if entry.output is None else block.b @ entry.output

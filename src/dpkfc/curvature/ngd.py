@@ -45,7 +45,7 @@ from dpkfc.curvature.probe_pass import (
 )
 from dpkfc.curvature.probes import Inputs, Probe, device_of
 from dpkfc.curvature.refresh import added
-from dpkfc.linalg.blocks import Block, Lookup, Outer, PerExample, Tied, formed
+from dpkfc.linalg.blocks import Block, Lookup, Outer, PerExample, Tied, write_out_patches
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Identity, Kronecker, Metric
 
 # --------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def _parts(
         positions.start(piece.rows, piece.mask)
         note = piece.note
         for name in piece.blocks:
-            block = formed(piece.blocks[name])
+            block = write_out_patches(piece.blocks[name])
             if not is_known(block):
                 raise ValueError(f"layer '{name}': no curvature is known for a {type(block).__name__}; freeze it")
             try:

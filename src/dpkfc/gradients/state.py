@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_flatten
 from dpkfc.fsdp import is_divided, local, reshard
 from dpkfc.gradients.discovery import check_covered
 from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.blocks import is_waited_for
+from dpkfc.linalg.blocks import is_on_accelerator
 from dpkfc.rng_state import restarter
 
 # --------------------------------------------------------------------------------------------------
@@ -362,12 +362,12 @@ class PassState:
 
     def _changed_buffers(self) -> Iterator[str]:
         added = [(m, leaf) for m in self._paths for leaf, b in m._buffers.items() if b is not None]
-        same = _are_same([pair for pair in self._buffers.values() if is_waited_for(pair[0])])
+        same = _are_same([pair for pair in self._buffers.values() if is_on_accelerator(pair[0])])
         for module, leaf in [*self._buffers, *(key for key in added if key not in self._buffers)]:
             held, copy = self._buffers.get((module, leaf), (None, None))
             if held is None or copy is None:
                 del module._buffers[leaf]
-            elif module._buffers.get(leaf) is not held or not (same and is_waited_for(held) or same_values(held, copy)):
+            elif module._buffers.get(leaf) is not held or not (same and is_on_accelerator(held) or same_values(held, copy)):
                 module._buffers[leaf] = _written(held, copy)
             else:
                 continue

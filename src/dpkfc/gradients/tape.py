@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpkfc.fsdp import in_graph
-from dpkfc.gradients.attention import ARGUMENTS, Attended, expected_axis
+from dpkfc.gradients.attention import ARGUMENTS, AttentionCall, expected_axis
 from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.fallback import block_of_gradients, blocks_of_one, gradient_of
 from dpkfc.gradients.layers import Layer
@@ -93,7 +93,7 @@ class _Record:
         output_axes: batch axis of each, None for a public one.
         edges: where their gradients arrive, None where none does.
         versions: the inputs, each with the counter of writes that it had.
-        attended: of torch's attention.
+        attention: of torch's attention.
     """
 
     layers: tuple[Layer, ...]
@@ -105,7 +105,7 @@ class _Record:
     output_axes: list[BatchAxis | None]
     edges: list[GradientEdge | None]
     versions: list[tuple[Tensor, int]]
-    attended: Attended | None = None
+    attention: AttentionCall | None = None
 
     @property
     def is_public(self) -> bool:
@@ -241,7 +241,7 @@ class Tape:
             tensors = tensors_of((args, kwargs))
             call = _OpenCall(parameters, tensors, [self._axis(x) for x in tensors])
             if layers[0].paths:
-                call.attended = Attended.begun(module, args, kwargs)
+                call.attention = AttentionCall.record(module, args, kwargs)
             if self.tracker is not None:
                 call.parametric = any(self.tracker.state(x) is PARAMETRIC for x in tensors)
                 call.unknown = any(isinstance(self.tracker.state(x), Unknown) for x in tensors)
@@ -354,7 +354,7 @@ class Tape:
         if call.states is not None and not _same(call.states, call.parameters[0].device) and self.tracker is not None:
             self.tracker.fail(type(module).__name__, "it holds parameters and draws random numbers")
         args, kwargs = (tree_map(_detached, x) for x in given)
-        if call.attended is not None and not self._check_attention(module, given):
+        if call.attention is not None and not self._check_attention(module, given):
             return
         if (
             layers[0].rule not in _SINGLE_OUTPUT
@@ -373,7 +373,7 @@ class Tape:
                 output_axes=output_axes,
                 edges=[_edge(x, module) if x.requires_grad and x.is_floating_point() else None for x in outputs],
                 versions=[(x.detach(), x._version) for x in call.tensors],
-                attended=call.attended,
+                attention=call.attention,
             )
         )
 
@@ -506,7 +506,7 @@ class Tape:
                 torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in record.outputs
             ]
             call = Call(
-                record.module, record.args, record.kwargs, list(zeros), record.axes, record.output_axes, record.attended
+                record.module, record.args, record.kwargs, list(zeros), record.axes, record.output_axes, record.attention
             )
             if record.is_public:
                 call = _shared_call(record, zeros[0].expand(self._size or 1, *record.outputs[0][0]), self._size or 1)
@@ -599,7 +599,7 @@ class _OpenCall:
     unknown: bool = False
     paused: bool = False
     states: Sequence[Tensor] | None = None
-    attended: Attended | None = field(default=None)
+    attention: AttentionCall | None = field(default=None)
 
 
 def _call(record: _Record, gradients: Sequence[Tensor | None]) -> Call:
@@ -609,9 +609,9 @@ def _call(record: _Record, gradients: Sequence[Tensor | None]) -> Call:
         else None
         for g, (shape, dtype, device) in zip(gradients, record.outputs, strict=True)
     ]
-    if record.attended is not None:
-        record.attended.gradients = [None if g is None else y for g, y in zip(gradients, outputs, strict=True)]
-    return Call(record.module, record.args, record.kwargs, outputs, record.axes, record.output_axes, record.attended)
+    if record.attention is not None:
+        record.attention.gradients = [None if g is None else y for g, y in zip(gradients, outputs, strict=True)]
+    return Call(record.module, record.args, record.kwargs, outputs, record.axes, record.output_axes, record.attention)
 
 
 def _edge(x: Tensor, module: nn.Module) -> GradientEdge:

@@ -549,7 +549,7 @@ def _alike(one: list[Tensor], other: list[Tensor], rows: list[int]) -> bool:
 def _coarsest(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
     """Return the floating-point type of a layer's parameters and outputs that rounds most."""
     dtypes = [layer.tensor(role).dtype for role in layer.parameters]
-    dtypes += [y.dtype for call in calls if isinstance(call, Call) for y in call.outputs if y is not None]
+    dtypes += [y.dtype for call in calls if isinstance(call, Call) for y in call.output_gradients if y is not None]
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
