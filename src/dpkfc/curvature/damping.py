@@ -248,7 +248,7 @@ def layer_rows(
                 "layer": name,
                 "side": side,
                 "dim": factor.dim,
-                "kind": "diagonal" if isinstance(entry, Elementwise) else _kind(getattr(entry, side)),
+                "kind": "diagonal" if isinstance(entry, Elementwise) else getattr(entry, side).kind,
                 "rank": factor.rank,
                 "trace": factor.trace,
                 "condition_before": before,
@@ -272,18 +272,6 @@ def identity_row(name: str, why: str = UNREACHED) -> dict[str, Any]:
         "condition_after": 1.0,
         "note": why,
     }
-
-
-def _kind(side: Side) -> str:
-    match side:
-        case Identity():
-            return "identity"
-        case Diagonal():
-            return "diagonal"
-        case Dense():
-            return "dense"
-        case LowRank():
-            return "lowrank"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -290,16 +290,8 @@ def _shapes(block: Block) -> dict[str, tuple[int, ...]]:
     """Role to the shape of one example's gradient; parameters of a matrix are one entry ""."""
     if isinstance(block, PerExample):
         return {role: tuple(block.grads[role].shape[1:]) for role in sorted(block.grads)}
-    first = _head(block).per_example()
+    first = block.select(slice(0, 1)).per_example()
     return {"": (math.prod(first.shape[:-1]), first.shape[-1])}
-
-
-def _head(block: Any) -> Any:
-    """The first example of a block."""
-    many = {"a": getattr(block, "groups", 1), "b": getattr(block, "groups", 1), "ids": 1}
-    if hasattr(block, "lookup"):
-        return replace(block, lookup=_head(block.lookup), outer=_head(block.outer))
-    return replace(block, **{name: getattr(block, name)[:n] for name, n in many.items() if hasattr(block, name)})
 
 
 def _flat(block: Block) -> Tensor:
@@ -346,7 +338,7 @@ def _ranks(sizes: Sequence[int], rank: int) -> list[int]:
 
 def _gaussian(groups: Sequence[_Group], blocks: Mapping[str, Block], generator: torch.Generator) -> list[Tensor]:
     """Gaussian starts `[k, p]` in the type and on the device of the gradients."""
-    flat = _flat(_head(next(iter(blocks.values())))) if blocks else torch.zeros(0)
+    flat = _flat(next(iter(blocks.values())).select(slice(0, 1))) if blocks else torch.zeros(0)
     starts = [torch.randn(g.rank, g.size, generator=generator) for g in groups]
     return [start.to(flat) for start in starts]
 

@@ -184,28 +184,11 @@ def probe_norms(blocks: Mapping[str, Block], *metrics: Metric, last: int | None 
         block = blocks[name]
         if not isinstance(block, KNOWN):  # keeps the identity in every metric; its share cannot be told here
             continue
-        block = block if last is None else _tail(block, last)
+        if last is not None:
+            block = block.select(slice(max(0, block.batch_size - last), block.batch_size))
         squares = [layer_squares(block, metric.get(name)).cpu() for metric in metrics]
         totals = [total + s for total, s in zip(totals, squares, strict=True)] if totals else squares
     return [total.sqrt() for total in totals]
-
-
-def _tail(block: Block, count: int) -> Block:
-    """The last examples of a block."""
-    match block:
-        case Patched():
-            return block.select(slice(block.batch_size - count, block.batch_size))
-        case Outer():
-            rows = slice(-count * block.groups, None)
-            return replace(block, a=block.a[rows], b=block.b[rows])
-        case Lookup():
-            return replace(block, ids=block.ids[-count:], b=block.b[-count:])
-        case PerExample():
-            return PerExample({role: g[-count:] for role, g in block.grads.items()})
-        case Tied():
-            lookup = replace(block.lookup, ids=block.lookup.ids[-count:], b=block.lookup.b[-count:])
-            return Tied(lookup, replace(block.outer, a=block.outer.a[-count:], b=block.outer.b[-count:]))
-    return block
 
 
 def layer_squares(block: Block, entry: Entry | None) -> Tensor:
@@ -245,20 +228,11 @@ def _eigenbasis_squares(block: Block, entry: Eigenbasis) -> Tensor:
             count = block.batch_size
             pieces = []
             for start in range(0, count, step):
-                part = _tail(_head(block, min(count, start + step)), min(step, count - start))
-                assert isinstance(part, Outer | Tied)
+                part = block.select(slice(start, min(count, start + step)))
                 z = entry.rotate(part.per_example()) * entry.scale
                 pieces.append(_squares(z.flatten(1)).view(-1, groups).sum(1))
             return torch.cat(pieces)
     raise ValueError(f"norms of a {type(block).__name__} are not known in an eigenbasis")
-
-
-def _head(block: Outer | Tied, count: int) -> Outer | Tied:
-    """The first examples of a block."""
-    if isinstance(block, Outer):
-        return replace(block, a=block.a[: count * block.groups], b=block.b[: count * block.groups])
-    lookup = replace(block.lookup, ids=block.lookup.ids[:count], b=block.lookup.b[:count])
-    return Tied(lookup, replace(block.outer, a=block.outer.a[:count], b=block.outer.b[:count]))
 
 
 def _squares(x: Tensor) -> Tensor:

@@ -55,9 +55,9 @@ def register_layer_rule(module_class: type[nn.Module], rule: LayerRule) -> None:
     """Register how the per-example gradients of a module class are computed.
 
     The rule takes the place of the general method, which runs the module again for each example.
-    It holds for modules of exactly this class, not for subclasses, and models must be made private
-    after it is registered. Gradients enter the clip as the rule returns them: a wrong rule trains
-    wrongly, but no example contributes more than the clip allows.
+    It holds for modules of exactly this class, not for subclasses, and must be registered before a
+    model is made private. The rule is part of the proof of a private pass: row i of its gradients
+    may depend on example i alone. A rule that mixes examples voids the guarantee.
 
     Args:
         module_class: a subclass of `nn.Module` with its own forward function.

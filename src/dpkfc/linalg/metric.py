@@ -12,18 +12,18 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-_Stored = TypeVar("_Stored")
+_Stored = TypeVar("_Stored", bound="_TensorFields")
 
 
 class _TensorFields:
     """What dataclasses of tensors and numbers share: they move to a device and are serialised."""
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self: _Stored, device: torch.device | str) -> _Stored:
         """Return the same map with its tensors on a device."""
         tensors = {}
         for f in fields(self):  # type: ignore[arg-type]
@@ -37,7 +37,9 @@ class _TensorFields:
         packed = {}
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            packed[f.name] = tensors.put(f"{key}.{f.name}", value) if isinstance(value, Tensor) else value
+            if isinstance(value, Tensor):
+                value = tensors.put(f"{key}.{f.name}", value)
+            packed[f.name] = value
         return packed
 
 
@@ -514,7 +516,9 @@ class Elementwise:
         Raises:
             ValueError: always.
         """
-        raise ValueError("this layer needs a Kronecker metric, but the preconditioner holds an elementwise one")
+        raise ValueError(
+            "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
+        )
 
     def whiten_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the map of gradients by role. A role without a scale keeps its gradient."""
@@ -754,7 +758,8 @@ def unpack(
             spectra.setdefault(name, {})[side] = tensors[key]
         return metric, spectra, state["rest"]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"not the state of a preconditioner, or a damaged one: {error!r}") from error
+        message = f"not the state of a preconditioner, or a damaged one: {error!r}"
+        raise ValueError(message) from error
 
 
 def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Entry:

@@ -628,7 +628,9 @@ def _check_kronecker(metric: Entry | None) -> Kronecker:
     if metric is None:
         return _IDENTITY
     if not isinstance(metric, Kronecker):
-        raise ValueError("this layer needs a Kronecker metric, but the preconditioner holds an elementwise one")
+        raise ValueError(
+            "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
+        )
     return metric
 
 
@@ -930,7 +932,9 @@ def _lookup_norms(block: Lookup, metric: Kronecker) -> Tensor:
 
 def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
     if isinstance(metric, Kronecker) and not metric.is_identity:
-        raise ValueError("this layer needs an elementwise metric, but the preconditioner holds a Kronecker one")
+        raise ValueError(
+            "this layer needs an elementwise metric, but the preconditioner holds a Kronecker one"
+        )
     scale = metric.scale if isinstance(metric, Elementwise) else {}
     squares = []
     size = 0

@@ -293,9 +293,9 @@ def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> Lay
     rule = choice_for(block, metric).method
     if rule == "rank-one":
         return None
-    positions, d_in, d_out = _shape(block)
+    positions, d_in, d_out = block.dimensions
     seconds = norm_seconds(block, metric, timings)
-    outer = block.outer() if isinstance(block, ConvBlock) else block
+    outer = block.outer()
     sides = [_side_cost(*of, timings) for of in (("A", metric.input, outer.explicit().a), ("G", metric.output, outer.b))]
     return LayerCost(
         name=name, positions=positions, d_in=d_in, d_out=d_out, by_rule=rule, seconds=seconds,
@@ -303,16 +303,9 @@ def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> Lay
     )  # fmt: skip
 
 
-def _shape(block: Outer | ConvBlock) -> tuple[int, int, int]:
-    """Positions and widths."""
-    if isinstance(block, ConvBlock):
-        return block.positions, block.d_in, block.d_out
-    return block.a.shape[1], block.d_in, block.b.shape[2]
-
-
 def norm_seconds(block: Outer | ConvBlock, metric: Kronecker, timings: Timings) -> dict[str, float]:
     """Seconds of the norms of one layer, by every method that fits into memory; by its own where it has one position."""
-    (positions, d_in, d_out), rule = _shape(block), choice_for(block, metric).method
+    (positions, d_in, d_out), rule = block.dimensions, choice_for(block, metric).method
     shape = f"{type(block).__name__} {block.batch_size}x{positions} {d_in}>{d_out} {_kind(metric.input)},{_kind(metric.output)}"
     shape += _where(block.b) + _patches(block)
     too_large = block.b.element_size() * d_in * d_out * block.batch_size * block.groups > _GRADIENT_BYTES
