@@ -21,7 +21,7 @@ from dpkfc.federated.plan import FederatedPlan
 from dpkfc.gradients.clipped_sum import LossFn, Proof, clipped_sum
 from dpkfc.gradients.clipping import Clip, clip_factors
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.state import isolated
+from dpkfc.gradients.state import make_stateless
 from dpkfc.preconditioning import Coordinates
 from dpkfc.rng_state import device_of, unknown_numbers
 from dpkfc.verification import public_rows
@@ -86,7 +86,7 @@ class LocalModel:
     """
 
     def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
-        self.plan, self.model, self.loss_fn = plan, model, isolated(loss_fn)
+        self.plan, self.model, self.loss_fn = plan, model, make_stateless(loss_fn)
         self.layers = find_layers(model)
         self.parameters: Tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.shapes = shapes_of(model)

@@ -25,7 +25,7 @@ from dpkfc.gradients.fallback import blocks_of_one, gradient_of
 from dpkfc.gradients.layers import MATRICES, Layer
 from dpkfc.gradients.recurrent import has_batch_in_place
 from dpkfc.gradients.rules import blocks_of, settled
-from dpkfc.gradients.state import augmented, check_finite, forgotten, kept_attributes, restored_state
+from dpkfc.gradients.state import augmented, check_finite, loss_state_restored, restored_attributes, restored_state
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric
@@ -370,7 +370,7 @@ class _Passes:
             batch = augmented(self.augment, self.model, batch, n)
         restart = restarter(device)
         all_calls: Calls = {}
-        with kept_attributes(self.model):
+        with restored_attributes(self.model):
             for i, point in enumerate(self.points):
                 if i:
                     restart()
@@ -431,7 +431,7 @@ class _Passes:
         batch = augmented(self.augment, self.model, _to(record, device), 1)
         loss = partial(losses_of, self.loss_fn)
         restart = restarter(device)
-        with kept_attributes(self.model):
+        with restored_attributes(self.model):
             for i, point in enumerate(self.points):
                 if i:
                     restart()
@@ -496,7 +496,7 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
         ValueError: a row outside of an embedding table, or a label outside of the range of the loss.
     """
     try:
-        with forgotten(loss_fn, model):
+        with loss_state_restored(loss_fn, model):
             return loss_fn(model, batch)
     except IndexError as error:
         message = unknown_row(model, error)

@@ -28,8 +28,8 @@ from dpkfc.gradients.state import (
     Attributes,
     check_finite,
     checked_state,
-    put_back_attributes,
     refuse_gradient_hooks,
+    restore_attributes,
     restored_state,
 )
 from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_padding
@@ -314,7 +314,7 @@ class PrivateStep:
         """Of what passes left on modules, nothing outlives the step of their batch."""
         before, self._attributes = self._attributes, None
         if before is not None:
-            put_back_attributes(self.model, before)
+            restore_attributes(self.model, before)
 
     def _end_guards(self) -> None:
         """Check what a forward pass has left in the model, also one that an interrupt has ended."""

@@ -34,7 +34,7 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_held_out
-from dpkfc.gradients.state import isolated, refuse_gradient_hooks
+from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
 from dpkfc.memory import is_out_of_memory
 from dpkfc.session import Session
@@ -637,7 +637,7 @@ class PrivateTrainer(ClosedTrainer):
         self.plan = plan
         self.units = self.train_dataset[units] if isinstance(units, str) else units
         default = ModelLoss(model, args.label_smoothing_factor) if per_example_loss is None else None
-        self.default_loss, self._loss_fn = default, default if per_example_loss is None else isolated(per_example_loss)
+        self.default_loss, self._loss_fn = default, default if per_example_loss is None else make_stateless(per_example_loss)
         self.ledger_path = Path(ledger_path or Path(str(args.output_dir)) / "ledger.jsonl")
         self._losses: list[Tensor] | None = [] if log_private_loss else None
         self._private_loss = math.nan
