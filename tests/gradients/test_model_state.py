@@ -472,7 +472,7 @@ def test_every_kind_of_value_is_put_back() -> None:
     model.other = torch.ones(2)
     del model.sparse
     assert before.changed(by_value=True)[model] == {*objects, "other"} - set(vars(nn.Module()))
-    before.put_back(before.changed(by_value=True))
+    before.restore(before.changed(by_value=True))
     assert not hasattr(model, "other") and not before.changed(by_value=True)
     assert all(vars(model)[name] is x for name, x in objects.items() if name not in ("number", "text"))
     assert model.tensor.tolist() == [0, 1, 2] and model.array.tolist() == [0, 1, 2] and model.number == 1.5

@@ -192,7 +192,7 @@ class AttributeSnapshot:
 
     def __init__(self, model: nn.Module, without: Collection[nn.Module] = ()) -> None:
         modules = [m for m in paths_of(model) if m not in without]
-        tensors = set()
+        tensors: set[int] = set()
         for m in modules:
             tensors.update(id(x) for x in m._parameters.values())
             tensors.update(id(x) for x in m._buffers.values())
@@ -205,7 +205,8 @@ class AttributeSnapshot:
         has_order = tuple(islice(values, len(_ORDER))) == _ORDER
         snapshots = {}
         for name, x in islice(values.items(), len(_ORDER) if has_order else 0, None):
-            if _may_hold_values(type(x)) and name not in _INTERNAL:
+            kind: Any = type(x)
+            if _may_hold_values(kind) and name not in _INTERNAL:
                 snapshots[name] = Snapshot.take(x, self._watched)
         return snapshots
 
@@ -416,9 +417,7 @@ class PassState:
         self._model = model
         self._paths = {m: path for m, path in paths_of(model).items() if m not in without}
         self._buffers: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
-        self._parameters: dict[
-            tuple[nn.Module, str], tuple[Tensor, int, Tensor | bytes | None]
-        ] = {}
+        self._parameters: dict[tuple[nn.Module, str], tuple[Any, int, Tensor | bytes | None]] = {}
         self._extra: dict[nn.Module, Snapshot] = {}
         for m in self._paths:
             for leaf, b in m._buffers.items():

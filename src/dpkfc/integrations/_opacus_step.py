@@ -25,7 +25,7 @@ from dpkfc.data.checks import check_probes
 from dpkfc.gradients.clipping import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import (
-    Attributes,
+    AttributeSnapshot,
     check_finite,
     checked_state,
     refuse_gradient_hooks,
@@ -280,7 +280,7 @@ class PrivateStep:
         self._ended = False
         self._owed, self._tally = Owed(), GradientTally()
         self._guards: ExitStack | None = None
-        self._attributes: Attributes | None = None
+        self._attributes: AttributeSnapshot | None = None
         self._busy = False
         self.forget()
         self._clear()
@@ -400,7 +400,7 @@ class PrivateStep:
         self._check_unchanged()
         recording.before_forward()
         self._check_once(args, kwargs, recording)
-        self._attributes = self._attributes or Attributes(self.model)  # the script's loss may read them until its step
+        self._attributes = self._attributes or AttributeSnapshot(self.model)  # the script's loss may read them until its step
         guards = ExitStack()
         guards.enter_context(restored_state(self.model))
         self._guards = guards
