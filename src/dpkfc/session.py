@@ -31,7 +31,7 @@ from dpkfc.data.checks import check_probes
 from dpkfc.data.loading import MicroBatches, layout
 from dpkfc.data.units import units_of
 from dpkfc.distributed import RankLost, Ranks, check_alike, check_in_step
-from dpkfc.gradients.clipped_sum import At, LossFn, Proof, clipped_sum
+from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.state import WeightGuard, check_moved, check_optimizer, check_unchanged, traces
@@ -429,7 +429,9 @@ class Session:
         records, views = drawn[drawn >= 0], config.augmentations
         shares = self._ranks.shares(batch.drawn) if self._divided else []
 
-        def attempt(rows: Any, bound: int | None, multiple: int | None, at: list[At]) -> tuple[dict[str, Tensor], Tensor]:
+        def attempt(
+            rows: Any, bound: int | None, multiple: int | None, at: list[EvaluationPoint]
+        ) -> tuple[dict[str, Tensor], Tensor]:
             own, *others = (layout(x, bound, multiple, config.unit_reduction, views) for x in (rows, *shares))
             parts = own + max(others, key=len, default=[])[len(own) :]  # no process may make fewer passes than another
             loaded = self._loader.load([part.records for part in parts])
@@ -454,9 +456,13 @@ class Session:
         self._size.measure(lambda n: attempt(records[: -(-n // views)], None, None, self._points(True)), rows, self._device)
         return self._size.fit(lambda bound: attempt(drawn, bound, multiple, points), rows)
 
-    def _points(self, all_of_them: bool = False) -> list[At]:
+    def _points(self, all_of_them: bool = False) -> list[EvaluationPoint]:
         """Where this step's gradients are taken: one point, or several that a filter combines before the clip."""
-        return [At(self._chain.displaced(self._parameters, x.ahead), x.weight) for x in self._chain.evaluations(all_of_them)]
+        points = []
+        for x in self._chain.evaluations(all_of_them):
+            displaced = self._chain.displaced(self._parameters, x.ahead)
+            points.append(EvaluationPoint(displaced, x.weight))
+        return points
 
     def _check_once(self, loss_fn: LossFn) -> None:
         """Check a loss on public rows before its first release."""

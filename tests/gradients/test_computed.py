@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from dpkfc.app.models import WeightStandardisation, standardised_conv
 from dpkfc.data.loading import layout
 from dpkfc.gradients import parametrized
-from dpkfc.gradients.clipped_sum import At, capture, clipped_sum
+from dpkfc.gradients.clipped_sum import EvaluationPoint, capture, clipped_sum
 from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.parametrized import ParametrizedBlock
@@ -110,7 +110,7 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(case: str, monkey
         Clip(0.5),
         loss_fn=loss_fn,
         micro_batches=[((x, y), part)],
-        points=[At(weight=1.5), At(elsewhere, -0.5)],
+        points=[EvaluationPoint(weight=1.5), EvaluationPoint(elsewhere, -0.5)],
     )
     assert pulled and set(pulled) == {1} and len(pulled) == 3 * 2 * (2 if case == "both" else 1)
     assert all(torch.equal(p, values[n]) for n, p in model.named_parameters())

@@ -114,7 +114,7 @@ class AttentionCall:
         return a, b
 
     def _distinct_inputs(self) -> list[tuple[Tensor, list[int]]]:
-        """Return the inputs that differ, each with its uses as queries (0), keys (1), values (2)."""
+        """Return the distinct inputs, with their uses as queries (0), keys (1), values (2)."""
         distinct: list[tuple[Tensor, list[int]]] = []
         for i, name in enumerate(ARGUMENTS[:3]):
             x = self.arguments[name]

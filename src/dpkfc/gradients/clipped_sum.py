@@ -25,7 +25,13 @@ from dpkfc.gradients.fallback import blocks_of_one, gradient_of
 from dpkfc.gradients.layers import MATRICES, Layer
 from dpkfc.gradients.recurrent import has_batch_in_place
 from dpkfc.gradients.rules import blocks_of, settled
-from dpkfc.gradients.state import augmented, check_finite, loss_state_restored, restored_attributes, restored_state
+from dpkfc.gradients.state import (
+    augmented,
+    check_finite,
+    loss_state_restored,
+    restored_attributes,
+    restored_state,
+)
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric
@@ -187,8 +193,8 @@ def unknown_row(model: nn.Module, error: BaseException) -> str | None:
             break
     last = embedding.num_embeddings - 1
     return (
-        f"embedding '{name}' has {embedding.num_embeddings} rows, and the batch holds an id outside "
-        f"0 … {last}. For token ids compare len(tokenizer) with num_embeddings "
+        f"embedding '{name}' has {embedding.num_embeddings} rows, and the batch holds an id "
+        f"outside 0 … {last}. For token ids compare len(tokenizer) with num_embeddings "
         "(resize_token_embeddings before the optimizer and the session are created); for position "
         "ids shorten the sequences"
     )
@@ -200,7 +206,7 @@ LossFn = Callable[[nn.Module, Any], Tensor]
 
 
 class Rows(Protocol):
-    """The rows of a micro-batch: which belong together and their weights; see `data.layout.Part`."""
+    """The rows of a micro-batch, their groups and their weights; see `data.layout.Part`."""
 
     @property
     def records(self) -> NDArray[np.int64]: ...  # noqa: D102
@@ -213,7 +219,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class At:
+class EvaluationPoint:
     """A point where gradients are taken.
 
     Attributes:
@@ -225,7 +231,7 @@ class At:
     weight: float = 1.0
 
 
-HERE = At()
+HERE = EvaluationPoint()
 
 
 @contextmanager
@@ -281,7 +287,7 @@ def clipped_sum(
     micro_batches: Iterable[tuple[Any, Rows]],
     one_record: Callable[[int], Any] | None = None,
     proof: Proof | None = None,
-    points: Sequence[At] = (HERE,),
+    points: Sequence[EvaluationPoint] = (HERE,),
     augment: Callable[[Any], Any] | None = None,
     counted: int | None = None,
     repeatable: bool = False,
@@ -344,7 +350,7 @@ class _Passes:
     model: nn.Module
     layers: Sequence[Layer]
     loss_fn: LossFn
-    points: Sequence[At]
+    points: Sequence[EvaluationPoint]
     augment: Callable[[Any], Any] | None
     one_record: Callable[[int], Any] | None
     proof: Proof
@@ -387,7 +393,7 @@ class _Passes:
         return all_calls
 
     def _pass(self, batch: Any, rows: Rows, factor: float, tracker: Tracker) -> Calls | None:
-        """Run one micro-batch forward and backward, each row's loss times its weight and a factor."""
+        """Differentiate one micro-batch, each row's loss times its weight and a factor."""
         n = len(rows.records)
         device = device_of(self.layers)
         tape = Tape(self.model, self.layers, n, tracker=tracker)
@@ -455,7 +461,7 @@ class _Passes:
 
 
 def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
-    """Return a tracker for a forward pass over a batch whose tensors have their examples in front."""
+    """Return a tracker for a batch whose tensors have their examples in front."""
     tracker = Tracker(size, model.buffers())
     tracker.declare_batch(batch)
     tracker.declare_parameters(in_graph(p) for p in model.parameters() if p.requires_grad)
@@ -493,7 +499,7 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
     """Return the losses of a batch, with what loss_fn changes elsewhere undone.
 
     Raises:
-        ValueError: a row outside of an embedding table, or a label outside of the range of the loss.
+        ValueError: a row outside of an embedding table, or a label out of the range of the loss.
     """
     try:
         with loss_state_restored(loss_fn, model):

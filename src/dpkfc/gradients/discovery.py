@@ -37,7 +37,7 @@ _CELL = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
 
 
 def is_called(module: nn.Module) -> bool:
-    """Return whether a module has a forward function. Containers such as ParameterList have none."""
+    """Return whether a module has a forward function. ParameterList, for example, has none."""
     if isinstance(module, torch.jit.ScriptModule):
         return True
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)

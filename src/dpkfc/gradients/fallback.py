@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from dpkfc.fsdp import in_graph
 from dpkfc.gradients.calls import Call, Calls, to_precise
 from dpkfc.gradients.layers import MATRICES, Layer
-from dpkfc.linalg.blocks import Formed, PerExample
+from dpkfc.linalg.blocks import MaterializedGradients, PerExample
 from dpkfc.memory import is_out_of_memory
 from dpkfc.tracking.axes import BatchAxis
 
@@ -118,7 +118,9 @@ class _RepeatedCall:
 
     def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> dict[str, Tensor]:
         """Return role to gradients of every example, vectorised where that is possible."""
-        parameters = {role: self.module.get_parameter(role).detach() for role in self.layer.parameters}
+        parameters = {}
+        for role in self.layer.parameters:
+            parameters[role] = self.module.get_parameter(role).detach()
         if self.module not in _looped:
             try:
                 return self._vectorised(parameters, rows, gradients)
@@ -192,7 +194,7 @@ def _dense(parameter: Tensor, gradient: Tensor | None) -> Tensor:
 
 @contextmanager
 def _attributes_restored(module: nn.Module) -> Iterator[None]:
-    """Restore tensors that a forward pass keeps on its modules (weights computed by a hook, caches)."""
+    """Restore tensors that a forward pass stores on its modules (computed weights, caches)."""
     before = [(m, _tensors(m)) for m in module.modules()]
     try:
         yield
@@ -212,7 +214,9 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 # summed.
 
 
-def block_of_gradients(layer: Layer, gradients: Mapping[str, Tensor]) -> Formed | PerExample:
+def block_of_gradients(
+    layer: Layer, gradients: Mapping[str, Tensor]
+) -> MaterializedGradients | PerExample:
     """Return per-example gradients of a layer's parameters as a block.
 
     Args:
@@ -241,7 +245,7 @@ def block_of_gradients(layer: Layer, gradients: Mapping[str, Tensor]) -> Formed 
         columns.append(by_role["bias"].unsqueeze(2))
     matrix = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
     rows = matrix.reshape(len(like) * layer.groups, -1, matrix.shape[-1])
-    return Formed(rows, layer.groups, crosswise=layer.rule == "embedding")
+    return MaterializedGradients(rows, layer.groups, crosswise=layer.rule == "embedding")
 
 
 def gradient_of(model: nn.Module, total: Tensor) -> dict[str, Tensor]:

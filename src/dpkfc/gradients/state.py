@@ -1052,138 +1052,157 @@ def _sizes(batch: Any) -> list[int | None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Checks around the hand-over of a release to a torch optimizer: it holds the model's parameters,
-# and nothing else moves them.
+# Checks around the hand-over of a release to a torch optimizer: it holds the model's parameters, and
+# nothing else moves them.
 
 Trace = tuple[int, Tensor]
 
 
 def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
-    """Raise unless an optimizer holds exactly the trainable parameters of the model (frozen ones may be in it too).
+    """Refuse an optimizer that does not hold exactly the trainable parameters of the model.
+
+    Frozen parameters may be in it too.
 
     Raises:
-        ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows private gradients; an
-            optimizer whose step needs a closure, which would ask for gradients without noise, or that takes sparse gradients
-            alone; a complex parameter.
+        ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows
+            private gradients; an optimizer whose step needs a closure, which would ask for
+            gradients without noise, or that takes sparse gradients only; a complex parameter.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
-            f"{type(optimizer).__name__} steps with a closure that asks for gradients again and again, and none of them would be "
-            "noised; use SGD, Adam or another torch optimizer that takes one gradient a step"
+            f"{type(optimizer).__name__} steps with a closure that asks for gradients without noise; "
+            "use an optimizer that takes one gradient a step, such as SGD or Adam"
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(
-            "SparseAdam takes sparse gradients alone, and a release is dense: every entry has its noise, since rows without any "
-            "would tell which tokens the private texts hold; use Adam or another torch optimizer"
+            "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
+            "would reveal the tokens of private texts; use Adam"
         )
-    scaler = getattr(optimizer, "scaler", None)  # that of accelerate's optimizer under float16
+    # The optimizer of accelerate has a scaler under float16.
+    scaler = getattr(optimizer, "scaler", None)
     if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
         raise ValueError(
-            "a GradScaler cannot step a private run: its scale, and whether it skips a step, follow the size of un-noised "
-            "private gradients. Norms, sums and noise are float32 whatever the model computes in: use bfloat16, which needs "
-            "no scale, and pass the torch optimizer itself"
+            "a GradScaler cannot step a private run: its scale follows private gradients without "
+            "noise; use bfloat16, and pass the torch optimizer itself"
         )
     if not hasattr(optimizer, "param_groups"):
-        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    several = [name for name, p in parameters.items() if p.is_complex()]
-    if several:
-        raise ValueError(
-            f"parameter '{several[0]}' is complex, and gradients of complex parameters are not supported; hold its real and "
-            "imaginary parts in a real parameter with a last axis of 2 (torch.view_as_complex makes one of it), or freeze it"
-        )
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    missing = [name for name, p in parameters.items() if p not in held]
-    if missing:
-        raise ValueError(
-            f"the optimizer does not hold trainable parameter '{missing[0]}'; pass it to the optimizer or freeze it with "
-            "requires_grad_(False)"
-        )
-    own = set(parameters.values())
-    foreign = [p for p in held if p.requires_grad and p not in own]
-    if foreign:
-        raise ValueError(
-            f"the optimizer holds a trainable parameter of shape {tuple(foreign[0].shape)} that is not in the model; the "
-            "session would never give it a private gradient"
-        )
+        kind = type(optimizer).__name__
+        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {kind}")
+    for name, p in parameters.items():
+        if p.is_complex():
+            raise ValueError(
+                f"parameter '{name}' is complex, which is not supported; freeze it, or hold a real "
+                "one with a last axis of 2 (torch.view_as_complex)"
+            )
+    in_optimizer = {p for group in optimizer.param_groups for p in group["params"]}
+    for name, p in parameters.items():
+        if p not in in_optimizer:
+            raise ValueError(
+                f"the optimizer does not hold trainable parameter '{name}'; pass it to the optimizer "
+                "or freeze it with requires_grad_(False)"
+            )
+    in_model = set(parameters.values())
+    for p in in_optimizer:
+        if p.requires_grad and p not in in_model:
+            raise ValueError(
+                f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not in "
+                "the model and would get no private gradient; remove it"
+            )
 
 
 def check_unchanged(
-    model: nn.Module, layers: Sequence[Layer], parameters: Mapping[str, Tensor], *, finite: bool = False
+    model: nn.Module,
+    layers: Sequence[Layer],
+    parameters: Mapping[str, Tensor],
+    *,
+    finite: bool = False,
 ) -> None:
-    """Raise if the model trains other parameters than when its layers were found.
+    """Refuse a model that trains other parameters than when its layers were found.
 
     Args:
         model: as it is now.
         layers: found before.
         parameters: trainable ones, by name, at that time.
-        finite: look at their values too, as `check_finite` does.
+        finite: check their values too, as `check_finite` does.
 
     Raises:
         RuntimeError: a parameter that was replaced, frozen, unfrozen or added, by name.
-        ValueError: a parameter with a hook on its gradient, or of values that are not finite, by name.
+        ValueError: a parameter with a hook on its gradient, or with values that are not finite.
     """
-    reshard(model)  # an evaluation may have left it gathered
+    # An evaluation may have left the model gathered.
+    reshard(model)
     check_covered(model, layers)
     refuse_gradient_hooks(model)
     now = dict(model.named_parameters())
     for name, parameter in parameters.items():
         if now.get(name) is not parameter:
             raise RuntimeError(
-                f"parameter '{name}' was replaced after the session was built; move, cast or adapt the model before "
-                "creating the optimizer and the session"
+                f"parameter '{name}' was replaced after the session was built; move, cast or adapt "
+                "the model before creating the optimizer and the session"
             )
     if finite:
         check_finite(layers)
 
 
 def check_finite(layers: Sequence[Layer]) -> None:
-    """Raise if a trainable weight is NaN or infinite, before a release that would be noise alone.
+    """Refuse a trainable weight that is NaN or infinite, before a release that is only noise.
 
-    Weights are public: they are what was released before, or where training began.
+    Weights are public: they are what was released before, or the initial values.
 
     Raises:
         ValueError: naming the parameter.
     """
-    held = {full: local(layer.tensor(role)) for layer in layers for role, full in layer.parameters.items()}
-    held = {name: x for name, x in held.items() if x.numel() and x.is_floating_point()}
-    finite = {name: torch.isfinite(torch.stack(torch.aminmax(x))).all() for name, x in held.items()}
-    if finite and not bool(torch.stack([x.to(next(iter(finite.values())).device) for x in finite.values()]).all()):
-        name = next(name for name, x in finite.items() if not bool(x))
-        raise ValueError(
-            f"parameter '{name}' holds NaN or infinity, so that every release from here on would be noise alone; nothing was "
-            "released. Begin with finite weights; if training has made them so, begin again with a smaller learning rate"
-        )
+    flags: dict[str, Tensor] = {}
+    for layer in layers:
+        for role, name in layer.parameters.items():
+            x = local(layer.tensor(role))
+            if x.numel() and x.is_floating_point():
+                flags[name] = torch.isfinite(torch.stack(torch.aminmax(x))).all()
+    if not flags:
+        return
+    # One question to the GPU for all parameters.
+    device = next(iter(flags.values())).device
+    if bool(torch.stack([flag.to(device) for flag in flags.values()]).all()):
+        return
+    name = next(name for name, flag in flags.items() if not bool(flag))
+    raise ValueError(
+        f"parameter '{name}' holds NaN or infinity, so that every release would be noise alone; "
+        "nothing was released. Start again with a smaller learning rate"
+    )
 
 
 def refuse_gradient_hooks(model: nn.Module) -> None:
-    """Raise if a parameter or a module has a hook that would be shown private gradients before they are noised.
+    """Refuse a hook that would see private gradients before they are noised.
 
-    `wandb.watch(model, log="gradients")` leaves such hooks, as do optimizers that step while a backward pass runs. Those of torch
-    itself (`fully_shard` has its own) are left alone.
+    `wandb.watch(model, log="gradients")` leaves such hooks, as do optimizers that step during a
+    backward pass. Hooks of torch itself (`fully_shard` has its own) are allowed.
 
     Raises:
         ValueError: naming the parameter or the module.
     """
     for name, p in model.named_parameters():
-        if getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None):
+        hooks = getattr(p, "_backward_hooks", None)
+        if hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             raise ValueError(
-                f"parameter '{name}' has a hook on its gradient, which would be shown gradients of private examples without "
-                "noise (wandb.watch(log='gradients'), an optimizer that steps during the backward pass?); remove it. What is "
-                "released is in p.grad when optimizer.step() is called"
+                f"parameter '{name}' has a hook on its gradient, which would see private gradients "
+                "without noise (wandb.watch(log='gradients')?); remove it"
             )
-    everywhere = [*_every_module._global_backward_hooks.values(), *_every_module._global_backward_pre_hooks.values()]
+    everywhere = [
+        *_every_module._global_backward_hooks.values(),
+        *_every_module._global_backward_pre_hooks.values(),
+    ]
     for name, module in model.named_modules():
-        hooks = [*module._backward_hooks.values(), *module._backward_pre_hooks.values(), *everywhere]
-        if any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks):
-            raise ValueError(
-                f"module '{name}' ({type(module).__name__}) has a backward hook, which would be shown gradients of private "
-                "examples without noise; remove it (the handle that register_full_backward_hook returned has remove()). What is "
-                "released is in p.grad when optimizer.step() is called"
-            )
+        own = [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+        for hook in (*own, *everywhere):
+            if not str(getattr(hook, "__module__", "")).startswith("torch."):
+                raise ValueError(
+                    f"module '{name}' ({type(module).__name__}) has a backward hook, which would see "
+                    "private gradients without noise; remove it"
+                )
 
 
 def traces(parameters: Mapping[str, Tensor]) -> dict[str, Trace]:
-    """What tells whether each parameter has been written to: its version and its first entries."""
+    """Return version and first entries of each parameter, which show whether it was written."""
     return {name: _trace(p) for name, p in parameters.items()}
 
 
@@ -1194,7 +1213,9 @@ def _trace(parameter: Tensor) -> Trace:
 def check_moved(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], before: Mapping[str, Trace]
 ) -> None:
-    """Raise unless every parameter was written to, or at least changed (some optimizers bypass the version counter).
+    """Raise unless every parameter was written to.
+
+    Some optimizers bypass the version counter, so changed values count too.
 
     Args:
         optimizer: has just made a step with noise in every gradient.
@@ -1204,22 +1225,26 @@ def check_moved(
     Raises:
         RuntimeError: naming a parameter that did not move although its learning rate is positive.
     """
-    rates = {p: g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
+    rates = {}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            rates[p] = group.get("lr", 1.0)
     for name, parameter in parameters.items():
         version, values = before[name]
-        still = parameter._version == version and torch.equal(values, _trace(parameter)[1])
-        still = still and local(parameter).numel() > 0  # this process may hold nothing of it
-        if still and rates[parameter] > 0:
+        if parameter._version != version or not torch.equal(values, _trace(parameter)[1]):
+            continue
+        # This process may hold nothing of a sharded parameter.
+        if local(parameter).numel() > 0 and rates[parameter] > 0:
             raise RuntimeError(
-                f"parameter '{name}' did not move in the first step although its learning rate is {rates[parameter]}: "
-                "the optimizer holds another tensor than the model"
+                f"parameter '{name}' did not move in the first step although its learning rate is "
+                f"{rates[parameter]}: the optimizer holds another tensor than the model"
             )
 
 
 class WeightGuard:
-    """Know whether anything but the session has written a parameter since the last release.
+    """Detects whether other code than the session has written a parameter since the last release.
 
-    Torch counts the writes of a tensor. A write through `parameter.data` is not counted, and is not seen here.
+    Torch counts the writes of a tensor, but not a write through `parameter.data`.
 
     Args:
         parameters: trainable ones, by name.
@@ -1227,7 +1252,8 @@ class WeightGuard:
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = dict(parameters)
-        self._versions: dict[str, int] = {}  # empty before the first release: any weights may begin
+        # Empty before the first release: training may start from any weights.
+        self._versions: dict[str, int] = {}
 
     def accept(self) -> None:
         """Take the weights as they are now for those of the last release."""
@@ -1242,8 +1268,8 @@ class WeightGuard:
         for name, version in self._versions.items():
             if self._parameters[name]._version != version:
                 raise RuntimeError(
-                    f"parameter '{name}' was written between two releases; leave steps to session.step(), or call "
-                    "session.accept_weights()"
+                    f"parameter '{name}' was written between two releases; leave steps to "
+                    "session.step(), or call session.accept_weights()"
                 )
 
     @contextmanager
@@ -1262,13 +1288,15 @@ class WeightGuard:
             self.accept()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run an optimizer on the released gradients, and remember the version counters of the parameters.
+        """Run an optimizer on the released gradients, and accept the weights after its step.
 
-        The last of all step pre-hooks checks that `p.grad` still holds the release. Wrappers of other libraries are looked
-        through by their attribute `optimizer`; an object without hooks has none to check.
+        The last of all step pre-hooks checks that `p.grad` still holds the release. In wrappers of
+        other libraries the optimizer is found by the attribute `optimizer`. An object without hooks
+        has none to check.
 
         Raises:
-            RuntimeError: a pre-hook replaced or wrote a gradient, by name of the parameter; no parameter is written then.
+            RuntimeError: a pre-hook replaced or wrote a gradient, by name of the parameter. Then no
+                parameter is written.
         """
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
         written = {name: gradient._version for name, gradient in gradients.items()}
@@ -1276,7 +1304,10 @@ class WeightGuard:
         def check(*_: Any) -> None:
             for name, gradient in gradients.items():
                 if self._parameters[name].grad is not gradient or gradient._version != written[name]:
-                    raise RuntimeError(f"a step pre-hook replaced the release in the gradient of '{name}'; remove the hook")
+                    raise RuntimeError(
+                        f"a step pre-hook replaced the release in the gradient of '{name}'; remove "
+                        "the hook"
+                    )
 
         inner: Any = optimizer
         while inner is not None and "_optimizer_step_pre_hooks" not in vars(inner):

@@ -209,7 +209,9 @@ class Tape:
             self._stack.callback(after.remove)
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Stop to record and take every hook off; after an error nothing recorded is kept."""
         self.close_hooks()
         if error is not None:
@@ -225,7 +227,8 @@ class Tape:
 
     def _begin_tracker(self, size: int) -> None:
         self.tracker = Tracker(size, self.model.buffers(), trusts_public_rows=True)
-        self.tracker.declare_parameters(in_graph(p) for p in self.model.parameters() if p.requires_grad)
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        self.tracker.declare_parameters(in_graph(p) for p in trainable)
         self._share_parameters()
         self._stack.enter_context(self.tracker.following())
 
@@ -233,12 +236,17 @@ class Tape:
         tracker = self.tracker
         if tracker is None:
             return
-        names = {id(in_graph(p)): name for name, p in self.model.named_parameters() if p.requires_grad}
+        names = {}
+        for name, p in self.model.named_parameters():
+            if p.requires_grad:
+                names[id(in_graph(p))] = name
         self._shared = SharedUses(tracker, names)
         tracker.call = self._shared.call
         self._stack.callback(lambda: setattr(tracker, "call", None))
 
-    def _declare_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _declare_inputs(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Take the inputs of the model for the batch, where the tape follows a pass of its own."""
         if self._size is None:
             self._size = leading_size((args, kwargs))
@@ -302,7 +310,9 @@ class Tape:
                 self.tracker.resume()
 
     def _after(self, layers: tuple[Layer, ...]) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> Any:
             if in_backward() or not self._calls or self._calls[-1][0] is not module:
                 return None
             call = self._calls.pop()[1]
@@ -426,7 +436,7 @@ class Tape:
         return fits
 
     def failure(self, losses: Tensor) -> Unknown | None:
-        """Return why the pass is not proved to give every example its own gradient; None where it is proved.
+        """Return why the pass is not proved to give every example its gradient, or None.
 
         Args:
             losses: `[N]`, from the pass that was recorded.

@@ -613,7 +613,7 @@ class Tied:
 
 
 @dataclass(frozen=True)
-class Formed:
+class MaterializedGradients:
     """Materialised gradients of a matrix-shaped layer.
 
     Attributes:
@@ -642,11 +642,11 @@ class Formed:
         """Return the gradients as they are."""
         return self.gradients
 
-    def select(self, rows: slice) -> Formed:
+    def select(self, rows: slice) -> MaterializedGradients:
         """Return the block of the examples start … stop."""
         return replace(self, gradients=self.gradients[_repeat_slice(rows, self.groups)])
 
-    def merge_rows(self, count: int, size: int) -> Formed:
+    def merge_rows(self, count: int, size: int) -> MaterializedGradients:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
         g = self.gradients[: count * size * self.groups]
         if size > 1:
@@ -921,7 +921,7 @@ class ConvBlock:
 
 Block = Outer | Patched | Lookup | PerExample | Tied
 """What curvature reads."""
-AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock | Formed
+AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock | MaterializedGradients
 """What clipping reads."""
 
 
@@ -978,11 +978,11 @@ def join_uses(blocks: Sequence[AnyBlock]) -> AnyBlock:
     if len(blocks) == 1:
         return blocks[0]
     for block in blocks:
-        if isinstance(block, Formed):
+        if isinstance(block, MaterializedGradients):
             total = torch.stack([x.per_example() for x in blocks]).sum(0)  # type: ignore[union-attr]
             return replace(block, gradients=total)
     first, *others = blocks
-    assert not isinstance(first, Formed | Tied)
+    assert not isinstance(first, MaterializedGradients | Tied)
     return first.join(others)
 
 

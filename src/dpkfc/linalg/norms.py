@@ -37,8 +37,8 @@ from dpkfc.linalg.blocks import (
     TINY,
     AnyBlock,
     ConvBlock,
-    Formed,
     Lookup,
+    MaterializedGradients,
     Outer,
     PerExample,
     Tied,
@@ -609,7 +609,7 @@ def _compute_norms(
 ) -> LayerNorms:
     if isinstance(block, PerExample):
         return LayerNorms(_elementwise_norms(block, metric), block, False)
-    if isinstance(block, Formed):
+    if isinstance(block, MaterializedGradients):
         return _formed_norms(block, metric)
     if isinstance(metric, Eigenbasis):
         return _eigenbasis_norms(block, metric)
@@ -634,7 +634,7 @@ def _check_kronecker(metric: Entry | None) -> Kronecker:
     return metric
 
 
-def _formed_norms(block: Formed, metric: Entry | None) -> LayerNorms:
+def _formed_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNorms:
     """Return norms of gradients that are materialised already, of the numbers that are summed."""
     z = block.gradients
     if isinstance(metric, Kronecker | Eigenbasis) and not metric.is_identity:
@@ -712,7 +712,7 @@ def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> Layer
         inside, outside = split_rows(block.outer(), metric)
         norms = torch.hypot(inside, gram_norms(outside) * metric.rest)
     elif isinstance(block, ConvBlock) and _is_kept(block, metric):
-        summed = Formed(block.per_example(), block.groups)
+        summed = MaterializedGradients(block.per_example(), block.groups)
         norms = low_rank_norms(summed.gradients, metric)
     else:
         pieces = [block.b.new_zeros(0, dtype=torch.float64)]
@@ -795,7 +795,7 @@ def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> Lay
         for rows in chunks(len(z), 64 * z[0].numel()):
             metric.whiten_(z[rows])
     norms = _add_groups(row_norms(z.flatten(1)), block.groups)
-    return LayerNorms(_round_up(norms, z, slack, block, metric), Formed(z, block.groups), True)
+    return LayerNorms(_round_up(norms, z, slack, block, metric), MaterializedGradients(z, block.groups), True)
 
 
 def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:

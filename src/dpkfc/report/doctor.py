@@ -21,7 +21,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import AnyBlock, Formed, Lookup, PerExample
+from dpkfc.linalg.blocks import AnyBlock, Lookup, MaterializedGradients, PerExample
 from dpkfc.linalg.metric import Kronecker
 from dpkfc.linalg.norms import choice_for
 
@@ -182,7 +182,7 @@ def _choice(block: AnyBlock | None, entry: Any) -> tuple[str, str]:
             return "materialised", "small or irregular"
         case Lookup():
             return "lookup", "of rows that were read"
-        case Formed():
+        case MaterializedGradients():
             return "materialised", "used outside its layer too"
 
     metric = entry if isinstance(entry, Kronecker) else Kronecker()
