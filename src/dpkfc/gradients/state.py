@@ -455,8 +455,8 @@ class PassState:
             kind = type(module).__name__
             yield (
                 f"the forward pass changes the extra state of the module '{self._paths[module]}' "
-                f"({kind}.get_extra_state), which would carry private data into checkpoints; freeze "
-                "it"
+                f"({kind}.get_extra_state), which would carry private data into checkpoints; "
+                "freeze it"
             )
 
     def _changed_buffers(self) -> Iterator[str]:
@@ -507,8 +507,8 @@ class PassState:
                     continue
                 module._parameters[leaf] = parameter
             yield (
-                f"the forward pass writes to the parameter '{self._name(module, leaf)}', which only "
-                f"released gradients may change. {fate}"
+                f"the forward pass writes to the parameter '{self._name(module, leaf)}', which "
+                f"only released gradients may change. {fate}"
             )
 
     def _name(self, module: nn.Module, leaf: str) -> str:
@@ -1052,8 +1052,8 @@ def _sizes(batch: Any) -> list[int | None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Checks around the hand-over of a release to a torch optimizer: it holds the model's parameters, and
-# nothing else moves them.
+# Checks around the hand-over of a release to a torch optimizer, which holds the model's parameters.
+# Nothing else moves them.
 
 Trace = tuple[int, Tensor]
 
@@ -1070,8 +1070,8 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
-            f"{type(optimizer).__name__} steps with a closure that asks for gradients without noise; "
-            "use an optimizer that takes one gradient a step, such as SGD or Adam"
+            f"{type(optimizer).__name__} steps with a closure that asks for gradients without "
+            "noise; use an optimizer that takes one gradient a step, such as SGD or Adam"
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(
@@ -1098,15 +1098,15 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
     for name, p in parameters.items():
         if p not in in_optimizer:
             raise ValueError(
-                f"the optimizer does not hold trainable parameter '{name}'; pass it to the optimizer "
-                "or freeze it with requires_grad_(False)"
+                f"the optimizer does not hold trainable parameter '{name}'; pass it to the "
+                "optimizer or freeze it with requires_grad_(False)"
             )
     in_model = set(parameters.values())
     for p in in_optimizer:
         if p.requires_grad and p not in in_model:
             raise ValueError(
-                f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not in "
-                "the model and would get no private gradient; remove it"
+                f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not "
+                "in the model and would get no private gradient; remove it"
             )
 
 
@@ -1196,8 +1196,8 @@ def refuse_gradient_hooks(model: nn.Module) -> None:
         for hook in (*own, *everywhere):
             if not str(getattr(hook, "__module__", "")).startswith("torch."):
                 raise ValueError(
-                    f"module '{name}' ({type(module).__name__}) has a backward hook, which would see "
-                    "private gradients without noise; remove it"
+                    f"module '{name}' ({type(module).__name__}) has a backward hook, which would "
+                    "see private gradients without noise; remove it"
                 )
 
 
@@ -1303,7 +1303,8 @@ class WeightGuard:
 
         def check(*_: Any) -> None:
             for name, gradient in gradients.items():
-                if self._parameters[name].grad is not gradient or gradient._version != written[name]:
+                is_same = self._parameters[name].grad is gradient
+                if not is_same or gradient._version != written[name]:
                     raise RuntimeError(
                         f"a step pre-hook replaced the release in the gradient of '{name}'; remove "
                         "the hook"

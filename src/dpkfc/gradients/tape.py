@@ -461,8 +461,8 @@ class Tape:
             if name not in recorded:
                 return Unknown(
                     f"layer '{layer.display_name}'",
-                    "it is called with gradients disabled; checkpoints need use_reentrant=False (in "
-                    "transformers by gradient_checkpointing_kwargs)",
+                    "it is called with gradients disabled; checkpoints need use_reentrant=False "
+                    "(in transformers by gradient_checkpointing_kwargs)",
                 )
         return None
 
@@ -882,6 +882,6 @@ def check_losses(losses: Tensor, batch_size: int | None = None) -> None:
         raise ValueError(f"losses must be floating point, got {losses.dtype}")
     if batch_size is not None and losses.shape[0] != batch_size:
         raise ValueError(
-            f"loss_fn returned {losses.shape[0]} losses for {batch_size} examples; the leading axis "
-            "must be the batch"
+            f"loss_fn returned {losses.shape[0]} losses for {batch_size} examples; the leading "
+            "axis must be the batch"
         )

@@ -979,8 +979,8 @@ def join_uses(blocks: Sequence[AnyBlock]) -> AnyBlock:
         return blocks[0]
     for block in blocks:
         if isinstance(block, MaterializedGradients):
-            total = torch.stack([x.per_example() for x in blocks]).sum(0)  # type: ignore[union-attr]
-            return replace(block, gradients=total)
+            gradients = [x.per_example() for x in blocks]  # type: ignore[union-attr]
+            return replace(block, gradients=torch.stack(gradients).sum(0))
     first, *others = blocks
     assert not isinstance(first, MaterializedGradients | Tied)
     return first.join(others)

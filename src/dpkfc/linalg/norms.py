@@ -2,8 +2,8 @@
 
 Three methods give the same number: rank-one (one position), Gram (T×T products, no gradient formed)
 and materialised (gradients formed in chunks). A rule on the widths of a layer picks one. Whitened
-rows or gradients that had to be formed for the norm are kept. The clipped sum is taken of those very
-numbers.
+rows or gradients that had to be formed for the norm are kept. The clipped sum is taken of those
+very numbers.
 
 The bound of an example may not depend on other examples. A longer neighbour pads all rows of a
 micro-batch. If that moved bounds, it would move contributions too, and the sum by more than the
@@ -11,10 +11,10 @@ sensitivity. So the method never follows T, and positions whose output gradient 
 the slack. Where rounding could move a norm by more than a small fraction, it is recomputed in
 float64.
 
-In floating point a Gram norm can come out far too small when positions cancel. The norm of a gradient
-that is formed again for the sum can differ from the norm that clipped it. Explicit bounds on the
-rounding error cover both, with u the unit roundoff and λ = 4 in the probabilistic model of Higham and
-Mary (2019):
+In floating point a Gram norm can come out far too small when positions cancel. The norm of a
+gradient that is formed again for the sum can differ from the norm that clipped it. Explicit bounds
+on the rounding error cover both, with u the unit roundoff and λ = 4 in the probabilistic model of
+Higham and Mary (2019):
 
 * Gram: the squared norm loses at most (T + d_in + d_out) u (Σ_t ‖a_t‖‖b_t‖)², where T counts the
   example's own positions;
@@ -65,17 +65,17 @@ _IDENTITY = Kronecker()
 # b̃ = Q_outᵀ b (DP-NGD, Algorithm 2). With several positions it does not, since a scale for every
 # entry is not a Kronecker product: gradients are formed in chunks.
 #
-# Where all but k input directions share one scale (a floor on the eigenvalues makes them equal), only
-# those k are rotated: ‖z‖² = ‖scale ⊙ (Q_outᵀ g Q_k)‖² + rest² ‖g (I − Q_k Q_kᵀ)‖². Both terms are
-# sums of squares, so nothing cancels.
+# Where all but k input directions share one scale (a floor on the eigenvalues makes them equal),
+# only those k are rotated: ‖z‖² = ‖scale ⊙ (Q_outᵀ g Q_k)‖² + rest² ‖g (I − Q_k Q_kᵀ)‖². Both terms
+# are sums of squares, so nothing cancels.
 
 
 def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
     """Return ‖z_n‖ `[N]` in float64 of a block with one position and one group, rounded up.
 
     Rows are scaled to unit length and the scale to its largest entry first, so that squares neither
-    overflow nor vanish. All terms are squares, so nothing cancels. The result is off by a fraction of
-    (d_in + d_out) units of roundoff, and by those of the two rotations, which are bounded apart.
+    overflow nor vanish. All terms are squares, so nothing cancels. The result is off by a fraction
+    of (d_in + d_out) units of roundoff, and by those of the two rotations, which are bounded apart.
     """
     a, b = block.explicit().a[:, 0], block.b[:, 0]
     norms_a, norms_b = exact_row_norms(a), exact_row_norms(b)
@@ -106,8 +106,8 @@ def split_rows(block: Outer, metric: Eigenbasis) -> tuple[Tensor, Outer]:
     """Split rows along the columns of a low-rank Q_in.
 
     Returns:
-        Norms `[N * groups]` of what is rotated and scaled, and the rows of the orthogonal complement,
-        not scaled yet.
+        Norms `[N * groups]` of what is rotated and scaled, and the rows of the orthogonal
+        complement, not scaled yet.
     """
     assert metric.input is not None
     explicit = block.explicit()
@@ -137,8 +137,8 @@ def scale_lookup(block: Lookup, metric: Eigenbasis) -> Lookup:
 
 
 # --------------------------------------------------------------------------------------------------
-# One weight `[V, d]` used as an embedding table and as the weight of a linear layer: the norm of the
-# SUM of its uses.
+# One weight `[V, d]` used as an embedding table and as the weight of a linear layer: the norm of
+# the SUM of its uses.
 #
 # With rows read `id_s` and gradients c_s at the embedding's output, inputs a_t and gradients b_t of
 # the linear layer,
@@ -151,8 +151,8 @@ def scale_lookup(block: Lookup, metric: Eigenbasis) -> Lookup:
 # the same holds for `o[id_s] U_in c_s`, `U_in a_t` and `o b_t`.
 #
 # Rounding, with u the unit roundoff, γ_k = min(k, 4 √k) u for a dot product of length k (Higham and
-# Mary 2019) and M = Σ_s ‖c_s‖ + Σ_t ‖a_t‖‖b_t‖: the squared norm loses at most (γ_d + γ_V + 4 u) M²,
-# where entries are added in float64.
+# Mary 2019) and M = Σ_s ‖c_s‖ + Σ_t ‖a_t‖‖b_t‖: the squared norm loses at most (γ_d + γ_V + 4 u)
+# M², where entries are added in float64.
 
 _SMALL_TABLE = 1 << 14  # entries of a table that is formed
 _CANCELS = 2.0**-3  # slack over square that needs float64
@@ -434,8 +434,8 @@ class InputCache:
 
 
 # --------------------------------------------------------------------------------------------------
-# Squared norms through Gram matrices, each a function of its own example and correct in its first two
-# digits.
+# Squared norms through Gram matrices, each a function of its own example and correct in its first
+# two digits.
 #
 # What rounding may take from a square is bounded with it. Where the bound is more than a small
 # fraction of the square, the rows of that example, and of it alone, are recomputed in float64.
@@ -464,7 +464,7 @@ def gram_norms(block: Outer, cache: InputCache | None = None) -> Tensor:
 
 
 def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and the positions with a gradient, `[n]` in float64."""
+    """Return ‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and the positions with a gradient, `[n]`."""
     ones = block.homogeneous
     into = cache.get_or_compute(
         block.a, ("norms", ones), lambda: block.input_squares().sqrt()
@@ -520,9 +520,9 @@ def _gram_rounding(
 ) -> Tensor:
     """Return an upper bound `[n]` of the rounding of the sum of inputs ⊙ outputs.
 
-    Entries of one factor are off by d u of the norms that they come from, which counts by the size of
-    the other factor. Here d is the depth of a piece where rows are long. Adding costs the depth of
-    the sum.
+    Entries of one factor are off by d u of the norms that they come from, which counts by the size
+    of the other factor. Here d is the depth of a piece where rows are long. Adding costs the depth
+    of the sum.
     """
     u = torch.finfo(torch.float32).eps / 2
     a, b = inputs.abs().double(), outputs.abs().double()
@@ -592,8 +592,8 @@ def per_example_norms(
         cache: results for inputs that several layers of one micro-batch read. None shares nothing.
 
     Returns:
-        Norms `[N]`, NaN or infinite where the example's gradient is. They are at least the exact norm
-        up to the last bits.
+        Norms `[N]`, NaN or infinite where the example's gradient is. They are at least the exact
+        norm up to the last bits.
 
     Raises:
         ValueError: a metric of the wrong kind or size for the block.
@@ -700,7 +700,8 @@ def _eigenbasis_lookup_norms(block: Lookup, metric: Eigenbasis) -> Tensor:
     if metric.output is not None:
         slack = 8 * math.sqrt(block.b.shape[2]) * metric.bound * roundoff(block.b)
     plain = scale_lookup(block, metric)
-    return _lookup_norms(plain, _IDENTITY) + slack * torch.linalg.vector_norm(block.b, dim=-1).sum(1)
+    magnitudes = torch.linalg.vector_norm(block.b, dim=-1).sum(1)
+    return _lookup_norms(plain, _IDENTITY) + slack * magnitudes
 
 
 def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> LayerNorms:
@@ -795,7 +796,8 @@ def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> Lay
         for rows in chunks(len(z), 64 * z[0].numel()):
             metric.whiten_(z[rows])
     norms = _add_groups(row_norms(z.flatten(1)), block.groups)
-    return LayerNorms(_round_up(norms, z, slack, block, metric), MaterializedGradients(z, block.groups), True)
+    norms = _round_up(norms, z, slack, block, metric)
+    return LayerNorms(norms, MaterializedGradients(z, block.groups), True)
 
 
 def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
@@ -820,8 +822,8 @@ def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis
 def _rotate(block: Outer | ConvBlock, metric: Eigenbasis) -> Tensor:
     """Return gradients in the eigenbasis `[N * groups, d_out, d_in]`.
 
-    Rows are rotated before they are summed where that is less work. The bound is the same either way,
-    so that an example's bound does not follow the length of others.
+    Rows are rotated before they are summed where that is less work. The bound is the same either
+    way, so that an example's bound does not follow the length of others.
     """
     positions, d_in, d_out = block.dimensions
     into = (metric.input is not None) * d_in
@@ -862,7 +864,8 @@ def _round_up(
 ) -> Tensor:
     """Return upper bounds `[N]`.
 
-    Positions may cancel so far that the norm depends on their order. Then the bound is what cancelled.
+    Positions may cancel so far that the norm depends on their order. Then the bound is what
+    cancelled.
     """
     _, d_in, d_out = block.dimensions
     if isinstance(metric, Eigenbasis):
