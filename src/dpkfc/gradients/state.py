@@ -650,7 +650,8 @@ def restore_attributes(model: nn.Module, before: AttributeSnapshot) -> None:
             _report(module, new)
             _log.warning(
                 "forward passes write to attributes of the module '%s' (%s) that may depend on "
-                "private examples, or on how many there are; they are put back after every pass: %s",
+                "private examples, or on how many there are; they are put back after every pass: "
+                "%s",
                 paths.get(module, "?"),
                 type(module).__name__,
                 ", ".join(sorted(new)),
@@ -801,9 +802,9 @@ def _refuse_memory(model: nn.Module, dependent: Mapping[nn.Module, frozenset[str
     for module, path in paths_of(model).items():
         for name in sorted(dependent.get(module, ())):
             raise ValueError(
-                f"the forward pass keeps '{name}' of the module '{path}' ({type(module).__name__}), "
-                "which depends on the examples and changes what the model computes for later ones; "
-                "leave it out or freeze it"
+                f"the forward pass keeps '{name}' of the module '{path}' "
+                f"({type(module).__name__}), which depends on the examples and changes what the "
+                "model computes for later ones; leave it out or freeze it"
             )
 
 

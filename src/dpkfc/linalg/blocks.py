@@ -152,17 +152,6 @@ def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
     return x.masked_fill(rows.view(-1, *[1] * (x.dim() - 1)), 0)
 
 
-def _inner_products(parts: Iterator[dict[str, Tensor]], span: Span) -> Tensor:
-    """Return ⟨L_j, g_n⟩ `[N, k]` in float64 from gradients `[n, numel]` by role, in parts."""
-    directions = {role: v.reshape(span.rank, -1).T for role, v in span.vectors.items()}
-    first = next(iter(directions.values()))
-    pieces = [first.new_zeros(0, span.rank, dtype=torch.float64)]
-    for part in parts:
-        products = [(g @ directions[role].to(g.dtype)).double() for role, g in part.items()]
-        pieces.append(torch.stack(products).sum(0))
-    return torch.cat(pieces)
-
-
 # --------------------------------------------------------------------------------------------------
 # Blocks. All of them share these methods:
 #
@@ -175,8 +164,35 @@ def _inner_products(parts: Iterator[dict[str, Tensor]], span: Span) -> Tensor:
 #   product_error(...)      upper bound [N] of the rounding of those inner products
 
 
+class _Block:
+    """What most blocks share."""
+
+    def for_curvature(self) -> Any:
+        """Return the block as factors are computed from it."""
+        return self
+
+    def iterate_flat(self: Any) -> Iterator[dict[str, Tensor]]:
+        """Yield role to materialised gradients `[n, numel]`, of some examples at a time.
+
+        The role is "" for the matrix of weight and bias.
+        """
+        size = self.num_entries
+        for rows in chunks(self.batch_size, size):
+            yield {"": self.select(rows).per_example().reshape(-1, size)}
+
+    def inner_products(self, span: Span) -> Tensor:
+        """Return ⟨L_j, g_n⟩ `[N, k]` in float64."""
+        directions = {role: v.reshape(span.rank, -1).T for role, v in span.vectors.items()}
+        first = next(iter(directions.values()))
+        pieces = [first.new_zeros(0, span.rank, dtype=torch.float64)]
+        for part in self.iterate_flat():
+            products = [(g @ directions[role].to(g.dtype)).double() for role, g in part.items()]
+            pieces.append(torch.stack(products).sum(0))
+        return torch.cat(pieces)
+
+
 @dataclass(frozen=True)
-class Outer:
+class Outer(_Block):
     """A matrix-shaped gradient as a sum of outer products over positions.
 
     Attributes:
@@ -266,14 +282,10 @@ class Outer:
         a = a.view(n, groups, *a.shape[1:])
         return torch.einsum("ngto,ngti->goi", scaled, a).flatten(0, 1)
 
-    def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
-        """Yield materialised gradients `[n, numel]` of some examples at a time."""
-        return _iterate_flat(self)
-
     def inner_products(self, span: Span) -> Tensor:
         """Return ⟨L_j, g_n⟩ `[N, k]` in float64, for one position as bᵀ L_j a."""
         if self.groups != 1 or self.a.shape[1] != 1:
-            return _inner_products(self.iterate_flat(), span)
+            return super().inner_products(span)
         a, b = self.explicit().a[:, 0], self.b[:, 0]
         vectors = span.vectors[""]
         k, d_out, d_in = vectors.shape
@@ -400,7 +412,7 @@ _DENSE_FRACTION = 4
 
 
 @dataclass(frozen=True)
-class Lookup:
+class Lookup(_Block):
     """The gradient of an embedding table: `a` is a one-hot row that is never formed.
 
     Attributes:
@@ -422,10 +434,6 @@ class Lookup:
     def num_entries(self) -> int:
         """Return the entries of one example's gradient."""
         return self.num_rows * self.b.shape[-1]
-
-    def for_curvature(self) -> Lookup:
-        """Return the block as factors are computed from it."""
-        return self
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N, num_rows, d_out]`, oriented as the table."""
@@ -486,7 +494,7 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class PerExample:
+class PerExample(_Block):
     """Materialised per-example gradients of small or irregular parameters.
 
     Attributes:
@@ -505,10 +513,6 @@ class PerExample:
     def num_entries(self) -> int:
         """Return the entries of one example's gradient."""
         return sum(g[0].numel() for g in self.grads.values())
-
-    def for_curvature(self) -> PerExample:
-        """Return the block as factors are computed from it."""
-        return self
 
     def select(self, rows: slice) -> PerExample:
         """Return the block of the examples start … stop."""
@@ -543,10 +547,6 @@ class PerExample:
         """Yield role to gradients `[N, numel]` once."""
         yield {role: g.reshape(len(g), math.prod(g.shape[1:])) for role, g in self.grads.items()}
 
-    def inner_products(self, span: Span) -> Tensor:
-        """Return ⟨L_j, g_n⟩ `[N, k]` in float64."""
-        return _inner_products(self.iterate_flat(), span)
-
     def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
         """Return an upper bound `[N]` of the rounding of `inner_products`."""
         unit = max(roundoff(g) for g in self.grads.values())
@@ -554,7 +554,7 @@ class PerExample:
 
 
 @dataclass(frozen=True)
-class Tied:
+class Tied(_Block):
     """The gradient `[V, d]` of one weight that is an embedding table and a linear layer's weight.
 
     Attributes:
@@ -576,10 +576,6 @@ class Tied:
         """Return the entries of one example's gradient."""
         return self.lookup.num_rows * self.outer.d_in
 
-    def for_curvature(self) -> Tied:
-        """Return the block as factors are computed from it."""
-        return self
-
     def per_example(self) -> Tensor:
         """Return materialised gradients of the sum of uses `[N, V, d]`."""
         return self.lookup.add_per_example(self.outer.per_example())
@@ -597,14 +593,6 @@ class Tied:
         total = self.outer.weighted_sum(weights, excluded)
         return self.lookup.add_weighted_sum(total, weights, excluded)
 
-    def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
-        """Yield materialised gradients `[n, numel]` of some examples at a time."""
-        return _iterate_flat(self)
-
-    def inner_products(self, span: Span) -> Tensor:
-        """Return ⟨L_j, g_n⟩ `[N, k]` in float64."""
-        return _inner_products(self.iterate_flat(), span)
-
     def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
         """Return an upper bound `[N]` of the rounding of `inner_products`."""
         terms = count_moved(self.lookup.b).double() + count_moved(self.outer.b).double()
@@ -613,7 +601,7 @@ class Tied:
 
 
 @dataclass(frozen=True)
-class MaterializedGradients:
+class MaterializedGradients(_Block):
     """Materialised gradients of a matrix-shaped layer.
 
     Attributes:
@@ -663,10 +651,6 @@ class MaterializedGradients:
         """Yield the gradients `[N, numel]` once."""
         yield {"": self.gradients.reshape(self.batch_size, self.num_entries)}
 
-    def inner_products(self, span: Span) -> Tensor:
-        """Return ⟨L_j, g_n⟩ `[N, k]` in float64."""
-        return _inner_products(self.iterate_flat(), span)
-
     def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
         """Return an upper bound `[N]` of the rounding of `inner_products`."""
         return dot_rounding(span.size) * roundoff(self.gradients) * span.length * norms
@@ -680,7 +664,7 @@ _FEW_COLUMNS = 32  # then a copy beats the convolution
 
 
 @dataclass(frozen=True)
-class ConvBlock:
+class ConvBlock(_Block):
     """A convolution's inputs and output gradients before any patch is formed.
 
     Attributes:
@@ -878,14 +862,6 @@ class ConvBlock:
         groups = self.groups * copies
         return backward(x, shape, b, self.stride, self.padding, self.dilation, groups)
 
-    def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
-        """Yield materialised gradients `[n, numel]` of some examples at a time."""
-        return _iterate_flat(self)
-
-    def inner_products(self, span: Span) -> Tensor:
-        """Return ⟨L_j, g_n⟩ `[N, k]` in float64."""
-        return _inner_products(self.iterate_flat(), span)
-
     def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
         """Return an upper bound `[N]` of the rounding of `inner_products`."""
         magnitudes, terms = self.magnitudes()
@@ -923,12 +899,6 @@ Block = Outer | Patched | Lookup | PerExample | Tied
 """What curvature reads."""
 AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock | MaterializedGradients
 """What clipping reads."""
-
-
-def _iterate_flat(block: Outer | Tied | ConvBlock) -> Iterator[dict[str, Tensor]]:
-    size = block.num_entries
-    for rows in chunks(block.batch_size, size):
-        yield {"": block.select(rows).per_example().reshape(-1, size)}
 
 
 def _summed_error(
