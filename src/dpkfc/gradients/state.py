@@ -489,23 +489,23 @@ class PassState:
             if (module, leaf) not in self._parameters:
                 del module._parameters[leaf]
             else:
-                parameter, version, copy = self._parameters[module, leaf]
+                original, version, copy = self._parameters[module, leaf]
                 # The parameters of a scripted module have no `get`.
                 parameters = module._parameters
                 now = parameters[leaf] if leaf in parameters else None
-                is_lost = copy is None and parameter._version != version
+                is_lost = copy is None and original._version != version
                 if isinstance(copy, bytes):
-                    is_lost = _digest(parameter) != copy
-                if isinstance(copy, Tensor) and not same_values(local(parameter), copy):
-                    value = _write_copy(local(parameter), copy)
-                    if value.shape != parameter.shape and not is_divided(parameter):
-                        parameter.data = value
+                    is_lost = _digest(original) != copy
+                if isinstance(copy, Tensor) and not same_values(local(original), copy):
+                    value = _write_copy(local(original), copy)
+                    if value.shape != original.shape and not is_divided(original):
+                        original.data = value
                 elif is_lost:
-                    _erase(parameter)
+                    _erase(original)
                     fate = "Its value is unknown and has been erased: load the last checkpoint"
-                elif now is parameter or _is_reloaded(parameter, now, copy):
+                elif now is original or _is_reloaded(original, now, copy):
                     continue
-                module._parameters[leaf] = parameter
+                module._parameters[leaf] = original
             yield (
                 f"the forward pass writes to the parameter '{self._name(module, leaf)}', which "
                 f"only released gradients may change. {fate}"
