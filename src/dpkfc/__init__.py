@@ -10,6 +10,7 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
 from dpkfc.curvature.text_probes import TokenNoise, generated_text
+from dpkfc.gradients.rules import register_layer_rule
 from dpkfc.memory import keep_freed_memory
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
@@ -33,4 +34,5 @@ __all__ = [
     "generated_text",
     "keep_freed_memory",
     "register_batch_rule",
+    "register_layer_rule",
 ]

@@ -159,7 +159,7 @@ def refuse_layers(layers: Iterable[Layer]) -> None:
 
 
 def _runs_again(layer: Layer) -> bool:
-    return layer.rule in ("fallback", "recurrent", "computed") or bool(layer.paths)
+    return layer.rule in ("fallback", "recurrent", "computed", "custom") or bool(layer.paths)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from dpkfc.data.checks import check_probes
 from dpkfc.data.loading import MicroBatches, layout
 from dpkfc.data.units import make_units
 from dpkfc.distributed import DistributedContext, check_alike, check_in_step
-from dpkfc.gradients.clipped_sum import At, LossFn, Proof, clipped_sum
+from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.state import (
@@ -66,7 +66,7 @@ _ONLY_NOISE = (
 class StepRecord:
     """What one step did.
 
-    Attributes:
+    AttributeSnapshot:
         step: the index of the step, from 0.
         release: the number of releases so far, this one included.
         seconds: the wall time of the step.
@@ -94,7 +94,7 @@ class StepRecord:
 class Batch:
     """A sampled logical batch, to be passed to `Session.step` once.
 
-    Attributes:
+    AttributeSnapshot:
         step: the number of the step.
         indices: the sampled examples, or units if the plan protects more than a record `[n]`.
         records: for units, the records that count in this step `[n, k]`, -1 where a unit has fewer.
@@ -519,7 +519,7 @@ class Session:
         loss_fn: LossFn,
         rows: Any,
         rows_of_ranks: Sequence[Any],
-        points: list[At],
+        points: list[EvaluationPoint],
         bound: int | None = None,
         multiple: int | None = None,
     ) -> tuple[dict[str, Tensor], Tensor]:
@@ -549,7 +549,7 @@ class Session:
             repeatable=self.plan.test_mode,
         )
 
-    def _evaluation_points(self, all_of_them: bool = False) -> list[At]:
+    def _evaluation_points(self, all_of_them: bool = False) -> list[EvaluationPoint]:
         """Return where this step's gradients are taken.
 
         That is one point, or several that a filter combines before the clip.
@@ -558,7 +558,7 @@ class Session:
         points = []
         for point in chain.evaluations(all_of_them):
             parameters = chain.parameters_at(self._parameters, point.lookahead)
-            points.append(At(parameters, point.weight))
+            points.append(EvaluationPoint(parameters, point.weight))
         return points
 
     def _maybe_verify(self, loss_fn: LossFn) -> None:

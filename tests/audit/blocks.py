@@ -249,7 +249,7 @@ def sizes(block: AnyBlock) -> Sizes:
             return Sizes(*(sum(getattr(part, name) for part in parts) for name in ("cancelling", "sides", "width")))
         case ConvBlock():
             rows = sizes(block.outer())
-            return replace(rows, cancelling=torch.maximum(rows.cancelling, block.magnitudes()))
+            return replace(rows, cancelling=torch.maximum(rows.cancelling, block.magnitudes()[0]))
     a = (block.a.norm(dim=-1).square() + block.homogeneous).sqrt()
     b = block.b.norm(dim=-1)
     terms = block.a.shape[1] * block.groups

@@ -10,7 +10,7 @@ from dpkfc.curvature import KFAC, PinkNoise, layer_factors
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler, layer_squares, probe_norms
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.linalg.blocks import Outer, Patched, formed
+from dpkfc.linalg.blocks import Outer, Patched, write_out_patches
 from dpkfc.linalg.metric import Dense, Eigenbasis, Kronecker
 from dpkfc.memory import peak_bytes
 
@@ -57,7 +57,7 @@ def block_of(name: str) -> Patched:
 @pytest.mark.parametrize("name", CONVS)
 def test_factors(name: str, rows_per_dim: float | None, sharing: str) -> None:
     block, found = block_of(name), list[dict[str, Tensor]]()
-    whole = formed(block)
+    whole = write_out_patches(block)
     assert isinstance(whole, Outer)
     for form in (block, whole):
         held = RowSubsampler(torch.Generator().manual_seed(0), N, rows_per_dim)
@@ -73,7 +73,7 @@ def test_factors(name: str, rows_per_dim: float | None, sharing: str) -> None:
 @pytest.mark.parametrize("name", CONVS)
 def test_norms_of_examples(name: str, last: int | None) -> None:
     block = block_of(name)
-    gradients = formed(block).per_example()
+    gradients = write_out_patches(block).per_example()
     d_out, d_in = gradients.shape[1:]
 
     def side(d: int) -> Dense:
@@ -99,7 +99,7 @@ def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
 
     def explicit(m: nn.Module, loss):
         blocks = capture(m, layers, loss)
-        return {name: formed(blocks[name]) for name in blocks}
+        return {name: write_out_patches(blocks[name]) for name in blocks}
 
     rules = {layer.name: layer.rule for layer in layers}
     with torch.random.fork_rng():

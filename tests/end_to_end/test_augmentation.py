@@ -20,7 +20,7 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import PinkNoise
 from dpkfc.data.loading import layout
 from dpkfc.gradients import clipped_sum as micro
-from dpkfc.gradients.clipped_sum import HERE, At, clipped_sum
+from dpkfc.gradients.clipped_sum import HERE, EvaluationPoint, clipped_sum
 from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import augmented
@@ -422,7 +422,7 @@ def test_dropout_draws_for_every_view_and_both_points_see_the_same() -> None:
         Clip(1.0),
         loss_fn=lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"),
         micro_batches=[((x[part.records], y[part.records]), part)],
-        points=[HERE, At(weight=0.5)],
+        points=[HERE, EvaluationPoint(weight=0.5)],
         augment=noisy,
     )
     assert len(seen) == 2 and torch.equal(*seen)

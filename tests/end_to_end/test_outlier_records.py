@@ -93,8 +93,8 @@ def federated(data: tuple[Tensor, Tensor], loss: Loss, privacy: object) -> Tenso
     config = FederatedConfig(clients=3, rounds=2, expected_records=4 * N, max_grad_norm=C, privacy=privacy)
     plan = config.with_noise(2.0, 1e-5)
     client = Client(0, plan, LocalModel(plan, net(), loss), data)
-    sums = client._tried.examples(client.records.all)
-    assert not client._tried.failed and client._tried.error is None
+    sums = client._work.sum_examples(client.records.all)
+    assert not client._work.failed and client._tried.error is None
     return flat(sums)
 
 

@@ -103,7 +103,7 @@ def test_rows_of_padded_positions_are_zero() -> None:
     out = batch["attention_mask"] == 0
     for layer in layers:
         for call in calls[layer.name]:
-            assert float(call.outputs[0][out].abs().max()) == 0, layer.name
+            assert float(call.output_gradients[0][out].abs().max()) == 0, layer.name
 
 
 def test_padding_idx_and_an_example_without_a_label() -> None:

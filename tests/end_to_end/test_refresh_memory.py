@@ -188,7 +188,7 @@ def test_micro_batches_stay_within_a_mini_batch_and_are_let_go() -> None:
     def watched(m: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Any:
         alive.append(sum(held() is not None for held in refs))
         blocks = capture(m, loss)
-        refs[:] = [ref(call.outputs[0]) for of in blocks._calls.values() for call in of]
+        refs[:] = [ref(call.output_gradients[0]) for of in blocks._calls.values() for call in of]
         seen.append(next(iter(blocks.values())).batch_size)
         return blocks
 

@@ -145,4 +145,4 @@ def test_a_layer_without_any_other_call_contributes_zeros() -> None:
     with tape:
         model["seen"](x)
         losses = model["used"](x).square().sum(1)
-    assert not bool(tape.backward(losses)["seen"][0].outputs[0].any())
+    assert not bool(tape.backward(losses)["seen"][0].output_gradients[0].any())

@@ -104,7 +104,7 @@ def test_a_bag_with_sparse_gradients_trains() -> None:
 def test_a_lazy_layer_wants_one_forward_pass_first() -> None:
     x, y = data()
     model = nn.Sequential(nn.LazyLinear(8, dtype=torch.float64), nn.Linear(8, 3, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"'0.weight' has no shape yet.*Run one forward pass first"):
+    with pytest.raises(ValueError, match=r"'0.weight' has no shape yet.*run one forward pass first"):
         step(model, (x, y))
     model(torch.zeros(2, x.shape[1], dtype=torch.float64))
     assert step(model, (x, y)).steps_done == 1

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dpkfc.report.card import session_card
-from dpkfc.report.verify import spent
+from dpkfc.report.verify import verify_ledger
 from tests.distributed.cases import CASES
 from tests.golden.record import digest, flatten_weights
 from tests.test_session import loss_fn
@@ -49,5 +49,5 @@ def test_an_old_run_goes_on(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", INDEX["runs"])
 def test_an_old_ledger_is_read(name: str) -> None:
-    facts = spent(OLD / name / "ledger.jsonl", 1e-5)
+    facts = verify_ledger(OLD / name / "ledger.jsonl", 1e-5)
     assert facts["chain"] == "holds" and facts["releases"] > 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dpkfc
 from dpkfc.curvature.adadps import AdaDPS
-from dpkfc.linalg.blocks import lengths
+from dpkfc.linalg.blocks import row_norms
 from dpkfc.postprocess.filters import DiSK
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC
 from tests.gradients.cases import CASES, build, loss_fn
@@ -109,7 +109,7 @@ def bounds() -> list[float]:
     """How far lengths on the card are above those in float64, for rows within the range of float32 and beyond it."""
     rows = torch.randn(6, 10)
     rows = rows * torch.tensor([1.0, 1e-30, 1e-22, 1e18, 1e25, 0.0]).unsqueeze(1)
-    found, exact = lengths(rows.to("cuda")).cpu(), rows.double().norm(dim=1)
+    found, exact = row_norms(rows.to("cuda")).cpu(), rows.double().norm(dim=1)
     return [1.0 if a == b else a / b for a, b in zip(found.tolist(), exact.tolist(), strict=True)]
 
 

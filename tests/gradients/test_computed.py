@@ -11,10 +11,10 @@ from torch.nn.utils import parametrize
 from dpkfc.app.models import WeightStandardisation, standardised_conv
 from dpkfc.data.loading import layout
 from dpkfc.gradients import parametrized
-from dpkfc.gradients.clipped_sum import At, capture, clipped_sum
+from dpkfc.gradients.clipped_sum import EvaluationPoint, capture, clipped_sum
 from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.parametrized import Computed
+from dpkfc.gradients.parametrized import ParametrizedBlock
 from dpkfc.gradients.rules import blocks_of, joined_calls
 from dpkfc.gradients.tape import Tape
 from tests.gradients.cases import loss_fn
@@ -110,7 +110,7 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(case: str, monkey
         Clip(0.5),
         loss_fn=loss_fn,
         micro_batches=[((x, y), part)],
-        points=[At(weight=1.5), At(elsewhere, -0.5)],
+        points=[EvaluationPoint(weight=1.5), EvaluationPoint(elsewhere, -0.5)],
     )
     assert pulled and set(pulled) == {1} and len(pulled) == 3 * 2 * (2 if case == "both" else 1)
     assert all(torch.equal(p, values[n]) for n, p in model.named_parameters())
@@ -139,7 +139,7 @@ def test_one_pull_serves_both_uses_and_curvature_sees_single_examples() -> None:
     calls = tape.backward(losses)
     (layer,) = [layer for layer in layers if layer.name == "inner"]
     found = joined_calls(layer, calls["inner"], X[0])
-    assert isinstance(found, Computed) and len(found.parts) == 1 and found.batch_size == X[0]
+    assert isinstance(found, ParametrizedBlock) and len(found.parts) == 1 and found.batch_size == X[0]
     seen = capture(model, layers, lambda model: loss_fn(model, batch))["inner"]
     assert {role: g.shape[0] for role, g in seen.grads.items()} == dict.fromkeys(layer.parameters, X[0])
     expected = blocks_of(layer, calls["inner"], X[0])

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.gradients.calls import Call
-from dpkfc.gradients.clipping import Groups, grouped
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.linalg.blocks import ConvBlock, Outer, Patched, conv_block, formed, interleaved, weighted_sum
+from dpkfc.linalg.blocks import ConvBlock, Outer, Patched, conv_block, interleave_calls, weighted_sum, write_out_patches
 from dpkfc.linalg.metric import Dense, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.tracking import BatchAxis
@@ -56,7 +55,7 @@ def _metric(block: ConvBlock) -> Kronecker:
 def test_views_equal_patches_and_the_sum_over_rows(name: str) -> None:
     module, [(x, b)] = _calls(name, N * VIEWS + 2)  # two rows of padding
     rows = conv_block(module, x, b)
-    block = grouped(rows, Groups(N, VIEWS))
+    block = rows.merge_rows(N, VIEWS)
     assert isinstance(block, ConvBlock) and (block.batch_size, block.views) == (N, VIEWS)
     patches = block.outer()
     assert patches.a.shape == (N * module.groups, block.positions, block.d_in)
@@ -69,7 +68,7 @@ def test_views_equal_patches_and_the_sum_over_rows(name: str) -> None:
     for found in (weighted_sum(block, weights), weighted_sum(patches, weights)):
         torch.testing.assert_close(found, total, rtol=1e-11, atol=1e-12)
     lengths = (patches.a.norm(dim=2) * patches.b.norm(dim=2)).sum(1).view(N, -1).sum(1)
-    assert (block.magnitudes() >= lengths * (1 - 1e-12)).all()
+    assert (block.magnitudes()[0] >= lengths * (1 - 1e-12)).all()
 
 
 @pytest.mark.parametrize("views", [1, VIEWS])
@@ -80,13 +79,13 @@ def test_the_order_of_channels_in_memory_changes_nothing(name: str, views: int) 
     b[1] = float("nan")
     last = [one.contiguous(memory_format=torch.channels_last) for one in (x, b)]
     assert not last[1].is_contiguous()
-    one, other = (grouped(conv_block(module, *pair), Groups(N * VIEWS // views, views)) for pair in ((x, b), last))
+    one, other = (conv_block(module, *pair).merge_rows(N * VIEWS // views, views) for pair in ((x, b), last))
     assert isinstance(one, ConvBlock) and isinstance(other, ConvBlock)
     weights = torch.rand(one.batch_size, dtype=torch.float64)
     same = {"rtol": 1e-11, "atol": 1e-12, "equal_nan": True}
-    torch.testing.assert_close(other.magnitudes(), one.magnitudes(), **same)
-    assert torch.equal(other.own_positions(), one.own_positions())
-    assert one.own_positions().min() < one.positions
+    torch.testing.assert_close(other.magnitudes()[0], one.magnitudes()[0], **same)
+    assert torch.equal(other.count_positions(), one.count_positions())
+    assert one.count_positions().min() < one.positions
     torch.testing.assert_close(other.per_example(), one.per_example(), **same)
     torch.testing.assert_close(other.weighted_sum(weights), one.weighted_sum(weights), **same)
     torch.testing.assert_close(other.outer().per_example(), one.outer().per_example(), **same)
@@ -96,7 +95,7 @@ def test_the_order_of_channels_in_memory_changes_nothing(name: str, views: int) 
 @pytest.mark.parametrize("name", sorted(CONVS))
 def test_norms_of_views_in_a_metric(name: str, method: str) -> None:
     module, [(x, b)] = _calls(name, N * VIEWS)
-    block = grouped(conv_block(module, x, b), Groups(N, VIEWS))
+    block = conv_block(module, x, b).merge_rows(N, VIEWS)
     metric = _metric(block)
     z = metric.whiten(block.outer().per_example()).reshape(N, -1)
     found = per_example_norms(block, metric, method)
@@ -112,7 +111,7 @@ def test_two_calls_are_views_of_one_block(name: str) -> None:
     assert isinstance(joined, ConvBlock) and joined.views == 2
     expected = blocks[0].per_example() + blocks[1].per_example()
     torch.testing.assert_close(joined.per_example(), expected, rtol=1e-11, atol=1e-12)
-    units = grouped(joined, Groups(N, 2))
+    units = joined.merge_rows(N, 2)
     assert (units.batch_size, units.views) == (N, 4)
     torch.testing.assert_close(
         units.per_example(), expected.view(N, 2, module.groups, *expected.shape[1:]).sum(1).flatten(0, 1), rtol=1e-11, atol=1e-12
@@ -122,11 +121,11 @@ def test_two_calls_are_views_of_one_block(name: str) -> None:
 def test_calls_of_other_shapes_become_patches() -> None:
     module, [(x, b)] = _calls("plain", N)
     small, less = x[..., :5, :5], b[..., :5, :5]
-    assert interleaved([conv_block(module, x, b), conv_block(module, small, less)]) is None
+    assert interleave_calls([conv_block(module, x, b), conv_block(module, small, less)]) is None
     joined = blocks_of(_layer(module), [_call(module, x, b), _call(module, small, less)], N)
     expected = conv_block(module, x, b).per_example() + conv_block(module, small, less).per_example()
     torch.testing.assert_close(joined.explicit().per_example(), expected, rtol=1e-11, atol=1e-12)
-    assert interleaved([conv_block(module, x, b), replace(conv_block(module, x, b), stride=(2, 2))]) is None
+    assert interleave_calls([conv_block(module, x, b), replace(conv_block(module, x, b), stride=(2, 2))]) is None
 
 
 def _call(module: nn.Module, x: torch.Tensor, b: torch.Tensor) -> Call:
@@ -145,7 +144,7 @@ def test_a_position_whose_channels_cancel_counts(last: bool):
     b[0, 0, 0, 0] = 1e-44  # below the normal numbers
     b[1, :, 0, 2] = float("nan")
     b = b.to(memory_format=torch.channels_last) if last else b
-    assert conv_block(module, torch.randn(2, 2, 3, 3), b).own_positions().tolist() == [2, 1]
+    assert conv_block(module, torch.randn(2, 2, 3, 3), b).count_positions().tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("views", [1, VIEWS])
@@ -155,7 +154,7 @@ def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(n
     module, [(x, b)] = _calls(name, N * views)
     if layout == "last":
         x, b = (side.movedim(1, -1).contiguous().movedim(-1, 1) for side in (x, b))
-    block = grouped(conv_block(module, x, b), Groups(N, views))
+    block = conv_block(module, x, b).merge_rows(N, views)
     assert isinstance(block, ConvBlock)
     whole, patched = block.outer(), block.patched()
     if name == "bias alone":
@@ -163,7 +162,7 @@ def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(n
         return
     assert isinstance(patched, Patched)
     assert (patched.batch_size, patched.groups, patched.d_in) == (N, whole.groups, whole.d_in)
-    again = formed(patched)
+    again = write_out_patches(patched)
     assert isinstance(again, Outer)
     assert torch.equal(again.a, whole.a) and torch.equal(again.b, whole.b) and again.groups == whole.groups
     assert torch.equal(patched.per_example(), whole.per_example())
@@ -171,5 +170,5 @@ def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(n
     for count in (3, len(flat)):  # a few, which are gathered, and all, which are formed
         index = torch.randperm(len(flat))[:count]
         assert torch.equal(patched.rows(index), flat[index])
-    part = patched.examples(slice(1, 3)).explicit()
+    part = patched.select(slice(1, 3)).explicit()
     assert torch.equal(part.a, whole.a[whole.groups : 3 * whole.groups]) and part.batch_size == 2

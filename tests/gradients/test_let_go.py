@@ -17,8 +17,8 @@ from dpkfc.gradients import clipping
 from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg import norms
-from dpkfc.linalg.blocks import ConvBlock, Formed, Lookup, Outer, Tied, weighted_sum
+from dpkfc.linalg import blocks
+from dpkfc.linalg.blocks import ConvBlock, Lookup, MaterializedGradients, Outer, Tied, weighted_sum
 from dpkfc.linalg.metric import Dense, Eigenbasis, Identity, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.memory import peak_bytes
@@ -45,7 +45,7 @@ class Held:
 
     def __init__(self, calls: Any) -> None:
         self._pairs = {
-            name: [StorageWeakRef(x.untyped_storage()) for call in of for x in (call.args[0], call.outputs[0])]
+            name: [StorageWeakRef(x.untyped_storage()) for call in of for x in (call.args[0], call.output_gradients[0])]
             for name, of in calls.items()
         }
 
@@ -189,13 +189,12 @@ def test_gradients_are_formed_a_few_examples_at_a_time(name: str, monkeypatch: p
     monkeypatch.setattr("dpkfc.linalg.norms._KEPT", 0)  # gradients of this size would be kept for the sum
     wide = per_example_norms(block, metric, method).norms
     bound = 4 * IN * OUT
-    for module in (norms, norms):
-        monkeypatch.setattr(module, "_CHUNK_ELEMENTS", bound)
+    monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", bound)
     with Largest() as seen:
         found = per_example_norms(block, metric, method)
         weighted_sum(found.block, torch.ones(BATCH))
     torch.testing.assert_close(found.norms, wide, rtol=1e-6, atol=0)
-    assert not isinstance(found.block, Formed)
+    assert not isinstance(found.block, MaterializedGradients)
     parts = (block.lookup, block.outer) if isinstance(block, Tied) else (block,)
     rows = max(x.numel() for part in parts for x in vars(part).values() if isinstance(x, Tensor))
     whole = BATCH * IN * OUT
@@ -204,7 +203,7 @@ def test_gradients_are_formed_a_few_examples_at_a_time(name: str, monkeypatch: p
 
 def test_the_peak_does_not_grow_with_the_gradients_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the examples take as many bytes more as their rows have, not as their gradients would."""
-    monkeypatch.setattr(norms, "_CHUNK_ELEMENTS", 2 * IN * OUT)
+    monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", 2 * IN * OUT)
     monkeypatch.setattr("dpkfc.linalg.norms._KEPT", 0)
     peaks = []
     for n in (40, 80):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients import state as loss_state
-from dpkfc.gradients.state import isolated
+from dpkfc.gradients.state import make_stateless
 from dpkfc.session import Session
 
 N = 24
@@ -108,7 +108,7 @@ def globally(model: nn.Module, batch: Any) -> Tensor:
 
 def test_global_variables_too() -> None:
     model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
-    first, second = (isolated(globally)(model, batch) for _ in range(2))
+    first, second = (make_stateless(globally)(model, batch) for _ in range(2))
     assert torch.equal(first, second) and not BANK and MEAN == 0.0
 
 
@@ -131,9 +131,9 @@ def test_modules_beside_the_model_keep_their_buffers_or_are_refused(caplog: pyte
         for way in (partial(lambda c, m, b: c(m(b[0]), b[1]), held), lambda m, b, held=held: [held][0](m(b[0]), b[1])):
             if held.moves:
                 with pytest.raises(ValueError, match="changes the buffer 'centre'"):
-                    isolated(way)(model, batch)
+                    make_stateless(way)(model, batch)
             else:
-                assert isolated(way)(model, batch).shape == (6,)
+                assert make_stateless(way)(model, batch).shape == (6,)
             assert not held.centre.any() and held.total == 0
     assert "attributes of the module '' (Centred)" in caplog.text
 
@@ -146,7 +146,7 @@ def test_a_large_tensor_is_not_copied_and_may_not_be_written() -> None:
         return alone(model, batch)
 
     with pytest.raises(ValueError, match="tensor that it reaches by 'queue', and that is too large"):
-        isolated(loss)(model, batch)
+        make_stateless(loss)(model, batch)
 
 
 def test_ordinary_losses_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,7 +158,7 @@ def test_ordinary_losses_are_left_alone(caplog: pytest.LogCaptureFixture) -> Non
         assert other is model
         return F.cross_entropy(model(batch[0]) * table["a"][0], batch[1], weight, reduction="none")
 
-    losses = isolated(loss)(model, batch)
+    losses = make_stateless(loss)(model, batch)
     losses.sum().backward()
     assert torch.equal(losses, loss(model, batch)) and weight.sum() == 3 and not caplog.text
     model.shown = []
@@ -168,5 +168,5 @@ def test_ordinary_losses_are_left_alone(caplog: pytest.LogCaptureFixture) -> Non
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        isolated(on_the_model)(model, batch)
+        make_stateless(on_the_model)(model, batch)
     assert len(model.shown) == 1  # looked after by the pass, which needs it until its end

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients.state import Attributes, checked_state, kept_attributes, restored_state
+from dpkfc.gradients.state import AttributeSnapshot, checked_state, restored_attributes, restored_state
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
 
@@ -445,7 +445,7 @@ def test_a_memory_in_an_object_of_ones_own_is_put_back_or_refused(caplog: pytest
 def test_lists_of_parameters_are_no_attributes_of_a_pass(caplog: pytest.LogCaptureFixture) -> None:
     """A recurrent layer lists its weights, which a filter that looks ahead moves for the length of a pass."""
     model = nn.LSTM(3, 2)
-    with kept_attributes(model), torch.no_grad():
+    with restored_attributes(model), torch.no_grad():
         model.weight_ih_l0.add_(1)
     assert not caplog.text and model._flat_weights[0] is model.weight_ih_l0
 
@@ -457,7 +457,7 @@ def test_every_kind_of_value_is_put_back() -> None:
     model.queue, model.view = deque([torch.zeros(1)], maxlen=2), torch.zeros(4)[::2]
     model.sparse, model.text = torch.eye(2).to_sparse(), "as it was"
     objects = dict(vars(model))
-    before = Attributes(model)
+    before = AttributeSnapshot(model)
     assert not before.changed(by_value=True)
     model.tensor.data.add_(1)
     model.array += 1
@@ -472,7 +472,7 @@ def test_every_kind_of_value_is_put_back() -> None:
     model.other = torch.ones(2)
     del model.sparse
     assert before.changed(by_value=True)[model] == {*objects, "other"} - set(vars(nn.Module()))
-    before.put_back(before.changed(by_value=True))
+    before.restore(before.changed(by_value=True))
     assert not hasattr(model, "other") and not before.changed(by_value=True)
     assert all(vars(model)[name] is x for name, x in objects.items() if name not in ("number", "text"))
     assert model.tensor.tolist() == [0, 1, 2] and model.array.tolist() == [0, 1, 2] and model.number == 1.5

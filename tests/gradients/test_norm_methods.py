@@ -10,7 +10,7 @@ from dpkfc import PrivacyConfig
 from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import ConvBlock, Formed, Outer, weighted_sum
+from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer, weighted_sum
 from dpkfc.linalg.metric import Kronecker, LowRank
 from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.whitened import metric_of, side
@@ -49,14 +49,14 @@ def test_wide_gradients_are_not_kept_and_their_bound_holds_for_a_second_pass() -
     a, b = torch.randn(8, 7, 80), torch.randn(8, 7, 70)
     metric = Kronecker(*(type(s)(s.root.float(), s.bound) for s in (side("dense", 80), side("dense", 70))))
     found = per_example_norms(Outer(a, b), metric, "materialised")
-    assert not found.whitened and not isinstance(found.block, Formed)
+    assert not found.whitened and not isinstance(found.block, MaterializedGradients)
     exact = torch.stack([
         torch.linalg.matrix_norm(metric.output.root.double() @ (y.T @ x).double() @ metric.input.root.double())
         for x, y in zip(a.double(), b.double(), strict=True)
     ])  # fmt: skip
     assert bool((found.norms >= exact).all()) and bool((found.norms <= exact * 1.001).all())
     narrow = per_example_norms(Outer(a[..., :9], b[..., :9]), Kronecker(), "materialised")
-    assert narrow.whitened and isinstance(narrow.block, Formed)
+    assert narrow.whitened and isinstance(narrow.block, MaterializedGradients)
 
 
 @pytest.mark.parametrize("method", ["gram", "materialised"])

@@ -40,9 +40,9 @@ def test_it_is_the_same_map(above: int, turned: bool) -> None:
     torch.testing.assert_close(few.inverse().whiten(few.whiten(g)), g, **close)
     torch.testing.assert_close(few.scaled(3.0).whiten(g), 3 * whole.whiten(g), **close)
     torch.testing.assert_close(few.variance(), whole.variance(), **close)
-    torch.testing.assert_close(few.complete().whiten(g), whole.whiten(g), **close)
-    assert few.bound == whole.bound and few.complete().rest is None and whole.complete() is whole
-    inside, outside = few.parted(g)
+    torch.testing.assert_close(few.complete_basis().whiten(g), whole.whiten(g), **close)
+    assert few.bound == whole.bound and few.complete_basis().rest is None and whole.complete_basis() is whole
+    inside, outside = few.split_low_rank(g)
     squares = inside.square().sum((1, 2)) + outside.square().sum((1, 2))
     torch.testing.assert_close(squares, whole.whiten(g).square().sum((1, 2)), **close)
 
@@ -75,7 +75,7 @@ def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
 @pytest.mark.parametrize("gram", [False, True])
 def test_norms_and_clipped_sums_are_those_of_the_whole_basis(case: str, gram: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if gram:
-        monkeypatch.setattr("dpkfc.linalg.norms.is_formed", lambda *_: False)
+        monkeypatch.setattr("dpkfc.linalg.norms.is_materialised", lambda *_: False)
     layer, x = models()[case]
     model, x = nn.Sequential(layer, nn.Tanh()).double(), x.double()
     (found,) = find_layers(model)

@@ -33,9 +33,9 @@ def test_norms_taken_again_are_those_of_asking_at_once(kind: str, whitened: bool
     outputs = {"outer": V, "lookup": D, "tied": V}[kind]
     metric = Kronecker(Diagonal(torch.rand(inputs) + 0.5), Diagonal(torch.rand(outputs) + 0.5)) if whitened else None
     at_once = per_example_norms(blocks()[kind], metric, "gram" if kind == "tied" else None).norms
-    monkeypatch.setattr(put_off, "is_waited_for", lambda x: True)  # as if it lay on a card
-    with put_off.put_off() as asked:
+    monkeypatch.setattr(put_off, "is_on_accelerator", lambda x: True)  # as if it lay on a card
+    with put_off.defer_flags() as asked:
         found = per_example_norms(blocks()[kind], metric, "gram" if kind == "tied" else None)
-    assert any(put_off.answered(asked)) and found.again is not None
+    assert any(put_off.read_flags(asked)) and found.recompute is not None
     assert not torch.equal(found.norms, at_once)
-    assert torch.equal(found.again(), at_once)
+    assert torch.equal(found.recompute(), at_once)

@@ -17,10 +17,8 @@ from dpkfc.gradients.clipping import (
     Clip,
     ClippedSummer,
     Groups,
-    _error,
     clip_factors,
     contribution_bound,
-    inner_products,
     split_sum,
     spread,
 )
@@ -129,10 +127,10 @@ def test_every_form_of_a_block_has_the_same_inner_products(name: str) -> None:
     model, batch = build(next(case for case in CASES if case.name == name), n=6)
     basis, layers = basis_of(model, batch[0]), find_layers(model)
     for layer, block in taped(model, layers, batch):
-        expected = inner_products(block, basis.spans[layer.name])
+        expected = block.inner_products(basis.spans[layer.name])
         for method in ("gram", "materialised"):
             held = per_example_norms(block, None, method).block
-            torch.testing.assert_close(inner_products(held, basis.spans[layer.name]), expected, **CLOSE)
+            torch.testing.assert_close(held.inner_products(basis.spans[layer.name]), expected, **CLOSE)
 
 
 def taped(model: nn.Module, layers: list[Layer], batch: tuple[Tensor, Tensor]) -> list[tuple[Layer, AnyBlock]]:
@@ -271,9 +269,9 @@ def test_float32_residuals_that_cancel_stay_below_the_bound(name: str, scale: fl
     assert float(torch.linalg.matrix_norm(defect, 2)) <= basis.defect * (1 + 1e-6) + 1e-12
     for layer, block in taped(model, layers, batch):
         span = basis.spans[layer.name]
-        error = (inner_products(block, span) - _doubled(inner_products, block, span)).norm(dim=1)
+        error = (block.inner_products(span) - _doubled(block, span)).norm(dim=1)
         norms = per_example_norms(block, None).norms.double()
-        assert bool((error <= _error(block, span, norms, 1 + basis.defect) + 1e-30).all())
+        assert bool((error <= block.product_error(span, norms, 1 + basis.defect) + 1e-30).all())
 
 
 def test_a_basis_that_is_not_quite_orthonormal_keeps_the_bound() -> None:
@@ -289,7 +287,7 @@ def test_a_basis_that_is_not_quite_orthonormal_keeps_the_bound() -> None:
     assert float(honest["weight"].norm()) > 1  # what the test would look like if the defect were not counted
 
 
-def _doubled(function, block: AnyBlock, span: Span) -> Tensor:
+def _doubled(block: AnyBlock, span: Span) -> Tensor:
     def wide(value):
         return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
@@ -297,7 +295,7 @@ def _doubled(function, block: AnyBlock, span: Span) -> Tensor:
         block = PerExample({role: g.double() for role, g in block.grads.items()})
     else:
         block = replace(block, **{f.name: wide(getattr(block, f.name)) for f in fields(block)})
-    return function(block, replace(span, vectors={role: v.double() for role, v in span.vectors.items()}))
+    return block.inner_products(replace(span, vectors={role: v.double() for role, v in span.vectors.items()}))
 
 
 # -- what does not go together -----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from dpkfc.linalg import blocks as row_lengths
 from dpkfc.linalg import norms
 from dpkfc.linalg import norms as gram
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
-from dpkfc.linalg.norms import Reread
+from dpkfc.linalg.norms import InputCache
 from dpkfc.privacy import mechanism
 from tests.injected_bugs.leak import COMMON, Leak, Patch, swapped
 from tests.injected_bugs.subjects import C
@@ -151,7 +151,7 @@ def padded_slack(m: pytest.MonkeyPatch) -> None:
     """The slack counts the positions of the longest example of the micro-batch."""
 
     def norms_of(block: Outer, reread: Any = None) -> Tensor:
-        square, lengths, _ = gram._gram_squares(block, reread or Reread())
+        square, lengths, _ = gram._gram_squares(block, reread or InputCache())
         terms = block.a.shape[1] + block.d_in + block.b.shape[2]
         return (square.clamp(min=0) + terms * gram.roundoff(block.a) * lengths.square() + 0 * square).sqrt()
 
@@ -179,8 +179,8 @@ def switched_precision(m: pytest.MonkeyPatch) -> None:
                 return (square * (1 + (d + 2) * info.eps) + d * info.tiny).sqrt()
         return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
 
-    m.setattr(norms, "lengths", lengths)
-    m.setattr(gram, "lengths", lengths)
+    m.setattr(norms, "row_norms", lengths)
+    m.setattr(row_lengths, "row_norms", lengths)
 
 
 def denormal_factors(m: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import layout
-from dpkfc.gradients.clipped_sum import HERE, At, clipped_sum
+from dpkfc.gradients.clipped_sum import HERE, EvaluationPoint, clipped_sum
 from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, DiSK
@@ -98,7 +98,7 @@ def test_on_a_quadratic_the_combination_is_the_gradient_plus_hessian_times_d_for
     model, batch, hessian = quadratic()
     d = torch.randn(1, 4).double()
     points = [
-        At({"weight": model.weight.detach() + e.lookahead * d}, e.weight) for e in DiSK(kappa, gamma).evaluations
+        EvaluationPoint({"weight": model.weight.detach() + e.lookahead * d}, e.weight) for e in DiSK(kappa, gamma).evaluations
     ]
     results = []
     for at in (points, (HERE,)):
@@ -149,7 +149,7 @@ def test_both_points_see_the_same_random_numbers() -> None:
     batch = (torch.randn(7, 6).double(), torch.randint(0, 3, (7,)))
     same = {name: p.detach().clone() for name, p in model.named_parameters()}
     results = []
-    for points in ((HERE,), (At(same, -9.0), At(None, 10.0))):
+    for points in ((HERE,), (EvaluationPoint(same, -9.0), EvaluationPoint(None, 10.0))):
         torch.manual_seed(3)
         micro = [((batch[0][rows], batch[1][rows]), part) for rows in (slice(0, 4), slice(4, 7))
                  for part in layout(np.arange(rows.stop - rows.start))]  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from dpkfc.data.loading import Part, layout
-from dpkfc.gradients.clipped_sum import At, clipped_sum
+from dpkfc.gradients.clipped_sum import EvaluationPoint, clipped_sum
 from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Metric
@@ -66,9 +66,13 @@ def names(case: Case) -> str:
     return case.name
 
 
-def points_of(disk: DiSK, model: nn.Module, d: dict[str, Tensor]) -> list[At]:
+def points_of(disk: DiSK, model: nn.Module, d: dict[str, Tensor]) -> list[EvaluationPoint]:
     own = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    return [At({n: p + e.lookahead * d[n] for n, p in own.items()} if e.lookahead else None, e.weight) for e in disk.evaluations]
+    points = []
+    for e in disk.evaluations:
+        displaced = {n: p + e.lookahead * d[n] for n, p in own.items()} if e.lookahead else None
+        points.append(EvaluationPoint(displaced, e.weight))
+    return points
 
 
 def change(model: nn.Module, size: float) -> dict[str, Tensor]:
@@ -76,7 +80,12 @@ def change(model: nn.Module, size: float) -> dict[str, Tensor]:
 
 
 def summed(
-    model: nn.Module, batch: tuple[Tensor, ...], points: Sequence[At], clip: float, metric: Metric, parts: Sequence[Part]
+    model: nn.Module,
+    batch: tuple[Tensor, ...],
+    points: Sequence[EvaluationPoint],
+    clip: float,
+    metric: Metric,
+    parts: Sequence[Part],
 ) -> tuple[dict[str, Tensor], Tensor]:
     micro = [(tuple(x[torch.from_numpy(part.records)] for x in batch), part) for part in parts]
 
@@ -95,7 +104,7 @@ def summed(
     )
 
 
-def combined(model: nn.Module, batch: tuple[Tensor, Tensor], points: Sequence[At]) -> list[dict[str, Tensor]]:
+def combined(model: nn.Module, batch: tuple[Tensor, Tensor], points: Sequence[EvaluationPoint]) -> list[dict[str, Tensor]]:
     """By plain autograd, example by example: Σ over points of weight · gradient there."""
     own = {n: p.detach().clone() for n, p in model.named_parameters()}
     total: list[dict[str, Tensor]] = []

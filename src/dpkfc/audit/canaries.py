@@ -88,7 +88,7 @@ SEED = 7
 class Canaries:
     """A list of canaries under construction.
 
-    Attributes:
+    AttributeSnapshot:
         names: one a canary.
         rows: the tensors of the dataset, one example a canary.
         factors: of the losses.
@@ -648,7 +648,7 @@ def _transform_factors(
         case Kronecker():
             return entry.output.apply(u), entry.input.apply(a), None
         case Eigenbasis():
-            entry = entry.complete()
+            entry = entry.complete_basis()
             if entry.output is not None:
                 u = u @ entry.output
             if entry.input is not None:

@@ -50,7 +50,7 @@ from dpkfc.curvature.probe_pass import (
 )
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import probe_scale, scale_microbatch
-from dpkfc.linalg.blocks import formed
+from dpkfc.linalg.blocks import write_out_patches
 from dpkfc.linalg.metric import Entry, Metric, scale_metric
 
 # What published code adds inside the root and to the root, and whether it refreshes.
@@ -65,7 +65,7 @@ _RELEASED = {
 class AdaDPS(ProbePreconditioner):
     """How a diagonal metric is made from public data or synthetic inputs.
 
-    Attributes:
+    AttributeSnapshot:
         probe: source of inputs: `PublicData(inputs, labels, ...)`, or noise (`PinkNoise(...)`,
             "pink AdaDPS").
         batch_size: examples of a public mini-batch; None takes the whole probe as one.
@@ -233,7 +233,7 @@ class AdaDPS(ProbePreconditioner):
         for microbatch in run_probe(model, capture, spec):
             ends = microbatch.rows.stop % whole == 0
             for name in microbatch.blocks:
-                block = formed(microbatch.blocks[name])
+                block = write_out_patches(microbatch.blocks[name])
                 if not is_known(block):
                     continue
                 with _layer_named(name):

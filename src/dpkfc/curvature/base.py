@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpkfc.curvature.probe_pass import Capture, ProbeSpec, copy_to_device
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import History, history_from_state, history_state
-from dpkfc.linalg.metric import Metric, mismatch, moved, pack, unpack
+from dpkfc.linalg.metric import Metric, mismatch, pack, unpack
 
 DEFAULT_EXAMPLES = 256
 
@@ -92,7 +92,7 @@ class PreconditionerState:
 
     def to(self, device: torch.device | str) -> PreconditionerState:
         """Return the same state with its metric and its sums on another device."""
-        metric = {name: moved(entry, device) for name, entry in self.metric.items()}
+        metric = {name: entry.to(device) for name, entry in self.metric.items()}
         running = copy_to_device(self.running, torch.device(device))
         return replace(self, metric=metric, running=running)
 

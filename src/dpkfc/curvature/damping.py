@@ -302,7 +302,7 @@ def layer_rows(
         if isinstance(entry, Elementwise):
             kind = "diagonal"
         else:
-            kind = _kind(getattr(entry, side))
+            kind = getattr(entry, side).kind
         rows.append(
             {
                 "layer": name,
@@ -332,18 +332,6 @@ def identity_row(name: str, why: str = UNREACHED) -> dict[str, Any]:
         "condition_after": 1.0,
         "note": why,
     }
-
-
-def _kind(side: Side) -> str:
-    match side:
-        case Identity():
-            return "identity"
-        case Diagonal():
-            return "diagonal"
-        case Dense():
-            return "dense"
-        case LowRank():
-            return "lowrank"
 
 
 # --------------------------------------------------------------------------------------------------

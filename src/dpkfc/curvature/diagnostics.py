@@ -19,7 +19,7 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.layer_factors import LayerFactors, is_known, layer_squares
 from dpkfc.curvature.probe_pass import Capture, preserve_model, run_probe
 from dpkfc.curvature.probes import Probe, Sample
-from dpkfc.linalg.blocks import Block, Lookup, Outer, Patched, PerExample, Tied
+from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric
 
 
@@ -79,7 +79,7 @@ def signal_to_noise(
             for column, metric in enumerate(({}, preconditioner.metric)):
                 for name, energy in _clipped_energies(blocks, metric, max_grad_norm).items():
                     energies.setdefault(name, [0.0, 0.0])[column] += energy
-            sizes |= {name: _entries(block) for name, block in blocks.items()}
+            sizes |= {name: block.num_entries for name, block in blocks.items()}
     variance = (noise_multiplier * max_grad_norm) ** 2 * kfac.probe_size
     return {
         name: SignalToNoise(
@@ -97,19 +97,6 @@ def _clipped_energies(blocks: Mapping[str, Block], metric: Metric, clip: float) 
     norms = torch.stack(list(squares.values())).sum(0).sqrt()
     factors = (clip / norms.clamp(min=1e-300)).clamp(max=1.0)
     return {name: float((factors.square() * square).sum()) for name, square in squares.items()}
-
-
-def _entries(block: Block) -> int:
-    """Return the number of entries of one per-example gradient."""
-    match block:
-        case Outer() | Patched():
-            return block.groups * block.d_in * block.b.shape[-1]
-        case Lookup():
-            return block.num_rows * block.b.shape[-1]
-        case Tied():
-            return _entries(block.lookup)
-        case PerExample():
-            return sum(g[0].numel() for g in block.grads.values())
 
 
 def condition_numbers(

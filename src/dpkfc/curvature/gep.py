@@ -36,7 +36,7 @@ from dpkfc.curvature.layer_factors import KNOWN
 from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import Capture, preserve_model, public_generator, run_probe
 from dpkfc.curvature.probes import Probe
-from dpkfc.linalg.blocks import Block, PerExample, formed
+from dpkfc.linalg.blocks import Block, PerExample, write_out_patches
 from dpkfc.linalg.metric import Elementwise, Span, Subspace, clipping_of, pack, unpack
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -122,7 +122,7 @@ class GEP(ProbePreconditioner):
     `clipping="embedding"` to drop the residual. Memory: `rank` numbers for every parameter of a
     group, twice while the subspace is built.
 
-    Attributes:
+    AttributeSnapshot:
         probe: source of public examples; see `probes`.
         rank: directions k of all groups together. A group has a part of them in proportion to
             √(its parameters).
@@ -260,7 +260,7 @@ class GEP(ProbePreconditioner):
 class _Group:
     """Neighbouring layers that share a subspace.
 
-    Attributes:
+    AttributeSnapshot:
         layers: layer name to the shapes of its gradients.
         rank: directions k.
     """
@@ -333,7 +333,7 @@ def _known_blocks(blocks: Mapping[str, Block]) -> dict[str, Block]:
     """Return the blocks whose gradients can be formed, formed one after another."""
     known: dict[str, Block] = {}
     for name in blocks:
-        block = formed(blocks[name])
+        block = write_out_patches(blocks[name])
         if isinstance(block, KNOWN):
             known[name] = block
     return known
@@ -347,21 +347,8 @@ def _shapes(block: Block) -> dict[str, tuple[int, ...]]:
     """Return role to the shape of one example's gradient; weight and bias of a matrix are "" ."""
     if isinstance(block, PerExample):
         return {role: tuple(block.grads[role].shape[1:]) for role in sorted(block.grads)}
-    first = _first_example(block).per_example()
+    first = block.select(slice(0, 1)).per_example()
     return {"": (math.prod(first.shape[:-1]), first.shape[-1])}
-
-
-def _first_example(block: Any) -> Any:
-    """Return the first example of a block."""
-    if hasattr(block, "lookup"):
-        lookup = _first_example(block.lookup)
-        return replace(block, lookup=lookup, outer=_first_example(block.outer))
-    groups = getattr(block, "groups", 1)
-    fields = {}
-    for name, rows in (("a", groups), ("b", groups), ("ids", 1)):
-        if hasattr(block, name):
-            fields[name] = getattr(block, name)[:rows]
-    return replace(block, **fields)
 
 
 def _flat_gradients(block: Block) -> Tensor:
@@ -418,7 +405,7 @@ def _gaussian_starts(
     """Return Gaussian starts `[k, p]` in the dtype and on the device of the gradients."""
     gradients = torch.zeros(0)
     if blocks:
-        gradients = _flat_gradients(_first_example(next(iter(blocks.values()))))
+        gradients = _flat_gradients(next(iter(blocks.values())).select(slice(0, 1)))
     starts = [torch.randn(group.rank, group.size, generator=generator) for group in groups]
     return [start.to(gradients) for start in starts]
 

@@ -54,7 +54,7 @@ LEAST_ROWS = 4096  # fewer rows are not worth sampling
 class RowSubsample:
     """Rows of a layer's `[n * groups, T, d]`, flattened over its first two axes.
 
-    Attributes:
+    AttributeSnapshot:
         index: rows `[m]`, None for all.
         weight: weight of each row's outer product, `[m]`, None for 1.
         share: rows in this sum for each row of the whole, if all weights agree.
@@ -225,32 +225,13 @@ def probe_norms(
         if not isinstance(block, KNOWN):
             continue
         if last is not None:
-            block = _last_examples(block, last)
+            block = block.select(slice(max(0, block.batch_size - last), block.batch_size))
         squares = [layer_squares(block, metric.get(name)).cpu() for metric in metrics]
         if totals:
             totals = [total + square for total, square in zip(totals, squares, strict=True)]
         else:
             totals = squares
     return [total.sqrt() for total in totals]
-
-
-def _last_examples(block: Block, count: int) -> Block:
-    """Return the last examples of a block."""
-    match block:
-        case Patched():
-            return block.examples(slice(block.batch_size - count, block.batch_size))
-        case Outer():
-            rows = slice(-count * block.groups, None)
-            return replace(block, a=block.a[rows], b=block.b[rows])
-        case Lookup():
-            return replace(block, ids=block.ids[-count:], b=block.b[-count:])
-        case PerExample():
-            return PerExample({role: g[-count:] for role, g in block.grads.items()})
-        case Tied():
-            lookup, outer = block.lookup, block.outer
-            lookup = replace(lookup, ids=lookup.ids[-count:], b=lookup.b[-count:])
-            return Tied(lookup, replace(outer, a=outer.a[-count:], b=outer.b[-count:]))
-    return block
 
 
 def layer_squares(block: Block, entry: Entry | None) -> Tensor:
@@ -260,7 +241,7 @@ def layer_squares(block: Block, entry: Entry | None) -> Tensor:
         step = max(1, _CHUNK_ELEMENTS // (block.b.shape[1] * block.d_in * block.groups))
         pieces = []
         for start in range(0, block.batch_size, step):
-            part = block.examples(slice(start, min(block.batch_size, start + step)))
+            part = block.select(slice(start, min(block.batch_size, start + step)))
             pieces.append(layer_squares(part.explicit(), entry))
         return torch.cat(pieces)
     if isinstance(entry, Eigenbasis):
@@ -285,7 +266,7 @@ def layer_squares(block: Block, entry: Entry | None) -> Tensor:
 
 def _eigenbasis_squares(block: Block, entry: Eigenbasis) -> Tensor:
     """Return ‖P g_n‖² from formed gradients, a few examples at a time."""
-    entry = entry.complete()
+    entry = entry.complete_basis()
     match block:
         case Lookup():
             rows = block.b if entry.output is None else block.b @ entry.output
@@ -296,23 +277,11 @@ def _eigenbasis_squares(block: Block, entry: Eigenbasis) -> Tensor:
             count = block.batch_size
             pieces = []
             for start in range(0, count, step):
-                first = _first_examples(block, min(count, start + step))
-                part = _last_examples(first, min(step, count - start))
-                assert isinstance(part, Outer | Tied)
+                part = block.select(slice(start, min(count, start + step)))
                 z = entry.rotate(part.per_example()) * entry.scale
                 pieces.append(_squares(z.flatten(1)).view(-1, groups).sum(1))
             return torch.cat(pieces)
     raise ValueError(f"norms of a {type(block).__name__} are not known in an eigenbasis")
-
-
-def _first_examples(block: Outer | Tied, count: int) -> Outer | Tied:
-    """Return the first examples of a block."""
-    if isinstance(block, Outer):
-        rows = count * block.groups
-        return replace(block, a=block.a[:rows], b=block.b[:rows])
-    lookup, outer = block.lookup, block.outer
-    lookup = replace(lookup, ids=lookup.ids[:count], b=lookup.b[:count])
-    return Tied(lookup, replace(outer, a=outer.a[:count], b=outer.b[:count]))
 
 
 def _squares(x: Tensor) -> Tensor:
@@ -392,7 +361,7 @@ def _tied_squares(block: Tied, entry: Kronecker) -> Tensor:
 class FactorOptions:
     """How factors are formed.
 
-    Attributes:
+    AttributeSnapshot:
         sharing: expand or reduce, for layers with several positions.
         sides: both, input or output; the other side becomes isotropic.
         max_factor_size: largest matrix that is decomposed.
@@ -431,7 +400,7 @@ class FactorOptions:
 class LayerFactors:
     """The undamped factors of one layer.
 
-    Attributes:
+    AttributeSnapshot:
         kind: outer (matrix-shaped), lookup (embedding), tied (embedding and head) or elementwise.
         sides: `input` and `output`, or one diagonal factor per role of an elementwise layer.
         shapes: size of each side, or shape of the parameter of each role.

@@ -20,7 +20,7 @@ from dpkfc.federated.plan import FederatedPlan
 from dpkfc.gradients.clipped_sum import LossFn, Proof, clipped_sum
 from dpkfc.gradients.clipping import Clip, clip_factors
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.state import isolated
+from dpkfc.gradients.state import make_stateless
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.rng_state import device_of, randomize_generators
 from dpkfc.verification import draw_public_rows
@@ -102,7 +102,7 @@ class LocalModel:
     def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
         self.plan = plan
         self.model = model
-        self.loss_fn = isolated(loss_fn)
+        self.loss_fn = make_stateless(loss_fn)
         self.layers = find_layers(model)
         self.parameters: Tensors = trained_parameters(model)
         self.shapes = shapes_of(model)

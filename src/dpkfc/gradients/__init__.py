@@ -6,6 +6,7 @@ from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.clipping import Clip, ClippedSummer, clip_factors
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.rules import LayerRule, register_layer_rule
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import weighted_sum
 from dpkfc.linalg.norms import choose_method, per_example_norms
@@ -14,11 +15,13 @@ __all__ = [
     "Clip",
     "ClippedSummer",
     "Layer",
+    "LayerRule",
     "Tape",
     "capture",
     "choose_method",
     "clip_factors",
     "find_layers",
     "per_example_norms",
+    "register_layer_rule",
     "weighted_sum",
 ]

@@ -1,7 +1,7 @@
 """The pass over one logical batch: every micro-batch forward, backward, clipped and summed.
 
-Nothing of a pass outlives it: the sum is built in local values, so an exception in its middle leaves no private tensor
-behind and the whole batch can be done again.
+Nothing of a pass outlives it: the sum is built in local values. An exception in the middle of a
+pass leaves no private tensor behind, and the whole batch can be computed again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ from dpkfc.fsdp import in_graph, local
 from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.clipping import Clip, ClippedSummer, Groups
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of
-from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.layers import MATRICES, Layer
 from dpkfc.gradients.recurrent import has_batch_in_place
 from dpkfc.gradients.rules import blocks_of, settled
-from dpkfc.gradients.state import augmented, check_finite, forgotten, kept_attributes, restored_state
+from dpkfc.gradients.state import (
+    augmented,
+    check_finite,
+    loss_state_restored,
+    restored_attributes,
+    restored_state,
+)
 from dpkfc.gradients.tape import Tape, check_losses
-from dpkfc.linalg.blocks import Block, ConvBlock, Formed, Outer
+from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric
 from dpkfc.rng_state import device_of, randomize_generators, restarter
 from dpkfc.tracking.axes import Unknown
@@ -52,14 +58,16 @@ def example_gradient(
         weight: a factor of the loss.
 
     Returns:
-        Parameter name to gradient, dense; parameters that the loss does not use are absent.
+        Parameter name to gradient, dense. Parameters that the loss does not use are absent.
 
     Raises:
         ValueError: losses of another shape.
     """
     losses = loss_fn(model, batch)
     check_losses(losses, 1)
-    return {} if losses.grad_fn is None else gradient_of(model, losses.sum() * weight)
+    if losses.grad_fn is None:
+        return {}
+    return gradient_of(model, losses.sum() * weight)
 
 
 def add_gradients(total: dict[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
@@ -69,10 +77,9 @@ def add_gradients(total: dict[str, Tensor], gradients: Mapping[str, Tensor]) -> 
 
 
 # --------------------------------------------------------------------------------------------------
-# What every layer contributes to a loss, for whoever looks at curvature: blocks that are formed
-# when they are asked for.
+# The contribution of every layer to a loss, as curvature reads it.
 
-_BY_INPUT = ("linear", "conv", "embedding")  # rules whose blocks hold the inputs as they are read
+_BY_INPUT = ("linear", "conv", "embedding")  # blocks that show inputs
 
 
 def capture(
@@ -83,51 +90,55 @@ def capture(
 ) -> Mapping[str, Block]:
     """Run a loss on a model and return every called layer's contribution in the normal form.
 
-    For public probes: where the place of the examples is not proved, the leading axis is taken for it.
+    For public probes: where the place of the examples is not proved, the leading axis is used.
 
-    Under `torch.no_grad()` there is no backward pass: linear layers, convolutions and embeddings show what they have read, with
-    zeros for output gradients, and other layers are left out.
+    Under `torch.no_grad()` there is no backward pass. Linear layers, convolutions and embeddings
+    then show their inputs, with zeros for output gradients. Other layers are left out.
 
     Args:
-        model: the model; its parameters and their `.grad` are left as they are.
+        model: the model. Its parameters and their `.grad` are left as they are.
         layers: from `find_layers`.
         loss: maps the model to per-example losses `[N]`.
         batch_size: examples N, as for `Tape`.
 
     Returns:
-        Layer name to block, formed on access; `blocks.formed` writes out the patches of a convolution. `b` is
-        the gradient of each example's own loss, whatever N is.
+        Layer name to block, formed on access. `blocks.write_out_patches` writes out the patches of
+        a convolution. `b` is the gradient of each example's own loss, whatever N is.
 
     Raises:
         ValueError: as `Tape.backward`.
     """
-    differentiated = torch.is_grad_enabled()
-    chosen = layers if differentiated else [layer for layer in layers if layer.rule in _BY_INPUT]
-    tape = Tape(model, chosen, batch_size, lenient=True)
+    is_differentiated = torch.is_grad_enabled()
+    recorded = layers
+    if not is_differentiated:
+        recorded = [layer for layer in layers if layer.rule in _BY_INPUT]
+    tape = Tape(model, recorded, batch_size, lenient=True)
     with tape:
         losses = loss(model)
     tape.check_enabled()
     check_losses(losses)
-    if tape.size is not None and tape.size % max(1, len(losses)):  # a loss may stand for several rows, never for a part of one
+    # A loss may stand for several rows, but never for a part of one.
+    if tape.size is not None and tape.size % max(1, len(losses)):
         check_losses(losses, tape.size)
-    calls: Calls = tape.backward(losses) if differentiated else tape.inputs()
+    calls = tape.backward(losses) if is_differentiated else tape.inputs()
     return _Contributions(layers, calls, losses.shape[0])
 
 
 class _Contributions(Mapping[str, Block]):
-    """Layer name to block, each formed when it is asked for; of a convolution not even then are its patches."""
+    """Layer name to block, each formed when it is read, without the patches of a convolution."""
 
-    def __init__(self, layers: Sequence[Layer], calls: dict[str, list[Call]], batch_size: int) -> None:
-        self._layers = {layer.name: layer for layer in layers if _has_rows(layer, calls.get(layer.name), batch_size)}
+    def __init__(self, layers: Sequence[Layer], calls: Calls, batch_size: int) -> None:
+        self._layers: dict[str, Layer] = {}
+        for layer in layers:
+            if _has_rows(layer, calls.get(layer.name), batch_size):
+                self._layers[layer.name] = layer
         self._calls = calls
         self._batch_size = batch_size
 
     def __getitem__(self, name: str) -> Block:
-        block = blocks_of(self._layers[name], self._calls[name], self._batch_size)
-        assert not isinstance(block, Formed)
-        if isinstance(block, ConvBlock):
-            return block.patched()
-        return block.explicit() if isinstance(block, Outer) else block
+        block: Any = blocks_of(self._layers[name], self._calls[name], self._batch_size)
+        contribution: Block = block.for_curvature()
+        return contribution
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layers)
@@ -136,44 +147,56 @@ class _Contributions(Mapping[str, Block]):
         return len(self._layers)
 
 
-def _has_rows(layer: Layer, calls: Sequence[Call | Formed] | None, batch_size: int) -> bool:
+def _has_rows(layer: Layer, calls: Sequence[Any] | None, batch_size: int) -> bool:
     """Return whether a layer was called, and every call shows which rows belong to which example.
 
     A matrix that is used outside of its layer too has no rows from which a factor could be made.
     """
-    if calls is None or any(isinstance(call, Formed) for call in calls):
+    if calls is None:
         return False
+    is_recorded = all(isinstance(call, Call) for call in calls)
+    if layer.rule in MATRICES:
+        return is_recorded
     if layer.rule != "recurrent":
         return True
-    return all(isinstance(call, Call) and has_batch_in_place(call, batch_size) for call in calls)
+    return is_recorded and all(has_batch_in_place(call, batch_size) for call in calls)
 
 
 # --------------------------------------------------------------------------------------------------
-# Which embedding was asked for a row that it does not have.
 
 
 def unknown_row(model: nn.Module, error: BaseException) -> str | None:
-    """A sentence on the embedding whose forward pass raised an IndexError; None where it was raised elsewhere.
+    """Return a message on the embedding that was asked for a row that it does not have.
 
     The offending id is private data and is not repeated.
 
     Args:
         model: whose modules are named.
-        error: as caught; its traceback holds the module that was running.
+        error: an IndexError. Its traceback holds the module that was running.
+
+    Returns:
+        None where no embedding raised the error.
     """
     trace = error.__traceback__
-    found: nn.Embedding | None = None
+    embedding: nn.Embedding | None = None
     while trace is not None:
-        own = trace.tb_frame.f_locals.get("self")
-        found = own if isinstance(own, nn.Embedding) else found
+        module = trace.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Embedding):
+            embedding = module
         trace = trace.tb_next
-    if found is None:
+    if embedding is None:
         return None
-    name = next((name for name, module in model.named_modules() if module is found), type(found).__name__)
+    name = type(embedding).__name__
+    for path, module in model.named_modules():
+        if module is embedding:
+            name = path
+            break
+    last = embedding.num_embeddings - 1
     return (
-        f"embedding '{name}' has {found.num_embeddings} rows, and the batch holds an id outside 0 … "
-        f"{found.num_embeddings - 1}. For token ids compare len(tokenizer) with num_embeddings (resize_token_embeddings before "
-        "the optimizer and the session are created); for position ids shorten the sequences"
+        f"embedding '{name}' has {embedding.num_embeddings} rows, and the batch holds an id "
+        f"outside 0 … {last}. For token ids compare len(tokenizer) with num_embeddings "
+        "(resize_token_embeddings before the optimizer and the session are created); for position "
+        "ids shorten the sequences"
     )
 
 
@@ -183,7 +206,7 @@ LossFn = Callable[[nn.Module, Any], Tensor]
 
 
 class Rows(Protocol):
-    """Which rows of a micro-batch belong together and what each counts: `data.layout.Part`."""
+    """The rows of a micro-batch, their groups and their weights; see `data.layout.Part`."""
 
     @property
     def records(self) -> NDArray[np.int64]: ...  # noqa: D102
@@ -196,35 +219,44 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class At:
-    """Where gradients are taken: at these parameters (None: the model's own), their losses times `weight`."""
+class EvaluationPoint:
+    """A point where gradients are taken.
+
+    Attributes:
+        parameters: values of the parameters, None for the model's own.
+        weight: a factor of the losses.
+    """
 
     parameters: Mapping[str, Tensor] | None = None
     weight: float = 1.0
 
 
-HERE = At()
+HERE = EvaluationPoint()
 
 
 @contextmanager
 def at(layers: Sequence[Layer], parameters: Mapping[str, Tensor] | None) -> Iterator[None]:
-    """The model at other values of its parameters; afterwards each has its own back, to the bit."""
+    """Run the body with other values of the parameters, and restore their own to the bit."""
     if parameters is None:
         yield
         return
-    held = {full: layer.tensor(role) for layer in layers for role, full in layer.parameters.items()}
-    own = {full: p.detach().clone() for full, p in held.items()}
+    tensors: dict[str, Tensor] = {}
+    for layer in layers:
+        for role, name in layer.parameters.items():
+            tensors[name] = layer.tensor(role)
+    before = {name: p.detach().clone() for name, p in tensors.items()}
     try:
-        _write(held, parameters)
+        _write(tensors, parameters)
         yield
     finally:
-        _write(held, own)
+        _write(tensors, before)
 
 
-def _write(held: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    torch.clear_autocast_cache()  # casts of the weights as they were
+def _write(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    # Autocast may have cached casts of the old values.
+    torch.clear_autocast_cache()
     with torch.no_grad():
-        for name, tensor in held.items():
+        for name, tensor in parameters.items():
             tensor.copy_(values[name])
 
 
@@ -233,11 +265,11 @@ class Proof:
     """What is known of how the gradients of a run can be computed.
 
     Attributes:
-        operation: why examples are computed one at a time, None where whole micro-batches are proved. Public: found on public
-            rows.
+        operation: why examples are computed one at a time, None where whole micro-batches are
+            proved. Public: found on public rows.
         exact_rows: rows of private micro-batches that were computed one at a time. PRIVATE.
-        private_operation: the first operation that a private micro-batch could not be proved for, though public rows could.
-            PRIVATE: control flow may have led there.
+        private_operation: the first operation that a private micro-batch could not be proved for,
+            though public rows could. PRIVATE: control flow may have led there.
     """
 
     operation: Unknown | None = None
@@ -255,15 +287,16 @@ def clipped_sum(
     micro_batches: Iterable[tuple[Any, Rows]],
     one_record: Callable[[int], Any] | None = None,
     proof: Proof | None = None,
-    points: Sequence[At] = (HERE,),
+    points: Sequence[EvaluationPoint] = (HERE,),
     augment: Callable[[Any], Any] | None = None,
     counted: int | None = None,
     repeatable: bool = False,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return the clipped sum of one logical batch; PRIVATE until noise has been added.
 
-    The gradient of an example is that of a micro-batch of its own. A whole micro-batch is differentiated at once where the
-    tracker proves that this gives the same; otherwise its examples are differentiated one at a time.
+    The gradient of an example is that of a micro-batch of its own. A whole micro-batch is
+    differentiated at once where the tracker proves that this gives the same. Otherwise its examples
+    are differentiated one at a time.
 
     Args:
         model: what is differentiated.
@@ -272,15 +305,17 @@ def clipped_sum(
         clip: how.
         loss_fn: maps model and micro-batch to one loss a row `[n]`.
         micro_batches: batches with their rows, in any order; none for an empty logical batch.
-        one_record: number of a record to a batch of that record alone; None where every micro-batch is proved or has one row.
+        one_record: number of a record to a batch of that record alone. None where every micro-batch
+            is proved or has one row.
         proof: what public rows have shown, and where to note what private ones needed.
-        points: where each example's gradient is taken. The weighted sum over all points is clipped as ONE gradient, and every
-            point sees the same random numbers (dropout).
+        points: where each example's gradient is taken. The weighted sum over all points is clipped
+            as ONE gradient, and every point sees the same random numbers (dropout).
         augment: maps a batch to one with as many rows, each changed at random on its own.
-        counted: micro-batches that are summed; those after them are passes alone, which keep processes in step that gather
-            parameters together. None for all.
-        repeatable: dropout and `augment` take the numbers of the global generators as they stand, which a seed makes known. TEST
-            MODE, NOT PRIVATE. Otherwise numbers of the operating system, and the generators are put back.
+        counted: micro-batches that are summed. Those after them are only passes, which keep
+            processes in step that gather parameters together. None for all.
+        repeatable: dropout and `augment` take the numbers of the global generators as they stand,
+            which a seed makes known. TEST MODE, NOT PRIVATE. Otherwise the numbers come from the
+            operating system, and the generators are restored.
 
     Returns:
         (parameter name to whitened clipped sum in float32 or float64, norms of all units `[U]`).
@@ -289,19 +324,23 @@ def clipped_sum(
         ValueError: losses of another shape than the rows; weights that are not finite.
     """
     check_finite(layers)
-    torch.clear_autocast_cache()  # weights cast for an earlier step would be stale under an autocast around the loop
+    # Weights cast for an earlier step would be stale under an autocast around the loop.
+    torch.clear_autocast_cache()
     proof = proof or Proof()
     passes = _Passes(model, layers, loss_fn, points, augment, one_record, proof)
     summer = ClippedSummer(layers, metric, clip)
     norms: list[Tensor] = []
     with randomize_generators(repeatable):
-        for done, (loaded, rows) in enumerate(micro_batches):
-            counts = counted is None or done < counted
-            into = summer if counts else ClippedSummer(layers, metric, clip)
+        for i, (loaded, rows) in enumerate(micro_batches):
+            is_counted = counted is None or i < counted
+            target = summer if is_counted else ClippedSummer(layers, metric, clip)
             for calls, batch_size, groups in passes.contributions(loaded, rows):
-                norms_of_part = into.add(calls, batch_size, groups).norms.detach()
-                norms.extend([norms_of_part] if counts else [])
-    return summer.result(), torch.cat([x.to(norms[-1]) for x in norms]) if norms else torch.zeros(0)
+                part = target.add(calls, batch_size, groups).norms.detach()
+                if is_counted:
+                    norms.append(part)
+    if not norms:
+        return summer.result(), torch.zeros(0)
+    return summer.result(), torch.cat([x.to(norms[-1]) for x in norms])
 
 
 @dataclass(frozen=True)
@@ -311,7 +350,7 @@ class _Passes:
     model: nn.Module
     layers: Sequence[Layer]
     loss_fn: LossFn
-    points: Sequence[At]
+    points: Sequence[EvaluationPoint]
     augment: Callable[[Any], Any] | None
     one_record: Callable[[int], Any] | None
     proof: Proof
@@ -328,32 +367,35 @@ class _Passes:
             yield self._unit_alone(loaded, rows, unit), 1, Groups(1)
 
     def _together(self, loaded: Any, rows: Rows) -> Calls | None:
-        """Return the calls of a whole micro-batch, or None where the tracker cannot tell its examples apart."""
-        n, device = len(rows.records), device_of(self.layers)
+        """Return the calls of a whole micro-batch, or None where its examples cannot be proved."""
+        n = len(rows.records)
+        device = device_of(self.layers)
         batch = _to(loaded, device)
         tracker = batch_tracker(self.model, batch, n)
         with tracker.following():
             batch = augmented(self.augment, self.model, batch, n)
-        restart, calls = restarter(device), Calls()
-        with kept_attributes(self.model):
+        restart = restarter(device)
+        all_calls: Calls = {}
+        with restored_attributes(self.model):
             for i, point in enumerate(self.points):
                 if i:
                     restart()
                 with at(self.layers, point.parameters):
-                    found = self._pass(batch, rows, point.weight, tracker)
-                    if found is None:
+                    calls = self._pass(batch, rows, point.weight, tracker)
+                    if calls is None:
                         return None
-                    if (
-                        len(self.points) > 1 or point.parameters is not None
-                    ):  # what depends on the parameters is computed here
-                        found = kept_inputs(self.layers, settled(self.layers, found, n))
-                for name in list(found):  # moved: what two hold is not freed when the sum has used it
-                    calls.setdefault(name, []).extend(found.pop(name))
-        return calls
+                    if len(self.points) > 1 or point.parameters is not None:
+                        # Whatever depends on the parameters is computed at this point.
+                        calls = copy_inputs(self.layers, settled(self.layers, calls, n))
+                # Moved: a call that two dictionaries hold is not freed when the sum has used it.
+                for name in list(calls):
+                    all_calls.setdefault(name, []).extend(calls.pop(name))
+        return all_calls
 
     def _pass(self, batch: Any, rows: Rows, factor: float, tracker: Tracker) -> Calls | None:
-        """Go forward and backward through one micro-batch, each row's loss times its weight and a factor."""
-        n, device = len(rows.records), device_of(self.layers)
+        """Differentiate one micro-batch, each row's loss times its weight and a factor."""
+        n = len(rows.records)
+        device = device_of(self.layers)
         tape = Tape(self.model, self.layers, n, tracker=tracker)
         with restored_state(self.model):
             with torch.enable_grad(), tape, tracker.following():
@@ -366,93 +408,117 @@ class _Passes:
                 return None
             if rows.weights is not None:
                 losses = losses * torch.from_numpy(rows.weights).to(losses)
+            if factor != 1:
+                losses = losses * factor
             with torch.autocast(device.type, enabled=False):
-                return tape.backward(losses if factor == 1 else losses * factor)
+                return tape.backward(losses)
 
     def _unit_alone(self, loaded: Any, rows: Rows, unit: int) -> Calls:
         """Return the gradient of one privacy unit, each of its rows in a micro-batch of its own."""
-        device, total = device_of(self.layers), dict[str, Tensor]()
+        total: dict[str, Tensor] = {}
         first = unit * rows.group
         for row in range(first, first + rows.group):
             weight = 1.0 if rows.weights is None else float(rows.weights[row])
             if weight == 0.0:
                 continue
             self.proof.exact_rows += 1
-            record = loaded if len(rows.records) == 1 else self._record(int(rows.records[row]))
-            batch = augmented(self.augment, self.model, _to(record, device), 1)
-            restart = restarter(device)
-            with kept_attributes(self.model):
-                for i, point in enumerate(self.points):
-                    if i:
-                        restart()
-                    with at(self.layers, point.parameters), restored_state(self.model), torch.enable_grad():
-                        loss = partial(losses_of, self.loss_fn)
-                        add_gradients(total, example_gradient(self.model, loss, batch, weight * point.weight))
+            is_alone = len(rows.records) == 1
+            record = loaded if is_alone else self._record(int(rows.records[row]))
+            self._add_row(record, weight, total)
         if not total:
-            total = {
-                full: torch.zeros_like(layer.tensor(role))
-                for layer in self.layers
-                for role, full in layer.parameters.items()
-            }
+            for layer in self.layers:
+                for role, name in layer.parameters.items():
+                    total[name] = torch.zeros_like(layer.tensor(role))
         return blocks_of_one(self.layers, total)
+
+    def _add_row(self, record: Any, weight: float, total: dict[str, Tensor]) -> None:
+        """Add the gradient of one row, at all points, to that of its privacy unit."""
+        device = device_of(self.layers)
+        batch = augmented(self.augment, self.model, _to(record, device), 1)
+        loss = partial(losses_of, self.loss_fn)
+        restart = restarter(device)
+        with restored_attributes(self.model):
+            for i, point in enumerate(self.points):
+                if i:
+                    restart()
+                with (
+                    at(self.layers, point.parameters),
+                    restored_state(self.model),
+                    torch.enable_grad(),
+                ):
+                    factor = weight * point.weight
+                    add_gradients(total, example_gradient(self.model, loss, batch, factor))
 
     def _record(self, index: int) -> Any:
         if self.one_record is None:
-            raise _missing(self.proof.operation or self.proof.private_operation)
+            failure = self.proof.operation or self.proof.private_operation
+            what = "the micro-batch" if failure is None else failure.operation
+            raise ValueError(
+                f"{what} hides the batch axis, and clipped_sum was given no one_record to "
+                "differentiate records alone"
+            )
         return self.one_record(index)
 
 
-def _missing(failure: Unknown | None) -> ValueError:
-    what = "the micro-batch" if failure is None else failure.operation
-    return ValueError(
-        f"{what} hides the batch axis, and clipped_sum was given no one_record to differentiate records alone"
-    )
-
-
 def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
-    """Return a tracker for a forward pass over a batch whose tensors have their examples in front."""
+    """Return a tracker for a batch whose tensors have their examples in front."""
     tracker = Tracker(size, model.buffers())
     tracker.declare_batch(batch)
     tracker.declare_parameters(in_graph(p) for p in model.parameters() if p.requires_grad)
     return tracker
 
 
-def kept_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
-    """The calls with copies of inputs that are parameters themselves (a learnt query), whose values are about to change."""
-    own = {local(layer.tensor(role)).untyped_storage().data_ptr() for layer in layers for role in layer.parameters} - {
-        0
-    }
+def copy_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
+    """Return the calls with copies of inputs that are parameters, whose values will change.
 
-    def kept(x: Any) -> Any:
-        return x.clone() if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in own else x
+    A learnt query is such an input.
+    """
+    storages = set()
+    for layer in layers:
+        for role in layer.parameters:
+            storages.add(local(layer.tensor(role)).untyped_storage().data_ptr())
+    storages.discard(0)
 
-    def call_of(call: Any) -> Any:
-        if not isinstance(call, Call):
-            return call
-        return replace(call, args=tree_map(kept, call.args), kwargs=tree_map(kept, call.kwargs))
+    def copy(x: Any) -> Any:
+        is_parameter = isinstance(x, Tensor) and x.untyped_storage().data_ptr() in storages
+        return x.clone() if is_parameter else x
 
-    return {name: [call_of(call) for call in several] for name, several in calls.items()}
+    copied: Calls = {}
+    for name, several in calls.items():
+        copied[name] = []
+        for call in several:
+            own = call
+            if isinstance(call, Call):
+                args, kwargs = tree_map(copy, call.args), tree_map(copy, call.kwargs)
+                own = replace(call, args=args, kwargs=kwargs)
+            copied[name].append(own)
+    return copied
 
 
 def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
     """Return the losses of a batch, with what loss_fn changes elsewhere undone.
 
     Raises:
-        ValueError: a row outside of an embedding table, or a label outside of the range of the loss.
+        ValueError: a row outside of an embedding table, or a label out of the range of the loss.
     """
     try:
-        with forgotten(loss_fn, model):
+        with loss_state_restored(loss_fn, model):
             return loss_fn(model, batch)
     except IndexError as error:
-        told = unknown_row(model, error)
-        if told is None and any(text in str(error) for text in ("out of bounds", "out of range in self")):
-            told = (
-                f"loss_fn failed on a batch: {error}. A label or token id is outside the range the model was built for."
+        message = unknown_row(model, error)
+        texts = ("out of bounds", "out of range in self")
+        if message is None and any(text in str(error) for text in texts):
+            message = (
+                f"loss_fn failed on a batch: {error}. A label or token id is outside the range the "
+                "model was built for."
             )
-        if told is None:
+        if message is None:
             raise  # a mistake of the function itself
-        raise ValueError(told) from error
+        raise ValueError(message) from error
 
 
 def _to(batch: Any, device: torch.device) -> Any:
-    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, batch)
+    def move(x: Any) -> Any:
+        return x.to(device, non_blocking=True) if isinstance(x, Tensor) else x
+
+    return tree_map(move, batch)

@@ -1,15 +1,15 @@
 """Per-example gradients of a module without a rule: the module is run again on each example alone.
 
-`torch.func.vmap` over a vector-Jacobian product of the one module, with the output gradients that the single backward pass has
-already produced; a plain loop over the examples where the module cannot be vectorised. The tracker has shown where every
-input and output has the batch.
+`torch.func.vmap` runs over a vector-Jacobian product of the one module, with the output gradients
+that the single backward pass has already produced. A loop over the examples takes its place where
+the module cannot be vectorised. The tracker has shown where every input and output has the batch.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -21,19 +21,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpkfc.fsdp import in_graph
-from dpkfc.gradients.calls import Call, Calls
-from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.blocks import Formed, PerExample
+from dpkfc.gradients.calls import Call, Calls, to_precise
+from dpkfc.gradients.layers import MATRICES, Layer
+from dpkfc.linalg.blocks import MaterializedGradients, PerExample
 from dpkfc.memory import is_out_of_memory
 from dpkfc.tracking.axes import BatchAxis
 
 _log = logging.getLogger(__name__)
-_CHUNK_ELEMENTS = 1 << 24  # per-example gradient elements held at once
-_looped: WeakSet[nn.Module] = WeakSet()  # modules that cannot be vectorised
+_CHUNK_ELEMENTS = 1 << 24  # of gradients held at once
+_looped: WeakSet[nn.Module] = WeakSet()  # cannot be vectorised
 
 
 def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, Tensor]:
-    """Return gradients of each example's loss with respect to the parameters a module answers for.
+    """Return gradients of each example's loss with respect to the parameters of a module.
 
     Args:
         layer: names the parameters.
@@ -43,55 +43,71 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, T
     Returns:
         Role to gradients `[N, *parameter.shape]`.
     """
-    dtypes = [p.dtype for role in layer.parameters if (p := call.module.get_parameter(role)).is_floating_point()]
-    widest = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)  # inputs may come from an autocast region
+    widest = _widest_dtype(call.module.get_parameter(role) for role in layer.parameters)
     leaves, spec = tree_flatten((call.args, call.kwargs))
     axes = iter(call.axes)
-    shared, split = list[Any](), dict[int, Tensor]()
-    for place, leaf in enumerate(leaves):
+    # Inputs may come from an autocast region and be narrower than the parameters.
+    arguments = [_widen(leaf, widest) for leaf in leaves]
+    rows: dict[int, Tensor] = {}
+    for place, leaf in enumerate(arguments):
         axis = next(axes) if isinstance(leaf, Tensor) else None
-        shared.append(_at_least(leaf, widest))
         if axis is not None:
-            split[place] = _one_example_a_row(shared[-1], axis, batch_size)
-    outputs = zip(call.outputs, call.output_axes, strict=True)
-    used = [i for i, (g, axis) in enumerate(outputs) if g is not None and axis is not None]
+            rows[place] = _one_example_a_row(leaf, axis, batch_size)
+    used = []
     gradients = []
-    for i in used:
-        gradient, axis = call.outputs[i], call.output_axes[i]
-        assert gradient is not None and axis is not None
-        gradients.append(_at_least(_one_example_a_row(gradient, axis, batch_size), widest))
-    repeated = _Repeated(layer, call.module, shared, spec, list(split), used)
+    outputs = zip(call.output_gradients, call.output_axes, strict=True)
+    for i, (gradient, axis) in enumerate(outputs):
+        if gradient is not None and axis is not None:
+            used.append(i)
+            gradients.append(_widen(_one_example_a_row(gradient, axis, batch_size), widest))
+    repeated = _RepeatedCall(layer, call.module, arguments, spec, list(rows), used)
     with torch.enable_grad(), _attributes_restored(call.module):
-        found = repeated.run(list(split.values()), gradients, batch_size)
-    wide = (torch.float32, torch.float64)
-    return {role: g if g.dtype in wide else g.float() for role, g in found.items()}
+        result = repeated.run(list(rows.values()), gradients, batch_size)
+    return {role: to_precise(g) for role, g in result.items()}
+
+
+def _widest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
+    dtypes = [p.dtype for p in parameters if p.is_floating_point()]
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
 
 
 def _one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
-    """Return `[N, ...]`: in every row what a batch of that one example holds, with the batch dimension kept."""
+    """Return `[N, ...]`, where each row is what a batch of that one example would hold.
+
+    The batch dimension is kept.
+    """
     rows = x.unflatten(axis.dim, (axis.pre, size, axis.post)).movedim(axis.dim + 1, 0)
     return rows.flatten(axis.dim + 1, axis.dim + 2)
 
 
-def _at_least(x: Any, dtype: torch.dtype) -> Any:
-    narrow = isinstance(x, Tensor) and x.is_floating_point() and torch.finfo(x.dtype).bits < torch.finfo(dtype).bits
-    return x.to(dtype) if narrow else x
+def _widen(x: Any, dtype: torch.dtype) -> Any:
+    """Return a floating-point tensor in at least this type, and anything else as it is."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return x
+    is_narrow = torch.finfo(x.dtype).bits < torch.finfo(dtype).bits
+    return x.to(dtype) if is_narrow else x
 
 
-class _Repeated:
+class _RepeatedCall:
     """One call of a module, to be made again for each example.
 
     Args:
         layer: names the parameters.
         module: the module.
         leaves: its flattened arguments.
-        spec: how they are put together.
-        places: which of them have the batch.
-        used: which of its tensor outputs have a gradient.
+        spec: their structure.
+        places: the arguments that have the batch.
+        used: the tensor outputs that have a gradient.
     """
 
     def __init__(
-        self, layer: Layer, module: nn.Module, leaves: list[Any], spec: Any, places: list[int], used: list[int]
+        self,
+        layer: Layer,
+        module: nn.Module,
+        leaves: list[Any],
+        spec: Any,
+        places: list[int],
+        used: list[int],
     ) -> None:
         self.layer = layer
         self.module = module
@@ -102,22 +118,30 @@ class _Repeated:
 
     def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> dict[str, Tensor]:
         """Return role to gradients of every example, vectorised where that is possible."""
-        parameters = {role: self.module.get_parameter(role).detach() for role in self.layer.parameters}
+        parameters = {}
+        for role in self.layer.parameters:
+            parameters[role] = self.module.get_parameter(role).detach()
         if self.module not in _looped:
             try:
                 return self._vectorised(parameters, rows, gradients)
-            except Exception as error:  # noqa: BLE001 - no batching rule, data-dependent control flow, ...
+            # No batching rule, control flow that depends on data, or anything else.
+            except Exception as error:  # noqa: BLE001
                 if is_out_of_memory(error):
                     raise
                 _looped.add(self.module)
+                # The text of the error may hold values of private examples.
                 _log.warning(
-                    "module '%s' (%s) cannot be vectorised over examples (%s); its gradients are taken one example at a time",
+                    "module '%s' (%s) cannot be vectorised over examples (%s); its gradients are "
+                    "taken one example at a time",
                     self.layer.display_name,
                     type(self.module).__name__,
-                    type(error).__name__,  # its text may hold values of private examples
+                    type(error).__name__,
                 )
-        each = [self._gradient(parameters, [x[i] for x in rows], [g[i] for g in gradients]) for i in range(size)]
-        return {role: torch.stack([one[role] for one in each]) for role in parameters}
+        examples = []
+        for i in range(size):
+            own_gradients = [g[i] for g in gradients]
+            examples.append(self._gradient(parameters, [x[i] for x in rows], own_gradients))
+        return {role: torch.stack([x[role] for x in examples]) for role in parameters}
 
     def _outputs(self, parameters: dict[str, Tensor], rows: list[Tensor]) -> list[Tensor]:
         leaves = list(self.leaves)
@@ -131,25 +155,32 @@ class _Repeated:
     def _gradient(
         self, parameters: dict[str, Tensor], rows: list[Tensor], gradients: list[Tensor]
     ) -> dict[str, Tensor]:
-        own = {role: p.clone().requires_grad_() for role, p in parameters.items()}
-        outputs = self._outputs(own, rows)
-        pairs = [(y, g.to(y.dtype)) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
-        if not pairs:
+        """Return role to gradient of one example."""
+        copies = {role: p.clone().requires_grad_() for role, p in parameters.items()}
+        targets, starts = list[Tensor](), list[Tensor]()
+        for y, g in zip(self._outputs(copies, rows), gradients, strict=True):
+            if y.requires_grad:
+                targets.append(y)
+                starts.append(g.to(y.dtype))
+        if not targets:
             return {role: torch.zeros_like(p) for role, p in parameters.items()}
-        ys, gs = zip(*pairs, strict=True)
-        found = torch.autograd.grad(ys, list(own.values()), gs, allow_unused=True)
-        return {role: _dense(parameters[role], g) for role, g in zip(own, found, strict=True)}
+        own = torch.autograd.grad(targets, list(copies.values()), starts, allow_unused=True)
+        return {role: _dense(parameters[role], g) for role, g in zip(copies, own, strict=True)}
 
     def _vectorised(
         self, parameters: dict[str, Tensor], rows: list[Tensor], gradients: list[Tensor]
     ) -> dict[str, Tensor]:
-        def one(split: list[Tensor], own_gradients: list[Tensor]) -> dict[str, Tensor]:
-            ys, pull = vjp(lambda own: self._outputs(own, split), parameters)[:2]
-            return pull([g.to(y.dtype) for g, y in zip(own_gradients, ys, strict=True)])[0]
+        """Return role to gradients of every example by `vmap`."""
+
+        def gradient(row: list[Tensor], own_gradients: list[Tensor]) -> dict[str, Tensor]:
+            outputs, pull = vjp(lambda own: self._outputs(own, row), parameters)[:2]
+            starts = [g.to(y.dtype) for g, y in zip(own_gradients, outputs, strict=True)]
+            return pull(starts)[0]
 
         elements = sum(math.prod(p.shape) for p in parameters.values())
-        run = vmap(one, chunk_size=max(1, _CHUNK_ELEMENTS // max(1, elements)))
-        with sdpa_kernel([SDPBackend.MATH]):  # the fused kernels have no batching rule
+        run = vmap(gradient, chunk_size=max(1, _CHUNK_ELEMENTS // max(1, elements)))
+        # The fused kernels of attention have no batching rule.
+        with sdpa_kernel([SDPBackend.MATH]):
             result = run(rows, gradients)
         return {role: g.detach() for role, g in result.items()}
 
@@ -163,7 +194,7 @@ def _dense(parameter: Tensor, gradient: Tensor | None) -> Tensor:
 
 @contextmanager
 def _attributes_restored(module: nn.Module) -> Iterator[None]:
-    """Restore tensors that a forward pass keeps on its modules (weights computed by a hook, caches)."""
+    """Restore tensors that a forward pass stores on its modules (computed weights, caches)."""
     before = [(m, _tensors(m)) for m in module.modules()]
     try:
         yield
@@ -182,50 +213,57 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 # Gradients of examples that were computed by autograd, in the form in which layers are clipped and
 # summed.
 
-MATRICES = ("linear", "conv", "embedding", "tied")
-"""Rules of layers whose weight and bias are one matrix."""
 
-
-def block_of_gradients(layer: Layer, gradients: Mapping[str, Tensor]) -> Formed | PerExample:
+def block_of_gradients(
+    layer: Layer, gradients: Mapping[str, Tensor]
+) -> MaterializedGradients | PerExample:
     """Return per-example gradients of a layer's parameters as a block.
 
     Args:
         layer: the layer.
-        gradients: role to gradients `[N, *parameter.shape]`; a role that is absent has none.
+        gradients: role to gradients `[N, *parameter.shape]`. An absent role has zeros.
 
     Returns:
-        For a matrix-shaped layer `[N * groups, d_out, d_in]` with the bias as last column (an embedding: `[N, rows, d]`), for
-        another layer the gradients by role. Both in float32, or in float64 where they are.
+        For a matrix-shaped layer `[N * groups, d_out, d_in]` with the bias as last column (an
+        embedding: `[N, rows, d]`), for another layer the gradients by role. Both are in float32, or
+        in float64 where they are.
     """
-    like = next(iter(gradients.values()))
-    dtype = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
-    full = {
-        role: gradients[role].to(dtype)
-        if role in gradients
-        else like.new_zeros(len(like), *layer.tensor(role).shape, dtype=dtype)
-        for role in layer.parameters
-    }
+    like = to_precise(next(iter(gradients.values())))
+    by_role = {}
+    for role in layer.parameters:
+        if role in gradients:
+            by_role[role] = gradients[role].to(like.dtype)
+        else:
+            by_role[role] = like.new_zeros(len(like), *layer.tensor(role).shape)
     if layer.rule not in MATRICES:
-        return PerExample(full)
+        return PerExample(by_role)
     columns = []
-    if "weight" in full:
-        weight = full["weight"]
+    if "weight" in by_role:
+        weight = by_role["weight"]
         columns.append(weight.mT if layer.transposed else weight.flatten(2))
-    if "bias" in full:
-        columns.append(full["bias"].unsqueeze(2))
+    if "bias" in by_role:
+        columns.append(by_role["bias"].unsqueeze(2))
     matrix = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
-    groups = int(getattr(layer.module, "groups", 1))
-    rows = matrix.reshape(len(like) * groups, -1, matrix.shape[-1])
-    return Formed(rows, groups, crosswise=layer.rule == "embedding")
+    rows = matrix.reshape(len(like) * layer.groups, -1, matrix.shape[-1])
+    return MaterializedGradients(rows, layer.groups, crosswise=layer.rule == "embedding")
 
 
 def gradient_of(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
-    """Return parameter name to gradient of a number, dense; parameters that it does not depend on are absent."""
-    parameters = {name: in_graph(p) for name, p in model.named_parameters() if p.requires_grad}
+    """Return parameter name to the gradient of a number, dense.
+
+    Parameters that the number does not depend on are absent.
+    """
+    parameters = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            parameters[name] = in_graph(p)
     with torch.autocast(total.device.type, enabled=False):
         gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-    pairs = zip(parameters, gradients, strict=True)
-    return {name: g.to_dense() if g.is_sparse else g for name, g in pairs if g is not None}
+    result = {}
+    for name, g in zip(parameters, gradients, strict=True):
+        if g is not None:
+            result[name] = g.to_dense() if g.is_sparse else g
+    return result
 
 
 def blocks_of_one(layers: Sequence[Layer], gradient: Mapping[str, Tensor]) -> Calls:
@@ -237,7 +275,10 @@ def blocks_of_one(layers: Sequence[Layer], gradient: Mapping[str, Tensor]) -> Ca
     """
     calls: Calls = {}
     for layer in layers:
-        own = {role: gradient[full].unsqueeze(0) for role, full in layer.parameters.items() if full in gradient}
+        own = {}
+        for role, full in layer.parameters.items():
+            if full in gradient:
+                own[role] = gradient[full].unsqueeze(0)
         if own:
             calls[layer.name] = [block_of_gradients(layer, own)]
     return calls

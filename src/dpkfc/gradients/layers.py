@@ -1,4 +1,4 @@
-"""One layer: the modules that use the same parameters, and the rule for their per-example gradients."""
+"""One layer: the modules that use the same parameters, and the rule for their gradients."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Layer"]
+MATRICES = ("linear", "conv", "embedding", "tied")
+"""Rules of layers whose weight and bias are one matrix."""
+NEEDS_PARAMETERS = ("fallback", "recurrent", "computed", "custom")
+"""Rules whose gradients are computed from the parameters at the time of the pass."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One module (or several that share their parameters) and the rule that yields its per-example gradients.
+    """One module (or several that share their parameters) and the rule for its gradients.
 
     Attributes:
         name: path of the (first) module in the model; "" is the model itself.
         modules: the module objects that use these parameters.
-        rule: linear, conv, embedding, tied (one weight of embeddings and linear layers), norm, recurrent, computed (a linear
-            layer or convolution whose weight is parametrized) or fallback.
-        parameters: role inside the module to the parameter's name in the model, trainable ones only.
+        rule: linear, conv, embedding, tied (one weight of embeddings and linear layers), norm,
+            recurrent, computed (a linear layer or convolution whose weight is parametrized), custom
+            (a rule of `register_layer_rule`) or fallback.
+        parameters: role inside the module to the parameter's name in the model, trainable ones
+            only.
         frozen: roles that are present but not trained.
-        paths: role to the parameter's path in the module, where the two are not the same (the two linear layers of attention).
+        paths: role to the parameter's path in the module, where the two differ (the two linear
+            layers of attention).
         transposed: the weight of a linear layer is stored as `[d_in, d_out]`.
-        is_hooked: its calls are recorded. Otherwise its parameters are followed from where they meet the examples.
+        is_hooked: its calls are recorded. Otherwise its parameters are followed from where they
+            meet the examples.
     """
 
     name: str
@@ -37,15 +44,20 @@ class Layer:
 
     @property
     def module(self) -> nn.Module:
-        """The first module."""
+        """Return the first module."""
         return self.modules[0]
 
+    @property
+    def groups(self) -> int:
+        """Return the groups of a grouped convolution, 1 for other layers."""
+        return int(getattr(self.module, "groups", 1))
+
     def tensor(self, role: str) -> Tensor:
-        """The parameter object of a role."""
+        """Return the parameter object of a role."""
         return self.tensor_of(self.module, role)
 
     def tensor_of(self, module: nn.Module, role: str) -> Tensor:
-        """The parameter object of a role in one of the modules."""
+        """Return the parameter object of a role in one of the modules."""
         path = self.paths.get(role, role)
         if isinstance(module, torch.jit.ScriptModule):
             return dict(module.named_parameters())[path]
@@ -53,5 +65,5 @@ class Layer:
 
     @property
     def display_name(self) -> str:
-        """A name for people: the path, or the class for the root module."""
+        """Return a name for messages: the path, or the class for the root module."""
         return self.name or f"<{type(self.module).__name__}>"

@@ -1,190 +1,281 @@
-"""From recorded calls to blocks: one function per rule."""
+"""From recorded calls to blocks: one function per rule, and the registry of users' own rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpkfc.fsdp import gathered, refuse_let_go
-from dpkfc.gradients.calls import Call, Calls
+from dpkfc.gradients.calls import Call, Calls, to_precise
 from dpkfc.gradients.fallback import fallback_gradients
-from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.parametrized import Computed, pulls_of
+from dpkfc.gradients.layers import NEEDS_PARAMETERS, Layer
+from dpkfc.gradients.parametrized import ParametrizedBlock, pulls_of
 from dpkfc.gradients.recurrent import recurrent_gradients
-from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Formed, Lookup, Outer, PerExample, Tied, conv_block, interleaved
+from dpkfc.linalg.blocks import (
+    AnyBlock,
+    ConvBlock,
+    Lookup,
+    Outer,
+    PerExample,
+    Tied,
+    conv_block,
+    join_uses,
+)
 from dpkfc.tracking.axes import example_first
 
-__all__ = ["blocks_of", "joined_calls", "settled"]
+
+class LayerRule(Protocol):
+    """What computes the per-example gradients of one call of a module."""
+
+    def __call__(self, call: Call, batch_size: int) -> Mapping[str, Tensor]:
+        """Return the gradients of each example's loss with respect to the module's own parameters.
+
+        Args:
+            call: the module, its inputs and the gradients at its outputs. Tensors of the examples
+                are `[N, ...]`; where an example has several rows, they follow as a second axis. An
+                input that all examples share is as the module was called with.
+            batch_size: examples N.
+
+        Returns:
+            Name of each trainable parameter in the module to gradients `[N, *parameter.shape]`.
+        """
+        ...
+
+
+_layer_rules: dict[type[nn.Module], LayerRule] = {}
+
+
+def register_layer_rule(module_class: type[nn.Module], rule: LayerRule) -> None:
+    """Register how the per-example gradients of a module class are computed.
+
+    The rule takes the place of the general method, which runs the module again for each example.
+    It holds for modules of exactly this class, not for subclasses, and must be registered before a
+    model is made private. The rule is part of the proof of a private pass: row i of its gradients
+    may depend on example i alone. A rule that mixes examples voids the guarantee.
+
+    Args:
+        module_class: a subclass of `nn.Module` with its own forward function.
+        rule: from one recorded call to the gradients of single examples, see `LayerRule`.
+
+    Raises:
+        TypeError: no class of modules.
+
+    Example:
+        def scale_rule(call, batch_size):
+            return {"weight": (call.output_gradients[0] * call.input).flatten(1, -2).sum(1)}
+
+        register_layer_rule(Scale, scale_rule)
+    """
+    if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
+        raise TypeError(f"a layer rule belongs to a subclass of nn.Module, got {module_class!r}")
+    _layer_rules[module_class] = rule
+
+
+def has_layer_rule(module: nn.Module) -> bool:
+    """Return whether a rule is registered for exactly the class of a module."""
+    return type(module) in _layer_rules
 
 
 def settled(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
-    """The calls, with blocks in place of those whose gradients are computed from the parameters in force now."""
-    rules = {layer.name: layer for layer in layers if layer.rule in ("fallback", "recurrent", "computed") or layer.paths}
-    return {
-        name: [joined_calls(rules[name], several, batch_size)] if name in rules else several
-        for name, several in calls.items()
-    }
+    """Return the calls, with blocks in place of those that depend on the present parameters."""
+    result: Calls = dict(calls)
+    for layer in layers:
+        depends = layer.rule in NEEDS_PARAMETERS or bool(layer.paths)
+        if depends and layer.name in calls:
+            result[layer.name] = [joined_calls(layer, calls[layer.name], batch_size)]
+    return result
 
 
 def blocks_of(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock:
-    """The contribution of a layer for a batch, all its calls joined (the gradient is their SUM).
+    """Return the contribution of a layer for a batch, all its calls joined.
 
-    Arguments and errors are those of `joined_calls`.
+    The gradient is the SUM over calls. Arguments and errors are those of `joined_calls`.
     """
-    found = joined_calls(layer, calls, batch_size)
-    return found.per_example() if isinstance(found, Computed) else found
+    block = joined_calls(layer, calls, batch_size)
+    return block.per_example() if isinstance(block, ParametrizedBlock) else block
 
 
-def joined_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock | Computed:
-    """As `blocks_of`, except that computed weights are not pulled back yet: rows of one group may be added up before.
+def joined_calls(
+    layer: Layer, calls: Sequence[Any], batch_size: int
+) -> AnyBlock | ParametrizedBlock:
+    """Return the block of some calls, with parametrized weights not pulled back yet.
+
+    Rows of one group may be added before they are pulled back.
 
     Args:
         layer: the layer.
-        calls: its calls in one forward pass, or in several whose gradients are to be added; or blocks of `settled`.
+        calls: its calls in one forward pass, or in several whose gradients are to be added; or
+            blocks of `settled`.
         batch_size: examples N.
 
     Raises:
-        ValueError: an input or output whose leading axis is not the batch, naming the layer.
+        ValueError: an input or output without the batch, naming the layer.
     """
     blocks = [call for call in calls if not isinstance(call, Call)]
-    rest = [call for call in calls if isinstance(call, Call)]
-    if rest:
+    recorded = [call for call in calls if isinstance(call, Call)]
+    if recorded:
         with gathered(layer):
-            refuse_let_go(layer, [(call.args, call.kwargs) for call in rest])
-            blocks.append(_from_calls(layer, rest, batch_size))
-    return _joined(blocks)
+            refuse_let_go(layer, [(call.args, call.kwargs) for call in recorded])
+            blocks.append(_block_of_calls(layer, recorded, batch_size))
+    return _join(blocks)
 
 
-def _from_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock | Computed:
+def _join(blocks: Sequence[Any]) -> Any:
+    if len(blocks) > 1 and all(isinstance(block, ParametrizedBlock) for block in blocks):
+        return ParametrizedBlock(tuple(part for block in blocks for part in block.parts))
+    if len(blocks) == 1:
+        return blocks[0]
+    plain = []
+    for block in blocks:
+        is_parametrized = isinstance(block, ParametrizedBlock)
+        plain.append(block.per_example() if is_parametrized else block)
+    return join_uses(plain)
+
+
+def _block_of_calls(
+    layer: Layer, calls: Sequence[Call], batch_size: int
+) -> AnyBlock | ParametrizedBlock:
     if layer.rule == "recurrent":
         return PerExample(recurrent_gradients(layer, calls, batch_size))
-    checked = [_example_first(layer, call, batch_size) for call in calls]
+    if layer.rule == "fallback":
+        return _join([PerExample(fallback_gradients(layer, x, batch_size)) for x in calls])
+    if layer.rule == "custom":
+        return _join([_custom(layer, call, batch_size) for call in calls])
+    calls = [_example_first(layer, call, batch_size) for call in calls]
     if layer.rule == "tied":
-        return _tied(layer, checked, batch_size)
+        return _tied(layer, calls, batch_size)
     if layer.rule == "computed":
-        return _computed(layer, checked, batch_size)
-    return _joined([_RULES[layer.rule](layer, call, batch_size) for call in checked])
+        return _parametrized(layer, calls, batch_size)
+    return _join([_RULES[layer.rule](layer, call, batch_size) for call in calls])
 
 
 def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
     """Return the call of a ruled layer with inputs and output gradients `[N, ...]`.
 
-    For convolutions and norms over channels, which read `[N, channels, ...]`, several rows of an example stay rows:
-    `[N * views, ...]`.
+    For convolutions and norms over channels, which read `[N, channels, ...]`, several rows of an
+    example stay rows: `[N * views, ...]`.
     """
-    if layer.rule == "fallback":
-        return call
-    if call.attended is not None:
-        a, b = call.attended.linear(layer, batch_size)
-        return replace(call, args=(a,), kwargs={}, outputs=[_accumulation_dtype(b)])
-    gradient, axis, place = call.outputs[0], call.axes[0], call.output_axes[0]
-    if gradient is None or axis is None or place is None:
-        raise ValueError(f"layer '{layer.display_name}': the batch of {batch_size} examples was not found in its input or output")
-    x, b = example_first(call.input, axis, batch_size), example_first(gradient, place, batch_size)
-    if layer.rule in ("conv", "computed", "norm") and _has_channels(call.module) and (axis.pre > 1 or axis.post > 1):
-        folded = (axis.pre > 1) + (axis.post > 1)
-        x, b = x.flatten(0, folded), b.flatten(0, folded)
-    return replace(call, args=(x,), kwargs={}, outputs=[_accumulation_dtype(b)])
+    if call.attention is not None:
+        a, b = call.attention.linear(layer, batch_size)
+        return replace(call, args=(a,), kwargs={}, output_gradients=[to_precise(b)])
+    gradient, axis, output_axis = call.output_gradients[0], call.axes[0], call.output_axes[0]
+    if gradient is None or axis is None or output_axis is None:
+        raise ValueError(
+            f"layer '{layer.display_name}': the batch of {batch_size} examples was not found in "
+            "its input or output"
+        )
+    x = example_first(call.input, axis, batch_size)
+    b = example_first(gradient, output_axis, batch_size)
+    extra = (axis.pre > 1) + (axis.post > 1)
+    if extra and layer.rule in ("conv", "computed", "norm") and _has_channels(call.module):
+        x, b = x.flatten(0, extra), b.flatten(0, extra)
+    return replace(call, args=(x,), kwargs={}, output_gradients=[to_precise(b)])
 
 
 def _has_channels(module: nn.Module) -> bool:
     return not isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding))
 
 
-def _accumulation_dtype(x: Tensor) -> Tensor:
-    """Norms, sums and noise live in float32 (float64 on request) whatever the model computes in."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
 def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
-    b = call.outputs[0]
+    b = call.gradient
     b = b.reshape(batch_size, -1, b.shape[-1])
-    if "weight" not in layer.parameters:  # only the bias trains: the input is the homogeneous coordinate alone
+    if "weight" not in layer.parameters:
+        # Only the bias trains: the input is the homogeneous coordinate alone.
         return Outer(b.new_ones(*b.shape[:2], 1), b)
     a = call.input.to(b.dtype).reshape(batch_size, -1, call.input.shape[-1])
     return Outer(a, b, homogeneous="bias" in layer.parameters)
 
 
 def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
-    b = call.outputs[0]
-    block = conv_block(call.module, call.input.to(b.dtype), b)
+    module: Any = call.module
+    b = call.gradient
+    block = conv_block(module, call.input.to(b.dtype), b)
     return replace(block, views=len(b) // batch_size)
 
 
-def _computed(layer: Layer, calls: Sequence[Call], batch_size: int) -> Computed:
-    """An ordinary linear layer or convolution in its effective weight and bias, and the way back to what they are made of."""
-    roles = list(layer.parameters)
-    pulls = pulls_of(calls[0].module, roles)
+def _parametrized(layer: Layer, calls: Sequence[Call], batch_size: int) -> ParametrizedBlock:
+    """Return an ordinary layer in its effective weight and bias, and the way back."""
+    pulls = pulls_of(calls[0].module, list(layer.parameters))
     plain = replace(layer, parameters=dict.fromkeys(pulls, ""))
-    if isinstance(calls[0].module, nn.Linear):
-        return Computed(((_joined([_linear(plain, call, batch_size) for call in calls]), pulls),))
-    blocks = [_conv(plain, call, batch_size) for call in calls]
-    trained = [replace(block, weight="weight" in pulls, bias="bias" in pulls) for block in blocks]
-    return Computed(((_joined(trained), pulls),))
+    blocks: list[Any] = []
+    for call in calls:
+        if isinstance(call.module, nn.Linear):
+            blocks.append(_linear(plain, call, batch_size))
+        else:
+            block = _conv(plain, call, batch_size)
+            blocks.append(replace(block, weight="weight" in pulls, bias="bias" in pulls))
+    return ParametrizedBlock(((_join(blocks), pulls),))
 
 
 def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
+    module: Any = call.module
     ids = call.input.reshape(batch_size, -1).long()
-    b = call.outputs[0].reshape(batch_size, ids.shape[1], -1)
-    if call.module.padding_idx is not None:
-        b = b.masked_fill(torch.eq(ids, call.module.padding_idx).unsqueeze(-1), 0.0)
-    return Lookup(ids, b, call.module.num_embeddings)
+    b = call.gradient.reshape(batch_size, ids.shape[1], -1)
+    if module.padding_idx is not None:
+        b = b.masked_fill(torch.eq(ids, module.padding_idx).unsqueeze(-1), 0.0)
+    return Lookup(ids, b, module.num_embeddings)
 
 
 def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
-    """The uses of one weight `[V, d]` as an embedding and as a linear layer; either may be missing in a forward pass."""
-    lookups = [_embedding(layer, call, batch_size) for call in calls if isinstance(call.module, nn.Embedding)]
-    outers = [_linear(layer, call, batch_size) for call in calls if not isinstance(call.module, nn.Embedding)]
-    v, d = layer.tensor("weight").shape
-    like = (lookups + outers)[0].b
-    none = like.new_zeros(batch_size, 0, dtype=torch.long)
-    lookup = _joined(lookups) if lookups else Lookup(none, like.new_zeros(batch_size, 0, d), v)
-    outer = _joined(outers) if outers else Outer(like.new_zeros(batch_size, 0, d), like.new_zeros(batch_size, 0, v))
-    assert isinstance(lookup, Lookup) and isinstance(outer, Outer)
-    return Tied(lookup, outer)
+    """Return the uses of one weight `[V, d]` as an embedding and as a linear layer.
+
+    Either use may be missing in a forward pass.
+    """
+    lookups, outers = list[Lookup](), list[Outer]()
+    for call in calls:
+        if isinstance(call.module, nn.Embedding):
+            lookups.append(_embedding(layer, call, batch_size))
+        else:
+            outers.append(_linear(layer, call, batch_size))
+    rows, d = layer.tensor("weight").shape
+    like = (lookups[0] if lookups else outers[0]).b
+    if not lookups:
+        ids = like.new_zeros(batch_size, 0, dtype=torch.long)
+        lookups.append(Lookup(ids, like.new_zeros(batch_size, 0, d), rows))
+    if not outers:
+        none = like.new_zeros(batch_size, 0, d)
+        outers.append(Outer(none, like.new_zeros(batch_size, 0, rows)))
+    return Tied(_join(lookups), _join(outers))
 
 
 def _norm(layer: Layer, call: Call, batch_size: int) -> PerExample:
-    module, b = call.module, call.outputs[0]
+    module, b = call.module, call.gradient
     x = call.input.to(b.dtype)
-    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-        shape = tuple(module.normalized_shape)
-        if isinstance(module, nn.LayerNorm):
-            x_hat = F.layer_norm(x, shape, eps=module.eps)
-        else:
-            x_hat = F.rms_norm(x, shape, eps=module.eps)
-        kept = tuple(range(1, x.dim() - len(shape)))
+    if isinstance(module, nn.LayerNorm):
+        x_hat = F.layer_norm(x, tuple(module.normalized_shape), eps=module.eps)
+        summed = tuple(range(1, x.dim() - len(module.normalized_shape)))
+    elif isinstance(module, nn.RMSNorm):
+        x_hat = F.rms_norm(x, tuple(module.normalized_shape), eps=module.eps)
+        summed = tuple(range(1, x.dim() - len(module.normalized_shape)))
     else:
-        x_hat = _channel_normalised(module, x)
-        kept = tuple(range(2, x.dim()))
-    grads = {}
+        x_hat = _normalise_channels(module, x)
+        summed = tuple(range(2, x.dim()))
+    gradients = {}
     if "weight" in layer.parameters:
-        grads["weight"] = (b * x_hat).sum(kept) if kept else b * x_hat
+        gradients["weight"] = b * x_hat
     if "bias" in layer.parameters:
-        grads["bias"] = b.sum(kept) if kept else b
+        gradients["bias"] = b
+    per_row = {role: g.sum(summed) if summed else g for role, g in gradients.items()}
+    # Several views of an example are consecutive rows.
     views = len(b) // batch_size
-    if views > 1:
-        grads = {role: g.view(batch_size, views, *g.shape[1:]).sum(1) for role, g in grads.items()}
-    return PerExample(grads)
+    return PerExample(per_row).merge_rows(batch_size, views)
 
 
-def _channel_normalised(module: nn.Module, x: Tensor) -> Tensor:
+def _normalise_channels(module: Any, x: Tensor) -> Tensor:
     if isinstance(module, nn.GroupNorm):
         return F.group_norm(x, module.num_groups, eps=module.eps)
-    if module.track_running_stats:  # BatchNorm or InstanceNorm with frozen statistics
+    if module.track_running_stats:
+        # BatchNorm or InstanceNorm with frozen statistics.
         shape = (1, -1, *[1] * (x.dim() - 2))
         mean, var = module.running_mean.view(shape), module.running_var.view(shape)
         return (x - mean) * torch.rsqrt(var + module.eps)
     return F.instance_norm(x, eps=module.eps)
-
-
-def _fallback(layer: Layer, call: Call, batch_size: int) -> PerExample:
-    return PerExample(fallback_gradients(layer, call, batch_size))
 
 
 _RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
@@ -192,29 +283,45 @@ _RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
     "conv": _conv,
     "embedding": _embedding,
     "norm": _norm,
-    "fallback": _fallback,
 }
 
 
-def _joined(blocks: Sequence[Any]) -> Any:
-    """Several uses of one layer as one block: positions are concatenated, materialised gradients are added."""
-    if len(blocks) == 1:
-        return blocks[0]
-    if all(isinstance(block, Computed) for block in blocks):  # each at parameters of its own
-        return Computed(tuple(part for block in blocks for part in block.parts))
-    blocks = [block.per_example() if isinstance(block, Computed) else block for block in blocks]
-    formed = [block for block in blocks if isinstance(block, Formed)]
-    if formed:
-        total = torch.stack([block.per_example() for block in blocks]).sum(0)
-        return replace(formed[0], gradients=total)
-    convolutions = [block for block in blocks if isinstance(block, ConvBlock)]
-    if convolutions and (one := interleaved(convolutions)) is not None:
-        return one
-    outers = [block.outer() if isinstance(block, ConvBlock) else block for block in blocks]
-    first = outers[0]
-    if isinstance(first, Outer):
-        a, b = torch.cat([o.a for o in outers], 1), torch.cat([o.b for o in outers], 1)
-        return replace(first, a=a, b=b)
-    if isinstance(first, Lookup):
-        return Lookup(torch.cat([o.ids for o in outers], 1), torch.cat([o.b for o in outers], 1), first.num_rows)
-    return PerExample({role: torch.stack([o.grads[role] for o in outers]).sum(0) for role in first.grads})
+def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
+    """Return the gradients of a registered rule.
+
+    Raises:
+        ValueError: gradients of other parameters or of another shape, naming the layer.
+    """
+    rule = _layer_rules[type(call.module)]
+    gradients = dict(rule(_all_examples_first(call, batch_size), batch_size))
+    for role in layer.parameters:
+        expected = (batch_size, *layer.tensor(role).shape)
+        actual = tuple(gradients[role].shape) if role in gradients else None
+        if actual != expected:
+            raise ValueError(
+                f"the rule of layer '{layer.display_name}' returned {actual} for '{role}'; "
+                f"return gradients of shape {expected}"
+            )
+    return PerExample({role: to_precise(gradients[role].detach()) for role in layer.parameters})
+
+
+def _all_examples_first(call: Call, batch_size: int) -> Call:
+    """Return a call whose tensors of examples are `[N, ...]`."""
+    leaves, spec = tree_flatten((call.args, call.kwargs))
+    axes = iter(call.axes)
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            continue
+        axis = next(axes)
+        if axis is not None:
+            leaves[i] = example_first(leaf, axis, batch_size)
+        if leaf.is_floating_point():
+            leaves[i] = to_precise(leaves[i])
+    args, kwargs = tree_unflatten(leaves, spec)
+    gradients: list[Tensor | None] = []
+    for gradient, axis in zip(call.output_gradients, call.output_axes, strict=True):
+        if gradient is None or axis is None:
+            gradients.append(None)
+        else:
+            gradients.append(to_precise(example_first(gradient, axis, batch_size)))
+    return replace(call, args=args, kwargs=kwargs, output_gradients=gradients)

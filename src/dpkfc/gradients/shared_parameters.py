@@ -1,17 +1,20 @@
-"""Parameters and shared tensors that meet the examples: class tokens, positions, latent queries, tied weights.
+"""Parameters and shared tensors that meet the examples: class tokens, positions, tied weights.
 
-A tensor that all examples share has one gradient for the whole batch. Its gradient for each example appears where it meets a
-batched tensor. There the tape hands on a view with one row an example: the values are the same, and the backward pass that is
-made anyway brings every example a gradient of its own. From there it is pulled back through the public part of the graph.
+A tensor that all examples share has one gradient for the whole batch. Its gradient for each example
+appears where it meets a batched tensor. There the tape hands on a view with one row an example. The
+values are the same, and the backward pass brings every example its own gradient. From there it is
+pulled back through the public part of the graph.
 
-None of this is part of the proof. A use that is not followed here leaves its parameter as it is, the tracker sees that it
-meets the examples outside of a layer, and the gradients are computed one example at a time.
+None of this is part of the proof. A use that is not followed here leaves its parameter as it is. The
+tracker then sees that it meets the examples outside of a layer, and the gradients are computed one
+example at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,8 +97,11 @@ class WeightUse:
             a = a.reshape(size, -1, a.shape[-1])
             b = b.reshape(size, a.shape[1], -1)
             a = a.to(b.dtype)
-            found = {self.name: torch.bmm(a.mT, b) if self.crosswise else torch.bmm(b.mT, a)}
-            return found | ({self.bias: b.sum(1)} if self.bias else {})
+            product = torch.bmm(a.mT, b) if self.crosswise else torch.bmm(b.mT, a)
+            gradients = {self.name: product}
+            if self.bias:
+                gradients[self.bias] = b.sum(1)
+            return gradients
         ids = a.reshape(size, -1).long()
         b = b.reshape(size, ids.shape[1], -1)
         if self.padding is not None:
@@ -128,7 +134,8 @@ class SharedUses:
         if not self._mentions_parameter(args, kwargs):
             return function(*args, **kwargs)
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            return function(*args, **kwargs)  # inside a checkpoint the pass is repeated without this
+            # Inside a checkpoint the pass is repeated without this.
+            return function(*args, **kwargs)
         if name in _SPREADING:
             return self._spread(function, args, kwargs)
         if name in ("linear", "embedding", "matmul", "rmatmul"):
@@ -147,46 +154,62 @@ class SharedUses:
 
     def _mentions_parameter(self, args: Any, kwargs: Any) -> bool:
         for x in args:
-            if isinstance(x, Tensor):
-                if self.tracker.state(x) is PARAMETRIC:
-                    return True
-            elif type(x) in (list, tuple):
-                if any(isinstance(y, Tensor) and self.tracker.state(y) is PARAMETRIC for y in x):
-                    return True
-        return any(isinstance(x, Tensor) and self.tracker.state(x) is PARAMETRIC for x in kwargs.values())
+            inner = x if type(x) in (list, tuple) else (x,)
+            if any(self._is_parametric(y) for y in inner):
+                return True
+        return any(self._is_parametric(x) for x in kwargs.values())
+
+    def _is_parametric(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and self.tracker.state(x) is PARAMETRIC
 
     def _spread(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call `expand`, `repeat` or a relative; one new dimension of N is where the examples get rows of their own."""
-        source, result = args[0], function(*args, **kwargs)
-        size, rank = self.tracker.size, result.dim()
+        """Call `expand`, `repeat` or a relative, and note a meeting with the examples.
+
+        It is one where a single dimension grows from 1 to N.
+        """
+        source = args[0]
+        result = function(*args, **kwargs)
         if self.tracker.state(source) is not PARAMETRIC or result.grad_fn is None:
             return result
+        rank = result.dim()
         before = (1,) * (rank - source.dim()) + tuple(source.shape)
         changed = [d for d in range(rank) if before[d] != result.shape[d]]
-        if len(changed) == 1 and before[changed[0]] == 1 and result.shape[changed[0]] == size:
-            self._add(source, result, BatchAxis(changed[0]))
+        if len(changed) != 1:
+            return result
+        dim = changed[0]
+        if before[dim] == 1 and result.shape[dim] == self.tracker.size:
+            self._add(source, result, BatchAxis(dim))
         return result
 
     def _add(self, source: Tensor, rows: Tensor, axis: BatchAxis) -> None:
-        """Note that `rows` shows `source` to every example; without a graph there is no gradient to bring back."""
+        """Note that `rows` shows `source` to every example.
+
+        Without a graph there is no gradient to bring back.
+        """
         self.tracker.set_state(rows, axis)
         if rows.requires_grad:
             self.meetings.append(Meeting(source, axis, rows.shape, get_gradient_edge(rows)))
 
     def _with_rows(self, args: Any, kwargs: Any, trailing: int) -> tuple[Any, Any]:
-        """Return the arguments with shared tensors expanded along the batch axis; `trailing` dimensions do not broadcast."""
+        """Return the arguments with shared tensors expanded along the batch axis.
+
+        The `trailing` dimensions do not broadcast.
+        """
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        batched = [x for x in tensors if self.tracker.axis(x) is not None]
-        if not batched or (isinstance(args[0], Tensor) and self.tracker.state(args[0]) is PARAMETRIC and not batched):
+        rank = max((x.dim() for x in tensors), default=0)
+        axes = set()
+        for x in tensors:
+            own = self.tracker.axis(x)
+            if own is not None:
+                axes.add(own.shifted(rank - x.dim()))
+        if len(axes) != 1:
             return args, kwargs
-        rank = max(x.dim() for x in tensors)
-        places = {own.shifted(rank - x.dim()) for x in batched if (own := self.tracker.axis(x)) is not None}
-        axis = places.pop()
-        if places or axis.dim >= rank - trailing:
+        axis = axes.pop()
+        if axis.dim >= rank - trailing:
             return args, kwargs
 
         def rows_of(x: Any) -> Any:
-            if not isinstance(x, Tensor) or self.tracker.state(x) is not PARAMETRIC:
+            if not self._is_parametric(x):
                 return x
             shape = (1,) * (rank - x.dim()) + tuple(x.shape)
             if shape[axis.dim] != 1 or x.dim() < trailing:
@@ -205,7 +228,7 @@ class SharedUses:
             self._transposed[id(result)] = (result, source)
 
     def _weight(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call a product or a lookup with a trainable matrix and note it; None where it is another use."""
+        """Call a product or a lookup with a trainable matrix and note it, or return None."""
         crosswise = False
         if name == "embedding":
             given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
@@ -225,7 +248,8 @@ class SharedUses:
                 return None
         axis = self.tracker.axis(x)
         own = [p for p in (weight, bias) if p is not None and self.tracker.state(p) is not None]
-        if axis is None or id(weight) not in self.names or any(id(p) not in self.names for p in own):
+        is_named = all(id(p) in self.names for p in (weight, *own))
+        if axis is None or not is_named:
             return None
         if name != "embedding" and axis.dim >= x.dim() - 1:
             return None
@@ -281,19 +305,23 @@ def pulled_back(
     if not pairs or not targets:
         return [None] * len(targets)
     sources = [meeting.source for meeting, _ in pairs]
-    rows = [meeting.gradients(gradient, size).to(meeting.source.dtype) for meeting, gradient in pairs]
+    rows = []
+    for meeting, gradient in pairs:
+        rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
     return _vectorised(sources, list(targets), rows, size)
 
 
-def _vectorised(sources: list[Tensor], targets: list[Any], rows: list[Tensor], size: int) -> Sequence[Tensor | None]:
+def _vectorised(
+    sources: list[Tensor], targets: list[Any], rows: list[Tensor], size: int
+) -> Sequence[Tensor | None]:
+    grad = partial(torch.autograd.grad, sources, targets, retain_graph=True, allow_unused=True)
     try:
-        return torch.autograd.grad(sources, targets, rows, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        return grad(rows, is_grads_batched=True)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-    each = [
-        torch.autograd.grad(sources, targets, [g[i] for g in rows], retain_graph=True, allow_unused=True)
-        for i in range(size)
-    ]
-    columns = list(zip(*each, strict=True))
-    return [None if column[0] is None else torch.stack(column) for column in columns]
+    examples = [grad([g[i] for g in rows]) for i in range(size)]
+    stacked = []
+    for column in zip(*examples, strict=True):
+        stacked.append(None if column[0] is None else torch.stack(column))
+    return stacked

@@ -1,10 +1,11 @@
 """What a forward pass may leave in a model: nothing that it has computed from private examples.
 
-Parameters, buffers and extra state (`get_extra_state`) may not change at all: they are in every checkpoint, and released
-gradients alone move them. Plain attributes are put back after each pass, counters too: how many passes there were is private.
-What the check before the first release finds to be alike for all examples, and left alone by a further pass (a cache of
-positions), is built there once, and is what attributes are put back to. One that depends on the examples, and changes what the
-model computes later, is refused there.
+Parameters, buffers and extra state (`get_extra_state`) may not change at all: they are in every
+checkpoint, and only released gradients move them. Plain attributes are restored after each pass,
+counters too, since the number of passes is private. The check before the first release finds
+attributes that are equal for all examples and that a further pass leaves alone (a cache of
+positions). These are built once, and attributes are restored to them. An attribute that depends on
+the examples, and changes what the model computes later, is refused there.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from torch.utils._pytree import tree_flatten
 from dpkfc.fsdp import is_divided, local, reshard
 from dpkfc.gradients.discovery import check_covered
 from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.blocks import is_waited_for
+from dpkfc.linalg.blocks import is_on_accelerator
 from dpkfc.rng_state import restarter
 
 # --------------------------------------------------------------------------------------------------
-# Values that modules keep in their plain attributes: whether a pass changed them, and how they
-# were.
+# Values that modules keep in their plain attributes: whether a pass changed them, and their values
+# before.
 #
 # A forward pass may write into an attribute of a module (a running mean that is no buffer, a cache
-# of positions, attention maps, a counter). Looked at are tensors, arrays, numbers and texts, alone
+# of positions, attention maps, a counter). Tensors, arrays, numbers and texts are compared, alone
 # or inside lists, tuples, deques, sets, dicts, and objects of classes that belong to no installed
 # package (a memory bank of the user's own).
 
@@ -50,23 +51,28 @@ _ORDER = tuple(vars(nn.Module()))
 _INTERNAL = frozenset(_ORDER)
 _HOLDERS = (list, tuple, deque, set, frozenset, dict, OrderedDict, defaultdict, Counter)
 _PLAIN = (int, float, complex, str, bytes, type(None))
-_DEPTH, _LONG = 4, 1024  # longer ones are tables (a vocabulary) or queues: what is in them is compared, and not looked into
-LARGE = 1 << 20  # bytes above which a tensor outside the model is not copied
-_LOOKED_AT = (Tensor, np.ndarray, int, float, complex, str, bytes)
-_COMMON = frozenset({"builtins", "abc", "typing", "collections", "enum"})  # from which classes of the user's own derive
+_DEPTH = 4
+_LONG = 1024
+"""Longer containers are tables or queues: their items are compared by identity."""
+LARGE = 1 << 20
+"""Bytes above which a tensor outside the model is not copied."""
+_VALUES = (Tensor, np.ndarray, int, float, complex, str, bytes)
+# Base classes of users' own classes.
+_COMMON = frozenset({"builtins", "abc", "typing", "collections", "enum"})
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """A value, with what it takes to see a change in it and to undo that.
+class Snapshot:
+    """A value, with what is needed to see a change in it and to undo the change.
 
     Attributes:
         value: the very object.
-        copy: of a tensor or an array; None where writing into it cannot be undone (parameters, computed tensors).
-        version: of a tensor; None where it is looked after elsewhere.
+        copy: of a tensor or an array. None where writing into it cannot be undone (parameters,
+            computed tensors).
+        version: of a tensor. None where another guard watches the tensor.
         keys: of a dict or an object.
-        inner: what a holder of others holds; None where nothing is looked into.
-        flat: `inner` is the values themselves, which are not looked into.
+        inner: snapshots of the items of a container. None where its items are not compared.
+        flat: `inner` holds the items themselves, which are compared by identity.
     """
 
     value: Any
@@ -77,53 +83,69 @@ class Kept:
     flat: bool = False
 
     @classmethod
-    def of(cls, x: Any, own: set[int] | None = None, depth: int = _DEPTH, most: int | None = None) -> Kept:
-        """Of a value as it is now.
+    def take(
+        cls, x: Any, watched: set[int] | None = None, depth: int = _DEPTH, most: int | None = None
+    ) -> Snapshot:
+        """Return the snapshot of a value as it is now.
 
         Args:
             x: the value.
-            own: ids of tensors that are looked after elsewhere, as parameters are; those of objects are added.
-            depth: of what holds others.
-            most: bytes of a tensor or an array that is copied; None for any.
+            watched: ids of tensors that another guard watches, as parameters are. Ids of objects
+                are added.
+            depth: of nested containers.
+            most: bytes of a tensor or an array that is copied, None for any.
         """
-        own = set() if own is None else own
+        watched = set() if watched is None else watched
         if isinstance(x, Tensor):
-            if id(x) in own or isinstance(x, nn.Parameter):
-                return cls(x)
-            copied = x.layout == torch.strided and not x.is_quantized and not x.is_meta and x.grad_fn is None
-            copied = copied and (most is None or x.numel() * x.element_size() <= most)
-            return cls(x, x.detach().clone() if copied else None, _version(x))
+            return cls._take_tensor(x, watched, most)
         if isinstance(x, np.ndarray):
             return cls(x, x.copy() if most is None or x.nbytes <= most else None)
-        if not depth or not _is_holder(type(x)) or id(x) in own:
+        if not depth or not _is_container(type(x)) or id(x) in watched:
             return cls(x)
         if type(x) not in _HOLDERS:
-            own.add(id(x))  # objects know one another
+            watched.add(id(x))  # objects may hold one another
         keys, values = _items(x)
         if len(values) > _LONG:
             return cls(x, keys=keys, inner=values, flat=True)
-        return cls(x, keys=keys, inner=tuple(cls.of(y, own, depth - 1, most) for y in values))
+        inner = tuple(cls.take(y, watched, depth - 1, most) for y in values)
+        return cls(x, keys=keys, inner=inner)
 
-    def is_untouched(self, now: Any, *, by_value: bool = False) -> bool:
-        """Whether `now` is the same object with nothing written into it, by torch's counter of writes or `by_value`."""
+    @classmethod
+    def _take_tensor(cls, x: Tensor, watched: set[int], most: int | None) -> Snapshot:
+        if id(x) in watched or isinstance(x, nn.Parameter):
+            return cls(x)
+        can_copy = x.layout == torch.strided and not x.is_quantized and not x.is_meta
+        can_copy = can_copy and x.grad_fn is None
+        is_small = most is None or x.numel() * x.element_size() <= most
+        return cls(x, x.detach().clone() if can_copy and is_small else None, _version(x))
+
+    def is_unchanged(self, now: Any, *, by_value: bool = False) -> bool:
+        """Return whether `now` is the same object and nothing was written into it.
+
+        Args:
+            now: the present value.
+            by_value: compare the values of tensors, and not only torch's counter of writes.
+        """
         if now is not self.value:
-            return type(now) is type(self.value) and isinstance(now, _PLAIN) and same_values(now, self.value)
+            is_plain = type(now) is type(self.value) and isinstance(now, _PLAIN)
+            return is_plain and same_values(now, self.value)
         if isinstance(now, Tensor) and not (by_value and self.copy is not None):
             return self.version in (None, _version(now))
         if self.copy is not None:
             return same_values(now, self.copy)
-        return self.inner is None or self._holds_the_same(self.inner, now, by_value)
+        return self.inner is None or self._has_same_items(self.inner, now, by_value)
 
-    def _holds_the_same(self, inner: tuple[Any, ...], now: Any, by_value: bool) -> bool:
+    def _has_same_items(self, inner: tuple[Any, ...], now: Any, by_value: bool) -> bool:
         keys, values = _items(now)
         if len(values) != len(inner) or keys != self.keys:
             return False
         if self.flat:
             return all(map(operator.is_, inner, values))
-        return all(kept.is_untouched(x, by_value=by_value) for kept, x in zip(inner, values, strict=True))
+        pairs = zip(inner, values, strict=True)
+        return all(item.is_unchanged(x, by_value=by_value) for item, x in pairs)
 
-    def put_back(self) -> Any:
-        """The object, holding again what it held."""
+    def restore(self) -> Any:
+        """Return the object, with the contents that it had."""
         x = self.value
         if isinstance(self.copy, Tensor):
             if x.shape != self.copy.shape:
@@ -134,146 +156,213 @@ class Kept:
         elif isinstance(self.copy, np.ndarray):
             x[...] = self.copy
         elif self.inner is not None:
-            _fill(x, self.keys, list(self.inner) if self.flat else [kept.put_back() for kept in self.inner])
+            items = list(self.inner)
+            if not self.flat:
+                items = [item.restore() for item in items]
+            _fill(x, self.keys, items)
         return x
 
-    def equals(self, other: Kept) -> bool:
-        """Whether two values are alike, as far as tensors, arrays, numbers, text and what holds them go."""
+    def equals(self, other: Snapshot) -> bool:
+        """Return whether two values are equal: tensors, arrays, numbers, texts and containers."""
         if type(self.value) is not type(other.value) or self.keys != other.keys:
             return False
         if isinstance(self.value, (Tensor, np.ndarray)):
-            return same_values(*(kept.value if kept.copy is None else kept.copy for kept in (self, other)))
+            return same_values(self._contents, other._contents)
         if isinstance(self.value, _PLAIN):
             return same_values(self.value, other.value)
         ours, theirs = self.inner or (), other.inner or ()
-        if self.flat or other.flat:
-            return self.flat == other.flat and len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
-        return len(ours) == len(theirs) and all(a.equals(b) for a, b in zip(ours, theirs, strict=True))
+        if self.flat != other.flat or len(ours) != len(theirs):
+            return False
+        if self.flat:
+            return all(map(operator.is_, ours, theirs))
+        return all(a.equals(b) for a, b in zip(ours, theirs, strict=True))
+
+    @property
+    def _contents(self) -> Any:
+        return self.value if self.copy is None else self.copy
 
 
-class Attributes:
+class AttributeSnapshot:
     """The plain attributes of all modules of a model, as they are when this is made.
 
     Args:
-        model: whose modules; their parameters and buffers are no plain attributes.
+        model: whose modules. Their parameters and buffers are no plain attributes.
         without: modules that are left out.
     """
 
     def __init__(self, model: nn.Module, without: Collection[nn.Module] = ()) -> None:
-        paths = [m for m in paths_of(model) if m not in without]
-        self._own = frozenset(id(x) for m in paths for held in (m._parameters, m._buffers) for x in held.values())
-        self._seen = set(self._own)
-        self._held = {m: (dict(vars(m)), self._kept(vars(m))) for m in paths}
+        modules = [m for m in paths_of(model) if m not in without]
+        tensors: set[int] = set()
+        for m in modules:
+            tensors.update(id(x) for x in m._parameters.values())
+            tensors.update(id(x) for x in m._buffers.values())
+        self._tensors = frozenset(tensors)
+        self._watched = tensors
+        self._before = {m: (dict(vars(m)), self._snapshots(vars(m))) for m in modules}
 
-    def _kept(self, values: Mapping[str, Any]) -> dict[str, Kept]:
-        first = len(_ORDER) if tuple(islice(values, len(_ORDER))) == _ORDER else 0  # what every module has comes first
-        looked_at = [(k, x) for k, x in islice(values.items(), first, None) if _is_looked_at(type(x))]
-        return {k: Kept.of(x, self._seen) for k, x in looked_at if k not in _INTERNAL}
+    def _snapshots(self, values: Mapping[str, Any]) -> dict[str, Snapshot]:
+        # The attributes that every module has come first.
+        has_order = tuple(islice(values, len(_ORDER))) == _ORDER
+        snapshots = {}
+        for name, x in islice(values.items(), len(_ORDER) if has_order else 0, None):
+            kind: Any = type(x)
+            if _may_hold_values(kind) and name not in _INTERNAL:
+                snapshots[name] = Snapshot.take(x, self._watched)
+        return snapshots
 
-    def changed(self, *, by_value: bool = False, also: Iterable[nn.Module] = ()) -> dict[nn.Module, frozenset[str]]:
-        """What has changed in every module in which a tensor, an array, a number or a text did.
+    def changed(
+        self, *, by_value: bool = False, also: Iterable[nn.Module] = ()
+    ) -> dict[nn.Module, frozenset[str]]:
+        """Return the changed attributes of every module where a value changed.
+
+        Values are tensors, arrays, numbers and texts.
 
         Args:
-            by_value: compare the numbers too, not only objects and torch's counter of writes.
-            also: modules of which any change is told.
+            by_value: compare the values of tensors too, and not only objects and torch's counter of
+                writes.
+            also: modules of which any change is returned.
         """
-        found, others, nothing = dict[nn.Module, frozenset[str]](), set(also), object()
-        for module, (before, kept) in self._held.items():
+        changed: dict[nn.Module, frozenset[str]] = {}
+        others = set(also)
+        for module, (before, snapshots) in self._before.items():
             now = vars(module)
-            same = len(now) == len(before) and all(map(operator.is_, now.values(), before.values()))
-            if same and not kept:
+            is_same = len(now) == len(before)
+            is_same = is_same and all(map(operator.is_, now.values(), before.values()))
+            if is_same and not snapshots:
                 continue
-            names = {k for k, x in now.items() if x is not before.get(k, nothing)} - _INTERNAL
-            names = {k for k in names if k not in before or not Kept(before[k]).is_untouched(now[k])}
-            names |= {k for k, x in kept.items() if k in now and not x.is_untouched(now[k], by_value=by_value)}
-            names |= before.keys() - now.keys()
-            both = [x[k] for k in names for x in (before, now) if k in x]
-            if names and (module in others or any(_holds_values(x) for x in both)):
-                found[module] = frozenset(names)
-        return found
+            names = _changed_names(before, snapshots, now, by_value)
+            values = [x[name] for name in names for x in (before, now) if name in x]
+            if names and (module in others or any(_holds_values(x) for x in values)):
+                changed[module] = frozenset(names)
+        return changed
 
-    def values(self, changed: Mapping[nn.Module, frozenset[str]]) -> dict[nn.Module, dict[str, Kept | None]]:
-        """Copies of what those attributes hold now, None where one is gone."""
-        return {
-            module: {k: Kept.of(vars(module)[k], set(self._own)) if k in vars(module) else None for k in sorted(names)}
-            for module, names in changed.items()
-        }
-
-    def put_back(
-        self, changed: Mapping[nn.Module, frozenset[str]], leave: Mapping[nn.Module, frozenset[str]] | None = None
-    ) -> None:
-        """Undo changes, but for the attributes named in `leave`."""
+    def values(
+        self, changed: Mapping[nn.Module, frozenset[str]]
+    ) -> dict[nn.Module, dict[str, Snapshot | None]]:
+        """Return copies of the present values of some attributes, None where one is gone."""
+        copies: dict[nn.Module, dict[str, Snapshot | None]] = {}
         for module, names in changed.items():
-            before, kept = self._held[module]
-            for name in names - (leave or {}).get(module, frozenset()):
-                if name in before:
-                    vars(module)[name] = kept[name].put_back() if name in kept else before[name]
+            copies[module] = {}
+            for name in sorted(names):
+                copy = None
+                if name in vars(module):
+                    copy = Snapshot.take(vars(module)[name], set(self._tensors))
+                copies[module][name] = copy
+        return copies
+
+    def restore(self, changed: Mapping[nn.Module, frozenset[str]]) -> None:
+        """Undo changes."""
+        for module, names in changed.items():
+            before, snapshots = self._before[module]
+            for name in names:
+                if name in snapshots:
+                    vars(module)[name] = snapshots[name].restore()
+                elif name in before:
+                    vars(module)[name] = before[name]
                 else:
                     vars(module).pop(name, None)
 
 
+def _changed_names(
+    before: Mapping[str, Any],
+    snapshots: Mapping[str, Snapshot],
+    now: Mapping[str, Any],
+    by_value: bool,
+) -> set[str]:
+    """Return the names of attributes of one module that were replaced, written to or removed."""
+    names = set(before.keys() - now.keys())
+    for name, x in now.items():
+        if name in _INTERNAL:
+            continue
+        if name not in before:
+            names.add(name)
+        elif x is not before[name] and not Snapshot(before[name]).is_unchanged(x):
+            names.add(name)
+    for name, snapshot in snapshots.items():
+        if name in now and not snapshot.is_unchanged(now[name], by_value=by_value):
+            names.add(name)
+    return names
+
+
 def paths_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Every module of a model with its path, as `named_modules` has them, which takes much longer to walk through a deep one."""
-    found, open_ = dict[nn.Module, str](), [("", model)]
-    while open_:
-        path, module = open_.pop()
-        if module not in found:
-            found[module] = path
-            inner = [(f"{path}.{name}" if path else name, m) for name, m in module._modules.items() if m is not None]
-            open_.extend(reversed(inner))
-    return found
+    """Return every module of a model with its path, in the order of `named_modules`.
+
+    `named_modules` takes much longer to walk through a deep model.
+    """
+    paths: dict[nn.Module, str] = {}
+    waiting = [("", model)]
+    while waiting:
+        path, module = waiting.pop()
+        if module in paths:
+            continue
+        paths[module] = path
+        children = []
+        for name, child in module._modules.items():
+            if child is not None:
+                children.append((f"{path}.{name}" if path else name, child))
+        waiting.extend(reversed(children))
+    return paths
 
 
-def _is_holder(kind: Any) -> bool:
+def _is_container(kind: Any) -> bool:
     return kind in _HOLDERS or is_own(kind)
 
 
 @cache
 def is_own(kind: Any) -> bool:
-    """Whether a class, and all it derives from, belongs to no installed package, so that nobody else looks after its objects."""
+    """Return whether a class, and all it derives from, belongs to no installed package.
+
+    Then no other code watches its objects.
+    """
     roots = [x.__module__ for x in kind.__mro__ if x.__module__.partition(".")[0] not in _COMMON]
-    return bool(roots) and all(map(is_own_module, roots)) and "__dict__" in dir(kind) and not issubclass(kind, type)
+    if not roots or not all(map(is_own_module, roots)):
+        return False
+    return "__dict__" in dir(kind) and not issubclass(kind, type)
 
 
 @cache
 def is_own_module(name: str) -> bool:
-    """Whether a module of Python, by its name, is neither of an installed package nor of the standard library."""
+    """Return whether a Python module is neither of a package nor of the standard library."""
     if name.partition(".")[0] in {*sys.stdlib_module_names, "torch", "dpkfc"}:
         return False
     file = str(getattr(sys.modules.get(name), "__file__", None) or "")
     return "site-packages" not in file and "dist-packages" not in file
 
 
-def _kind_is_looked_at(kind: Any) -> bool:
-    return _is_holder(kind) or issubclass(kind, (Tensor, np.ndarray))
-
-
-_is_looked_at: Callable[[Any], bool] = cache(_kind_is_looked_at)
+@cache
+def _may_hold_values(kind: Any) -> bool:
+    return _is_container(kind) or issubclass(kind, (Tensor, np.ndarray))
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Whether two tensors, arrays or plain values are equal, NaN counting as itself."""
+    """Return whether two tensors, arrays or plain values are equal. NaN equals NaN."""
     if isinstance(one, Tensor):
         other = other.to(one.device)
         if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
             return False
         if one.layout != torch.strided:
             one, other = one.to_dense(), other.to_dense()
-        return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+        return torch.equal(one, other) or bool(_equal_or_nan(one, other).all())
     if isinstance(one, np.ndarray):
-        numbers = one.dtype.kind in "fc"
-        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=numbers)
-    return bool(one == other) or (isinstance(one, float | complex) and cmath.isnan(one) and cmath.isnan(other))
+        is_number = one.dtype.kind in "fc"
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=is_number)
+    if one == other:
+        return True
+    return isinstance(one, float | complex) and cmath.isnan(one) and cmath.isnan(other)
+
+
+def _equal_or_nan(one: Tensor, other: Tensor) -> Tensor:
+    return (one == other) | (one.isnan() & other.isnan())
 
 
 def _holds_values(x: Any, depth: int = _DEPTH) -> bool:
-    if depth and _is_holder(type(x)):
+    if depth and _is_container(type(x)):
         return any(_holds_values(y, depth - 1) for y in _items(x)[1])
-    return isinstance(x, _LOOKED_AT)
+    return isinstance(x, _VALUES)
 
 
 def _items(x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Names, where there are some, and values of what a holder of others holds."""
+    """Return the names, where a container has names, and the items of the container."""
     if isinstance(x, _HOLDERS) and not isinstance(x, dict):
         return (), tuple(x)
     named = x if isinstance(x, dict) else vars(x)
@@ -281,17 +370,17 @@ def _items(x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def _fill(x: Any, keys: tuple[Any, ...], values: list[Any]) -> None:
-    """Make a holder of others hold these again."""
+    """Put items back into a container. Tuples and frozen sets keep theirs."""
     if isinstance(x, (tuple, frozenset)):
-        return  # what they hold stays
-    held: Any = x if isinstance(x, _HOLDERS) else vars(x)
-    held.clear()
-    if isinstance(held, dict):
-        held.update(zip(keys, values, strict=True))
-    elif isinstance(held, set):
-        held.update(values)
+        return
+    container: Any = x if isinstance(x, _HOLDERS) else vars(x)
+    container.clear()
+    if isinstance(container, dict):
+        container.update(zip(keys, values, strict=True))
+    elif isinstance(container, set):
+        container.update(values)
     else:
-        held.extend(values)
+        container.extend(values)
 
 
 def _version(x: Tensor) -> int:
@@ -301,9 +390,10 @@ def _version(x: Tensor) -> int:
 # --------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-_LARGE = 1 << 20  # bytes of a frozen parameter above which it is not copied
-_built: WeakKeyDictionary[nn.Module, dict[str, Kept | None]] = WeakKeyDictionary()  # found by a check that is still open
-_told: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()  # those that were put back, said once
+# Attributes found by a check that is still open.
+_built: WeakKeyDictionary[nn.Module, dict[str, Snapshot | None]] = WeakKeyDictionary()
+# Attributes that were restored and reported once.
+_reported: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
 
 
 class PassState:
@@ -311,94 +401,114 @@ class PassState:
 
     Args:
         model: the model.
-        by_value: keep copies of the parameters too (in main memory), so that writing into one is seen even where torch does
-            not count it (`p.data`), and undone. Of large frozen ones only a digest is kept: a model whose adapters are trained
-            needs no second copy of the rest.
-        without: modules that are looked after elsewhere.
+        by_value: keep copies of the parameters too (in main memory). Then writing into one is seen
+            and undone even where torch does not count it (`p.data`). Of large frozen parameters
+            only a digest is kept: a model whose adapters are trained needs no second copy.
+        without: modules that another guard watches.
+
+    Attributes:
+        written: modules with a change, after `restore`.
     """
 
-    def __init__(self, model: nn.Module, *, by_value: bool = False, without: Collection[nn.Module] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, *, by_value: bool = False, without: Collection[nn.Module] = ()
+    ) -> None:
         reshard(model)
-        self._model, self._paths = model, {m: path for m, path in paths_of(model).items() if m not in without}
-        self._buffers = {
-            (m, leaf): (b, b.clone()) for m in self._paths for leaf, b in m._buffers.items() if b is not None
-        }
-        self._parameters = {
-            (m, leaf): (p, p._version, _noted(p) if by_value else None)
-            for m in self._paths
-            for leaf, p in m._parameters.items()
-            if p is not None
-        }
-        self._extra = {
-            m: _frozen(m.get_extra_state())
-            for m in self._paths
-            if type(m).get_extra_state is not nn.Module.get_extra_state
-        }
+        self._model = model
+        self._paths = {m: path for m, path in paths_of(model).items() if m not in without}
+        self._buffers: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
+        self._parameters: dict[tuple[nn.Module, str], tuple[Any, int, Tensor | bytes | None]] = {}
+        self._extra: dict[nn.Module, Snapshot] = {}
+        for m in self._paths:
+            for leaf, b in m._buffers.items():
+                if b is not None:
+                    self._buffers[m, leaf] = (b, b.clone())
+            for leaf, p in m._parameters.items():
+                if p is not None:
+                    copy = _copy_or_digest(p) if by_value else None
+                    self._parameters[m, leaf] = (p, p._version, copy)
+            if type(m).get_extra_state is not nn.Module.get_extra_state:
+                self._extra[m] = _extra_state(m)
         self.written: list[nn.Module] = []
 
-    def put_back(self) -> str:
+    def restore(self) -> str:
         """Undo whatever changed.
 
         Returns:
-            Why that is refused, naming the first of it; empty where nothing changed.
+            The message that refuses the first change, empty where nothing changed.
         """
         reshard(self._model)
-        faults = [*self._changed_extra(), *self._changed_buffers(), *self._changed_parameters()]
+        faults = [
+            *self._changed_extra(),
+            *self._changed_buffers(),
+            *self._changed_parameters(),
+        ]
         return faults[0] if faults else ""
 
     def _changed_extra(self) -> Iterator[str]:
         for module, before in self._extra.items():
-            if _frozen(module.get_extra_state()).equals(before):
+            if _extra_state(module).equals(before):
                 continue
             self.written.append(module)
             if type(module).set_extra_state is not nn.Module.set_extra_state:
-                module.set_extra_state(before.put_back())
+                module.set_extra_state(before.restore())
             kind = type(module).__name__
             yield (
-                f"the forward pass changes the extra state of the module '{self._paths[module]}' ({kind}.get_extra_state), which "
-                "every checkpoint would hold: it would carry private data out of the model without noise; freeze it, or use a "
-                "module without such a state"
+                f"the forward pass changes the extra state of the module '{self._paths[module]}' "
+                f"({kind}.get_extra_state), which would carry private data into checkpoints; "
+                "freeze it"
             )
 
     def _changed_buffers(self) -> Iterator[str]:
-        added = [(m, leaf) for m in self._paths for leaf, b in m._buffers.items() if b is not None]
-        same = _are_same([pair for pair in self._buffers.values() if is_waited_for(pair[0])])
-        for module, leaf in [*self._buffers, *(key for key in added if key not in self._buffers)]:
-            held, copy = self._buffers.get((module, leaf), (None, None))
-            if held is None or copy is None:
+        keys = dict.fromkeys(self._buffers)
+        for m in self._paths:
+            keys |= {(m, leaf): None for leaf, b in m._buffers.items() if b is not None}
+        on_accelerator = [pair for pair in self._buffers.values() if is_on_accelerator(pair[0])]
+        are_same = _are_same(on_accelerator)
+        for module, leaf in keys:
+            if (module, leaf) not in self._buffers:
                 del module._buffers[leaf]
-            elif module._buffers.get(leaf) is not held or not (same and is_waited_for(held) or same_values(held, copy)):
-                module._buffers[leaf] = _written(held, copy)
             else:
-                continue
+                buffer, copy = self._buffers[module, leaf]
+                is_same = are_same and is_on_accelerator(buffer)
+                is_present = module._buffers.get(leaf) is buffer
+                if is_present and (is_same or same_values(buffer, copy)):
+                    continue
+                module._buffers[leaf] = _write_copy(buffer, copy)
             yield (
-                f"the forward pass changes the buffer '{self._name(module, leaf)}', which would carry private data out of the "
-                "model without noise; freeze it (.eval() for normalisation statistics) or use a layer without running state"
+                f"the forward pass changes the buffer '{self._name(module, leaf)}', which would "
+                "carry private data out of the model without noise; freeze it with .eval()"
             )
 
     def _changed_parameters(self) -> Iterator[str]:
-        added = [(m, leaf) for m in self._paths for leaf, p in m._parameters.items() if p is not None]
-        for module, leaf in [*self._parameters, *(key for key in added if key not in self._parameters)]:
-            held, version, copy = self._parameters.get((module, leaf), (None, 0, None))
-            parameters = module._parameters  # of a scripted module without get
-            now, fate = parameters[leaf] if leaf in parameters else None, "It has been put back"
-            if held is None:
+        keys = dict.fromkeys(self._parameters)
+        for m in self._paths:
+            keys |= {(m, leaf): None for leaf, p in m._parameters.items() if p is not None}
+        for module, leaf in keys:
+            fate = "It has been put back"
+            if (module, leaf) not in self._parameters:
                 del module._parameters[leaf]
-            elif isinstance(copy, Tensor) and not same_values(local(held), copy):
-                value = _written(local(held), copy)
-                if value.shape != held.shape and not is_divided(held):
-                    held.data = value
-            elif (copy is None and held._version != version) or (isinstance(copy, bytes) and _digest(held) != copy):
-                with torch.no_grad():
-                    held.fill_(float("nan") if held.is_floating_point() else 0)
-                fate = "Its value has been erased, since what it was is not known any more: load the last checkpoint"
-            elif now is held or _moved(held, now, copy):
-                continue
-            if held is not None:
-                module._parameters[leaf] = held
+            else:
+                original, version, copy = self._parameters[module, leaf]
+                # The parameters of a scripted module have no `get`.
+                parameters = module._parameters
+                now = parameters[leaf] if leaf in parameters else None
+                is_lost = copy is None and original._version != version
+                if isinstance(copy, bytes):
+                    is_lost = _digest(original) != copy
+                if isinstance(copy, Tensor) and not same_values(local(original), copy):
+                    value = _write_copy(local(original), copy)
+                    if value.shape != original.shape and not is_divided(original):
+                        original.data = value
+                elif is_lost:
+                    _erase(original)
+                    fate = "Its value is unknown and has been erased: load the last checkpoint"
+                elif now is original or _is_reloaded(original, now, copy):
+                    continue
+                module._parameters[leaf] = original
             yield (
-                f"the forward pass writes to the parameter '{self._name(module, leaf)}'; only released gradients may change one, "
-                f"and it would carry private data out of the model without noise. {fate}"
+                f"the forward pass writes to the parameter '{self._name(module, leaf)}', which "
+                f"only released gradients may change. {fate}"
             )
 
     def _name(self, module: nn.Module, leaf: str) -> str:
@@ -407,17 +517,21 @@ class PassState:
 
 
 def _are_same(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether all tensors hold what their copies do, in one question to the card that they lie on."""
+    """Return whether all tensors equal their copies, in one question to their GPU."""
     if not pairs or any(x.shape != copy.shape or x.dtype != copy.dtype for x, copy in pairs):
         return False
-    flags = [((x == copy) | (x.isnan() & copy.isnan())).all().to(pairs[0][0].device) for x, copy in pairs]
+    device = pairs[0][0].device
+    flags = [_equal_or_nan(x, copy).all().to(device) for x, copy in pairs]
     return bool(torch.stack(flags).all())
 
 
-def _noted(p: Tensor) -> Tensor | bytes | None:
-    """A copy in main memory, of a large frozen parameter a digest; None of a kind that has neither (not loaded, quantised)."""
+def _copy_or_digest(p: Tensor) -> Tensor | bytes | None:
+    """Return a copy in main memory, or the digest of a large frozen parameter.
+
+    It is None for a parameter that has neither (not loaded, quantised).
+    """
     try:
-        if not p.requires_grad and p.numel() * p.element_size() > _LARGE:
+        if not p.requires_grad and p.numel() * p.element_size() > LARGE:
             return _digest(p)
         return local(p).to("cpu", copy=True)
     except (RuntimeError, NotImplementedError, TypeError):
@@ -425,42 +539,53 @@ def _noted(p: Tensor) -> Tensor | bytes | None:
 
 
 def _digest(p: Tensor) -> bytes:
-    """Of the values, where they are in memory row by row."""
+    """Return the digest of the shape and the values."""
     digest = hashlib.sha256(str(tuple(p.shape)).encode())
     flat = local(p).contiguous().flatten()
-    for part in flat.split(max(1, _LARGE // p.element_size())):
+    for part in flat.split(max(1, LARGE // p.element_size())):
         digest.update(part.view(torch.uint8).cpu().numpy())
     return digest.digest()
 
 
-def _moved(held: Tensor, now: Tensor | None, copy: Tensor | bytes | None) -> bool:
-    """Whether a frozen parameter is another object with the same values, as where its layer is loaded for the pass."""
-    if held.requires_grad or now is None:
+def _erase(p: Tensor) -> None:
+    with torch.no_grad():
+        p.fill_(float("nan") if p.is_floating_point() else 0)
+
+
+def _is_reloaded(before: Tensor, now: Tensor | None, copy: Tensor | bytes | None) -> bool:
+    """Return whether a frozen parameter is another object with the same values.
+
+    Some libraries load a layer for the time of the pass.
+    """
+    if before.requires_grad or now is None:
         return False
     if copy is None or now.is_meta:
         return True
-    return _digest(now) == copy if isinstance(copy, bytes) else same_values(now.detach(), copy)
+    if isinstance(copy, bytes):
+        return _digest(now) == copy
+    return same_values(now.detach(), copy)
 
 
-def _written(held: Tensor, copy: Tensor) -> Tensor:
-    """The tensor with the values of its copy; the copy itself where it has another shape now."""
-    if held.shape != copy.shape:
-        return copy.to(held.device)
+def _write_copy(x: Tensor, copy: Tensor) -> Tensor:
+    """Return the tensor with the values of its copy, or the copy where the shape has changed."""
+    if x.shape != copy.shape:
+        return copy.to(x.device)
     with torch.no_grad():
-        held.copy_(copy)
-    return held
+        x.copy_(copy)
+    return x
 
 
-def _frozen(state: Any) -> Kept:
-    return Kept.of(state.getvalue() if isinstance(state, io.BytesIO) else state)
+def _extra_state(module: nn.Module) -> Snapshot:
+    state: Any = module.get_extra_state()
+    return Snapshot.take(state.getvalue() if isinstance(state, io.BytesIO) else state)
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode, each put back to its own mode afterwards (dropout would differ between two passes).
+    """Run the body with every module in eval mode, and restore the modes afterwards.
 
-    Recurrent layers without dropout, which compute the same in both modes, are in training mode: cuDNN differentiates them
-    in no other.
+    Dropout would differ between two passes. Recurrent layers without dropout, which compute the
+    same in both modes, are in training mode: cuDNN differentiates them in no other.
     """
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -475,59 +600,71 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def restored_state(model: nn.Module, without: Collection[nn.Module] = ()) -> Iterator[None]:
-    """A forward pass: parameters, buffers and extra state are put back if the body changes them, also after an error.
+    """Restore parameters, buffers and extra state that the body changes, also after an error.
 
-    Modules in `without` are looked after elsewhere.
+    A parameter is seen to be written by torch's counter, and is then erased: a copy of all
+    parameters in every pass would double their memory. `checked_state` copies them, for the check
+    before the first release.
 
-    A parameter is seen to be written by torch's counter, and erased: a copy of all of them in every pass would double their
-    memory. `checked_state` copies them, for the check before the first release.
+    Args:
+        model: the model.
+        without: modules that another guard watches.
 
     Raises:
-        ValueError: naming the parameter, buffer or module: it would carry statistics of private data outside the mechanism.
+        ValueError: naming the parameter, buffer or module, which would carry statistics of private
+            data outside the mechanism.
     """
-    state, fault = PassState(model, without=without), ""
+    state = PassState(model, without=without)
+    fault = ""
     try:
         yield
     finally:
-        fault = state.put_back()
+        fault = state.restore()
     if fault:
         raise ValueError(fault)
 
 
 @contextmanager
-def kept_attributes(model: nn.Module, without: Collection[nn.Module] = ()) -> Iterator[None]:
-    """The work on one micro-batch: plain attributes are put back, but of modules in `without`."""
-    before = Attributes(model, without)
+def restored_attributes(model: nn.Module, without: Collection[nn.Module] = ()) -> Iterator[None]:
+    """Restore plain attributes after the work on one micro-batch, but of modules in `without`."""
+    before = AttributeSnapshot(model, without)
     try:
         yield
     finally:
-        put_back_attributes(model, before)
+        restore_attributes(model, before)
 
 
-def put_back_attributes(model: nn.Module, before: Attributes) -> None:
-    """Undo what passes have changed in plain attributes, and say so once.
+def restore_attributes(model: nn.Module, before: AttributeSnapshot) -> None:
+    """Undo what passes have changed in plain attributes, and report it once.
 
     Args:
         model: the model.
         before: its attributes before those passes.
     """
     changed = before.changed()
-    before.put_back(changed)
+    before.restore(changed)
     paths = paths_of(model) if any(changed.values()) else {}
     for module, names in changed.items():
-        new = names - _told.get(module, frozenset())
+        new = names - _reported.get(module, frozenset())
         if new:
-            _told[module] = _told.get(module, frozenset()) | new
+            _report(module, new)
             _log.warning(
-                "forward passes write to attributes of the module '%s' (%s) that may depend on private examples, or on how many "
-                "there are; they are put back after every pass: %s",
-                paths.get(module, "?"), type(module).__name__, ", ".join(sorted(new)),
-            )  # fmt: skip
+                "forward passes write to attributes of the module '%s' (%s) that may depend on "
+                "private examples, or on how many there are; they are put back after every pass: "
+                "%s",
+                paths.get(module, "?"),
+                type(module).__name__,
+                ", ".join(sorted(new)),
+            )
+
+
+def _report(module: nn.Module, names: frozenset[str]) -> None:
+    _reported[module] = _reported.get(module, frozenset()) | names
 
 
 @contextmanager
-def checked_state(model: nn.Module) -> Iterator[Attributes]:
-    """The check before the first release: whatever the body changes is seen by its value, and put back.
+def checked_state(model: nn.Module) -> Iterator[AttributeSnapshot]:
+    """Restore whatever the check before the first release changes, found by its value.
 
     Caches that `check_memory` has found to depend on no example stay as they were built.
 
@@ -537,29 +674,35 @@ def checked_state(model: nn.Module) -> Iterator[Attributes]:
     Raises:
         ValueError: as `restored_state`.
     """
-    state, before, fault = PassState(model, by_value=True), Attributes(model), ""
+    state = PassState(model, by_value=True)
+    before = AttributeSnapshot(model)
+    fault = ""
     _built.clear()
     try:
         yield before
     finally:
-        fault = state.put_back()
-        before.put_back(before.changed(by_value=True, also=state.written))
+        fault = state.restore()
+        before.restore(before.changed(by_value=True, also=state.written))
     if fault:
         raise ValueError(fault)
     for module, values in _built.items():
-        for name, kept in values.items():
-            if kept is None:
+        for name, snapshot in values.items():
+            if snapshot is None:
                 vars(module).pop(name, None)
             else:
-                vars(module)[name] = kept.put_back()
+                vars(module)[name] = snapshot.restore()
 
 
 def check_memory(
-    model: nn.Module, before: Attributes, losses: Callable[[Any], Tensor], batches: Iterable[Any], device: torch.device
+    model: nn.Module,
+    before: AttributeSnapshot,
+    losses: Callable[[Any], Tensor],
+    batches: Iterable[Any],
+    device: torch.device,
 ) -> None:
-    """Raise if a forward pass writes an attribute that depends on the examples and changes what is computed later.
+    """Refuse an attribute that depends on the examples and changes what is computed later.
 
-    Caches, which do not depend on them, stay as they are when the check ends.
+    Caches, which do not depend on the examples, stay as they are when the check ends.
 
     Args:
         model: in the mode it is trained in.
@@ -571,107 +714,136 @@ def check_memory(
     Raises:
         ValueError: naming module and attribute.
     """
+
+    def restore() -> None:
+        before.restore(before.changed(by_value=True))
+
+    def present_values() -> dict[nn.Module, dict[str, Snapshot | None]]:
+        return before.values(before.changed(by_value=True))
+
     if not before.changed(by_value=True):
         return
-    restart, held, tested = restarter(device), [], list(batches)
+    restart = restarter(device)
+    tested = list(batches)
+    runs = []
     for batch in tested:
-        before.put_back(before.changed(by_value=True))
+        restore()
         restart()
         losses(batch)
-        held.append(before.values(before.changed(by_value=True)))
+        runs.append(present_values())
+    # Once more, on top of the last pass.
     restart()
-    losses(tested[0])  # once more, on top of the last
-    dependent = _sorted_out(held, before.values(before.changed(by_value=True)))
-    for earlier, later in pairwise(tested) if dependent else ():
-        for evaluated in (False, True):
-            found = []
+    losses(tested[0])
+    dependent = _find_dependent(runs, present_values())
+    if not dependent:
+        return
+    for earlier, later in pairwise(tested):
+        for is_evaluation in (False, True):
+            results = []
             for past in ((), (earlier,)):
-                before.put_back(before.changed(by_value=True))
+                restore()
                 for batch in past:
                     restart()
                     losses(batch)
                 restart()
-                with evaluation_mode(model) if evaluated else nullcontext():
-                    found.append(losses(later).detach())
-            if not torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-6, equal_nan=True):
-                _refuse(model, dependent)
+                with evaluation_mode(model) if is_evaluation else nullcontext():
+                    results.append(losses(later).detach())
+            alone, after = results
+            if not torch.allclose(alone, after, rtol=1e-5, atol=1e-6, equal_nan=True):
+                _refuse_memory(model, dependent)
 
 
-def _sorted_out(
-    held: Sequence[Mapping[nn.Module, Mapping[str, Kept | None]]], again: Mapping[nn.Module, Mapping[str, Kept | None]]
+def _find_dependent(
+    runs: Sequence[Mapping[nn.Module, Mapping[str, Snapshot | None]]],
+    again: Mapping[nn.Module, Mapping[str, Snapshot | None]],
 ) -> dict[nn.Module, frozenset[str]]:
-    """Attributes that came out otherwise for other examples; of modules without one, caches are noted and others not told of."""
+    """Return attributes whose values depended on the input. Record the others as caches."""
     dependent: dict[nn.Module, frozenset[str]] = {}
-    for module in {module: None for values in held for module in values}:
-        runs = [values.get(module, {}) for values in held]
-        names = frozenset(name for run in runs for name in run)
-        alike = frozenset(name for name in names if all(_alike(name, runs[0], run) for run in runs[1:]))
-        if names != alike:
-            dependent[module] = names - alike
-        elif all(_alike(name, runs[0], again.get(module, {})) for name in names):
-            if any(_is_computed(kept) for kept in runs[-1].values()):
-                _told[module] = _told.get(module, frozenset()) | names  # made anew in every pass
-            else:
-                _built[module] = dict(runs[-1])
+    for module in {module: None for values in runs for module in values}:
+        first, *others = [values.get(module, {}) for values in runs]
+        names = frozenset(name for run in (first, *others) for name in run)
+        equal = frozenset(
+            name for name in names if all(_is_equal(name, first, run) for run in others)
+        )
+        if names != equal:
+            dependent[module] = names - equal
+            continue
+        if not all(_is_equal(name, first, again.get(module, {})) for name in names):
+            continue
+        last = others[-1] if others else first
+        if any(_is_computed(snapshot) for snapshot in last.values()):
+            _report(module, names)  # made anew in every pass
+        else:
+            _built[module] = dict(last)
     return dependent
 
 
-def _is_computed(kept: Kept | None) -> bool:
-    """Whether a value holds a tensor with a graph, of parameters that will change."""
-    if kept is None or isinstance(kept.value, Tensor):
-        return kept is not None and kept.value.grad_fn is not None
-    return any(isinstance(x, Kept) and _is_computed(x) for x in kept.inner or ())
+def _is_computed(snapshot: Snapshot | None) -> bool:
+    """Return whether a value holds a tensor with a graph, of parameters that will change."""
+    if snapshot is None:
+        return False
+    if isinstance(snapshot.value, Tensor):
+        return snapshot.value.grad_fn is not None
+    return any(isinstance(x, Snapshot) and _is_computed(x) for x in snapshot.inner or ())
 
 
-def _alike(name: str, one: Mapping[str, Kept | None], other: Mapping[str, Kept | None]) -> bool:
-    a, b = one.get(name), other.get(name)
-    return name in one and name in other and (a is b or (a is not None and b is not None and a.equals(b)))
+def _is_equal(
+    name: str, one: Mapping[str, Snapshot | None], other: Mapping[str, Snapshot | None]
+) -> bool:
+    if name not in one or name not in other:
+        return False
+    a, b = one[name], other[name]
+    if a is None or b is None:
+        return a is b
+    return a is b or a.equals(b)
 
 
-def _refuse(model: nn.Module, dependent: Mapping[nn.Module, frozenset[str]]) -> None:
+def _refuse_memory(model: nn.Module, dependent: Mapping[nn.Module, frozenset[str]]) -> None:
     for module, path in paths_of(model).items():
         for name in sorted(dependent.get(module, ())):
             raise ValueError(
-                f"the forward pass keeps '{name}' of the module '{path}' ({type(module).__name__}), which depends on the "
-                "examples and changes what the model computes for later ones: it would carry private data out of the model "
-                "without noise. Leave it out, freeze it, or compute it from parameters or public data before the training"
+                f"the forward pass keeps '{name}' of the module '{path}' "
+                f"({type(module).__name__}), which depends on the examples and changes what the "
+                "model computes for later ones; leave it out or freeze it"
             )
 
 
 # --------------------------------------------------------------------------------------------------
-# What a loss function or an augmentation may keep from one call to the next: nothing.
+# State that a loss function or an augmentation keeps from one call to the next.
 #
-# A memory of past features, a running mean or a counter, in the object whose method the function
-# is, in a `partial`, in a closure or in a global variable, would let one example move the gradients
-# of others, in other steps too. Whatever the function reaches is put back after each call; modules
-# that it reaches, and that are no part of the model, may not change their buffers.
+# A memory of past features, a running mean or a counter would let one example move the gradients of
+# others, in other steps too. It may lie in the object whose method the function is, in a `partial`,
+# in a closure or in a global variable. Everything that the function reaches is restored after each
+# call. Modules that it reaches, and that are no part of the model, may not change their buffers.
 
-_LOSS_DEPTH = 4  # functions that a loss function calls, and those that they call
-_INSIDE = 8  # lists in dicts in objects
+_LOSS_DEPTH = 4  # nested calls of functions
+_INSIDE = 8  # nested containers
 _reported_losses: set[str] = set()
 
 
-def isolated(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The loss function, after each call of which everything that it reaches holds again what it held before.
+def make_stateless(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the loss function, after each call of which everything that it reaches is restored.
 
-    Reached are: the object that it is or whose method it is, arguments of a `partial`, variables of closures, and global
-    variables that it names; functions, lists, dicts and objects in them, as far as their classes belong to no installed package.
+    It reaches the object that it is or whose method it is, arguments of a `partial`, variables of
+    closures, and global variables that it names. Functions, lists, dicts and objects in them count
+    as far as their classes belong to no installed package.
 
     Raises:
-        ValueError: from a call that changes a buffer or a parameter of a module that is no part of the model, or a tensor of
-            more than a megabyte, which is not copied.
+        ValueError: from a call that changes a buffer or a parameter of a module that is no part of
+            the model, or a tensor of more than a megabyte, which is not copied.
     """
 
     def losses(model: nn.Module, batch: Any) -> Tensor:
-        with forgotten(loss_fn, model):
+        with loss_state_restored(loss_fn, model):
             return loss_fn(model, batch)
 
-    return update_wrapper(losses, loss_fn, assigned=(), updated=())  # its code is that of loss_fn for whoever asks
+    # The wrapper shows the code of loss_fn.
+    return update_wrapper(losses, loss_fn, assigned=(), updated=())
 
 
 @contextmanager
-def forgotten(function: Any, model: nn.Module, name: str = "loss_fn") -> Iterator[None]:
-    """Undo after a call of a function what it changed outside of the model, as `isolated` does.
+def loss_state_restored(function: Any, model: nn.Module, name: str = "loss_fn") -> Iterator[None]:
+    """Undo after a call of a function what it changed outside of the model.
 
     Args:
         function: a loss function or an augmentation.
@@ -684,11 +856,11 @@ def forgotten(function: Any, model: nn.Module, name: str = "loss_fn") -> Iterato
     with ExitStack() as stack:
         for module in reached.modules:
             stack.enter_context(restored_state(module, own))
-            stack.enter_context(kept_attributes(module, own))
+            stack.enter_context(restored_attributes(module, own))
         try:
             yield
         finally:
-            fault = reached.put_back()
+            fault = reached.restore()
     if fault:
         raise ValueError(fault)
 
@@ -699,16 +871,16 @@ class _Variable:
 
     name: str
     place: Any
-    kept: Kept
+    snapshot: Snapshot
 
-    def put_back(self) -> bool:
-        """Whether it had changed."""
-        cell = isinstance(self.place, CellType)
-        now = _content(self.place) if cell else self.place.get(self.name, _NOTHING)
-        if now is not _NOTHING and self.kept.is_untouched(now):
+    def restore(self) -> bool:
+        """Restore the variable, and return whether it had changed."""
+        is_cell = isinstance(self.place, CellType)
+        now = _content(self.place) if is_cell else self.place.get(self.name, _NOTHING)
+        if now is not _NOTHING and self.snapshot.is_unchanged(now):
             return False
-        value = self.kept.put_back()
-        if cell:
+        value = self.snapshot.restore()
+        if is_cell:
             self.place.cell_contents = value
         else:
             self.place[self.name] = value
@@ -719,22 +891,22 @@ _NOTHING = object()
 
 
 class _Reached:
-    """All that a function reaches, as it is now.
+    """All variables that a function reaches, as they are now.
 
     Args:
-        own: the modules of the model, which are looked after elsewhere.
+        own: the modules of the model, which another guard watches.
         function: name of the function, for messages.
 
     Attributes:
-        modules: others that it reaches.
+        modules: other modules that it reaches.
     """
 
     def __init__(self, own: set[nn.Module], function: str) -> None:
         self.modules: list[nn.Module] = []
         self._function = function
-        self._own, self._variables = own, list[_Variable]()
+        self._variables: list[_Variable] = []
         self._seen = {id(module) for module in own}
-        self._kept = set[int]()
+        self._watched: set[int] = set()
 
     def follow(self, x: Any, depth: int = _LOSS_DEPTH) -> None:
         """Note what a function, or a value, holds."""
@@ -742,80 +914,89 @@ class _Reached:
         if depth == 0 or id(x) in self._seen:
             return
         if isinstance(x, partial):
-            for name, value in [*((f"argument {i}", arg) for i, arg in enumerate(x.args)), *x.keywords.items()]:
-                self._note(name, {name: value}, value, depth)
+            for i, value in enumerate(x.args):
+                self._note_value(f"argument {i}", value, depth)
+            for name, value in x.keywords.items():
+                self._note_value(name, value, depth)
             self.follow(x.func, depth)
         elif isinstance(x, MethodType):
-            held = x.__self__
-            self._note(type(held).__name__, {type(held).__name__: held}, held, depth)
+            self._note_value(type(x.__self__).__name__, x.__self__, depth)
             self.follow(x.__func__, depth)
         elif isinstance(x, FunctionType):
             self._seen.add(id(x))
             if is_own_module(x.__module__ or ""):
-                self._variables_of(x, depth)
+                self._note_variables(x, depth)
         elif callable(x) and (isinstance(x, nn.Module) or is_own(kind)):
-            self._note(kind.__name__, {kind.__name__: x}, x, depth)
-            self.follow(x.forward if isinstance(x, nn.Module) else vars(kind).get("__call__"), depth)
+            self._note_value(kind.__name__, x, depth)
+            called = x.forward if isinstance(x, nn.Module) else vars(kind).get("__call__")
+            self.follow(called, depth)
 
-    def _variables_of(self, function: FunctionType, depth: int) -> None:
+    def _note_variables(self, function: FunctionType, depth: int) -> None:
         cells = function.__closure__ or ()
         for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
-            if (value := _content(cell)) is not _NOTHING:
+            value = _content(cell)
+            if value is not _NOTHING:
                 self._note(name, cell, value, depth)
         for name, value in (function.__kwdefaults__ or {}).items():
-            self._note(name, {name: value}, value, depth)
+            self._note_value(name, value, depth)
         for i, value in enumerate(function.__defaults__ or ()):
-            self._note(f"default {i}", {f"default {i}": value}, value, depth)
+            self._note_value(f"default {i}", value, depth)
         for name in _globals_of(function.__code__):
             if name in function.__globals__:
                 self._note(name, function.__globals__, function.__globals__[name], depth)
 
+    def _note_value(self, name: str, value: Any, depth: int) -> None:
+        """Note a value that cannot be replaced in its place, only written into."""
+        self._note(name, {name: value}, value, depth)
+
     def _note(self, name: str, place: Any, value: Any, depth: int) -> None:
+        if self._note_callable(value, depth) or isinstance(value, type):
+            return
+        snapshot = Snapshot.take(value, self._watched, _INSIDE, LARGE)
+        self._variables.append(_Variable(name, place, snapshot))
+        self._note_inside(snapshot, depth)
+
+    def _note_inside(self, snapshot: Snapshot, depth: int) -> None:
+        for x in snapshot.inner or ():
+            value = x.value if isinstance(x, Snapshot) else x
+            if not self._note_callable(value, depth) and isinstance(x, Snapshot):
+                self._note_inside(x, depth)
+
+    def _note_callable(self, value: Any, depth: int) -> bool:
+        """Note a module or a function, and return whether the value is one."""
         if isinstance(value, nn.Module):
-            self._module(value)
-        elif isinstance(value, (FunctionType, MethodType, partial)):
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                self.modules.append(value)
+            return True
+        if isinstance(value, (FunctionType, MethodType, partial)):
             self.follow(value, depth - 1)
-        elif not isinstance(value, type):
-            kept = Kept.of(value, self._kept, _INSIDE, LARGE)
-            self._variables.append(_Variable(name, place, kept))
-            self._modules_in(kept, depth)
+            return True
+        return False
 
-    def _modules_in(self, kept: Kept, depth: int) -> None:
-        for x in kept.inner or ():
-            value = x.value if isinstance(x, Kept) else x
-            if isinstance(value, nn.Module):
-                self._module(value)
-            elif isinstance(value, (FunctionType, MethodType, partial)):
-                self.follow(value, depth - 1)
-            elif isinstance(x, Kept):
-                self._modules_in(x, depth)
-
-    def _module(self, module: nn.Module) -> None:
-        if id(module) not in self._seen:
-            self._seen.add(id(module))
-            self.modules.append(module)
-
-    def put_back(self) -> str:
+    def restore(self) -> str:
         """Undo what has changed.
 
         Returns:
-            Why it is refused, where it cannot be undone; otherwise nothing.
+            The message that refuses a change that cannot be undone, otherwise an empty text.
         """
-        changed = [x for x in self._variables if x.put_back()]
+        changed = [x for x in self._variables if x.restore()]
         new = sorted({x.name for x in changed} - _reported_losses)
         _reported_losses.update(new)
         if new:
             _log.warning(
-                "%s changes variables that may depend on private examples; they are put back after every call (what shall "
-                "only be looked at can be printed or given to a logger): %s", self._function, ", ".join(new),
-            )  # fmt: skip
-        large = [x.name for x in changed if not x.kept.is_untouched(x.kept.value, by_value=True)]
-        if not large:
-            return ""
-        return (
-            f"{self._function} writes to a tensor that it reaches by '{large[0]}', and that is too large to be put back: what it "
-            "holds would carry private data into later steps. Compute each example without a memory of others"
-        )
+                "%s changes variables that may depend on private examples; they are put back after "
+                "every call (print or log values that only you should see): %s",
+                self._function,
+                ", ".join(new),
+            )
+        for x in changed:
+            if not x.snapshot.is_unchanged(x.snapshot.value, by_value=True):
+                return (
+                    f"{self._function} writes to a tensor that it reaches by '{x.name}', and that "
+                    "is too large to be put back; compute each example without a memory of others"
+                )
+        return ""
 
 
 def _content(cell: CellType) -> Any:
@@ -834,12 +1015,12 @@ def _globals_of(code: CodeType) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Views of an example: what an `augment` makes of a batch.
+# Augmentation.
 #
-# K views of one example are K consecutive rows whose gradients are averaged before the clip
-# (`groups`), so that an example still moves the sum by at most C. The tracker follows the rows
-# through the augmentation as through the model. What an augmentation keeps of a batch is undone
-# after each call, so that no batch changes a later one.
+# K views of one example are K consecutive rows whose gradients are averaged before the clip, so
+# that an example still moves the sum by at most C. The tracker follows the rows through the
+# augmentation as through the model. Whatever an augmentation keeps of a batch is undone after each
+# call, so that no batch changes a later one.
 
 
 def augmented(augment: Callable[[Any], Any] | None, model: nn.Module, batch: Any, rows: int) -> Any:
@@ -856,13 +1037,13 @@ def augmented(augment: Callable[[Any], Any] | None, model: nn.Module, batch: Any
     """
     if augment is None:
         return batch
-    with forgotten(augment, model, "augment"):
+    with loss_state_restored(augment, model, "augment"):
         changed = augment(batch)
     for before, after in zip(_sizes(batch), _sizes(changed), strict=False):
         if before == rows and after != rows:
             raise ValueError(
-                f"augment made {after} rows of {rows}; it must return one row for every row it is given. Several views of an "
-                "example come from PrivacyConfig(augmentations=K), which calls augment on each of them"
+                f"augment made {after} rows of {rows}; return one row for every row. Several views "
+                "of an example come from PrivacyConfig(augmentations=K)"
             )
     return changed
 
@@ -872,138 +1053,157 @@ def _sizes(batch: Any) -> list[int | None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Checks around the hand-over of a release to a torch optimizer: it holds the model's parameters,
-# and nothing else moves them.
+# Checks around the hand-over of a release to a torch optimizer, which holds the model's parameters.
+# Nothing else moves them.
 
 Trace = tuple[int, Tensor]
 
 
 def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
-    """Raise unless an optimizer holds exactly the trainable parameters of the model (frozen ones may be in it too).
+    """Refuse an optimizer that does not hold exactly the trainable parameters of the model.
+
+    Frozen parameters may be in it too.
 
     Raises:
-        ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows private gradients; an
-            optimizer whose step needs a closure, which would ask for gradients without noise, or that takes sparse gradients
-            alone; a complex parameter.
+        ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows
+            private gradients; an optimizer whose step needs a closure, which would ask for
+            gradients without noise, or that takes sparse gradients only; a complex parameter.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
-            f"{type(optimizer).__name__} steps with a closure that asks for gradients again and again, and none of them would be "
-            "noised; use SGD, Adam or another torch optimizer that takes one gradient a step"
+            f"{type(optimizer).__name__} steps with a closure that asks for gradients without "
+            "noise; use an optimizer that takes one gradient a step, such as SGD or Adam"
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(
-            "SparseAdam takes sparse gradients alone, and a release is dense: every entry has its noise, since rows without any "
-            "would tell which tokens the private texts hold; use Adam or another torch optimizer"
+            "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
+            "would reveal the tokens of private texts; use Adam"
         )
-    scaler = getattr(optimizer, "scaler", None)  # that of accelerate's optimizer under float16
+    # The optimizer of accelerate has a scaler under float16.
+    scaler = getattr(optimizer, "scaler", None)
     if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
         raise ValueError(
-            "a GradScaler cannot step a private run: its scale, and whether it skips a step, follow the size of un-noised "
-            "private gradients. Norms, sums and noise are float32 whatever the model computes in: use bfloat16, which needs "
-            "no scale, and pass the torch optimizer itself"
+            "a GradScaler cannot step a private run: its scale follows private gradients without "
+            "noise; use bfloat16, and pass the torch optimizer itself"
         )
     if not hasattr(optimizer, "param_groups"):
-        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    several = [name for name, p in parameters.items() if p.is_complex()]
-    if several:
-        raise ValueError(
-            f"parameter '{several[0]}' is complex, and gradients of complex parameters are not supported; hold its real and "
-            "imaginary parts in a real parameter with a last axis of 2 (torch.view_as_complex makes one of it), or freeze it"
-        )
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    missing = [name for name, p in parameters.items() if p not in held]
-    if missing:
-        raise ValueError(
-            f"the optimizer does not hold trainable parameter '{missing[0]}'; pass it to the optimizer or freeze it with "
-            "requires_grad_(False)"
-        )
-    own = set(parameters.values())
-    foreign = [p for p in held if p.requires_grad and p not in own]
-    if foreign:
-        raise ValueError(
-            f"the optimizer holds a trainable parameter of shape {tuple(foreign[0].shape)} that is not in the model; the "
-            "session would never give it a private gradient"
-        )
+        kind = type(optimizer).__name__
+        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {kind}")
+    for name, p in parameters.items():
+        if p.is_complex():
+            raise ValueError(
+                f"parameter '{name}' is complex, which is not supported; freeze it, or hold a real "
+                "one with a last axis of 2 (torch.view_as_complex)"
+            )
+    in_optimizer = {p for group in optimizer.param_groups for p in group["params"]}
+    for name, p in parameters.items():
+        if p not in in_optimizer:
+            raise ValueError(
+                f"the optimizer does not hold trainable parameter '{name}'; pass it to the "
+                "optimizer or freeze it with requires_grad_(False)"
+            )
+    in_model = set(parameters.values())
+    for p in in_optimizer:
+        if p.requires_grad and p not in in_model:
+            raise ValueError(
+                f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not "
+                "in the model and would get no private gradient; remove it"
+            )
 
 
 def check_unchanged(
-    model: nn.Module, layers: Sequence[Layer], parameters: Mapping[str, Tensor], *, finite: bool = False
+    model: nn.Module,
+    layers: Sequence[Layer],
+    parameters: Mapping[str, Tensor],
+    *,
+    finite: bool = False,
 ) -> None:
-    """Raise if the model trains other parameters than when its layers were found.
+    """Refuse a model that trains other parameters than when its layers were found.
 
     Args:
         model: as it is now.
         layers: found before.
         parameters: trainable ones, by name, at that time.
-        finite: look at their values too, as `check_finite` does.
+        finite: check their values too, as `check_finite` does.
 
     Raises:
         RuntimeError: a parameter that was replaced, frozen, unfrozen or added, by name.
-        ValueError: a parameter with a hook on its gradient, or of values that are not finite, by name.
+        ValueError: a parameter with a hook on its gradient, or with values that are not finite.
     """
-    reshard(model)  # an evaluation may have left it gathered
+    # An evaluation may have left the model gathered.
+    reshard(model)
     check_covered(model, layers)
     refuse_gradient_hooks(model)
     now = dict(model.named_parameters())
     for name, parameter in parameters.items():
         if now.get(name) is not parameter:
             raise RuntimeError(
-                f"parameter '{name}' was replaced after the session was built; move, cast or adapt the model before "
-                "creating the optimizer and the session"
+                f"parameter '{name}' was replaced after the session was built; move, cast or adapt "
+                "the model before creating the optimizer and the session"
             )
     if finite:
         check_finite(layers)
 
 
 def check_finite(layers: Sequence[Layer]) -> None:
-    """Raise if a trainable weight is NaN or infinite, before a release that would be noise alone.
+    """Refuse a trainable weight that is NaN or infinite, before a release that is only noise.
 
-    Weights are public: they are what was released before, or where training began.
+    Weights are public: they are what was released before, or the initial values.
 
     Raises:
         ValueError: naming the parameter.
     """
-    held = {full: local(layer.tensor(role)) for layer in layers for role, full in layer.parameters.items()}
-    held = {name: x for name, x in held.items() if x.numel() and x.is_floating_point()}
-    finite = {name: torch.isfinite(torch.stack(torch.aminmax(x))).all() for name, x in held.items()}
-    if finite and not bool(torch.stack([x.to(next(iter(finite.values())).device) for x in finite.values()]).all()):
-        name = next(name for name, x in finite.items() if not bool(x))
-        raise ValueError(
-            f"parameter '{name}' holds NaN or infinity, so that every release from here on would be noise alone; nothing was "
-            "released. Begin with finite weights; if training has made them so, begin again with a smaller learning rate"
-        )
+    flags: dict[str, Tensor] = {}
+    for layer in layers:
+        for role, name in layer.parameters.items():
+            x = local(layer.tensor(role))
+            if x.numel() and x.is_floating_point():
+                flags[name] = torch.isfinite(torch.stack(torch.aminmax(x))).all()
+    if not flags:
+        return
+    # One question to the GPU for all parameters.
+    device = next(iter(flags.values())).device
+    if bool(torch.stack([flag.to(device) for flag in flags.values()]).all()):
+        return
+    name = next(name for name, flag in flags.items() if not bool(flag))
+    raise ValueError(
+        f"parameter '{name}' holds NaN or infinity, so that every release would be noise alone; "
+        "nothing was released. Start again with a smaller learning rate"
+    )
 
 
 def refuse_gradient_hooks(model: nn.Module) -> None:
-    """Raise if a parameter or a module has a hook that would be shown private gradients before they are noised.
+    """Refuse a hook that would see private gradients before they are noised.
 
-    `wandb.watch(model, log="gradients")` leaves such hooks, as do optimizers that step while a backward pass runs. Those of torch
-    itself (`fully_shard` has its own) are left alone.
+    `wandb.watch(model, log="gradients")` leaves such hooks, as do optimizers that step during a
+    backward pass. Hooks of torch itself (`fully_shard` has its own) are allowed.
 
     Raises:
         ValueError: naming the parameter or the module.
     """
     for name, p in model.named_parameters():
-        if getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None):
+        hooks = getattr(p, "_backward_hooks", None)
+        if hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             raise ValueError(
-                f"parameter '{name}' has a hook on its gradient, which would be shown gradients of private examples without "
-                "noise (wandb.watch(log='gradients'), an optimizer that steps during the backward pass?); remove it. What is "
-                "released is in p.grad when optimizer.step() is called"
+                f"parameter '{name}' has a hook on its gradient, which would see private gradients "
+                "without noise (wandb.watch(log='gradients')?); remove it"
             )
-    everywhere = [*_every_module._global_backward_hooks.values(), *_every_module._global_backward_pre_hooks.values()]
+    everywhere = [
+        *_every_module._global_backward_hooks.values(),
+        *_every_module._global_backward_pre_hooks.values(),
+    ]
     for name, module in model.named_modules():
-        hooks = [*module._backward_hooks.values(), *module._backward_pre_hooks.values(), *everywhere]
-        if any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks):
-            raise ValueError(
-                f"module '{name}' ({type(module).__name__}) has a backward hook, which would be shown gradients of private "
-                "examples without noise; remove it (the handle that register_full_backward_hook returned has remove()). What is "
-                "released is in p.grad when optimizer.step() is called"
-            )
+        own = [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+        for hook in (*own, *everywhere):
+            if not str(getattr(hook, "__module__", "")).startswith("torch."):
+                raise ValueError(
+                    f"module '{name}' ({type(module).__name__}) has a backward hook, which would "
+                    "see private gradients without noise; remove it"
+                )
 
 
 def traces(parameters: Mapping[str, Tensor]) -> dict[str, Trace]:
-    """What tells whether each parameter has been written to: its version and its first entries."""
+    """Return version and first entries of each parameter, which show whether it was written."""
     return {name: _trace(p) for name, p in parameters.items()}
 
 
@@ -1014,7 +1214,9 @@ def _trace(parameter: Tensor) -> Trace:
 def check_moved(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], before: Mapping[str, Trace]
 ) -> None:
-    """Raise unless every parameter was written to, or at least changed (some optimizers bypass the version counter).
+    """Raise unless every parameter was written to.
+
+    Some optimizers bypass the version counter, so changed values count too.
 
     Args:
         optimizer: has just made a step with noise in every gradient.
@@ -1024,22 +1226,26 @@ def check_moved(
     Raises:
         RuntimeError: naming a parameter that did not move although its learning rate is positive.
     """
-    rates = {p: g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
+    rates = {}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            rates[p] = group.get("lr", 1.0)
     for name, parameter in parameters.items():
         version, values = before[name]
-        still = parameter._version == version and torch.equal(values, _trace(parameter)[1])
-        still = still and local(parameter).numel() > 0  # this process may hold nothing of it
-        if still and rates[parameter] > 0:
+        if parameter._version != version or not torch.equal(values, _trace(parameter)[1]):
+            continue
+        # This process may hold nothing of a sharded parameter.
+        if local(parameter).numel() > 0 and rates[parameter] > 0:
             raise RuntimeError(
-                f"parameter '{name}' did not move in the first step although its learning rate is {rates[parameter]}: "
-                "the optimizer holds another tensor than the model"
+                f"parameter '{name}' did not move in the first step although its learning rate is "
+                f"{rates[parameter]}: the optimizer holds another tensor than the model"
             )
 
 
 class WeightGuard:
-    """Know whether anything but the session has written a parameter since the last release.
+    """Detects whether other code than the session has written a parameter since the last release.
 
-    Torch counts the writes of a tensor. A write through `parameter.data` is not counted, and is not seen here.
+    Torch counts the writes of a tensor, but not a write through `parameter.data`.
 
     Args:
         parameters: trainable ones, by name.
@@ -1047,7 +1253,8 @@ class WeightGuard:
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = dict(parameters)
-        self._versions: dict[str, int] = {}  # empty before the first release: any weights may begin
+        # Empty before the first release: training may start from any weights.
+        self._versions: dict[str, int] = {}
 
     def accept(self) -> None:
         """Take the weights as they are now for those of the last release."""
@@ -1062,8 +1269,8 @@ class WeightGuard:
         for name, version in self._versions.items():
             if self._parameters[name]._version != version:
                 raise RuntimeError(
-                    f"parameter '{name}' was written between two releases; leave steps to session.step(), or call "
-                    "session.accept_weights()"
+                    f"parameter '{name}' was written between two releases; leave steps to "
+                    "session.step(), or call session.accept_weights()"
                 )
 
     @contextmanager
@@ -1082,21 +1289,27 @@ class WeightGuard:
             self.accept()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run an optimizer on the released gradients, and remember the version counters of the parameters.
+        """Run an optimizer on the released gradients, and accept the weights after its step.
 
-        The last of all step pre-hooks checks that `p.grad` still holds the release. Wrappers of other libraries are looked
-        through by their attribute `optimizer`; an object without hooks has none to check.
+        The last of all step pre-hooks checks that `p.grad` still holds the release. In wrappers of
+        other libraries the optimizer is found by the attribute `optimizer`. An object without hooks
+        has none to check.
 
         Raises:
-            RuntimeError: a pre-hook replaced or wrote a gradient, by name of the parameter; no parameter is written then.
+            RuntimeError: a pre-hook replaced or wrote a gradient, by name of the parameter. Then no
+                parameter is written.
         """
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
         written = {name: gradient._version for name, gradient in gradients.items()}
 
         def check(*_: Any) -> None:
             for name, gradient in gradients.items():
-                if self._parameters[name].grad is not gradient or gradient._version != written[name]:
-                    raise RuntimeError(f"a step pre-hook replaced the release in the gradient of '{name}'; remove the hook")
+                is_same = self._parameters[name].grad is gradient
+                if not is_same or gradient._version != written[name]:
+                    raise RuntimeError(
+                        f"a step pre-hook replaced the release in the gradient of '{name}'; remove "
+                        "the hook"
+                    )
 
         inner: Any = optimizer
         while inner is not None and "_optimizer_step_pre_hooks" not in vars(inner):

@@ -1,17 +1,18 @@
-"""Record a forward pass so that one backward pass yields the inputs and output gradients of every layer.
+"""Record a forward pass so that one backward pass yields the inputs and gradients of every layer.
 
-Hooks note the calls of covered modules while a tracker follows the batch axis. The pass computes what the plain model computes:
-no operation is added, but for views where parameters that all examples share meet the examples (`gradients.shared`). Nothing
-stays on the model once the tape is closed.
+Hooks note the calls of covered modules while a tracker follows the batch axis. The pass computes
+what the plain model computes. The only operations added are views where parameters that all
+examples share meet the examples (`gradients.shared_parameters`). Nothing stays on the model once
+the tape is closed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,31 +20,30 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpkfc.fsdp import in_graph
-from dpkfc.gradients.attention import ARGUMENTS, Attended, expected_axis
+from dpkfc.gradients.attention import ARGUMENTS, AttentionCall, expected_axis
 from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.fallback import block_of_gradients, blocks_of_one, gradient_of
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.shared_parameters import Meeting, SharedUses, WeightUse, pulled_back
-from dpkfc.rng_state import random_states
+from dpkfc.rng_state import are_states_equal, random_states
 from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, Unknown
 from dpkfc.tracking.tracker import Tracker
 
-# --------------------------------------------------------------------------------------------------
-# Activation checkpointing, seen from the tape: parts of the model run a second time during the
-# backward pass.
-
 
 def in_backward() -> bool:
-    """Return whether a backward pass is running in this thread, so that a forward call is a repeated one."""
+    """Return whether a backward pass is running in this thread.
+
+    A forward call inside it is a repeated one (activation checkpointing).
+    """
     return torch._C._current_graph_task_id() != -1
 
 
-# --------------------------------------------------------------------------------------------------
-# Passes that are followed run uncompiled: a compiled graph shows no call of a layer.
-
-
 class _Stance:
-    """The setting of torch while any pass is followed. Scripts may leave passes open and end them in any order."""
+    """The setting of torch while any pass is followed.
+
+    Followed passes run uncompiled: a compiled graph shows no call of a layer. Scripts may leave
+    passes open and end them in any order.
+    """
 
     def __init__(self) -> None:
         self._passes = 0
@@ -61,6 +61,7 @@ class _Stance:
 
 
 _STANCE = _Stance()
+_Use = TypeVar("_Use", Meeting, WeightUse)
 
 
 @contextmanager
@@ -75,7 +76,12 @@ def run_eagerly() -> Iterator[None]:
 
 # --------------------------------------------------------------------------------------------------
 
-_BUILTIN_NODES = ("AccumulateGrad", "CopySlices", "torch::autograd::AccumulateGrad", "torch::autograd::CopySlices")
+_BUILTIN_NODES = (
+    "AccumulateGrad",
+    "CopySlices",
+    "torch::autograd::AccumulateGrad",
+    "torch::autograd::CopySlices",
+)
 _SINGLE_OUTPUT = ("linear", "conv", "embedding", "tied", "norm")
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
@@ -93,7 +99,7 @@ class _Record:
         output_axes: batch axis of each, None for a public one.
         edges: where their gradients arrive, None where none does.
         versions: the inputs, each with the counter of writes that it had.
-        attended: of torch's attention.
+        attention: of torch's attention.
     """
 
     layers: tuple[Layer, ...]
@@ -105,12 +111,24 @@ class _Record:
     output_axes: list[BatchAxis | None]
     edges: list[GradientEdge | None]
     versions: list[tuple[Tensor, int]]
-    attended: Attended | None = None
+    attention: AttentionCall | None = None
 
     @property
     def is_public(self) -> bool:
         """Return whether the call read no example, so that all examples share its outputs."""
         return all(axis is None for axis in self.output_axes)
+
+    def with_gradients(self, gradients: list[Tensor | None]) -> Call:
+        """Return the call with the gradients at its outputs."""
+        return Call(
+            module=self.module,
+            args=self.args,
+            kwargs=self.kwargs,
+            output_gradients=gradients,
+            axes=self.axes,
+            output_axes=self.output_axes,
+            attention=self.attention,
+        )
 
 
 class Tape:
@@ -121,11 +139,12 @@ class Tape:
     Args:
         model: what is recorded.
         layers: its layers.
-        batch_size: examples N; None takes the leading axis of the first tensor that the model is called with.
-        tracker: of a pass that is followed from outside, with the batch declared; None makes one of the tape's own, which takes
-            the inputs of the model for the batch.
-        lenient: take the leading axis for the batch where the tracker cannot tell. For public probes alone: the rows are those
-            of the layers then, but nothing proves which example they belong to.
+        batch_size: examples N. None takes the leading axis of the first tensor that the model is
+            called with.
+        tracker: of a pass that is followed from outside, with the batch declared. None makes a
+            tracker of the tape's own, which takes the inputs of the model for the batch.
+        lenient: use the leading axis as the batch where the tracker cannot tell. Only for public
+            probes: nothing proves which example the rows belong to.
     """
 
     def __init__(
@@ -157,14 +176,16 @@ class Tape:
         """Return the examples N of the pass, None before it has begun."""
         return self._size
 
-    # -- recording ------------------------------------------------------------------------------------------
-
     def __enter__(self) -> Tape:
         """Start to record; what an earlier use recorded is dropped."""
-        self._records, self._hidden, self._calls, self._called = [], {}, [], set()
+        self._records = []
+        self._hidden = {}
+        self._calls = []
+        self._called = set()
         self._stack = ExitStack()
         self._is_differentiated = torch.is_grad_enabled()
-        torch.clear_autocast_cache()  # the cast of a weight in an earlier pass was not seen in this one
+        # The tracker has not seen the cast of a weight in an earlier pass.
+        torch.clear_autocast_cache()
         self._stack.enter_context(run_eagerly())
         if self._own_tracker:
             self.tracker, self._size = None, self._given_size
@@ -188,7 +209,9 @@ class Tape:
             self._stack.callback(after.remove)
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Stop to record and take every hook off; after an error nothing recorded is kept."""
         self.close_hooks()
         if error is not None:
@@ -197,13 +220,15 @@ class Tape:
     def close_hooks(self) -> None:
         """Take every hook off; what was recorded stays."""
         self._stack.close()
-        for _, call in reversed(self._calls):  # torch calls no hook after a KeyboardInterrupt
+        # Torch calls no hook after a KeyboardInterrupt.
+        for _, call in reversed(self._calls):
             self._end_call(call)
         self._calls = []
 
     def _begin_tracker(self, size: int) -> None:
         self.tracker = Tracker(size, self.model.buffers(), trusts_public_rows=True)
-        self.tracker.declare_parameters(in_graph(p) for p in self.model.parameters() if p.requires_grad)
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        self.tracker.declare_parameters(in_graph(p) for p in trainable)
         self._share_parameters()
         self._stack.enter_context(self.tracker.following())
 
@@ -211,21 +236,28 @@ class Tape:
         tracker = self.tracker
         if tracker is None:
             return
-        names = {id(in_graph(p)): name for name, p in self.model.named_parameters() if p.requires_grad}
+        names = {}
+        for name, p in self.model.named_parameters():
+            if p.requires_grad:
+                names[id(in_graph(p))] = name
         self._shared = SharedUses(tracker, names)
         tracker.call = self._shared.call
         self._stack.callback(lambda: setattr(tracker, "call", None))
 
-    def _declare_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _declare_inputs(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Take the inputs of the model for the batch, where the tape follows a pass of its own."""
         if self._size is None:
             self._size = leading_size((args, kwargs))
             if self._size is not None and self._size > 1:
                 self._begin_tracker(self._size)
-        if self.tracker is not None:
-            for x in tree_leaves((args, kwargs)):
-                if isinstance(x, Tensor) and x.dim() and x.shape[0] == self._size and not self.tracker.is_declared(x):
-                    self.tracker.set_state(x, BatchAxis(0))
+        if self.tracker is None:
+            return
+        for x in tensors_of((args, kwargs)):
+            has_rows = x.dim() > 0 and x.shape[0] == self._size
+            if has_rows and not self.tracker.is_declared(x):
+                self.tracker.set_state(x, BatchAxis(0))
 
     def _before(self, layers: tuple[Layer, ...]) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -233,25 +265,28 @@ class Tape:
                 return
             parameters = _parameters_of(module, layers)
             if parameters is None:
-                return  # functional_call has put other tensors in their place
+                return
             keys = {id(p) for p in parameters}
             if not keys.isdisjoint(self._called):
-                torch.clear_autocast_cache()  # what an earlier call has cast counts as outside of this one
+                # A cast by an earlier call would count as outside of this one.
+                torch.clear_autocast_cache()
             self._called |= keys
             tensors = tensors_of((args, kwargs))
             call = _OpenCall(parameters, tensors, [self._axis(x) for x in tensors])
             if layers[0].paths:
-                call.attended = Attended.begun(module, args, kwargs)
+                call.attention = AttentionCall.record(module, args, kwargs)
             if self.tracker is not None:
-                call.parametric = any(self.tracker.state(x) is PARAMETRIC for x in tensors)
-                call.unknown = any(isinstance(self.tracker.state(x), Unknown) for x in tensors)
+                states = [self.tracker.state(x) for x in tensors]
+                call.parametric = any(state is PARAMETRIC for state in states)
+                call.unknown = any(isinstance(state, Unknown) for state in states)
                 self.tracker.cover(parameters)
                 if isinstance(module, _RECURRENT):
                     self.tracker.pause()
                     call.paused = True
                 if isinstance(module, nn.EmbeddingBag) and tensors and tensors[0].dim() == 1:
-                    self.tracker.fail("EmbeddingBag", "its offsets count from the beginning of the batch")
-            if layers[0].rule == "fallback":
+                    why = "its offsets count from the beginning of the batch"
+                    self.tracker.fail("EmbeddingBag", why)
+            if layers[0].rule in ("fallback", "custom"):
                 call.states = random_states(parameters[0].device)
             self._calls.append((module, call))
 
@@ -275,7 +310,9 @@ class Tape:
                 self.tracker.resume()
 
     def _after(self, layers: tuple[Layer, ...]) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> Any:
             if in_backward() or not self._calls or self._calls[-1][0] is not module:
                 return None
             call = self._calls.pop()[1]
@@ -284,50 +321,41 @@ class Tape:
                 return None
             if call.paused:
                 self._declare_recurrent(module, call, tensors_of(output))
-            is_hidden = self._is_differentiated or not self.lenient
-            if is_hidden and not torch.is_grad_enabled():
+            should_have_gradients = self._is_differentiated or not self.lenient
+            if should_have_gradients and not torch.is_grad_enabled():
                 self._hidden.update({layer.name: layer for layer in layers})
                 return None
-            separate = sum(x.is_floating_point() and x.requires_grad for x in tensors_of(output)) > 1
-            if separate:  # or an output would receive what another one, which was made of it, passes on
-                output = tree_map(lambda x: x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x, output)
+            several = sum(_is_differentiable(x) for x in tensors_of(output)) > 1
+            if several:
+                # Otherwise an output would receive the gradients of another one made of it.
+                output = tree_map(_view_of_output, output)
             self._record(layers, module, (args, kwargs), tensors_of(output), call)
-            return output if separate else None
+            return output if several else None
 
         return hook
 
-    def _declare_recurrent(self, module: nn.Module, call: _OpenCall, outputs: Sequence[Tensor]) -> None:
-        """Declare where the outputs of a recurrent layer have the batch, from where its inputs have it."""
+    def _declare_recurrent(
+        self, module: nn.Module, call: _OpenCall, outputs: Sequence[Tensor]
+    ) -> None:
+        """Declare where the outputs of a recurrent layer have the batch, from its inputs."""
         if self.tracker is None:
             return
-        cell = isinstance(module, nn.RNNCellBase)
-        first = BatchAxis(0) if cell or getattr(module, "batch_first", False) else BatchAxis(1)
-        states = BatchAxis(0) if cell else BatchAxis(1)
-        expected = [first, *[states] * (len(call.axes) - 1)]
-        given = zip(call.axes, expected, strict=True)
-        draws = (
-            not cell
-            and module.training
-            and bool(getattr(module, "dropout", 0))
-            and getattr(module, "num_layers", 1) > 1
-        )
-        fits = (
-            not draws
-            and call.axes[:1] == [first]
-            and all(axis in (None, place) for axis, place in given)
-            and not call.unknown
-        )
-        if call.parametric or not fits or call.tensors[0].dim() != (2 if cell else 3):
-            lost = Unknown(
-                type(module).__name__,
-                "its input is packed, has the batch in another place, or dropout is drawn between layers",
-            )
-            public = all(axis is None for axis in call.axes) and not call.unknown
-            for x in outputs:
-                self.tracker.set_state(x, PARAMETRIC if public else lost)
+        is_cell = isinstance(module, nn.RNNCellBase)
+        is_first = is_cell or getattr(module, "batch_first", False)
+        sequence_axis = BatchAxis(0 if is_first else 1)
+        state_axis = BatchAxis(0 if is_cell else 1)
+        if _has_recurrent_batch(module, call, sequence_axis, state_axis):
+            for i, x in enumerate(outputs):
+                self.tracker.set_state(x, state_axis if i else sequence_axis)
             return
-        for i, x in enumerate(outputs):
-            self.tracker.set_state(x, first if i == 0 else states)
+        is_public = all(axis is None for axis in call.axes) and not call.unknown
+        lost = Unknown(
+            type(module).__name__,
+            "its input is packed, has the batch in another place, or dropout is drawn between "
+            "layers",
+        )
+        for x in outputs:
+            self.tracker.set_state(x, PARAMETRIC if is_public else lost)
 
     def _record(
         self,
@@ -337,31 +365,33 @@ class Tape:
         outputs: Sequence[Tensor],
         call: _OpenCall,
     ) -> None:
-        axes, output_axes = call.axes, [self._axis(x) for x in outputs]
+        axes = call.axes
+        output_axes = [self._axis(x) for x in outputs]
         size = self._size or 0
-        if (
-            self.tracker is not None
-            and _public_rows(layers[0], call, outputs, size)
-            and all(x is None for x in (*axes, *output_axes))
-        ):
-            # one row an example by its shape: what becomes of the rows is followed from here
-            axes = [BatchAxis(0) if x.dim() and x.shape[0] == size else None for x in call.tensors]
-            output_axes = [BatchAxis(0)] * len(outputs)
-            for x in outputs:
-                self.tracker.set_state(x, BatchAxis(0))
-        if self.tracker is not None and None in output_axes:
+        tracker = self.tracker
+        if tracker is not None and _public_rows(layers[0], call, outputs, size):
+            if all(axis is None for axis in (*axes, *output_axes)):
+                # One row an example by its shape: the rows are followed from here.
+                axes = []
+                for x in call.tensors:
+                    has_rows = x.dim() > 0 and x.shape[0] == size
+                    axes.append(BatchAxis(0) if has_rows else None)
+                output_axes = [BatchAxis(0)] * len(outputs)
+                for x in outputs:
+                    tracker.set_state(x, BatchAxis(0))
+        if tracker is not None and None in output_axes:
             self._declare_public(layers[0], call, outputs, output_axes)
-        if call.states is not None and not _same(call.states, call.parameters[0].device) and self.tracker is not None:
-            self.tracker.fail(type(module).__name__, "it holds parameters and draws random numbers")
-        args, kwargs = (tree_map(_detached, x) for x in given)
-        if call.attended is not None and not self._check_attention(module, given):
+        if call.states is not None and tracker is not None:
+            now = random_states(call.parameters[0].device)
+            if len(now) != len(call.states) or not are_states_equal(call.states, now):
+                why = "it holds parameters and draws random numbers"
+                tracker.fail(type(module).__name__, why)
+        if call.attention is not None and not self._check_attention(module, given):
             return
-        if (
-            layers[0].rule not in _SINGLE_OUTPUT
-            and all(axis is None for axis in output_axes)
-            and self.tracker is not None
-        ):
+        is_public = all(axis is None for axis in output_axes)
+        if layers[0].rule not in _SINGLE_OUTPUT and is_public and tracker is not None:
             return
+        args, kwargs = tree_map(_detached, given)
         self._records.append(
             _Record(
                 layers=layers,
@@ -371,38 +401,42 @@ class Tape:
                 axes=axes,
                 outputs=[(x.shape, x.dtype, x.device) for x in outputs],
                 output_axes=output_axes,
-                edges=[_edge(x, module) if x.requires_grad and x.is_floating_point() else None for x in outputs],
+                edges=[_edge(x, module) if _is_differentiable(x) else None for x in outputs],
                 versions=[(x.detach(), x._version) for x in call.tensors],
-                attended=call.attended,
+                attention=call.attention,
             )
         )
 
     def _declare_public(
-        self, layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], axes: Sequence[BatchAxis | None]
+        self,
+        layer: Layer,
+        call: _OpenCall,
+        outputs: Sequence[Tensor],
+        axes: Sequence[BatchAxis | None],
     ) -> None:
         """Declare that outputs without examples depend on the parameters of their layer."""
         assert self.tracker is not None
-        reached = layer.rule not in _SINGLE_OUTPUT
         for x, axis in zip(outputs, axes, strict=True):
             if axis is None and not isinstance(self.tracker.state(x), Unknown):
                 self.tracker.set_state(x, PARAMETRIC)
-                if reached:  # through the graph
+                if layer.rule not in _SINGLE_OUTPUT:
+                    # Their gradients come through the graph.
                     self.tracker.read.update(id(p) for p in call.parameters)
 
-    def _check_attention(self, module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    def _check_attention(
+        self, module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> bool:
         """Return whether queries, keys and values have the batch where attention takes it to be."""
         named = dict(zip(ARGUMENTS, given[0], strict=False)) | given[1]
-        fits = all(self._axis(named[name]) == expected_axis(module) for name in ARGUMENTS[:3])
+        expected = expected_axis(module)
+        fits = all(self._axis(named[name]) == expected for name in ARGUMENTS[:3])
         if not fits and self.tracker is not None:
-            self.tracker.fail(
-                type(module).__name__, "queries, keys or values have the batch in another place than it takes"
-            )
+            why = "queries, keys or values have the batch in another place than it takes"
+            self.tracker.fail(type(module).__name__, why)
         return fits
 
-    # -- differentiation ------------------------------------------------------------------------------------
-
     def failure(self, losses: Tensor) -> Unknown | None:
-        """Return why the pass is not proved to give every example its own gradient; None where it is proved.
+        """Return why the pass is not proved to give every example its gradient, or None.
 
         Args:
             losses: `[N]`, from the pass that was recorded.
@@ -416,23 +450,24 @@ class Tape:
         if isinstance(state, Unknown):
             return state
         if state != BatchAxis(0):
-            return Unknown("loss", f"the losses have the batch in another place than their only axis ({state})")
+            why = f"the losses have the batch in another place than their only axis ({state})"
+            return Unknown("loss", why)
         return self.failure_of_pass(losses)
 
     def _without_gradients(self) -> Unknown | None:
-        """Return the first layer that was called with gradients disabled alone, None where there is none."""
+        """Return the first layer that was called only with gradients disabled, or None."""
         recorded = {layer.name for record in self._records for layer in record.layers}
         for name, layer in self._hidden.items():
             if name not in recorded:
                 return Unknown(
                     f"layer '{layer.display_name}'",
-                    "it is called with gradients disabled; checkpoints need use_reentrant=False (in transformers by "
-                    "gradient_checkpointing_kwargs)",
+                    "it is called with gradients disabled; checkpoints need use_reentrant=False "
+                    "(in transformers by gradient_checkpointing_kwargs)",
                 )
         return None
 
     def check_enabled(self) -> None:
-        """Raise where a layer was called with gradients disabled alone: noise alone would train it.
+        """Raise where a layer was called only with gradients disabled: only noise would train it.
 
         Raises:
             ValueError: naming the layer, and the setting of a checkpoint that hides it.
@@ -442,18 +477,36 @@ class Tape:
             raise ValueError(f"{hidden.operation}: {hidden.reason}")
 
     def failure_of_pass(self, losses: Tensor) -> Unknown | None:
-        """Return why the gradients of a followed pass are not proved, whatever its losses are; None where they are."""
-        if (hidden := self._without_gradients()) is not None:
+        """Return why the gradients of a followed pass are not proved, whatever its losses are.
+
+        Args:
+            losses: where the graph of the pass begins.
+
+        Returns:
+            None where they are proved.
+        """
+        hidden = self._without_gradients()
+        if hidden is not None:
             return hidden
         for record in self._records:
             if any(x._version != version for x, version in record.versions):
-                return Unknown(record.layers[0].display_name, "its input was changed in place after it had read it")
-        used = [(r.module, layer, role) for r in self._records for layer in r.layers for role in layer.parameters]
-        covered = {id(in_graph(layer.tensor_of(module, role))) for module, layer, role in used}
-        read = self.tracker.read if self.tracker is not None else set[int]()
-        if self._shared is not None and self._shared.meetings and covered & read:
-            return Unknown("parameter", "a parameter is used by its layer and outside of it")
+                why = "its input was changed in place after it had read it"
+                return Unknown(record.layers[0].display_name, why)
+        if self._shared is not None and self._shared.meetings:
+            read = self.tracker.read if self.tracker is not None else set[int]()
+            if self._covered_parameters() & read:
+                why = "a parameter is used by its layer and outside of it"
+                return Unknown("parameter", why)
         return custom_function(losses)
+
+    def _covered_parameters(self) -> set[int]:
+        """Return the ids of the parameters whose layers were called."""
+        covered = set()
+        for record in self._records:
+            for layer in record.layers:
+                for role in layer.parameters:
+                    covered.add(id(in_graph(layer.tensor_of(record.module, role))))
+        return covered
 
     def backward(self, losses: Tensor) -> Calls:
         """Differentiate the sum of per-example losses at every noted output.
@@ -462,54 +515,59 @@ class Tape:
             losses: `[N]`, one loss an example, computed while the tape was open.
 
         Returns:
-            For each layer that was called, its calls with inputs and output gradients, or blocks of gradients.
+            For each layer that was called, its calls with inputs and output gradients, or blocks of
+            gradients.
 
         Raises:
-            ValueError: losses of the wrong shape, or on no path to a layer; an operation hides the batch axis.
+            ValueError: losses of the wrong shape, or on no path to a layer; an operation hides the
+                batch axis.
         """
         check_losses(losses)
         self.check_depends(losses)
-        failure = self.failure(losses) if self._own_tracker and not self.lenient and len(losses) > 1 else None
-        if failure is not None:
-            raise ValueError(f"{failure.operation} hides the batch axis: {failure.reason}")
+        if self._own_tracker and not self.lenient and len(losses) > 1:
+            failure = self.failure(losses)
+            if failure is not None:
+                raise ValueError(f"{failure.operation} hides the batch axis: {failure.reason}")
         return self.gradients(losses.sum())
 
     def gradients(self, total: Tensor) -> Calls:
         """Differentiate a sum of per-example losses at every noted output; as `backward`."""
-        if self._size == 1 and not self.lenient:
-            self._records = []
-            return blocks_of_one(self.layers, gradient_of(self.model, total))
         records, self._records = self._records, []
+        if self._size == 1 and not self.lenient:
+            return blocks_of_one(self.layers, gradient_of(self.model, total))
         meetings = self._shared.meetings if self._shared is not None else []
         weights = self._shared.weights if self._shared is not None else []
         batched = [record for record in records if not record.is_public]
-        edges: list[Any] = [edge for record in batched for edge in record.edges if edge is not None]
-        asked = [*dict.fromkeys([*edges, *(m.edge for m in meetings), *(w.edge for w in weights)])]
-        if asked:
-            arrived: Sequence[Tensor | None] = torch.autograd.grad(
-                total, asked, allow_unused=True, retain_graph=bool(meetings)
+        edges: list[Any] = []
+        for record in batched:
+            edges += [edge for edge in record.edges if edge is not None]
+        edges += [meeting.edge for meeting in meetings]
+        edges += [use.edge for use in weights]
+        edges = list(dict.fromkeys(edges))
+        gradients: dict[Any, Tensor | None] = {}
+        if edges:
+            arrived = torch.autograd.grad(
+                total, edges, allow_unused=True, retain_graph=bool(meetings)
             )
-        else:
-            arrived = ()
-        found = dict(zip(asked, arrived, strict=True))
-        calls = self._calls_of(batched, found)
-        self._add_shared([(m, g) for m in meetings if (g := found[m.edge]) is not None], records, calls)
-        self._add_weights([(w, g) for w in weights if (g := found[w.edge]) is not None], calls)
+            gradients = dict(zip(edges, arrived, strict=True))
+        calls = self._calls_of(batched, gradients)
+        self._add_shared(_reached(meetings, gradients), records, calls)
+        self._add_weights(_reached(weights, gradients), calls)
         return calls
 
     def inputs(self) -> Calls:
-        """Return the calls of a pass without gradients, with zeros for the gradients at the outputs."""
+        """Return the calls of a pass without gradients, with zeros for the output gradients."""
         records, self._records = self._records, []
         calls: Calls = {}
+        size = self._size or 1
         for record in records:
-            zeros = [
-                torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in record.outputs
-            ]
-            call = Call(
-                record.module, record.args, record.kwargs, list(zeros), record.axes, record.output_axes, record.attended
-            )
+            zeros: list[Tensor | None] = []
+            for shape, dtype, device in record.outputs:
+                zeros.append(torch.zeros((), dtype=dtype, device=device).expand(shape))
+            call = record.with_gradients(zeros)
             if record.is_public:
-                call = _shared_call(record, zeros[0].expand(self._size or 1, *record.outputs[0][0]), self._size or 1)
+                assert zeros[0] is not None
+                call = _shared_call(record, zeros[0].expand(size, *record.outputs[0][0]), size)
             for layer in record.layers:
                 calls.setdefault(layer.name, []).append(call)
         return calls
@@ -522,59 +580,85 @@ class Tape:
         """
         if losses.grad_fn is None:
             raise ValueError(
-                "the losses do not depend on any trainable layer of the model that the session was given: call that model, "
-                "uncompiled, inside loss_fn"
+                "the losses do not depend on any trainable layer of the model that the session was "
+                "given: call that model, uncompiled, inside loss_fn"
             )
 
-    def _calls_of(self, records: Sequence[_Record], found: dict[Any, Tensor | None]) -> Calls:
-        """Return the calls of every layer; those on which no loss depends are left out where the layer has another."""
-        rows = [(r, [None if edge is None else found.get(edge) for edge in r.edges]) for r in records]
-        used = {layer.name for r, gradients in rows for layer in r.layers if any(g is not None for g in gradients)}
+    def _calls_of(
+        self, records: Sequence[_Record], gradients: dict[Any, Tensor | None]
+    ) -> Calls:
+        """Return the calls of every layer.
+
+        Calls that no loss depends on are left out where the layer has another call.
+        """
+        arrived = []
+        used: set[str] = set()
+        for record in records:
+            own = [None if edge is None else gradients.get(edge) for edge in record.edges]
+            arrived.append(own)
+            if any(g is not None for g in own):
+                used.update(layer.name for layer in record.layers)
         calls: Calls = {}
-        for record, gradients in rows:
-            reached = any(g is not None for g in gradients)
+        for record, own in zip(records, arrived, strict=True):
+            is_reached = any(g is not None for g in own)
             for layer in record.layers:
-                if reached or layer.name not in used:
-                    calls.setdefault(layer.name, []).append(_call(record, gradients))
+                if is_reached or layer.name not in used:
+                    calls.setdefault(layer.name, []).append(_call(record, own))
         return calls
 
-    def _add_shared(self, pairs: Sequence[tuple[Meeting, Tensor]], records: Sequence[_Record], calls: Calls) -> None:
+    def _add_shared(
+        self, pairs: Sequence[tuple[Meeting, Tensor]], records: Sequence[_Record], calls: Calls
+    ) -> None:
         """Add the gradients of parameters that all examples share to the calls."""
         if not pairs or self.tracker is None:
             return
         size = self.tracker.size
-        public = [record for record in records if record.is_public and record.edges and record.edges[0] is not None]
-        parameters = [(name, in_graph(p)) for name, p in self.model.named_parameters() if p.requires_grad]
-        named = {id(p): (name, p) for name, p in parameters}
+        public, edges = list[_Record](), list[Any]()
+        for record in records:
+            if record.is_public and record.edges and record.edges[0] is not None:
+                public.append(record)
+                edges.append(record.edges[0])
+        named: dict[int, tuple[str, Tensor]] = {}
+        for name, p in self.model.named_parameters():
+            if p.requires_grad:
+                tensor = in_graph(p)
+                named[id(tensor)] = (name, tensor)
         direct = [named[key] for key in self.tracker.read if key in named]
-        edges = [edge for record in public if (edge := record.edges[0]) is not None]
-        targets: list[Any] = [*edges, *(p for _, p in direct)]
+        targets = [*edges, *(p for _, p in direct)]
         gradients = pulled_back(pairs, targets, size)
         for record, gradient in zip(public, gradients[: len(public)], strict=True):
             if gradient is not None:
                 rows = gradient.reshape(size, *record.outputs[0][0])
                 for layer in record.layers:
                     calls.setdefault(layer.name, []).append(_shared_call(record, rows, size))
-        self._add_parameters(
-            {name: g for (name, _), g in zip(direct, gradients[len(public) :], strict=True) if g is not None}, calls
-        )
+        of_parameters = {}
+        for (name, _), gradient in zip(direct, gradients[len(public) :], strict=True):
+            if gradient is not None:
+                of_parameters[name] = gradient
+        self._add_parameters(of_parameters, calls)
 
     def _add_weights(self, pairs: Sequence[tuple[WeightUse, Tensor]], calls: Calls) -> None:
+        """Add the gradients of matrices that a function read itself to the calls."""
         if self.tracker is None:
             return
+        size = self.tracker.size
         for use, gradient in pairs:
-            size, shapes = (
-                self.tracker.size,
-                {name: self.model.get_parameter(name).shape for name in (use.name, use.bias) if name},
-            )
+            shapes = {}
+            for name in (use.name, use.bias):
+                if name:
+                    shapes[name] = self.model.get_parameter(name).shape
             rows = shapes[use.name][0] if use.is_lookup else 0
-            found = use.gradients(gradient, size, rows)
-            self._add_parameters({name: found[name].reshape(size, *shape) for name, shape in shapes.items()}, calls)
+            gradients = use.gradients(gradient, size, rows)
+            own = {name: gradients[name].reshape(size, *shape) for name, shape in shapes.items()}
+            self._add_parameters(own, calls)
 
     def _add_parameters(self, gradients: dict[str, Tensor], calls: Calls) -> None:
         """Add gradients `[N, *parameter.shape]` to the layers that the parameters belong to."""
         for layer in self.layers:
-            own = {role: gradients[full] for role, full in layer.parameters.items() if full in gradients}
+            own = {}
+            for role, name in layer.parameters.items():
+                if name in gradients:
+                    own[role] = gradients[name]
             if own:
                 calls.setdefault(layer.name, []).append(block_of_gradients(layer, own))
 
@@ -599,36 +683,80 @@ class _OpenCall:
     unknown: bool = False
     paused: bool = False
     states: Sequence[Tensor] | None = None
-    attended: Attended | None = field(default=None)
+    attention: AttentionCall | None = field(default=None)
 
 
-def _call(record: _Record, gradients: Sequence[Tensor | None]) -> Call:
-    outputs = [
-        (torch.zeros(shape, dtype=dtype, device=device) if g is None else g.reshape(shape))
-        if dtype.is_floating_point
-        else None
-        for g, (shape, dtype, device) in zip(gradients, record.outputs, strict=True)
-    ]
-    if record.attended is not None:
-        record.attended.gradients = [None if g is None else y for g, y in zip(gradients, outputs, strict=True)]
-    return Call(record.module, record.args, record.kwargs, outputs, record.axes, record.output_axes, record.attended)
+def _reached(
+    uses: Sequence[_Use], gradients: dict[Any, Tensor | None]
+) -> list[tuple[_Use, Tensor]]:
+    """Return the uses whose edge has a gradient, with their gradients."""
+    pairs = []
+    for use in uses:
+        gradient = gradients[use.edge]
+        if gradient is not None:
+            pairs.append((use, gradient))
+    return pairs
+
+
+def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
+    """Return a call with its output gradients, zeros where none arrived."""
+    gradients: list[Tensor | None] = []
+    for gradient, (shape, dtype, device) in zip(arrived, record.outputs, strict=True):
+        if not dtype.is_floating_point:
+            gradients.append(None)
+        elif gradient is None:
+            gradients.append(torch.zeros(shape, dtype=dtype, device=device))
+        else:
+            gradients.append(gradient.reshape(shape))
+    if record.attention is not None:
+        used = []
+        for gradient, full in zip(arrived, gradients, strict=True):
+            used.append(None if gradient is None else full)
+        record.attention.gradients = used
+    return record.with_gradients(gradients)
+
+
+def _is_differentiable(x: Tensor) -> bool:
+    return x.is_floating_point() and x.requires_grad
+
+
+def _view_of_output(x: Any) -> Any:
+    return x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x
 
 
 def _edge(x: Tensor, module: nn.Module) -> GradientEdge:
     """Return where the gradients of an output arrive.
 
-    A linear layer on sequences returns a view of its product. Where that is changed in place later (`ReLU(inplace=True)`), the
-    view gets no gradient of its own, and the product does.
+    A linear layer on sequences returns a view of its product. Where that view is changed in place
+    later (`ReLU(inplace=True)`), it gets no gradient of its own, but the product does.
     """
     base = x._base if x._is_view() and isinstance(module, nn.Linear) else None
-    whole = base is not None and base.numel() == x.numel() and base.is_contiguous() and x.is_contiguous()
-    if base is not None and whole and base.grad_fn is not None:
-        return get_gradient_edge(base)
-    return get_gradient_edge(x)
+    if base is None or base.grad_fn is None or base.numel() != x.numel():
+        return get_gradient_edge(x)
+    is_whole = base.is_contiguous() and x.is_contiguous()
+    return get_gradient_edge(base if is_whole else x)
+
+
+def _has_recurrent_batch(
+    module: nn.Module, call: _OpenCall, sequence_axis: BatchAxis, state_axis: BatchAxis
+) -> bool:
+    """Return whether the inputs of a recurrent layer have the batch where the layer takes it."""
+    is_cell = isinstance(module, nn.RNNCellBase)
+    has_dropout = not is_cell and module.training and bool(getattr(module, "dropout", 0))
+    if has_dropout and getattr(module, "num_layers", 1) > 1:
+        return False  # dropout is drawn between layers
+    if call.unknown or call.parametric or call.axes[:1] != [sequence_axis]:
+        return False
+    if any(axis not in (None, state_axis) for axis in call.axes[1:]):
+        return False
+    return call.tensors[0].dim() == (2 if is_cell else 3)
 
 
 def _parameters_of(module: nn.Module, layers: Sequence[Layer]) -> list[Tensor] | None:
-    """Return the parameters of a module that its layers cover; None where other tensors stand in their place."""
+    """Return the parameters of a module that its layers cover.
+
+    It is None where `functional_call` has put other tensors in their place.
+    """
     try:
         return [layer.tensor_of(module, role) for layer in layers for role in layer.parameters]
     except AttributeError:
@@ -643,30 +771,35 @@ def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
         gradient: at its output, `[N, *output.shape]`.
         size: examples N.
     """
-    repeated = tree_map(lambda x: _repeated(x, size) if isinstance(x, Tensor) else x, (record.args, record.kwargs))
-    axes: list[BatchAxis | None] = [BatchAxis(0, 1, max(1, x.shape[0])) for x, _ in record.versions]
-    length = max(1, gradient.shape[1])
-    output = gradient.flatten(0, 1)
-    return Call(record.module, repeated[0], repeated[1], [output], axes, [BatchAxis(0, 1, length)], None)
+
+    def repeat(x: Any) -> Any:
+        return x.expand(size, *x.shape).flatten(0, 1) if isinstance(x, Tensor) else x
+
+    axes: list[BatchAxis | None] = [
+        BatchAxis(0, 1, max(1, x.shape[0])) for x, _ in record.versions
+    ]
+    return Call(
+        module=record.module,
+        args=tree_map(repeat, record.args),
+        kwargs=tree_map(repeat, record.kwargs),
+        output_gradients=[gradient.flatten(0, 1)],
+        axes=axes,
+        output_axes=[BatchAxis(0, 1, max(1, gradient.shape[1]))],
+    )
 
 
-def _repeated(x: Tensor, size: int) -> Tensor:
-    return x.expand(size, *x.shape).flatten(0, 1)
+def _public_rows(
+    layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size: int
+) -> bool:
+    """Return whether a call on public inputs has a row for each example by its shape.
 
-
-def _public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size: int) -> bool:
-    """Return whether a call on public inputs has a row for each example by its shape: ids `[N, T]`, noise `[N, d]`."""
-    if (
-        layer.rule not in _SINGLE_OUTPUT
-        or layer.paths
-        or not call.tensors
-        or not outputs
-        or call.parametric
-        or call.unknown
-    ):
+    Ids `[N, T]` and noise `[N, d]` have.
+    """
+    if layer.rule not in _SINGLE_OUTPUT or layer.paths:
         return False
-    x, y = call.tensors[0], outputs[0]
-    return x.dim() >= 2 and x.shape[0] == size and y.dim() >= 2 and y.shape[0] == size
+    if not call.tensors or not outputs or call.parametric or call.unknown:
+        return False
+    return all(x.dim() >= 2 and x.shape[0] == size for x in (call.tensors[0], outputs[0]))
 
 
 def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:
@@ -680,21 +813,17 @@ def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:
     return None
 
 
-def _same(states: Sequence[Tensor], device: torch.device) -> bool:
-    now = random_states(device)
-    return len(now) == len(states) and all(torch.equal(a, b) for a, b in zip(states, now, strict=True))
-
-
 def custom_function(losses: Tensor, ends: Sequence[Tensor] = ()) -> Unknown | None:
-    """Return the first node of the graph whose backward pass is Python code of its own; None where there is none.
+    """Return the first node of the graph whose backward pass is Python code, or None.
 
     Args:
         losses: where the graph begins.
-        ends: tensors behind which it is not looked at.
+        ends: tensors behind which the graph is not searched.
     """
     for node in nodes_of(losses, ends):
         name = node.name()
-        if name[-1:].isdigit() and "Backward" in name or name in _BUILTIN_NODES:
+        is_builtin = "Backward" in name and name[-1:].isdigit()
+        if is_builtin or name in _BUILTIN_NODES:
             continue
         origin = getattr(type(node), "_forward_cls", type(node))
         if not str(origin.__module__).startswith("torch.distributed."):
@@ -704,10 +833,11 @@ def custom_function(losses: Tensor, ends: Sequence[Tensor] = ()) -> Unknown | No
 
 def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
     """Yield all nodes of the graph of some losses, down to those of `ends`, which are left out."""
-    left_out = {x.grad_fn for x in ends}
-    if losses.grad_fn in left_out:
+    excluded = {x.grad_fn for x in ends}
+    if losses.grad_fn in excluded:
         return
-    waiting, seen = [losses.grad_fn], {losses.grad_fn, *left_out}
+    waiting = [losses.grad_fn]
+    seen = {losses.grad_fn, *excluded}
     while waiting:
         node = waiting.pop()
         if node is None:
@@ -730,8 +860,10 @@ def _detached(x: Any) -> Any:
 
 def leading_size(inputs: Any) -> int | None:
     """Return the leading axis of the first tensor of the inputs that has one."""
-    tensors: Iterable[Tensor] = (x for x in tensors_of(inputs) if x.dim())
-    return next((x.shape[0] for x in tensors), None)
+    for x in tensors_of(inputs):
+        if x.dim():
+            return x.shape[0]
+    return None
 
 
 def check_losses(losses: Tensor, batch_size: int | None = None) -> None:
@@ -743,12 +875,13 @@ def check_losses(losses: Tensor, batch_size: int | None = None) -> None:
     if not isinstance(losses, Tensor) or losses.dim() != 1:
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
-            f"loss_fn must return one loss per example, a vector [batch]; got {shape}. Use reduction='none' and, for "
-            "sequences, average over each example's own positions."
+            f"loss_fn must return one loss per example, a vector [batch]; got {shape}. Use "
+            "reduction='none' and average over each example's own positions"
         )
     if not losses.is_floating_point():
         raise ValueError(f"losses must be floating point, got {losses.dtype}")
     if batch_size is not None and losses.shape[0] != batch_size:
         raise ValueError(
-            f"loss_fn returned {losses.shape[0]} losses for {batch_size} examples; the leading axis must be the batch"
+            f"loss_fn returned {losses.shape[0]} losses for {batch_size} examples; the leading "
+            "axis must be the batch"
         )

@@ -26,12 +26,12 @@ from dpkfc.data.checks import check_probes
 from dpkfc.gradients.clipping import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import (
-    Attributes,
+    AttributeSnapshot,
     check_finite,
     check_optimizer,
     checked_state,
-    put_back_attributes,
     refuse_gradient_hooks,
+    restore_attributes,
     restored_state,
 )
 from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_padding
@@ -63,7 +63,7 @@ _EVALUATE = "evaluate in model.eval(), called before the loop over the loader"
 class PendingBatchGuard:
     """Keeps the logical batch that must be released before any other.
 
-    Attributes:
+    AttributeSnapshot:
         batch: the indices of the pending batch, None if there is none. PRIVATE.
     """
 
@@ -288,7 +288,7 @@ class PrivateStep:
         self._pending_batch = PendingBatchGuard()
         self._tally = GradientTally()
         self._guards: ExitStack | None = None
-        self._attributes: Attributes | None = None
+        self._attributes: AttributeSnapshot | None = None
         self._is_running_model = False
         self._clear_gradients()
         for name in SHOWN:
@@ -325,7 +325,7 @@ class PrivateStep:
         """Restore the attributes that passes have changed on modules, at the step of their batch."""
         before, self._attributes = self._attributes, None
         if before is not None:
-            put_back_attributes(self.model, before)
+            restore_attributes(self.model, before)
 
     def _end_guards(self) -> None:
         """Check what a forward pass has left in the model, even if an interrupt has ended it."""
@@ -426,7 +426,7 @@ class PrivateStep:
         recording.before_forward()
         self._maybe_verify(args, kwargs, recording)
         # The script's loss may read the attributes until its step.
-        self._attributes = self._attributes or Attributes(self.model)
+        self._attributes = self._attributes or AttributeSnapshot(self.model)
         guards = ExitStack()
         guards.enter_context(restored_state(self.model))
         self._guards = guards

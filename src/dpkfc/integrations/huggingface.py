@@ -35,7 +35,7 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_held_out
-from dpkfc.gradients.state import isolated, refuse_gradient_hooks
+from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
 from dpkfc.memory import is_out_of_memory
 from dpkfc.session import Session
@@ -219,7 +219,7 @@ PRIVATE_LOSS = "loss (NOT private)"
 class ClosedTrainer(Trainer):
     """Evaluates, logs and saves like a Trainer, and refuses the Trainer's own training step.
 
-    Attributes:
+    AttributeSnapshot:
         plan: of the run.
         session: of the run, None before it.
         ledger_path: file of its ledger.
@@ -659,7 +659,7 @@ class PrivateTrainer(ClosedTrainer):
             self.default_loss = ModelLoss(model, args.label_smoothing_factor)
             self._loss_fn = self.default_loss
         else:
-            self._loss_fn = isolated(per_example_loss)
+            self._loss_fn = make_stateless(per_example_loss)
         self.ledger_path = Path(ledger_path or Path(str(args.output_dir)) / "ledger.jsonl")
         self._losses: list[Tensor] | None = [] if log_private_loss else None
         self._private_loss = math.nan

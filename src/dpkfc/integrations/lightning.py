@@ -30,7 +30,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from dpkfc.config import Plan
-from dpkfc.gradients.state import forgotten, refuse_gradient_hooks
+from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
 from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
@@ -325,7 +325,7 @@ class PrivateTraining(pl.Callback):
 
         def losses(model: Any, batch: Any) -> Tensor:
             autocast = dtype is not None and model.training  # checks compare in full precision
-            with torch.autocast(device, dtype, enabled=autocast), forgotten(model.per_example_loss, model):
+            with torch.autocast(device, dtype, enabled=autocast), loss_state_restored(model.per_example_loss, model):
                 return model.per_example_loss(trainer.precision_plugin.convert_input(batch))
 
         with torch.autocast(device, enabled=False), module.in_release():

@@ -1,8 +1,8 @@
-"""Normal forms: what one layer contributes to the per-example gradients of a batch.
+"""Normal forms of what one layer contributes to the per-example gradients of a batch.
 
-Every covered layer is reduced to one of four values, so that norms, clipped sums and curvature factors are written
-once (a convolution to a fifth for whoever looks at curvature: the first, before its patches are formed). With inputs
-`a_t` and output gradients `b_t` at position t the gradient of example n is `g_n = Σ_t b_nt a_ntᵀ`.
+With inputs `a_t` and output gradients `b_t` at position t the gradient of example n is
+`g_n = Σ_t b_nt a_ntᵀ`. Every covered layer is reduced to one of a few blocks. A block can select
+examples, merge rows, sum with weights, materialise its gradients and bound what rounding loses.
 """
 
 from __future__ import annotations
@@ -12,22 +12,195 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
+from dpkfc.linalg.metric import Span
+
+# --------------------------------------------------------------------------------------------------
+# Deferred flags: questions about the values of a GPU tensor, read all at once, so that the host
+# waits for the GPU once a micro-batch and not once a layer.
+
+_DEFERRED: ContextVar[list[Tensor] | None] = ContextVar("deferred", default=None)
+
+
+def is_on_accelerator(x: Tensor) -> bool:
+    """Return whether reading a number of x makes the host wait for another device."""
+    return x.device.type != "cpu"
+
+
+def is_any_set(flags: Tensor) -> bool:
+    """Return whether any flag is set.
+
+    Inside `defer_flags` it returns False for flags on another device and stores the question.
+    """
+    deferred = _DEFERRED.get()
+    if deferred is None or not is_on_accelerator(flags):
+        return bool(flags.any())
+    deferred.append(flags.any())
+    return False
+
+
+@contextmanager
+def defer_flags() -> Iterator[list[Tensor]]:
+    """Collect the questions that `is_any_set` leaves open in the body, each one flag `[]`.
+
+    Results of the body are valid where every flag turns out to be False.
+    """
+    deferred: list[Tensor] = []
+    token = _DEFERRED.set(deferred)
+    try:
+        yield deferred
+    finally:
+        _DEFERRED.reset(token)
+
+
+def read_flags(flags: Sequence[Tensor]) -> list[bool]:
+    """Return the values of some flags, fetched in one transfer."""
+    if not flags:
+        return []
+    return [bool(x) for x in torch.stack([*flags]).tolist()]
+
+
+# --------------------------------------------------------------------------------------------------
+# Norms of rows, rounding and chunks.
+
+TINY = 2.0**-80
+"""Squared norms below it may have lost terms that are too small for float32."""
+_SHORT = 4096  # longest row summed in float32
+_REACH = 2.0**100
+_CHUNK_ELEMENTS = 1 << 24
+
+
+def chunks(count: int, elements_each: int) -> Iterator[slice]:
+    """Yield slices of 0 … count, each of which holds a bounded number of elements."""
+    size = max(1, _CHUNK_ELEMENTS // max(1, elements_each))
+    for start in range(0, count, size):
+        yield slice(start, min(count, start + size))
+
+
+def roundoff(x: Tensor) -> float:
+    """Return the unit roundoff of the type of a tensor."""
+    return torch.finfo(x.dtype).eps / 2
+
+
+def dot_rounding(length: int) -> float:
+    """Return how many units of roundoff a dot product loses (Higham and Mary 2019)."""
+    return min(float(length), 4 * math.sqrt(length))
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """Return upper bounds of the norms over the last axis, in float64, each of its own row.
+
+    The sum of d squares in float32 is off by a fraction of at most (d + 2) u. Long rows are
+    therefore cut into short ones, whose sums are added in float64. Rows whose squares leave the
+    range of float32 are recomputed in float64. On a GPU, whose values the host does not wait for,
+    such rows are bounded by √d times their largest entry.
+    """
+    d = x.shape[-1]
+    if x.dtype != torch.float32:
+        return exact_row_norms(x)
+    if d > _SHORT:
+        parts = [row_norms(part) for part in x.split(_SHORT, -1)]
+        return torch.linalg.vector_norm(torch.stack(parts, -1), dim=-1)
+    square = torch.linalg.vector_norm(x, dim=-1).double().square()
+    norms = (square * (1 + (d + 2) * torch.finfo(x.dtype).eps)).sqrt()
+    out_of_range = ~((square >= TINY) & (square < math.inf))
+    if d and is_on_accelerator(x):
+        largest = torch.linalg.vector_norm(x, math.inf, dim=-1).double()
+        return torch.where(out_of_range, largest * math.sqrt(d), norms)
+    if bool(out_of_range.any()):
+        norms[out_of_range] = exact_row_norms(x[out_of_range])
+    return norms
+
+
+def exact_row_norms(x: Tensor) -> Tensor:
+    """Return the norms over the last axis, computed in float64."""
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+
+
+def limit_inputs(norms: Tensor, inputs: Tensor) -> Tensor:
+    """Return norms of a layer's inputs, infinite beyond 2¹⁰⁰ in float32, which drops the example.
+
+    The sum would multiply such inputs with output gradients times a clip factor below the least
+    normal number. Their rounding would be more than the clip allows.
+    """
+    if inputs.dtype != torch.float32:
+        return norms
+    return norms.masked_fill(norms > _REACH, math.inf)
+
+
+def count_moved(b: Tensor) -> Tensor:
+    """Return how many positions of rows `[N, T, d]` have a gradient, `[N]`."""
+    return (b != 0).any(-1).sum(1)
+
+
+def _repeat_slice(rows: slice, each: int) -> slice:
+    """Return the slice of an axis that holds `each` entries for every example."""
+    return slice(rows.start * each, rows.stop * each)
+
+
+def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
+    """Return x with the rows of excluded examples set to zero, `each` rows an example."""
+    if excluded is None:
+        return x
+    rows = excluded if each == 1 else excluded.repeat_interleave(each)
+    return x.masked_fill(rows.view(-1, *[1] * (x.dim() - 1)), 0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Blocks. All of them share these methods:
+#
+#   select(rows)            the block of the examples start … stop
+#   merge_rows(count, size) the block of `count` examples, each the sum of `size` consecutive rows
+#   weighted_sum(w, bad)    Σ_n w_n g_n, with the rows of examples in the mask `bad` zeroed first
+#   join(others)            several uses of one layer as one block: the gradient is their sum
+#   iterate_flat()          role to materialised gradients [n, numel], some examples at a time
+#   inner_products(span)    ⟨L_j, g_n⟩ over one layer, [N, k] in float64
+#   product_error(...)      upper bound [N] of the rounding of those inner products
+
+
+class _Block:
+    """What most blocks share."""
+
+    def for_curvature(self) -> Any:
+        """Return the block as factors are computed from it."""
+        return self
+
+    def iterate_flat(self: Any) -> Iterator[dict[str, Tensor]]:
+        """Yield role to materialised gradients `[n, numel]`, of some examples at a time.
+
+        The role is "" for the matrix of weight and bias.
+        """
+        size = self.num_entries
+        for rows in chunks(self.batch_size, size):
+            yield {"": self.select(rows).per_example().reshape(-1, size)}
+
+    def inner_products(self, span: Span) -> Tensor:
+        """Return ⟨L_j, g_n⟩ `[N, k]` in float64."""
+        directions = {role: v.reshape(span.rank, -1).T for role, v in span.vectors.items()}
+        first = next(iter(directions.values()))
+        pieces = [first.new_zeros(0, span.rank, dtype=torch.float64)]
+        for part in self.iterate_flat():
+            products = [(g @ directions[role].to(g.dtype)).double() for role, g in part.items()]
+            pieces.append(torch.stack(products).sum(0))
+        return torch.cat(pieces)
+
 
 @dataclass(frozen=True)
-class Outer:
+class Outer(_Block):
     """A matrix-shaped gradient as a sum of outer products over positions.
 
     Attributes:
-        a: inputs `[N * groups, T, d_in]`; the last column is the homogeneous 1 when a bias is trained.
-        b: gradients of the per-example loss with respect to the outputs, `[N * groups, T, d_out]`.
-        groups: groups of a grouped convolution; the leading axis runs over examples, then groups (groups fastest).
-        homogeneous: the column of ones is implied and `a` lacks it (saves a copy); `explicit()` appends it.
+        a: inputs `[N * groups, T, d_in]`. The last column is the homogeneous 1 when a bias trains.
+        b: gradients of the per-example loss at the outputs, `[N * groups, T, d_out]`.
+        groups: groups of a grouped convolution. The leading axis runs over examples, then groups
+            (groups fastest).
+        homogeneous: the column of ones is implied and `a` lacks it, which saves a copy.
     """
 
     a: Tensor
@@ -35,38 +208,128 @@ class Outer:
     groups: int = 1
     homogeneous: bool = False
 
+    @property
+    def d_in(self) -> int:
+        """Return the input features, the homogeneous coordinate included."""
+        return self.a.shape[2] + self.homogeneous
+
+    @property
+    def batch_size(self) -> int:
+        """Return the number of examples N."""
+        return self.a.shape[0] // self.groups
+
+    @property
+    def dimensions(self) -> tuple[int, int, int]:
+        """Return positions T, input features d_in and output features d_out."""
+        return self.a.shape[1], self.d_in, self.b.shape[2]
+
+    @property
+    def num_entries(self) -> int:
+        """Return the entries of one example's gradient."""
+        return self.groups * self.b.shape[-1] * self.d_in
+
+    def outer(self) -> Outer:
+        """Return the block itself."""
+        return self
+
     def explicit(self) -> Outer:
-        """The same block with the column of ones written out."""
+        """Return the same block with the column of ones written out."""
         if not self.homogeneous:
             return self
         ones = self.a.new_ones(*self.a.shape[:2], 1)
         return Outer(torch.cat([self.a, ones], -1), self.b, self.groups)
 
-    @property
-    def d_in(self) -> int:
-        """Input features, the homogeneous coordinate included."""
-        return self.a.shape[2] + self.homogeneous
-
-    @property
-    def batch_size(self) -> int:
-        """Number of examples N."""
-        return self.a.shape[0] // self.groups
+    def for_curvature(self) -> Outer:
+        """Return the block as factors are computed from it."""
+        return self.explicit()
 
     def per_example(self) -> Tensor:
-        """Materialised gradients `[N * groups, d_out, d_in]`."""
+        """Return materialised gradients `[N * groups, d_out, d_in]`."""
         return torch.bmm(self.b.transpose(1, 2), self.explicit().a)
 
+    def select(self, rows: slice) -> Outer:
+        """Return the block of the examples start … stop."""
+        rows = _repeat_slice(rows, self.groups)
+        return replace(self, a=self.a[rows], b=self.b[rows])
 
-_MOST = 4  # where one patch in so many is wanted, or more, forming all of them is faster
+    def merge_rows(self, count: int, size: int) -> Outer:
+        """Return the block of `count` examples, each the sum of `size` consecutive rows."""
+        a = _merge_positions(self.a, count, size, self.groups)
+        b = _merge_positions(self.b, count, size, self.groups)
+        return replace(self, a=a, b=b)
+
+    def join(self, others: Sequence[Any]) -> Outer:
+        """Return several uses of one layer as one block, with their positions concatenated."""
+        outers = [self, *(other.outer() for other in others)]
+        a = torch.cat([x.a for x in outers], 1)
+        b = torch.cat([x.b for x in outers], 1)
+        return replace(self, a=a, b=b)
+
+    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
+        """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`, see `weighted_sum`."""
+        weights = weights.to(self.b.dtype)
+        a = _mask(self.a, excluded, self.groups)
+        b = _mask(self.b, excluded, self.groups)
+        n, groups = weights.shape[0], self.groups
+        if groups == 1:
+            scaled = (b * weights.view(-1, 1, 1)).flatten(0, 1)
+            total = scaled.T @ a.flatten(0, 1)
+            if self.homogeneous:
+                total = torch.cat([total, scaled.sum(0).unsqueeze(1)], 1)
+            return total
+        scaled = b * weights.repeat_interleave(groups).view(-1, 1, 1)
+        scaled = scaled.view(n, groups, *scaled.shape[1:])
+        a = a.view(n, groups, *a.shape[1:])
+        return torch.einsum("ngto,ngti->goi", scaled, a).flatten(0, 1)
+
+    def inner_products(self, span: Span) -> Tensor:
+        """Return ⟨L_j, g_n⟩ `[N, k]` in float64, for one position as bᵀ L_j a."""
+        if self.groups != 1 or self.a.shape[1] != 1:
+            return super().inner_products(span)
+        a, b = self.explicit().a[:, 0], self.b[:, 0]
+        vectors = span.vectors[""]
+        k, d_out, d_in = vectors.shape
+        directions = vectors.to(a.dtype).view(k * d_out, d_in).T
+        pieces = [b.new_zeros(0, k, dtype=torch.float64)]
+        for rows in chunks(len(b), k * d_out):
+            mapped = (a[rows] @ directions).view(-1, k, d_out)
+            pieces.append(torch.bmm(mapped, b[rows].unsqueeze(2))[:, :, 0].double())
+        return torch.cat(pieces)
+
+    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
+        """Return an upper bound `[N]` of the rounding of `inner_products`."""
+        terms = count_moved(self.b).double().view(-1, self.groups).amax(1)
+        return _summed_error(span, norms, gain, terms, self.exact_magnitudes(), self.b)
+
+    def exact_magnitudes(self) -> Tensor:
+        """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, `[N]`, from norms in float64."""
+        inputs = (exact_row_norms(self.a).square() + float(self.homogeneous)).sqrt()
+        rows = (inputs * exact_row_norms(self.b)).sum(1)
+        return rows.view(-1, self.groups).sum(1)
+
+    def input_squares(self) -> Tensor:
+        """Return ‖a_t‖² with the implied coordinate, `[N * groups, T]`, rounded up."""
+        return limit_inputs(row_norms(self.a), self.a).square() + float(self.homogeneous)
+
+    def row_magnitudes(self) -> tuple[Tensor, Tensor]:
+        """Return upper bounds of Σ_t ‖a_t‖‖b_t‖ and how many b_t are not 0, `[N * groups]`."""
+        out = row_norms(self.b)
+        return (self.input_squares().sqrt() * out).sum(1), (out > 0).sum(1)
+
+    def magnitudes(self) -> tuple[Tensor, Tensor]:
+        """Return upper bounds of Σ_t ‖a_t‖‖b_t‖ over groups too, and the positions, `[N]`."""
+        sums, positions = self.row_magnitudes()
+        return sums.view(-1, self.groups).sum(1), positions.view(-1, self.groups).amax(1)
 
 
 @dataclass(frozen=True)
 class Patched:
-    """An `Outer` whose inputs are patches of a convolution, none of which is formed before it is asked for.
+    """An `Outer` whose inputs are patches of a convolution, formed only when they are read.
 
     Attributes:
-        view: the patches as a strided view of the padded input, `[N, views, groups, c_in / groups, *kernel, *positions]`.
-        b: as of `Outer`, `[N * groups, T, d_out]`; the T positions are those of the views one after the other.
+        view: the patches as a strided view of the padded input,
+            `[N, views, groups, c_in / groups, *kernel, *positions]`.
+        b: as of `Outer`, `[N * groups, T, d_out]`. The T positions are those of the views in order.
         homogeneous: the bias is trained, so that every row ends in 1.
     """
 
@@ -76,63 +339,85 @@ class Patched:
 
     @property
     def groups(self) -> int:
-        """Groups of the convolution."""
+        """Return the groups of the convolution."""
         return self.view.shape[2]
 
     @property
     def batch_size(self) -> int:
-        """Number of examples N."""
+        """Return the number of examples N."""
         return self.view.shape[0]
 
     @property
     def d_in(self) -> int:
-        """Input features, the homogeneous coordinate included."""
+        """Return the input features, the homogeneous coordinate included."""
         return math.prod(self.view.shape[3 : 4 + self._axes]) + self.homogeneous
 
     @property
+    def num_entries(self) -> int:
+        """Return the entries of one example's gradient."""
+        return self.groups * self.b.shape[-1] * self.d_in
+
+    @property
     def _axes(self) -> int:
-        """Spatial axes of the convolution."""
+        """Return the number of spatial axes of the convolution."""
         return (self.view.dim() - 4) // 2
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of a `[N * groups, T, d]`, flattened over its first two axes, without the column of ones: `[m, d]`."""
-        if _MOST * len(index) > self.b.shape[0] * self.b.shape[1]:
+        """Return some rows of the `[N * groups, T, d]` inputs, without the column of ones.
+
+        Args:
+            index: row numbers `[m]` in the inputs flattened over their first two axes.
+
+        Returns:
+            `[m, d]`.
+        """
+        if _DENSE_FRACTION * len(index) > self.b.shape[0] * self.b.shape[1]:
             a = replace(self, homogeneous=False).explicit().a
-            return a[index // a.shape[1], index % a.shape[1]]  # by two indices, as `flatten` copies what is transposed
-        axes, place = self._axes, []
-        for size in reversed(self.view.shape[4 + self._axes :]):  # of the row-major number, the last axis first
-            place.append(index % size)
+            # Two indices: `flatten` would copy a transposed tensor.
+            return a[index // a.shape[1], index % a.shape[1]]
+        axes = self._axes
+        positions = []
+        # The last axis runs fastest in the row number.
+        for size in reversed(self.view.shape[4 + axes :]):
+            positions.append(index % size)
             index = index // size
         views, groups = self.view.shape[1:3]
-        view, index = index % views, index // views
+        view = index % views
+        index = index // views
         patch = range(3, 4 + axes)
         ordered = self.view.permute(0, 1, 2, *range(4 + axes, 4 + 2 * axes), *patch)
-        return ordered[(index // groups, view, index % groups, *reversed(place))].flatten(1)
-
-    def examples(self, chosen: slice) -> Patched:
-        """The block of some of the examples."""
-        of_groups = slice(chosen.start * self.groups, chosen.stop * self.groups)
-        return replace(self, view=self.view[chosen], b=self.b[of_groups])
+        place = (index // groups, view, index % groups, *reversed(positions))
+        return ordered[place].flatten(1)
 
     def explicit(self) -> Outer:
-        """The same block with all patches formed."""
+        """Return the same block with all patches formed."""
         width = self.d_in - self.homogeneous
         columns = self.view.permute(0, 2, 1, *range(3, self.view.dim()))
-        columns = columns.reshape(self.b.shape[0], self.view.shape[1], width, -1)  # faster than rows at once
-        return Outer(columns.transpose(2, 3).reshape(*self.b.shape[:2], -1), self.b, self.groups, self.homogeneous).explicit()
+        # Two steps are faster than forming the rows at once.
+        columns = columns.reshape(self.b.shape[0], self.view.shape[1], width, -1)
+        a = columns.transpose(2, 3).reshape(*self.b.shape[:2], -1)
+        return Outer(a, self.b, self.groups, self.homogeneous).explicit()
 
     def per_example(self) -> Tensor:
-        """Materialised gradients `[N * groups, d_out, d_in]`."""
+        """Return materialised gradients `[N * groups, d_out, d_in]`."""
         return self.explicit().per_example()
+
+    def select(self, rows: slice) -> Patched:
+        """Return the block of the examples start … stop."""
+        return replace(self, view=self.view[rows], b=self.b[_repeat_slice(rows, self.groups)])
+
+
+_DENSE_FRACTION = 4
+"""Forming all patches is faster where one in so many, or more, is read."""
 
 
 @dataclass(frozen=True)
-class Lookup:
+class Lookup(_Block):
     """The gradient of an embedding table: `a` is a one-hot row that is never formed.
 
     Attributes:
         ids: integer row numbers `[N, T]`.
-        b: output gradients `[N, T, d_out]`; zero where `ids` is the padding index.
+        b: output gradients `[N, T, d_out]`, zero where `ids` is the padding index.
         num_rows: rows of the table.
     """
 
@@ -142,39 +427,140 @@ class Lookup:
 
     @property
     def batch_size(self) -> int:
-        """Number of examples N."""
+        """Return the number of examples N."""
         return self.ids.shape[0]
 
+    @property
+    def num_entries(self) -> int:
+        """Return the entries of one example's gradient."""
+        return self.num_rows * self.b.shape[-1]
+
     def per_example(self) -> Tensor:
-        """Materialised gradients `[N, num_rows, d_out]` (the table's own orientation)."""
+        """Return materialised gradients `[N, num_rows, d_out]`, oriented as the table."""
         n, _, d = self.b.shape
-        out = self.b.new_zeros(n, self.num_rows, d)
-        return out.scatter_add_(1, self.ids.unsqueeze(-1).expand_as(self.b), self.b)
+        return self.add_per_example(self.b.new_zeros(n, self.num_rows, d))
+
+    def add_per_example(self, total: Tensor) -> Tensor:
+        """Add the materialised gradients to `[N, num_rows, d_out]` in place, and return it."""
+        return total.scatter_add_(1, self.ids.unsqueeze(-1).expand_as(self.b), self.b)
+
+    def select(self, rows: slice) -> Lookup:
+        """Return the block of the examples start … stop."""
+        return replace(self, ids=self.ids[rows], b=self.b[rows])
+
+    def merge_rows(self, count: int, size: int) -> Lookup:
+        """Return the block of `count` examples, each the sum of `size` consecutive rows."""
+        positions, d = self.ids.shape[1], self.b.shape[-1]
+        ids = self.ids[: count * size].reshape(count, size * positions)
+        b = self.b[: count * size].reshape(count, size * positions, d)
+        return replace(self, ids=ids, b=b)
+
+    def join(self, others: Sequence[Any]) -> Lookup:
+        """Return several uses of one table as one block, with their positions concatenated."""
+        lookups: list[Lookup] = [self, *others]
+        ids = torch.cat([x.ids for x in lookups], 1)
+        b = torch.cat([x.b for x in lookups], 1)
+        return Lookup(ids, b, self.num_rows)
+
+    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
+        """Return Σ_n weights_n g_n as `[num_rows, d_out]`, see `weighted_sum`."""
+        total = self.b.new_zeros(self.num_rows, self.b.shape[-1])
+        return self.add_weighted_sum(total, weights, excluded)
+
+    def add_weighted_sum(
+        self, total: Tensor, weights: Tensor, excluded: Tensor | None = None
+    ) -> Tensor:
+        """Add Σ_n weights_n g_n to `[num_rows, d_out]` in place, and return it."""
+        rows = _mask(self.b, excluded) * weights.to(self.b.dtype).view(-1, 1, 1)
+        return total.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
+
+    def inner_products(self, span: Span) -> Tensor:
+        """Return Σ_t L_j[id_t] · b_t, `[N, k]` in float64, from the rows that were read."""
+        vectors = span.vectors[""]
+        (n, positions), d = self.ids.shape, self.b.shape[-1]
+        pieces = [self.b.new_zeros(0, len(vectors), dtype=torch.float64)]
+        for rows in chunks(n, len(vectors) * positions * d):
+            gathered = vectors.to(self.b.dtype)[:, self.ids[rows]]
+            pieces.append(torch.einsum("kntd,ntd->nk", gathered, self.b[rows]).double())
+        return torch.cat(pieces)
+
+    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
+        """Return an upper bound `[N]` of the rounding of `inner_products`."""
+        terms = count_moved(self.b).double()
+        magnitudes = exact_row_norms(self.b).sum(1)
+        length = terms * self.b.shape[-1]
+        rounding = torch.minimum(length, 4 * length.sqrt())
+        return roundoff(self.b) * (rounding * span.length + 2 * terms * gain) * magnitudes
 
 
 @dataclass(frozen=True)
-class PerExample:
+class PerExample(_Block):
     """Materialised per-example gradients of small or irregular parameters.
 
     Attributes:
-        grads: role of the parameter in its module (for example `weight`) to `[N, *parameter.shape]`.
+        grads: role of the parameter in its module (for example `weight`) to
+            `[N, *parameter.shape]`.
     """
 
     grads: dict[str, Tensor]
 
     @property
     def batch_size(self) -> int:
-        """Number of examples N."""
+        """Return the number of examples N."""
         return next(iter(self.grads.values())).shape[0]
+
+    @property
+    def num_entries(self) -> int:
+        """Return the entries of one example's gradient."""
+        return sum(g[0].numel() for g in self.grads.values())
+
+    def select(self, rows: slice) -> PerExample:
+        """Return the block of the examples start … stop."""
+        return PerExample({role: g[rows] for role, g in self.grads.items()})
+
+    def merge_rows(self, count: int, size: int) -> PerExample:
+        """Return the block of `count` examples, each the sum of `size` consecutive rows."""
+        merged = {}
+        for role, rows in self.grads.items():
+            g = rows[: count * size]
+            merged[role] = g if size == 1 else g.view(-1, size, *g.shape[1:]).sum(1)
+        return PerExample(merged)
+
+    def join(self, others: Sequence[Any]) -> PerExample:
+        """Return several uses of one module as one block, with their gradients added."""
+        blocks: list[PerExample] = [self, *others]
+        total = {}
+        for role in self.grads:
+            total[role] = torch.stack([x.grads[role] for x in blocks]).sum(0)
+        return PerExample(total)
+
+    def weighted_sum(
+        self, weights: Tensor, excluded: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return role to Σ_n weights_n g_n, see `weighted_sum`."""
+        sums = {}
+        for role, g in self.grads.items():
+            sums[role] = torch.tensordot(weights.to(g.dtype), _mask(g, excluded), dims=1)
+        return sums
+
+    def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
+        """Yield role to gradients `[N, numel]` once."""
+        yield {role: g.reshape(len(g), math.prod(g.shape[1:])) for role, g in self.grads.items()}
+
+    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
+        """Return an upper bound `[N]` of the rounding of `inner_products`."""
+        unit = max(roundoff(g) for g in self.grads.values())
+        return dot_rounding(span.size) * unit * span.length * norms
 
 
 @dataclass(frozen=True)
-class Tied:
-    """The gradient `[V, d]` of one weight that is an embedding table and the weight of a linear layer.
+class Tied(_Block):
+    """The gradient `[V, d]` of one weight that is an embedding table and a linear layer's weight.
 
     Attributes:
-        lookup: its uses as a table, `b` being the gradients at the embedding's output `[N, S, d]`; S may be 0.
-        outer: its uses as a linear layer, a `[N, T, d]` and b `[N, T, V]`; T may be 0.
+        lookup: its uses as a table. `b` `[N, S, d]` are gradients at the embedding's output, and S
+            may be 0.
+        outer: its uses as a linear layer, a `[N, T, d]` and b `[N, T, V]`. T may be 0.
     """
 
     lookup: Lookup
@@ -182,23 +568,48 @@ class Tied:
 
     @property
     def batch_size(self) -> int:
-        """Number of examples N."""
+        """Return the number of examples N."""
         return self.outer.batch_size
 
+    @property
+    def num_entries(self) -> int:
+        """Return the entries of one example's gradient."""
+        return self.lookup.num_rows * self.outer.d_in
+
     def per_example(self) -> Tensor:
-        """Materialised gradients of the sum of uses `[N, V, d]`."""
-        ids = self.lookup.ids.unsqueeze(-1).expand_as(self.lookup.b)
-        return self.outer.per_example().scatter_add_(1, ids, self.lookup.b)
+        """Return materialised gradients of the sum of uses `[N, V, d]`."""
+        return self.lookup.add_per_example(self.outer.per_example())
+
+    def select(self, rows: slice) -> Tied:
+        """Return the block of the examples start … stop."""
+        return Tied(self.lookup.select(rows), self.outer.select(rows))
+
+    def merge_rows(self, count: int, size: int) -> Tied:
+        """Return the block of `count` examples, each the sum of `size` consecutive rows."""
+        return Tied(self.lookup.merge_rows(count, size), self.outer.merge_rows(count, size))
+
+    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
+        """Return Σ_n weights_n g_n as `[V, d]`, see `weighted_sum`."""
+        total = self.outer.weighted_sum(weights, excluded)
+        return self.lookup.add_weighted_sum(total, weights, excluded)
+
+    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
+        """Return an upper bound `[N]` of the rounding of `inner_products`."""
+        terms = count_moved(self.lookup.b).double() + count_moved(self.outer.b).double()
+        magnitudes = exact_row_norms(self.lookup.b).sum(1) + self.outer.exact_magnitudes()
+        return _summed_error(span, norms, gain, terms, magnitudes, self.outer.b)
 
 
 @dataclass(frozen=True)
-class Formed:
+class MaterializedGradients(_Block):
     """Materialised gradients of a matrix-shaped layer.
 
     Attributes:
-        gradients: `[N * groups, d_out, d_in]`, the bias as last column; an embedding's are `[N, num_rows, d_out]`.
+        gradients: `[N * groups, d_out, d_in]`, the bias as last column. Those of an embedding are
+            `[N, num_rows, d_out]`.
         groups: groups of a grouped convolution.
-        crosswise: the matrix lies as an embedding's table does, so that a metric maps its transpose.
+        crosswise: the matrix lies as an embedding's table does, so that a metric maps its
+            transpose.
     """
 
     gradients: Tensor
@@ -207,106 +618,53 @@ class Formed:
 
     @property
     def batch_size(self) -> int:
-        """Number of examples N."""
+        """Return the number of examples N."""
         return self.gradients.shape[0] // self.groups
+
+    @property
+    def num_entries(self) -> int:
+        """Return the entries of one example's gradient."""
+        return self.groups * math.prod(self.gradients.shape[1:])
 
     def per_example(self) -> Tensor:
         """Return the gradients as they are."""
         return self.gradients
 
+    def select(self, rows: slice) -> MaterializedGradients:
+        """Return the block of the examples start … stop."""
+        return replace(self, gradients=self.gradients[_repeat_slice(rows, self.groups)])
 
-Block = Outer | Patched | Lookup | PerExample | Tied
+    def merge_rows(self, count: int, size: int) -> MaterializedGradients:
+        """Return the block of `count` examples, each the sum of `size` consecutive rows."""
+        g = self.gradients[: count * size * self.groups]
+        if size > 1:
+            g = g.view(count, size, self.groups, *g.shape[1:]).sum(1).flatten(0, 1)
+        return replace(self, gradients=g)
 
+    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
+        """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`, see `weighted_sum`."""
+        g = _mask(self.gradients, excluded, self.groups)
+        flat = weights.to(g.dtype) @ g.reshape(weights.shape[0], -1)
+        return flat.view(-1, g.shape[-1])
 
-def formed(block: Block) -> Block:
-    """A block as it is, with the patches of a convolution written out."""
-    return block.explicit() if isinstance(block, Patched) else block
+    def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
+        """Yield the gradients `[N, numel]` once."""
+        yield {"": self.gradients.reshape(self.batch_size, self.num_entries)}
 
-
-# --------------------------------------------------------------------------------------------------
-# Questions about values, asked of a card all at once: the host waits for it once a micro-batch
-# instead of once a layer.
-
-_ASKED: ContextVar[list[Tensor] | None] = ContextVar("asked", default=None)
-
-
-def is_waited_for(x: Tensor) -> bool:
-    """Whether reading a number of x makes the host wait for a device that it otherwise runs ahead of."""
-    return x.device.type != "cpu"
-
-
-def any_of(flags: Tensor) -> bool:
-    """Whether any of them is set; inside `put_off`, and not on the host, it answers no and leaves the question open."""
-    asked = _ASKED.get()
-    if asked is None or not is_waited_for(flags):
-        return bool(flags.any())
-    asked.append(flags.any())
-    return False
-
-
-@contextmanager
-def put_off() -> Iterator[list[Tensor]]:
-    """The questions that `any_of` leaves open in here, each one flag `[]`; what was computed holds where all answers are no."""
-    asked: list[Tensor] = []
-    token = _ASKED.set(asked)
-    try:
-        yield asked
-    finally:
-        _ASKED.reset(token)
-
-
-def answered(questions: Sequence[Tensor]) -> list[bool]:
-    """The answers, fetched in one transfer."""
-    return [bool(x) for x in torch.stack([*questions]).tolist()] if questions else []
-
-
-# --------------------------------------------------------------------------------------------------
-# Norms of rows that round up: what every bound of an example's gradient is made of.
-
-TINY = 2.0**-80  # squared norms below it may have lost terms that are too small for float32
-_SHORT = 4096  # entries of a row whose squares may be summed in its own precision
-_REACH = 2.0**100
-
-
-def lengths(x: Tensor) -> Tensor:
-    """Upper bounds of the norms over the last axis, in float64; each row's is its own.
-
-    The sum of d squares in float32 is off by at most a share (d + 2) u, percents over millions of entries: long rows are cut
-    into short ones, whose sums are added in float64. Rows whose squares leave the range of float32 are taken again; on a card,
-    whose values the host does not wait for, they are bounded by √d times their largest entry.
-    """
-    d, info = x.shape[-1], torch.finfo(x.dtype)
-    if x.dtype != torch.float32:
-        return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
-    if d > _SHORT:
-        return torch.linalg.vector_norm(torch.stack([lengths(part) for part in x.split(_SHORT, -1)], -1), dim=-1)
-    square = torch.linalg.vector_norm(x, dim=-1).double().square()
-    found = (square * (1 + (d + 2) * info.eps)).sqrt()
-    again = ~((square >= TINY) & (square < math.inf))
-    if d and is_waited_for(x):
-        return torch.where(again, torch.linalg.vector_norm(x, math.inf, dim=-1).double() * math.sqrt(d), found)
-    if bool(again.any()):
-        found[again] = torch.linalg.vector_norm(x[again], dim=-1, dtype=torch.float64)
-    return found
-
-
-def within_reach(lengths: Tensor, inputs: Tensor) -> Tensor:
-    """Lengths of a layer's inputs, infinite beyond 2¹⁰⁰ in float32, so that such an example counts nothing.
-
-    In the sum its output gradients times its clip factor would be below the least normal number, and their rounding, times
-    such inputs, more than the clip allows.
-    """
-    return lengths.masked_fill(lengths > _REACH, math.inf) if inputs.dtype == torch.float32 else lengths
+    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
+        """Return an upper bound `[N]` of the rounding of `inner_products`."""
+        return dot_rounding(span.size) * roundoff(self.gradients) * span.length * norms
 
 
 # --------------------------------------------------------------------------------------------------
 # Convolutions in the normal form: patches are rows of `a`, output positions are the shared axis.
 
 _WEIGHT_GRADIENT = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
+_FEW_COLUMNS = 32  # then a copy beats the convolution
 
 
 @dataclass(frozen=True)
-class ConvBlock:
+class ConvBlock(_Block):
     """A convolution's inputs and output gradients before any patch is formed.
 
     Attributes:
@@ -331,67 +689,110 @@ class ConvBlock:
 
     @property
     def batch_size(self) -> int:
-        """Number of examples N."""
+        """Return the number of examples N."""
         return self.x.shape[0] // self.views
 
     @property
     def positions(self) -> int:
-        """Output positions T of one example, those of all its views."""
+        """Return the output positions T of one example, those of all its views."""
         return self.views * math.prod(self.b.shape[2:])
-
-    def examples(self, chosen: slice) -> ConvBlock:
-        """The block of some of the examples."""
-        rows = slice(chosen.start * self.views, chosen.stop * self.views)
-        return replace(self, x=self.x[rows], b=self.b[rows])
 
     @property
     def d_in(self) -> int:
-        """Width of a patch row of one group, the homogeneous coordinate included."""
-        return self.weight * (self.x.shape[1] // self.groups) * math.prod(self.kernel) + self.bias
+        """Return the width of a patch row of one group, the homogeneous coordinate included."""
+        width = (self.x.shape[1] // self.groups) * math.prod(self.kernel)
+        return self.weight * width + self.bias
 
     @property
     def d_out(self) -> int:
-        """Output channels of one group."""
+        """Return the output channels of one group."""
         return self.b.shape[1] // self.groups
 
+    @property
+    def dimensions(self) -> tuple[int, int, int]:
+        """Return positions T, input features d_in and output features d_out."""
+        return self.positions, self.d_in, self.d_out
+
+    @property
+    def num_entries(self) -> int:
+        """Return the entries of one example's gradient."""
+        return self.groups * self.d_out * self.d_in
+
+    def select(self, rows: slice) -> ConvBlock:
+        """Return the block of the examples start … stop."""
+        rows = _repeat_slice(rows, self.views)
+        return replace(self, x=self.x[rows], b=self.b[rows])
+
+    def merge_rows(self, count: int, size: int) -> ConvBlock:
+        """Return the block of `count` examples, each the sum of `size` consecutive rows."""
+        return replace(self.select(slice(0, count * size)), views=self.views * size)
+
+    def join(self, others: Sequence[Any]) -> ConvBlock | Outer:
+        """Return several calls of one convolution as one block.
+
+        The calls become views where their shapes agree. Otherwise their patches are formed.
+        """
+        calls = [self, *others]
+        joined = None
+        if all(isinstance(call, ConvBlock) for call in calls):
+            joined = interleave_calls(calls)
+        return self.outer().join(others) if joined is None else joined
+
     def outer(self) -> Outer:
-        """The explicit normal form: a `[N * groups, T, d_in]`, b `[N * groups, T, d_out]`."""
-        b = self._joined(self.b.reshape(len(self.b) * self.groups, self.d_out, -1).transpose(1, 2))
+        """Return the explicit form: a `[N * groups, T, d_in]`, b `[N * groups, T, d_out]`."""
+        b = self._output_rows()
         columns = []
         if self.weight:
             columns.append(self._patches())
         if self.bias:
             columns.append(b.new_ones(*b.shape[:2], 1))
-        return Outer(columns[0] if len(columns) == 1 else torch.cat(columns, -1), b, self.groups)
+        return Outer(_concatenate(columns), b, self.groups)
+
+    def for_curvature(self) -> Outer | Patched:
+        """Return the block as factors are computed from it, with its patches not formed yet."""
+        return self.patched()
 
     def patched(self) -> Outer | Patched:
-        """The normal form before patches are formed; explicit where the bias alone is trained, which reads none."""
+        """Return the normal form before patches are formed.
+
+        It is explicit where the bias alone is trained, which reads no patch.
+        """
         if not self.weight:
             return self.outer()
-        b = self._joined(self.b.reshape(len(self.b) * self.groups, self.d_out, -1).transpose(1, 2))
+        b = self._output_rows()
         view = self._windows()
         view = view.view(self.batch_size, self.views, self.groups, -1, *view.shape[2:])
         return Patched(view, b, self.bias)
 
-    def _joined(self, rows: Tensor) -> Tensor:
-        """`[N * views * groups, T / views, d]` to `[N * groups, T, d]`: the positions of the views one after the other."""
+    def _output_rows(self) -> Tensor:
+        """Return the output gradients as rows `[N * groups, T, d_out]`."""
+        rows = self.b.reshape(len(self.b) * self.groups, self.d_out, -1)
+        return self._join_views(rows.transpose(1, 2))
+
+    def _join_views(self, rows: Tensor) -> Tensor:
+        """Return `[N * groups, T, d]` from `[N * views * groups, T / views, d]`."""
         if self.views == 1:
             return rows
         split = rows.reshape(-1, self.views, self.groups, *rows.shape[1:]).transpose(1, 2)
         return split.reshape(self.batch_size * self.groups, -1, rows.shape[2])
 
     def _patches(self) -> Tensor:
-        """Patches `[N * groups, T, c_in / groups * prod(kernel)]`."""
-        return self._joined(self._columns().transpose(1, 2))
+        """Return patches `[N * groups, T, c_in / groups * prod(kernel)]`."""
+        return self._join_views(self._columns().transpose(1, 2))
 
     def _columns(self) -> Tensor:
-        """Patches as columns `[N * views * groups, c_in / groups * prod(kernel), T / views]` by a strided view and one copy."""
+        """Return patches as columns by a strided view and one copy.
+
+        Their shape is `[N * views * groups, c_in / groups * prod(kernel), T / views]`.
+        """
         windows = self._windows()
         return windows.reshape(len(windows) * self.groups, -1, math.prod(self.b.shape[2:]))
 
     def _windows(self) -> Tensor:
-        """Patches `[N * views, c_in, *kernel, *positions]` as a strided view of the padded input."""
-        pads = [p for size in reversed(self.padding) for p in (size, size)]
+        """Return a strided view of the padded input, `[N * views, c_in, *kernel, *positions]`."""
+        pads = []
+        for size in reversed(self.padding):
+            pads += [size, size]
         x = F.pad(self.x, pads) if any(pads) else self.x.contiguous()
         steps = x.stride()[2:]
         shape = (*x.shape[:2], *self.kernel, *self.b.shape[2:])
@@ -403,119 +804,195 @@ class ConvBlock:
         return x.as_strided(shape, strides)
 
     def per_example(self) -> Tensor:
-        """Materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution: examples as groups, views as batch.
+        """Return materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution.
 
-        Where a gradient is smaller than what it is made of, each view has its own, and they are added: nothing is laid out anew.
+        Examples are its groups and views its batch. Where a gradient is smaller than what it is
+        made of, each view has its own gradient and these are added, so that nothing is copied.
         """
-        if self.views > 1 and self.d_in * self.d_out * self.groups <= (self.x[0].numel() + self.b[0].numel()):
+        if self.views > 1 and self.num_entries <= self.x[0].numel() + self.b[0].numel():
             each = replace(self, views=1).per_example()
-            return each.view(self.batch_size, self.views, self.groups, *each.shape[1:]).sum(1).flatten(0, 1)
+            each = each.view(self.batch_size, self.views, self.groups, *each.shape[1:])
+            return each.sum(1).flatten(0, 1)
         n = self.batch_size
         parts = []
         if self.weight:
-            if self.d_in <= _FEW_COLUMNS:
-                b = self._joined(self.b.reshape(len(self.b) * self.groups, self.d_out, -1).transpose(1, 2))
-                columns = self._columns() if self.views == 1 else self._patches().transpose(1, 2)
-                parts.append(torch.bmm(columns, b).transpose(1, 2))  # the faster order, with channels last above all
-            else:
-                gradient = self._weight_gradient(self._side_by_side(self.x), self._side_by_side(self.b), n)
-                parts.append(gradient.reshape(n * self.groups, self.d_out, -1))
+            parts.append(self._weight_gradients())
         if self.bias:
             sums = self.b.flatten(2).sum(-1).view(n, self.views, self.b.shape[1]).sum(1)
             parts.append(sums.reshape(n * self.groups, self.d_out, 1))
-        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+        return _concatenate(parts)
 
-    def _side_by_side(self, x: Tensor) -> Tensor:
-        """`[N * views, c, *spatial]` to `[views, N * c, *spatial]`."""
+    def _weight_gradients(self) -> Tensor:
+        """Return materialised weight gradients `[N * groups, d_out, width]`."""
+        if self.d_in <= _FEW_COLUMNS:
+            columns = self._columns() if self.views == 1 else self._patches().transpose(1, 2)
+            # The faster order of the two, above all with channels last.
+            return torch.bmm(columns, self._output_rows()).transpose(1, 2)
+        n = self.batch_size
+        x, b = self._examples_as_channels(self.x), self._examples_as_channels(self.b)
+        return self._weight_gradient(x, b, n).reshape(n * self.groups, self.d_out, -1)
+
+    def _examples_as_channels(self, x: Tensor) -> Tensor:
+        """Return `[views, N * c, *spatial]` from `[N * views, c, *spatial]`."""
         split = x.reshape(self.batch_size, self.views, *x.shape[1:]).transpose(0, 1)
         return split.reshape(self.views, -1, *x.shape[2:])
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Σ_n weights_n g_n as `[c_out, d_in]` for weights `[N]`, without forming any g_n."""
-        weights = weights if self.views == 1 else weights.repeat_interleave(self.views)
-        b = self.b * weights.view(-1, *[1] * (self.b.dim() - 1))
+    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
+        """Return Σ_n weights_n g_n as `[c_out, d_in]`, without forming any g_n."""
+        weights = weights.to(self.b.dtype)
+        if self.views > 1:
+            weights = weights.repeat_interleave(self.views)
+        b = _mask(self.b, excluded, self.views)
+        b = b * weights.view(-1, *[1] * (b.dim() - 1))
         parts = []
         if self.weight:
-            parts.append(self._weight_gradient(self.x, b, 1).flatten(1))
+            x = _mask(self.x, excluded, self.views)
+            parts.append(self._weight_gradient(x, b, 1).flatten(1))
         if self.bias:
             parts.append(b.flatten(2).sum((0, 2)).unsqueeze(-1))
-        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+        return _concatenate(parts)
 
     def _weight_gradient(self, x: Tensor, b: Tensor, copies: int) -> Tensor:
-        """Weight gradient `[copies * c_out, c_in / groups, *kernel]` of a convolution with `copies` times the groups."""
+        """Return the weight gradient of a convolution with `copies` times the groups.
+
+        Its shape is `[copies * c_out, c_in / groups, *kernel]`.
+        """
         shape = (copies * self.b.shape[1], self.x.shape[1] // self.groups, *self.kernel)
         backward = _WEIGHT_GRADIENT[len(self.kernel)]
-        return backward(x, shape, b, self.stride, self.padding, self.dilation, self.groups * copies)
+        groups = self.groups * copies
+        return backward(x, shape, b, self.stride, self.padding, self.dilation, groups)
 
-    def magnitudes(self, positions: Tensor | None = None) -> Tensor:
-        """An upper bound `[N]` of Σ_t ‖a_t‖ ‖b_t‖ by Cauchy–Schwarz: √(Σ‖a_t‖²) √(Σ‖b_t‖²); `own_positions` where at hand."""
-        size = self.batch_size, self.views
-        x, b = (lengths(_as_stored(side)) for side in (self.x, self.b))
-        x, b = (torch.linalg.vector_norm(side.view(size), dim=1) for side in (within_reach(x, self.x), b))
-        ones = (self.own_positions() if positions is None else positions) if self.bias else 0.0
-        return (x.square() * math.prod(self.kernel) * self.weight + ones).sqrt() * b
+    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
+        """Return an upper bound `[N]` of the rounding of `inner_products`."""
+        magnitudes, terms = self.magnitudes()
+        return _summed_error(span, norms, gain, terms, magnitudes, self.b)
 
-    def own_positions(self) -> Tensor:
-        """Output positions of each example, all its views together, that have a gradient `[N]`."""
-        if _is_channels_last(self.b):  # reductions over a short last axis are slow; sums of |b| are zero where all of b is
+    def magnitudes(self) -> tuple[Tensor, Tensor]:
+        """Return upper bounds of Σ_t ‖a_t‖ ‖b_t‖ and the positions with a gradient, `[N]`.
+
+        The bound is √(Σ‖a_t‖²) √(Σ‖b_t‖²), by Cauchy–Schwarz.
+        """
+        positions = self.count_positions()
+        size = (self.batch_size, self.views)
+        inputs = row_norms(_rows_in_memory_order(self.x))
+        outputs = row_norms(_rows_in_memory_order(self.b))
+        inputs = limit_inputs(inputs, self.x).view(size)
+        inputs = torch.linalg.vector_norm(inputs, dim=1)
+        outputs = torch.linalg.vector_norm(outputs.view(size), dim=1)
+        ones = positions if self.bias else 0.0
+        squares = inputs.square() * math.prod(self.kernel) * self.weight + ones
+        return squares.sqrt() * outputs, positions
+
+    def count_positions(self) -> Tensor:
+        """Return how many output positions of each example have a gradient, `[N]`."""
+        if _is_channels_last(self.b):
+            # Reductions over a short last axis are slow. A sum of |b| is 0 where all of b is.
             rows = self.b.movedim(1, -1).flatten(0, -2).abs()
             moved = (torch.mv(rows, rows.new_ones(rows.shape[1])) != 0).view(len(self.b), -1)
         else:
-            moved = self.b.abs().amax(1) != 0  # three times as fast as any(), and NaN is not zero
+            # Three times as fast as any(), and NaN is not zero.
+            moved = self.b.abs().amax(1) != 0
         return moved.flatten(1).sum(1).view(self.batch_size, self.views).sum(1)
 
 
-AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock | Formed
+Block = Outer | Patched | Lookup | PerExample | Tied
+"""What curvature reads."""
+AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock | MaterializedGradients
+"""What clipping reads."""
+
+
+def _summed_error(
+    span: Span, norms: Tensor, gain: float, terms: Tensor, magnitudes: Tensor, b: Tensor
+) -> Tensor:
+    """Return the rounding of inner products and of gradients that are formed again for the sum."""
+    products = dot_rounding(span.size) * span.length * norms
+    return roundoff(b) * (products + 2 * terms * gain * magnitudes)
+
+
+def _merge_positions(x: Tensor, count: int, size: int, groups: int) -> Tensor:
+    """Return `[count * groups, size * T, d]` from `[N * groups, T, d]`."""
+    _, positions, d = x.shape
+    x = x[: count * size * groups]
+    if size == 1:
+        return x
+    if groups == 1:
+        return x.reshape(count, size * positions, d)
+    split = x.view(count, size, groups, positions, d).transpose(1, 2)
+    return split.reshape(count * groups, size * positions, d)
+
+
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """Return tensors side by side; a single one is not copied."""
+    return torch.cat([*parts], -1) if len(parts) > 1 else parts[0]
 
 
 def _is_channels_last(x: Tensor) -> bool:
     return not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
-def _as_stored(x: Tensor) -> Tensor:
-    """`[N, c, *spatial]` as rows `[N, c * prod(spatial)]`, in the order of the memory: a view for either order of channels."""
+def _rows_in_memory_order(x: Tensor) -> Tensor:
+    """Return a view of `[N, c, *spatial]` as rows `[N, c * prod(spatial)]`, in memory order."""
     return (x.movedim(1, -1) if _is_channels_last(x) else x).flatten(1)
 
 
-_FEW_COLUMNS = 32  # below this many columns a strided copy and a batched product beat the grouped convolution
+def write_out_patches(block: Block) -> Outer | Lookup | PerExample | Tied:
+    """Return a block with the patches of a convolution written out."""
+    return block.explicit() if isinstance(block, Patched) else block
 
 
-def interleaved(blocks: Sequence[ConvBlock]) -> ConvBlock | None:
-    """Several calls of one convolution as one block whose views are the calls, or None where their shapes differ."""
+def join_uses(blocks: Sequence[AnyBlock]) -> AnyBlock:
+    """Return several uses of one layer as one block, whose gradient is their sum.
+
+    Where one of them is materialised, all are.
+    """
+    if len(blocks) == 1:
+        return blocks[0]
+    for block in blocks:
+        if isinstance(block, MaterializedGradients):
+            gradients = [x.per_example() for x in blocks]  # type: ignore[union-attr]
+            return replace(block, gradients=torch.stack(gradients).sum(0))
+    first, *others = blocks
+    assert not isinstance(first, MaterializedGradients | Tied)
+    return first.join(others)
+
+
+def interleave_calls(blocks: Sequence[Any]) -> ConvBlock | None:
+    """Return several calls of one convolution as one block, or None where their shapes differ.
+
+    The calls become views of the block.
+    """
     first = blocks[0]
-    for other in blocks[1:]:
-        if _settings(other) != _settings(first):
-            return None
+    if any(_settings(block) != _settings(first) for block in blocks[1:]):
+        return None
 
-    def merged(parts: list[Tensor]) -> Tensor:
-        n, views = first.batch_size, first.views
-        split = [part.reshape(n, views, *part.shape[1:]) for part in parts]
+    def interleave(parts: list[Tensor]) -> Tensor:
+        shape = (first.batch_size, first.views)
+        split = [part.reshape(*shape, *part.shape[1:]) for part in parts]
         return torch.cat(split, 1).flatten(0, 1)
 
-    x, b = merged([block.x for block in blocks]), merged([block.b for block in blocks])
+    x = interleave([block.x for block in blocks])
+    b = interleave([block.b for block in blocks])
     return replace(first, x=x, b=b, views=first.views * len(blocks))
 
 
-def _settings(block: ConvBlock) -> tuple[object, ...]:
-    rest = block.kernel, block.stride, block.padding, block.dilation, block.groups, block.weight, block.bias, block.views
-    return block.x.shape, block.b.shape, *rest
+def _settings(block: ConvBlock) -> ConvBlock:
+    """Return the block with the shapes of its tensors in their place."""
+    return replace(block, x=block.x.shape, b=block.b.shape)  # type: ignore[arg-type]
 
 
 def conv_block(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, b: Tensor) -> ConvBlock:
-    """The block of one call of a convolution module.
+    """Return the block of one call of a convolution module.
 
     Args:
         module: the convolution.
         x: its input `[N, c_in, *spatial]`.
         b: gradient of the summed losses with respect to its output `[N, c_out, *positions]`.
     """
-    padding: tuple[int, ...]
+    padding = (0,) * len(module.kernel_size)
     if module.padding_mode != "zeros":
         x = F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
-        padding = (0,) * len(module.kernel_size)
     elif isinstance(module.padding, str):
         x = F.pad(x, module._reversed_padding_repeated_twice)
-        padding = (0,) * len(module.kernel_size)
     else:
         padding = tuple(module.padding)
     return ConvBlock(
@@ -531,64 +1008,19 @@ def conv_block(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, b: Tensor) 
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Weighted sums of per-example gradients: the second half of clipping, without forming a gradient
-# again.
-
-
-def weighted_sum(block: AnyBlock, weights: Tensor, broken: Tensor | None = None) -> Tensor | dict[str, Tensor]:
-    """Σ_n weights_n g_n of one layer.
+def weighted_sum(
+    block: AnyBlock, weights: Tensor, excluded: Tensor | None = None
+) -> Tensor | dict[str, Tensor]:
+    """Return Σ_n weights_n g_n of one layer.
 
     Args:
         block: the layer's contribution.
         weights: `[N]`.
-        broken: mask `[N]` of examples whose gradient is not finite, or None; their rows are zeroed first, since 0 · NaN
-            is NaN.
+        excluded: mask `[N]` of examples whose gradient is not finite, or None. Their rows are
+            zeroed first, since 0 · NaN is NaN.
 
     Returns:
-        A matrix `[groups * d_out, d_in]` (an embedding: `[num_rows, d_out]`), or role to tensor for materialised blocks.
+        A matrix `[groups * d_out, d_in]` (an embedding: `[num_rows, d_out]`), or role to tensor
+        for gradients that are materialised by role.
     """
-    match block:
-        case PerExample():
-            return {
-                role: torch.tensordot(weights.to(g.dtype), _without(g, broken), dims=1)
-                for role, g in block.grads.items()
-            }
-        case Formed():
-            g = _without(block.gradients, broken, block.groups)
-            flat = weights.to(g.dtype) @ g.reshape(weights.shape[0], -1)
-            return flat.view(-1, g.shape[-1])
-        case Lookup():
-            rows = _without(block.b, broken) * weights.to(block.b.dtype).view(-1, 1, 1)
-            total = rows.new_zeros(block.num_rows, rows.shape[-1])
-            return total.index_add_(0, block.ids.flatten(), rows.flatten(0, 1))
-        case Tied():
-            total = _outer_sum(block.outer, weights.to(block.outer.b.dtype), broken)
-            rows = _without(block.lookup.b, broken) * weights.to(block.lookup.b.dtype).view(-1, 1, 1)
-            return total.index_add_(0, block.lookup.ids.flatten(), rows.flatten(0, 1))
-        case ConvBlock():
-            x, b = (_without(side, broken, block.views) for side in (block.x, block.b))
-            clean = replace(block, x=x, b=b)
-            return clean.weighted_sum(weights.to(block.b.dtype))
-        case Outer():
-            return _outer_sum(block, weights.to(block.b.dtype), broken)
-
-
-def _outer_sum(block: Outer, weights: Tensor, broken: Tensor | None) -> Tensor:
-    a, b = _without(block.a, broken, block.groups), _without(block.b, broken, block.groups)
-    n, g = weights.shape[0], block.groups
-    if g == 1:
-        scaled = (b * weights.view(-1, 1, 1)).flatten(0, 1)
-        total = scaled.T @ a.flatten(0, 1)
-        return torch.cat([total, scaled.sum(0).unsqueeze(1)], 1) if block.homogeneous else total
-    scaled = b * weights.repeat_interleave(g).view(-1, 1, 1)
-    pair = (scaled.view(n, g, *scaled.shape[1:]), a.view(n, g, *a.shape[1:]))
-    return torch.einsum("ngto,ngti->goi", *pair).flatten(0, 1)
-
-
-def _without(x: Tensor, broken: Tensor | None, each: int = 1) -> Tensor:
-    """x with the rows of broken examples set to zero, `each` rows an example."""
-    if broken is None:
-        return x
-    rows = broken if each == 1 else broken.repeat_interleave(each)
-    return x.masked_fill(rows.view(-1, *[1] * (x.dim() - 1)), 0)
+    return block.weighted_sum(weights, excluded)

@@ -1,7 +1,8 @@
-"""Metrics: the values in which curvature hands a preconditioner to the norm engine.
+"""Metrics: the preconditioner maps, and how gradients are mapped by them.
 
-A metric assigns each layer a linear map `z = U_out g U_in` of its per-example gradient. Norms are taken of z, the clipped
-sum is mapped once, noise is added in the coordinates of z. A layer without an entry keeps the identity.
+A metric assigns each layer a linear map `z = U_out g U_in` of its per-example gradient. Norms are
+taken of z, the clipped sum is mapped once, and noise is added in the coordinates of z. A layer
+without an entry keeps the identity.
 """
 
 from __future__ import annotations
@@ -11,132 +12,234 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+_Stored = TypeVar("_Stored", bound="_TensorFields")
+
+
+class _TensorFields:
+    """What dataclasses of tensors and numbers share: they move to a device and are serialised."""
+
+    def to(self: _Stored, device: torch.device | str) -> _Stored:
+        """Return the same map with its tensors on a device."""
+        tensors = {}
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                tensors[f.name] = value.to(device)
+        return replace(self, **tensors)  # type: ignore[type-var]
+
+    def pack_fields(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+        """Return the fields by name, with the key of each stored tensor in its place."""
+        packed = {}
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                value = tensors.put(f"{key}.{f.name}", value)
+            packed[f.name] = value
+        return packed
+
+
+def _unpack_fields(
+    kind: type[_Stored], packed: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> _Stored:
+    """Return the object whose `pack_fields` these are."""
+    values = {}
+    for f in fields(kind):  # type: ignore[arg-type]
+        value = packed[f.name]
+        is_absent = value is None and "None" in str(f.type)
+        is_tensor = "Tensor" in str(f.type) and not is_absent
+        values[f.name] = tensors[value] if is_tensor else value
+    return kind(**values)
+
+
+# --------------------------------------------------------------------------------------------------
+# Sides: the factors of a Kronecker map.
+
+
+class _Side(_TensorFields):
+    """What all sides share."""
+
+    kind: ClassVar[str]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Map the last axis of x `[..., d]`."""
+        raise NotImplementedError
+
+    def apply_homogeneous(self, x: Tensor) -> Tensor:
+        """Map (x, 1) for x `[..., d - 1]`."""
+        return self.apply(torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1))
+
+    def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
+        """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side.
+
+        Raises:
+            ValueError: a side that mixes coordinates.
+        """
+        raise ValueError("the input side of an embedding must be diagonal or the identity")
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Return whether the side mixes no two coordinates."""
+        return False
+
+    def cost(self, d: int) -> int:
+        """Return the multiplications to map one row of width d."""
+        return 0
+
+    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+        """Return the side as values for JSON, its tensors stored under names below `key`."""
+        return {"kind": self.kind, **self.pack_fields(key, tensors)}
+
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(_Side):
     """The side `U = factor · I`."""
 
     factor: float = 1.0
+    kind: ClassVar[str] = "identity"
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
         return x if self.factor == 1.0 else x * self.factor
 
-    def apply_homogeneous(self, x: Tensor) -> Tensor:
-        """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
-        return self.apply(torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1))
-
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
         return self.apply(x)
 
+    def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
+        """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
+        return self.apply(x)
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Return whether the side mixes no two coordinates."""
+        return True
+
     @property
     def bound(self) -> float:
-        """Operator norm of U."""
+        """Return the operator norm of U."""
         return abs(self.factor)
 
     def scaled(self, factor: float) -> Identity:
-        """The side `factor · U`."""
+        """Return the side `factor · U`."""
         return Identity(self.factor * factor)
 
     def inverse(self) -> Identity:
-        """The side `U⁻¹`."""
+        """Return the side `U⁻¹`."""
         return Identity(1 / self.factor)
 
     def square_diagonal(self) -> Tensor:
-        """The diagonal of U², as something that broadcasts over `[d]`."""
+        """Return the diagonal of U², as something that broadcasts over `[d]`."""
         return torch.tensor([self.factor**2], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class Diagonal(_Side):
     """The side `U = diag(scale)`, scale `[d]`."""
 
     scale: Tensor
+    kind: ClassVar[str] = "diagonal"
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
         return x * self.scale
 
-    def apply_homogeneous(self, x: Tensor) -> Tensor:
-        """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
-        return self.apply(torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1))
-
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
         return x * self.scale.unsqueeze(-1)
 
-    @cached_property  # a card is asked once a metric, not in every step
+    def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
+        """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
+        return x * self.scale[index].unsqueeze(-1)
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Return whether the side mixes no two coordinates."""
+        return True
+
+    def cost(self, d: int) -> int:
+        """Return the multiplications to map one row of width d."""
+        return d
+
+    # Cached: a GPU is read once a metric and not in every step.
+    @cached_property
     def bound(self) -> float:
-        """Operator norm of U."""
+        """Return the operator norm of U."""
         return float(self.scale.abs().max())
 
     def scaled(self, factor: float) -> Diagonal:
-        """The side `factor · U`."""
+        """Return the side `factor · U`."""
         return Diagonal(self.scale * factor)
 
     def inverse(self) -> Diagonal:
-        """The side `U⁻¹`."""
+        """Return the side `U⁻¹`."""
         return Diagonal(1 / self.scale)
 
     def square_diagonal(self) -> Tensor:
-        """The diagonal of U² `[d]`."""
+        """Return the diagonal of U² `[d]`."""
         return self.scale.square()
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(_Side):
     """The side `U = root`, a symmetric matrix `[d, d]` whose operator norm is `norm`."""
 
     root: Tensor
     norm: float
+    kind: ClassVar[str] = "dense"
 
     def apply(self, x: Tensor) -> Tensor:
-        """Map the last axis of x `[..., d]`; costs d² per row."""
+        """Map the last axis of x `[..., d]`, which costs d² per row."""
         return x @ self.root
 
     def apply_homogeneous(self, x: Tensor) -> Tensor:
         """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
-        return torch.addmm(self.root[-1], x.reshape(-1, x.shape[-1]), self.root[:-1]).view(*x.shape[:-1], -1)
+        rows = x.reshape(-1, x.shape[-1])
+        return torch.addmm(self.root[-1], rows, self.root[:-1]).view(*x.shape[:-1], -1)
 
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
         return self.root @ x
 
+    def cost(self, d: int) -> int:
+        """Return the multiplications to map one row of width d."""
+        return d * d
+
     @property
     def bound(self) -> float:
-        """Operator norm of U."""
+        """Return the operator norm of U."""
         return self.norm
 
     def scaled(self, factor: float) -> Dense:
-        """The side `factor · U`."""
+        """Return the side `factor · U`."""
         return Dense(self.root * factor, self.norm * abs(factor))
 
     def inverse(self) -> Dense:
-        """The side `U⁻¹`."""
+        """Return the side `U⁻¹`."""
         inverse = torch.linalg.inv(self.root.double())
         return Dense(inverse.to(self.root.dtype), float(torch.linalg.matrix_norm(inverse, 2)))
 
     def square_diagonal(self) -> Tensor:
-        """The diagonal of U² `[d]`."""
+        """Return the diagonal of U² `[d]`."""
         return self.root.square().sum(1)
 
 
 @dataclass(frozen=True)
-class LowRank:
-    """The side `U = tail · I + V diag(scale − tail) Vᵀ` with orthonormal V `[d, k]` and scale `[k]`.
+class LowRank(_Side):
+    """The side `U = tail · I + V diag(scale − tail) Vᵀ`, orthonormal V `[d, k]` and scale `[k]`.
 
-    The exact root of a factor that has only k eigenvalues besides its damping: costs 2·k·d per row instead of d².
+    It is the exact root of a factor that has only k eigenvalues besides its damping. It costs
+    2·k·d per row instead of d².
     """
 
     vectors: Tensor
     scale: Tensor
     tail: float
+    kind: ClassVar[str] = "lowrank"
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -158,9 +261,10 @@ class LowRank:
 
     def apply_homogeneous(self, x: Tensor) -> Tensor:
         """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
-        rows, d = x.reshape(-1, x.shape[-1]), x.shape[-1]
-        coordinates = torch.addmm(self.vectors[-1], rows, self.vectors[:-1]).mul_(self.scale - self.tail)
-        out = coordinates @ self.vectors.T
+        d = x.shape[-1]
+        rows = x.reshape(-1, d)
+        coordinates = torch.addmm(self.vectors[-1], rows, self.vectors[:-1])
+        out = coordinates.mul_(self.scale - self.tail) @ self.vectors.T
         out[:, :d].add_(rows, alpha=self.tail)
         out[:, d] += self.tail
         return out.view(*x.shape[:-1], d + 1)
@@ -170,32 +274,45 @@ class LowRank:
         coordinates = (self.scale - self.tail).unsqueeze(-1) * (self.vectors.T @ x)
         return self.tail * x + self.vectors @ coordinates
 
-    @cached_property  # a card is asked once a metric, not in every step
+    def cost(self, d: int) -> int:
+        """Return the multiplications to map one row of width d."""
+        return 2 * d * self.vectors.shape[1]
+
+    # Cached: a GPU is read once a metric and not in every step.
+    @cached_property
     def bound(self) -> float:
-        """Operator norm of U."""
-        return max(abs(self.tail), float(self.scale.abs().max()) if self.scale.numel() else 0.0)
+        """Return the operator norm of U."""
+        largest = float(self.scale.abs().max()) if self.scale.numel() else 0.0
+        return max(abs(self.tail), largest)
 
     def scaled(self, factor: float) -> LowRank:
-        """The side `factor · U`."""
+        """Return the side `factor · U`."""
         return LowRank(self.vectors, self.scale * factor, self.tail * factor)
 
     def inverse(self) -> LowRank:
-        """The side `U⁻¹`."""
+        """Return the side `U⁻¹`."""
         return LowRank(self.vectors, 1 / self.scale, 1 / self.tail)
 
     def square_diagonal(self) -> Tensor:
-        """The diagonal of U² `[d]`."""
+        """Return the diagonal of U² `[d]`."""
         return self.tail**2 + self.vectors.square() @ (self.scale.square() - self.tail**2)
 
 
 Side = Identity | Diagonal | Dense | LowRank
+_SIDES: dict[str, type[Side]] = {side.kind: side for side in (Identity, Diagonal, Dense, LowRank)}
+
+
+# --------------------------------------------------------------------------------------------------
+# Entries: the map of one layer. Each maps a matrix (`whiten`) or gradients by role
+# (`whiten_roles`), inverts, scales, moves to a device and is serialised.
 
 
 @dataclass(frozen=True)
 class Kronecker:
     """The map `z = output · g · input` of a matrix-shaped gradient g `[..., d_out, d_in]`.
 
-    `input` acts on the input features (the homogeneous coordinate last), `output` on the output features.
+    `input` acts on the input features (the homogeneous coordinate last), `output` on the output
+    features.
     """
 
     input: Side = field(default_factory=Identity)
@@ -203,60 +320,89 @@ class Kronecker:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the map changes nothing."""
+        """Return whether the map changes nothing."""
         return self.input == Identity() and self.output == Identity()
 
     @property
-    def folded(self) -> Kronecker:
-        """The same map, with a multiple of the identity on the output side moved to an input side that is a few vectors.
+    def bound(self) -> float:
+        """Return the operator norm of the map."""
+        return self.input.bound * self.output.bound
 
-        Rows of output gradients, or whole gradients, are then not multiplied by a number, which is a copy of each.
+    def merge_scalar(self) -> Kronecker:
+        """Return the same map, with a factor of the output side moved to a cheap input side.
+
+        Rows of output gradients, or whole gradients, are then not copied for a multiplication.
         """
-        if isinstance(self.output, Identity) and self.output.factor != 1.0 and isinstance(self.input, LowRank | Diagonal):
-            return Kronecker(self.input.scaled(self.output.factor))
-        return self
+        if not isinstance(self.output, Identity) or self.output.factor == 1.0:
+            return self
+        if not isinstance(self.input, LowRank | Diagonal):
+            return self
+        return Kronecker(self.input.scaled(self.output.factor))
 
     def whiten(self, g: Tensor) -> Tensor:
-        """z for g `[..., d_out, d_in]`."""
-        sides = self.folded
+        """Return z for g `[..., d_out, d_in]`."""
+        sides = self.merge_scalar()
         return sides.output.apply_left(sides.input.apply(g))
 
     def whiten_(self, g: Tensor) -> None:
         """Put z into the memory of g `[n, d_out, d_in]`."""
-        sides = self.folded
-        if isinstance(sides.input, LowRank) and sides.output == Identity() and g.is_contiguous():
+        sides = self.merge_scalar()
+        is_one_sided = sides.output == Identity() and g.is_contiguous()
+        if isinstance(sides.input, LowRank) and is_one_sided:
             sides.input.apply_(g)
         else:
             g.copy_(self.whiten(g))
 
+    def whiten_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients by role as they are: the map is one of matrices."""
+        return gradients
+
     def scaled(self, factor: float) -> Kronecker:
-        """The map `factor · z`."""
+        """Return the map `factor · z`."""
         return replace(self, output=self.output.scaled(factor))
 
     def inverse(self) -> Kronecker:
-        """The map that undoes this one."""
+        """Return the map that undoes this one."""
         return Kronecker(self.input.inverse(), self.output.inverse())
 
+    def to(self, device: torch.device | str) -> Kronecker:
+        """Return the same map with its tensors on a device."""
+        return Kronecker(self.input.to(device), self.output.to(device))
+
+    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+        """Return the map as values for JSON, its tensors stored under names below `key`."""
+        return {
+            "input": self.input.pack(f"{key}.input", tensors),
+            "output": self.output.pack(f"{key}.output", tensors),
+        }
+
     def variance(self) -> Tensor:
-        """Variance of every entry of `whiten(z)` for z of unit white noise; broadcasts to `[d_out, d_in]`."""
-        of_output, of_input = self.output.square_diagonal(), self.input.square_diagonal()
-        device = of_input.device if isinstance(self.output, Identity) else of_output.device  # an identity is on none
-        return torch.outer(of_output.to(device), of_input.to(device))
+        """Return the variance of every entry of `whiten(z)` for z of unit white noise.
+
+        It broadcasts to `[d_out, d_in]`.
+        """
+        output = self.output.square_diagonal()
+        into = self.input.square_diagonal()
+        # An identity lies on no device.
+        device = into.device if isinstance(self.output, Identity) else output.device
+        return torch.outer(output.to(device), into.to(device))
 
 
 @dataclass(frozen=True)
-class Eigenbasis:
-    """The symmetric map `z = Q_out (scale ⊙ (Q_outᵀ g Q_in)) Q_inᵀ` of a matrix-shaped gradient `[..., d_out, d_in]`.
+class Eigenbasis(_TensorFields):
+    """The symmetric map `z = Q_out (scale ⊙ (Q_outᵀ g Q_in)) Q_inᵀ` of g `[..., d_out, d_in]`.
 
-    What a root of a Kronecker product becomes when its eigenvalues are changed one by one (a floor on the product), and,
-    without rotations, any diagonal map. Norms do not factor over several positions: gradients are formed.
+    It is what the root of a Kronecker product becomes when its eigenvalues are changed one by one
+    (a floor on the product). Without rotations it is any diagonal map. Norms do not factor over
+    several positions, so gradients are materialised.
 
     Attributes:
         scale: `[d_out, d_in]`, positive.
-        input: Q_in `[d_in, d_in]` with orthonormal columns, None for the identity; the homogeneous coordinate is the last row.
+        input: Q_in `[d_in, d_in]` with orthonormal columns, None for the identity. The homogeneous
+            coordinate is the last row.
         output: Q_out `[d_out, d_out]`, None for the identity.
-        rest: where Q_in has only k columns `[d_in, k]` and scale is `[d_out, k]`: the one scale, positive, of all that is
-            orthogonal to them; None where Q_in is complete.
+        rest: the one scale, positive, of the orthogonal complement where Q_in has only k columns
+            `[d_in, k]` and scale is `[d_out, k]`. None where Q_in is complete.
     """
 
     scale: Tensor
@@ -266,26 +412,29 @@ class Eigenbasis:
 
     @property
     def is_identity(self) -> bool:
-        """Never: an entry that changes nothing is left out of a metric."""
+        """Return False: an entry that changes nothing is left out of a metric."""
         return False
 
-    @cached_property  # a card is asked once a metric, not in every step
+    # Cached: a GPU is read once a metric and not in every step.
+    @cached_property
     def bound(self) -> float:
-        """Operator norm of the map."""
+        """Return the operator norm of the map."""
         return max(float(self.scale.abs().max()), self.rest or 0.0)
 
     def rotate(self, g: Tensor) -> Tensor:
-        """Q_outᵀ g Q_in for g `[..., d_out, d_in]`."""
-        g = g if self.input is None else g @ self.input
+        """Return Q_outᵀ g Q_in for g `[..., d_out, d_in]`."""
+        if self.input is not None:
+            g = g @ self.input
         return g if self.output is None else self.output.T @ g
 
     def rotate_back(self, z: Tensor) -> Tensor:
-        """Q_out z Q_inᵀ."""
-        z = z if self.input is None else z @ self.input.T
+        """Return Q_out z Q_inᵀ."""
+        if self.input is not None:
+            z = z @ self.input.T
         return z if self.output is None else self.output @ z
 
     def whiten(self, g: Tensor) -> Tensor:
-        """The map of g `[..., d_out, d_in]`."""
+        """Return the map of g `[..., d_out, d_in]`."""
         if self.rest is None:
             return self.rotate_back(self.rotate(g) * self.scale)
         return g * self.rest + self.rotate_back(self.rotate(g) * (self.scale - self.rest))
@@ -294,36 +443,60 @@ class Eigenbasis:
         """Put z into the memory of g `[n, d_out, d_in]`."""
         g.copy_(self.whiten(g))
 
-    def parted(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """What is turned and scaled `[..., d_out, k]`, and what keeps its direction, scaled; their squares add up to ‖z‖²."""
-        assert self.rest is not None and self.input is not None
-        turned = g @ self.input
-        outside = (g - turned @ self.input.T) * self.rest
-        return (turned if self.output is None else self.output.T @ turned) * self.scale, outside
+    def whiten_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients by role as they are: the map is one of matrices."""
+        return gradients
 
-    def complete(self) -> Eigenbasis:
-        """The same map with all of Q_in written out."""
+    def split_low_rank(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the part of z along the columns of Q_in, and its orthogonal complement.
+
+        The first is rotated, `[..., d_out, k]`. The squares of both add up to ‖z‖².
+        """
+        assert self.rest is not None and self.input is not None
+        rotated = g @ self.input
+        complement = (g - rotated @ self.input.T) * self.rest
+        if self.output is not None:
+            rotated = self.output.T @ rotated
+        return rotated * self.scale, complement
+
+    def complete_basis(self) -> Eigenbasis:
+        """Return the same map with all of Q_in written out."""
         if self.rest is None or self.input is None:
             return self
         k, d = self.scale.shape[1], self.input.shape[0]
-        others = torch.linalg.qr(self.input.double(), mode="complete").Q[:, k:].to(self.input)
-        even = self.scale.new_full((self.scale.shape[0], d - k), self.rest)
-        return Eigenbasis(torch.cat([self.scale, even], 1), torch.cat([self.input, others], 1), self.output)
+        basis = torch.linalg.qr(self.input.double(), mode="complete").Q
+        complement = basis[:, k:].to(self.input)
+        scale = self.scale.new_full((self.scale.shape[0], d - k), self.rest)
+        return Eigenbasis(
+            torch.cat([self.scale, scale], 1), torch.cat([self.input, complement], 1), self.output
+        )
 
     def scaled(self, factor: float) -> Eigenbasis:
-        """The map `factor · z`."""
-        return replace(self, scale=self.scale * factor, rest=None if self.rest is None else self.rest * factor)
+        """Return the map `factor · z`."""
+        rest = None if self.rest is None else self.rest * factor
+        return replace(self, scale=self.scale * factor, rest=rest)
 
     def inverse(self) -> Eigenbasis:
-        """The map that undoes this one."""
-        return replace(self, scale=1 / self.scale, rest=None if self.rest is None else 1 / self.rest)
+        """Return the map that undoes this one."""
+        rest = None if self.rest is None else 1 / self.rest
+        return replace(self, scale=1 / self.scale, rest=rest)
+
+    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+        """Return the map as values for JSON, its tensors stored under names below `key`."""
+        return {"eigenbasis": self.pack_fields(key, tensors)}
 
     def variance(self) -> Tensor:
-        """Variance of every entry of `whiten(z)` for z of unit white noise `[d_out, d_in]`: (Q_out²) scale² (Q_in²)ᵀ."""
-        even = 0.0 if self.rest is None else self.rest**2
-        squares = self.scale.square() - even
-        squares = squares if self.input is None else squares @ self.input.square().T
-        return (squares if self.output is None else self.output.square() @ squares) + even
+        """Return the variance of every entry of `whiten(z)` for z of unit white noise.
+
+        It is (Q_out²) scale² (Q_in²)ᵀ, `[d_out, d_in]`.
+        """
+        complement = 0.0 if self.rest is None else self.rest**2
+        squares = self.scale.square() - complement
+        if self.input is not None:
+            squares = squares @ self.input.square().T
+        if self.output is not None:
+            squares = self.output.square() @ squares
+        return squares + complement
 
 
 @dataclass(frozen=True)
@@ -332,13 +505,46 @@ class Elementwise:
 
     scale: Mapping[str, Tensor]
 
+    @property
+    def is_identity(self) -> bool:
+        """Return False: an entry that changes nothing is left out of a metric."""
+        return False
+
+    def whiten(self, g: Tensor) -> Tensor:
+        """Refuse to map a matrix.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
+        )
+
+    def whiten_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the map of gradients by role. A role without a scale keeps its gradient."""
+        mapped = {}
+        for role, g in gradients.items():
+            mapped[role] = g * self.scale[role] if role in self.scale else g
+        return mapped
+
     def scaled(self, factor: float) -> Elementwise:
-        """The map `factor · z`."""
+        """Return the map `factor · z`."""
         return Elementwise({role: s * factor for role, s in self.scale.items()})
 
     def inverse(self) -> Elementwise:
-        """The map that undoes this one."""
+        """Return the map that undoes this one."""
         return Elementwise({role: 1 / s for role, s in self.scale.items()})
+
+    def to(self, device: torch.device | str) -> Elementwise:
+        """Return the same map with its tensors on a device."""
+        return Elementwise({role: s.to(device) for role, s in self.scale.items()})
+
+    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+        """Return the map as values for JSON, its tensors stored under names below `key`."""
+        roles = {}
+        for i, (role, scale) in enumerate(self.scale.items()):
+            roles[role] = tensors.put(f"{key}.{i}", scale)
+        return {"elementwise": roles}
 
 
 Entry = Kronecker | Eigenbasis | Elementwise
@@ -346,10 +552,10 @@ Metric = Mapping[str, Entry]
 
 
 def scale_metric(metric: Metric, factor: float) -> Metric:
-    """The metric `factor · U` for a positive finite factor.
+    """Return the metric `factor · U` for a positive finite factor.
 
     Raises:
-        ValueError: if the factor is not positive and finite.
+        ValueError: the factor is not positive and finite.
     """
     if not (factor > 0 and math.isfinite(factor)):
         raise ValueError(f"a metric can only be scaled by a positive finite factor, got {factor}")
@@ -357,19 +563,19 @@ def scale_metric(metric: Metric, factor: float) -> Metric:
 
 
 # --------------------------------------------------------------------------------------------------
-# The value in which a public subspace is handed to the norm engine: an orthonormal basis L over
-# groups of layers.
+# A public subspace: an orthonormal basis L over groups of layers.
 #
-#     embedding w = Lᵀ g,   residual r = g − L w,   stacked (α w / S₁, β r / S₂), clipped to the norms α and β
+#     embedding w = Lᵀ g,   residual r = g − L w,   stacked (α w / S₁, β r / S₂)
 #
-# One Gaussian is added to the stacked vector, whose sensitivity is √(α² + β²): √2 with both parts,
-# 1 for the embedding alone.
+# The two parts are clipped to the norms α and β. One Gaussian is added to the stacked vector, whose
+# sensitivity is √(α² + β²): √2 with both parts, 1 for the embedding alone.
 
-EMBEDDING = "<embedding>"  # name of the released embedding beside the names of parameters
+EMBEDDING = "<embedding>"
+"""Name of the released embedding, next to the names of parameters."""
 
 
 def clipping_of(residual_norm: float | None) -> str:
-    """What the clipping is called, with the residual or without; the sensitivity follows from the name."""
+    """Return the name of the clipping with the residual or without, which gives the sensitivity."""
     return "embedding" if residual_norm is None else "embedding_residual"
 
 
@@ -378,8 +584,9 @@ class Span:
     """One layer's rows of the basis of its group.
 
     Attributes:
-        vectors: the k directions of the group, role to `[k, *parameter.shape]`; a layer whose weight and bias are one matrix
-            has them under "" alone, `[k, d_out, d_in]`, in the form of its clipped sum.
+        vectors: the k directions of the group, role to `[k, *parameter.shape]`. A layer whose
+            weight and bias are one matrix has them under "" alone, `[k, d_out, d_in]`, in the form
+            of its clipped sum.
         start: where those k begin in the embedding of the whole gradient.
         length: Frobenius norm of the vectors.
     """
@@ -390,38 +597,57 @@ class Span:
 
     @property
     def rank(self) -> int:
-        """Directions k."""
+        """Return the number of directions k."""
         return next(iter(self.vectors.values())).shape[0]
 
     @property
+    def size(self) -> int:
+        """Return the entries of one direction."""
+        return sum(v[0].numel() for v in self.vectors.values())
+
+    @property
     def columns(self) -> slice:
-        """The entries of the embedding that belong to this layer's group."""
+        """Return the entries of the embedding that belong to this layer's group."""
         return slice(self.start, self.start + self.rank)
 
     def combine(self, embedding: Tensor) -> Tensor | dict[str, Tensor]:
-        """This layer's part of L w, in the form of its clipped sum, for the embedding of the whole gradient `[K]`."""
+        """Return this layer's part of L w, in the form of its clipped sum.
+
+        Args:
+            embedding: w of the whole gradient `[K]`.
+        """
         w = embedding[self.columns]
-        return self._form({role: torch.tensordot(w.to(v.dtype), v, dims=1) for role, v in self.vectors.items()})
+        return self._form(
+            {role: torch.tensordot(w.to(v.dtype), v, dims=1) for role, v in self.vectors.items()}
+        )
 
     @cached_property
     def diagonal(self) -> Tensor | dict[str, Tensor]:
-        """This layer's part of the diagonal of L Lᵀ: the variance of L w for w of unit white noise."""
+        """Return this layer's part of the diagonal of L Lᵀ.
+
+        It is the variance of L w for w of unit white noise.
+        """
         return self._form({role: v.square().sum(0) for role, v in self.vectors.items()})
 
     @staticmethod
     def _form(tensors: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
         return tensors[""] if "" in tensors else tensors
 
+    def to(self, device: torch.device | str) -> Span:
+        """Return the same on a device."""
+        return replace(self, vectors={role: v.to(device) for role, v in self.vectors.items()})
+
 
 @dataclass(frozen=True, eq=False)
 class Subspace(Mapping[str, Entry]):
-    """A metric that leaves every layer as it is, and a basis along which the gradient is then split in two.
+    """A metric that leaves every layer as it is, and a basis that splits the gradient in two.
 
     Attributes:
-        spans: layer name to its rows; the gradient of an absent layer is residual alone.
+        spans: layer name to its rows. The gradient of an absent layer is residual alone.
         embedding_norm: S₁.
-        residual_norm: S₂; None drops the residual.
-        share: α² / 2 where there are two parts, with α² + β² = 2: the embedding's share in what a release costs.
+        residual_norm: S₂. None drops the residual.
+        share: α² / 2 where there are two parts, with α² + β² = 2. It is the embedding's fraction
+            of what a release costs.
         defect: upper bound of ‖Lᵀ L − I‖.
     """
 
@@ -433,39 +659,41 @@ class Subspace(Mapping[str, Entry]):
 
     @property
     def clipping(self) -> str:
-        """The clipping that this split needs."""
+        """Return the clipping that this split needs."""
         return clipping_of(self.residual_norm)
 
     @property
     def embedding_scale(self) -> float:
-        """α / S₁."""
-        return (1.0 if self.residual_norm is None else math.sqrt(2 * self.share)) / self.embedding_norm
+        """Return α / S₁."""
+        alpha = 1.0 if self.residual_norm is None else math.sqrt(2 * self.share)
+        return alpha / self.embedding_norm
 
     @property
     def residual_scale(self) -> float:
-        """β / S₂; 0 where the residual is dropped."""
-        return 0.0 if self.residual_norm is None else math.sqrt(2 * (1 - self.share)) / self.residual_norm
+        """Return β / S₂, or 0 where the residual is dropped."""
+        if self.residual_norm is None:
+            return 0.0
+        return math.sqrt(2 * (1 - self.share)) / self.residual_norm
 
     @property
     def width(self) -> int:
-        """Entries K of the embedding."""
+        """Return the entries K of the embedding."""
         return max(span.columns.stop for span in self.spans.values())
 
     def to(self, device: torch.device | str) -> Subspace:
-        """The same on another device."""
-        spans = {n: replace(s, vectors={r: v.to(device) for r, v in s.vectors.items()}) for n, s in self.spans.items()}
-        return replace(self, spans=spans)
+        """Return the same on a device."""
+        return replace(self, spans={name: span.to(device) for name, span in self.spans.items()})
 
     def __getitem__(self, name: str) -> Entry:
-        """No layer has a map of its own."""
+        """Refuse: no layer has a map of its own."""
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        """Nothing."""
+        """Return an empty iterator."""
         return iter(())
 
     def __len__(self) -> int:
-        """Zero."""
+        """Return 0."""
         return 0
 
 
@@ -473,17 +701,20 @@ class Subspace(Mapping[str, Entry]):
 # A preconditioner as a flat dictionary of tensors, and back, without loss and without unpickling.
 #
 # Structure, names and Python floats go into one JSON text stored as bytes (`repr` of a float is
-# exact); tensors are stored under names with an index, since a layer's name may hold any character.
+# exact). Tensors are stored under names with an index, since a layer's name may hold any character.
 
-_Held = TypeVar("_Held", bound=Identity | Diagonal | Dense | LowRank | Eigenbasis)
 _META = "meta"
 _STORED = "stored"
 
 
-def pack(metric: Metric, spectra: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, Any]) -> dict[str, Tensor]:
+def pack(
+    metric: Metric, spectra: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """Flatten a metric, spectra and JSON-able values into tensors."""
-    tensors = _Once()
-    entries = [_pack_entry(f"metric.{i}", name, entry, tensors) for i, (name, entry) in enumerate(metric.items())]
+    tensors = TensorStore()
+    entries = []
+    for i, (name, entry) in enumerate(metric.items()):
+        entries.append({"layer": name, **entry.pack(f"metric.{i}", tensors)})
     curves: list[list[str]] = []
     for i, (name, sides) in enumerate(spectra.items()):
         for side, values in sides.items():
@@ -491,53 +722,30 @@ def pack(metric: Metric, spectra: Mapping[str, Mapping[str, Tensor]], rest: Mapp
             curves.append([name, side, tensors.put(key, values)])
     text = json.dumps({"metric": entries, "spectra": curves, "rest": dict(rest)})
     tensors.put(_META, torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone())
-    return tensors.held
+    return tensors.values
 
 
-class _Once:
-    """Tensors by key; one that several layers share is stored under its first key alone."""
+class TensorStore:
+    """Tensors by key. One that several layers share is stored under its first key alone."""
 
     def __init__(self) -> None:
-        self.held: dict[str, Tensor] = {}
+        self.values: dict[str, Tensor] = {}
         self._keys: dict[int, str] = {}
 
     def put(self, key: str, tensor: Tensor) -> str:
-        """The key that the tensor is stored under."""
+        """Store a tensor and return its key."""
         known = self._keys.get(id(tensor))
-        if known is not None and self.held[known] is tensor:
+        if known is not None and self.values[known] is tensor:
             return known
         self._keys[id(tensor)] = key
-        self.held[key] = tensor
+        self.values[key] = tensor
         return key
 
 
-def _pack_entry(key: str, name: str, entry: Entry, tensors: _Once) -> dict[str, Any]:
-    if isinstance(entry, Elementwise):
-        roles = {role: tensors.put(f"{key}.{i}", scale) for i, (role, scale) in enumerate(entry.scale.items())}
-        return {"layer": name, "elementwise": roles}
-    if isinstance(entry, Eigenbasis):
-        values = {f.name: getattr(entry, f.name) for f in fields(entry)}
-        stored = {k: tensors.put(f"{key}.{k}", x) if isinstance(x, Tensor) else x for k, x in values.items()}
-        return {"layer": name, "eigenbasis": stored}
-    sides = {side: _pack_side(f"{key}.{side}", getattr(entry, side), tensors) for side in ("input", "output")}
-    return {"layer": name, **sides}
-
-
-def _pack_side(key: str, side: Side, tensors: _Once) -> dict[str, Any]:
-    match side:
-        case Identity():
-            return {"kind": "identity", "factor": side.factor}
-        case Diagonal():
-            return {"kind": "diagonal", "scale": tensors.put(f"{key}.scale", side.scale)}
-        case Dense():
-            return {"kind": "dense", "root": tensors.put(f"{key}.root", side.root), "norm": side.norm}
-        case LowRank():
-            vectors = tensors.put(f"{key}.vectors", side.vectors)
-            return {"kind": "lowrank", "vectors": vectors, "scale": tensors.put(f"{key}.scale", side.scale), "tail": side.tail}
-
-
-def unpack(tensors: Mapping[str, Tensor]) -> tuple[Metric, dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """What `pack` was given.
+def unpack(
+    tensors: Mapping[str, Tensor],
+) -> tuple[Metric, dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Return what `pack` was given.
 
     Raises:
         ValueError: tensors that `pack` did not write.
@@ -550,71 +758,60 @@ def unpack(tensors: Mapping[str, Tensor]) -> tuple[Metric, dict[str, dict[str, T
             spectra.setdefault(name, {})[side] = tensors[key]
         return metric, spectra, state["rest"]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"not the state of a preconditioner, or a damaged one: {error!r}") from error
+        message = f"not the state of a preconditioner, or a damaged one: {error!r}"
+        raise ValueError(message) from error
 
 
 def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Entry:
     if "elementwise" in entry:
         return Elementwise({role: tensors[key] for role, key in entry["elementwise"].items()})
     if "eigenbasis" in entry:
-        stored = entry["eigenbasis"]
-        into, out = (None if stored[side] is None else tensors[stored[side]] for side in ("input", "output"))
-        rest = stored.get("rest")  # states written before the field existed do not have it
-        return Eigenbasis(tensors[stored["scale"]], into, out, None if rest is None else float(rest))
+        # States written before the field `rest` existed do not have it.
+        return _unpack_fields(Eigenbasis, {"rest": None, **entry["eigenbasis"]}, tensors)
     return Kronecker(_unpack_side(entry["input"], tensors), _unpack_side(entry["output"], tensors))
 
 
 def _unpack_side(side: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Side:
-    match side["kind"]:
-        case "identity":
-            return Identity(side["factor"])
-        case "diagonal":
-            return Diagonal(tensors[side["scale"]])
-        case "dense":
-            return Dense(tensors[side["root"]], side["norm"])
-        case "lowrank":
-            return LowRank(tensors[side["vectors"]], tensors[side["scale"]], side["tail"])
-    raise ValueError(f"unknown side {side['kind']!r}")
+    kind = side["kind"]
+    if kind not in _SIDES:
+        raise ValueError(f"unknown side {kind!r}")
+    return _unpack_fields(_SIDES[kind], side, tensors)
 
 
 def mismatch(shape: Mapping[str, Any], roles: Mapping[str, tuple[int, ...]]) -> str | None:
-    """What does not fit between the sides of a layer's map and the shapes of its parameters, or None.
+    """Return what does not fit between a layer's map and the shapes of its parameters, or None.
 
-    A weight may be stored as `[d_out, d_in]` or, as in transformers' Conv1D, as `[d_in, d_out]`. Which of the two it is
-    follows from the shape it had when the map was built, where that is known.
+    A weight may be stored as `[d_out, d_in]` or, as in transformers' Conv1D, as `[d_in, d_out]`.
+    Which of the two follows from the shape at the time the map was built, where that is known.
 
     Args:
-        shape: `kind`, the sizes of the sides and the `stored` shape of the weight, as `Preconditioner.shapes` holds them.
+        shape: `kind`, the sizes of the sides and the `stored` shape of the weight, as
+            `Preconditioner.shapes` holds them.
         roles: role to parameter shape, trainable parameters only.
     """
-    if shape["kind"] == "elementwise":
-        held = {role: tuple(s) for role, s in shape.items() if role not in ("kind", _STORED)}
-        return None if held == dict(roles) else f"parameters {dict(roles)}, the preconditioner {held}"
+    kind = shape["kind"]
+    if kind == "elementwise":
+        expected = {}
+        for role, size in shape.items():
+            if role not in ("kind", _STORED):
+                expected[role] = tuple(size)
+        if expected == dict(roles):
+            return None
+        return f"parameters {dict(roles)}, the preconditioner {expected}"
     d_in, d_out = shape["input"][0], shape["output"][0]
     weight = roles.get("weight", (*roles.get("bias", (0,)), 0))
-    if shape["kind"] in ("lookup", "tied"):
-        rows, columns = (d_in, d_out) if shape["kind"] == "lookup" else (d_out, d_in)
-        fits = (weight[0], weight[-1]) == (rows, columns)
-        return None if fits else f"a table {tuple(weight)}, the preconditioner one of {(rows, columns)}"
+    if kind in ("lookup", "tied"):
+        table = (d_in, d_out) if kind == "lookup" else (d_out, d_in)
+        if (weight[0], weight[-1]) == table:
+            return None
+        return f"a table {tuple(weight)}, the preconditioner one of {table}"
     stored = shape.get(_STORED)
     if "weight" in roles and stored is not None and tuple(stored) != tuple(weight):
         return f"a weight {tuple(weight)}, the preconditioner was built for {tuple(stored)}"
     bias = "bias" in roles
     columns = math.prod(weight[1:]) + bias
     fits = columns == d_in and weight[0] % d_out == 0
-    fits = fits or (len(weight) == 2 and (weight[0] + bias, weight[1]) == (d_in, d_out))
-    return None if fits else f"a gradient {(weight[0], columns)}, the preconditioner sides {(d_out, d_in)}"
-
-
-def moved(entry: Entry, device: torch.device | str) -> Entry:
-    """The same map with its tensors on a device."""
-    if isinstance(entry, Elementwise):
-        return Elementwise({role: scale.to(device) for role, scale in entry.scale.items()})
-    if isinstance(entry, Eigenbasis):
-        return _on(entry, device)
-    return Kronecker(_on(entry.input, device), _on(entry.output, device))
-
-
-def _on(value: _Held, device: torch.device | str) -> _Held:
-    tensors = {f.name: getattr(value, f.name) for f in fields(value) if isinstance(getattr(value, f.name), Tensor)}
-    return replace(value, **{name: tensor.to(device) for name, tensor in tensors.items()})
+    is_transposed = len(weight) == 2 and (weight[0] + bias, weight[1]) == (d_in, d_out)
+    if fits or is_transposed:
+        return None
+    return f"a gradient {(weight[0], columns)}, the preconditioner sides {(d_out, d_in)}"

@@ -368,7 +368,7 @@ def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> Lay
     rule = choice_for(block, metric).method
     if rule == "rank-one":
         return None
-    positions, d_in, d_out = _shape(block)
+    positions, d_in, d_out = block.dimensions
     seconds = norm_seconds(block, metric, timings)
     outer = block.outer() if isinstance(block, ConvBlock) else block
     sides = (

@@ -20,7 +20,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import AnyBlock, Formed, Lookup, PerExample
+from dpkfc.linalg.blocks import AnyBlock, Lookup, MaterializedGradients, PerExample
 from dpkfc.linalg.metric import Kronecker
 from dpkfc.linalg.norms import choice_for
 from dpkfc.report.costs import probe_inputs, smooth_loss
@@ -178,7 +178,7 @@ def _norm_method(block: AnyBlock | None, entry: Any) -> tuple[str, str]:
             return "materialised", "small or irregular"
         case Lookup():
             return "lookup", "of rows that were read"
-        case Formed():
+        case MaterializedGradients():
             return "materialised", "used outside its layer too"
     choice = choice_for(block, entry if isinstance(entry, Kronecker) else Kronecker())
     return choice.method, choice.reason

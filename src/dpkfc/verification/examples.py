@@ -643,7 +643,7 @@ def _coarsest_dtype(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
     dtypes = [layer.tensor(role).dtype for role in layer.parameters]
     for call in calls:
         if isinstance(call, Call):
-            dtypes += [output.dtype for output in call.outputs if output is not None]
+            dtypes += [output.dtype for output in call.output_gradients if output is not None]
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 

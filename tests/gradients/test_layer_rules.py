@@ -1,0 +1,145 @@
+"""Rules of users for their own modules, against a loop of autograd in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc import KFAC, FeatureNoise, PrivacyConfig, Session, register_layer_rule
+from dpkfc.gradients.calls import Call
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.rules import blocks_of
+from dpkfc.gradients.tape import Tape
+from tests.gradients.loop import assert_equals_a_loop, examples
+
+N, T, D = 5, 3, 4
+
+
+class Scale(nn.Module):
+    """A gain for every feature, times a factor that all examples share, and a bias for every feature."""
+
+    def __init__(self, width: int = D) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.randn(width))
+        self.offset = nn.Parameter(torch.randn(width))
+
+    def forward(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        scaled = x * self.gain
+        return (scaled if factor is None else scaled * factor) + self.offset
+
+
+def scale_rule(call: Call, batch_size: int) -> Mapping[str, Tensor]:
+    g = call.gradient
+    x = call.input * call.kwargs.get("factor", torch.ones(())).to(g)
+    return {"gain": (g * x).reshape(batch_size, -1, D).sum(1), "offset": g.reshape(batch_size, -1, D).sum(1)}
+
+
+register_layer_rule(Scale, scale_rule)
+
+
+class Net(nn.Module):
+    """A module with its own rule between linear layers, on single rows, sequences or with time first."""
+
+    def __init__(self, calls: int = 1, time_first: bool = False, factor: bool = False) -> None:
+        super().__init__()
+        self.first, self.scale, self.last = nn.Linear(3, D), Scale(), nn.Linear(D, 2)
+        self.calls, self.time_first = calls, time_first
+        self.register_buffer("factor", torch.rand(D) if factor else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.time_first:
+            x = x.transpose(0, 1)
+        for _ in range(self.calls):
+            x = torch.tanh(self.scale(x) if self.factor is None else self.scale(x, factor=self.factor))
+        if self.time_first:
+            x = x.transpose(0, 1)
+        return self.last(x)
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return model(batch[0]).flatten(1).sin().sum(1)
+
+
+@pytest.mark.parametrize("shape", [(N, 3), (N, T, 3)], ids=["rows", "sequences"])
+@pytest.mark.parametrize("calls", [1, 2], ids=["one call", "two calls"])
+@pytest.mark.parametrize("factor", [False, True], ids=["plain", "shared input"])
+def test_a_registered_rule_gives_the_gradients_of_autograd(shape: tuple[int, ...], calls: int, factor: bool) -> None:
+    torch.manual_seed(0)
+    model = Net(calls, factor=factor).double()
+    batch = (torch.randn(*shape, dtype=torch.float64),)
+    assert {layer.name: layer.rule for layer in find_layers(model)}["scale"] == "custom"
+    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
+
+
+def test_the_rule_sees_the_examples_in_front() -> None:
+    torch.manual_seed(0)
+    model = Net(time_first=True).double()
+    batch = (torch.randn(N, T, 3, dtype=torch.float64),)
+    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
+
+
+def test_the_rule_and_not_the_fallback_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpkfc.gradients.rules.fallback_gradients", None)
+    model = Net()
+    layers, x = find_layers(model), torch.randn(N, 3)
+    tape = Tape(model, layers)
+    with tape:
+        losses = loss_fn(model, (x,))
+    calls = tape.backward(losses)
+    (layer,) = [layer for layer in layers if layer.name == "scale"]
+    assert set(blocks_of(layer, calls["scale"], N).grads) == {"gain", "offset"}
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    torch.manual_seed(0)
+    model = Net().double()
+    model.scale.offset.requires_grad_(False)
+    batch = (torch.randn(N, 3, dtype=torch.float64),)
+    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
+
+
+def test_a_subclass_and_a_replaced_forward_take_the_fallback() -> None:
+    class Other(Scale):
+        pass
+
+    changed = Scale()
+    changed.forward = lambda x: x * changed.gain.square() + changed.offset  # type: ignore[method-assign]
+    model = nn.Sequential(Other(), changed)
+    assert [layer.rule for layer in find_layers(model)] == ["fallback", "fallback"]
+
+
+def test_gradients_of_another_shape_are_refused_by_name() -> None:
+    class Wrong(Scale):
+        pass
+
+    register_layer_rule(Wrong, lambda call, batch_size: {"gain": call.gradient.sum(0), "offset": call.gradient})
+    model = nn.Sequential(nn.Linear(3, D), Wrong())
+    layers, tape = find_layers(model), Tape(model, find_layers(model))
+    with tape:
+        losses = model(torch.randn(N, 3)).sum(1)
+    calls = tape.backward(losses)
+    with pytest.raises(ValueError, match=r"rule of layer '1' returned \(4,\) for 'gain'; return gradients of shape \(5, 4\)"):
+        blocks_of(layers[1], calls["1"], N)
+
+
+def test_only_classes_of_modules_have_rules() -> None:
+    with pytest.raises(TypeError, match=r"subclass of nn\.Module"):
+        register_layer_rule(torch.tanh, scale_rule)  # type: ignore[arg-type]
+
+
+def test_a_session_with_curvature_trains_a_module_with_its_own_rule() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    x = torch.randn(40, 3)
+    kfac = KFAC(probe=FeatureNoise(3), probe_size=16, every=2)
+    config = PrivacyConfig(expected_batch_size=8, steps=3, preconditioner=kfac, test_mode_seed=1)
+    plan = config.with_noise(1.0, 1e-3, len(x))
+    before = model.scale.gain.detach().clone()
+    with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), (x,)) as session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+    assert not torch.equal(model.scale.gain, before)
