@@ -18,7 +18,7 @@ from rich.text import Text
 
 from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
 from dpkfc.app.methods import METHODS, Method
-from dpkfc.app.settings import ConfigError, RunConfig, chosen, nearest
+from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
 from dpkfc.report.numbers import plain, rounded_up
@@ -152,14 +152,14 @@ def tune(
 
     Every method has the same number of trials, matched controls included. Stopped studies go on with the same --out.
     """
-    from dpkfc.app.settings import chosen
+    from dpkfc.app.settings import read_choices
     from dpkfc.app.tuning.pool import worker_count
     from dpkfc.app.tuning.tune import TuneSettings
     from dpkfc.app.tuning.tune import tune as run_tuning
 
     console = open_console()
     folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    settings = chosen(None, _settings(setting or []) | ({} if epsilon is None else {"epsilon": epsilon}))
+    settings = read_choices(None, _settings(setting or []) | ({} if epsilon is None else {"epsilon": epsilon}))
     study = TuneSettings(
         recipe=recipe, methods=tuple(method), trials=trials, controls=controls, search=search, count=count,
         optimizer=optimizer, settings=settings,
@@ -290,7 +290,7 @@ def train(
     if resume is not None:
         result = continue_run(resume, console, any_world_size=any_world_size)
     else:
-        result = run(run_config(chosen(config, settings)), console, any_world_size=any_world_size)
+        result = run(run_config(read_choices(config, settings)), console, any_world_size=any_world_size)
     _announce(result)
 
 
@@ -334,7 +334,7 @@ def demo(
     from dpkfc.app.preparation import LABELS
 
     console = open_console()
-    done = run_demo(chosen(None, settings), out, None if quiet else console)
+    done = run_demo(read_choices(None, settings), out, None if quiet else console)
     if done.interrupted:
         stopped = next(result for result in done.results.values() if result.interrupted)
         _announce(stopped)
@@ -355,7 +355,7 @@ def every_setting(
     from dpkfc.app.recipes.catalogue import run_config
     from dpkfc.app.settings import to_toml
 
-    sys.stdout.write(to_toml(run_config(chosen(config, settings))))
+    sys.stdout.write(to_toml(run_config(read_choices(config, settings))))
 
 
 @_with_settings(leave_out=("recipe", "out", "method"))
@@ -414,7 +414,7 @@ def audit(
     if run is not None:
         verdict = audits.audit_folder(run, kinds, canaries=canaries, runs=runs, console=bars)
     else:
-        verdict = audits.audit(run_config(chosen(config, settings)), kinds, canaries=canaries, runs=runs, console=bars)
+        verdict = audits.audit(run_config(read_choices(config, settings)), kinds, canaries=canaries, runs=runs, console=bars)
     console.print(audits.verdict_table(verdict))
     if not verdict.passed:
         raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold, or not for what lies in the folder")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from dpkfc.app.assembly import kfac
+from dpkfc.app.assembly import make_kfac
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.settings import ConfigError, RunConfig, nearest
 from dpkfc.report.costs import Costs, SideChoice, Timings, costs_of, default_cache, side_choices
@@ -113,7 +113,7 @@ def doctor_report(
     model, shape, inputs, name = load_target(target, input_shape, seed)
     defaults = {"recipe": target if ":" not in target else "digits"}
     own = find_recipe(target).probe if ":" not in target else None
-    curvature = kfac(run_config({**defaults, **settings}), shape, inputs, own)
+    curvature = make_kfac(run_config({**defaults, **settings}), shape, inputs, own)
     diagnosis = examine(model, curvature)
     if diagnosis.problem:
         raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")

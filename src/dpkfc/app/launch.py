@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from dpkfc import checkpoint
-from dpkfc.app.assembly import as_asked
+from dpkfc.app.assembly import undo_measurement
 from dpkfc.app.preparation import Prepared
 from dpkfc.app.run_folder import RunFolder, RunFolderError
-from dpkfc.app.settings import ConfigError, RunConfig, flatten, of_the_run, read_toml, to_toml
+from dpkfc.app.settings import ConfigError, RunConfig, deciding_settings, flatten, read_toml
 from dpkfc.distributed import Ranks, is_launched
 from dpkfc.privacy.ledger import verify
 
@@ -57,7 +57,7 @@ def check_alike(config: RunConfig, ranks: Ranks) -> None:
     Raises:
         RuntimeError: naming a process and the first setting that differs.
     """
-    ranks.agree(lambda: {f"setting {name}": (repr(value), None) for name, value in of_the_run(config).items()})
+    ranks.agree(lambda: {f"setting {name}": (repr(value), None) for name, value in deciding_settings(config).items()})
 
 
 def is_begun(config: RunConfig, ranks: Ranks) -> bool:
@@ -90,11 +90,10 @@ def is_begun(config: RunConfig, ranks: Ranks) -> bool:
 
 
 def _same(folder: RunFolder, config: RunConfig) -> bool:
-    """Whether a run folder was begun with these settings."""
-    if config.structure != "auto":
-        return folder.config.read_text("utf-8") == to_toml(config)
+    """Return whether a run folder was started with these settings."""
     written = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
-    return to_toml(as_asked(written, config)) == to_toml(config)
+    # A file does not hold the folder that it lies in.
+    return replace(undo_measurement(written, config), out=config.out) == config
 
 
 def _spent(folder: RunFolder) -> bool:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dpkfc.app import plots
-from dpkfc.app.assembly import how_chosen, kfac
+from dpkfc.app.assembly import describe_choice, make_kfac
 from dpkfc.app.plots import FILE, Curve, Figures, LayerSignal, LayerSpectra
 from dpkfc.app.preparation import LABELS, Prepared
 from dpkfc.app.recipes.recipe import Judged
@@ -70,7 +70,7 @@ def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
         releases=session.steps_done,
         ledger={"file": "ledger.jsonl", "releases": session.ledger.count, "head": session.ledger.head},
         assumed_public=_assumed_public(prepared),
-        chosen_by=how_chosen(config),
+        chosen_by=describe_choice(config),
         not_private=_unprotected(prepared),
         results={
             f"{task.score} on the {config.eval_on} set": judged.accuracy,
@@ -225,7 +225,7 @@ def _shown(prepared: Prepared) -> tuple[KFAC, str]:
         config = dataclasses.replace(config, source=sources[0], output_source="")
     if config.labels == "given":
         config = dataclasses.replace(config, labels="model")
-    return kfac(config, recipe.input_shape, own=recipe.probe), "noise" if other else "the probe"
+    return make_kfac(config, recipe.input_shape, recipe_probe=recipe.probe), "noise" if other else "the probe"
 
 
 def _capture(layers: Any, model: nn.Module, loss: Any) -> Any:

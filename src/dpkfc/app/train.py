@@ -16,7 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan, public_data, structured, told
+from dpkfc.app.assembly import (
+    describe_structure,
+    learning_rate,
+    make_augment,
+    make_optimizer,
+    make_plan,
+    measure_structure,
+    read_public_data,
+)
 from dpkfc.app.datasets.formats import ExampleSet
 from dpkfc.app.launch import apart, check_alike, check_named, check_seen, is_begun, on_own_device, processes
 from dpkfc.app.models import seeded
@@ -25,7 +33,7 @@ from dpkfc.app.progress import Console, TrainingProgress
 from dpkfc.app.recipes.catalogue import find_recipe
 from dpkfc.app.results import curve_of, judged_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder
-from dpkfc.app.settings import ConfigError, RunConfig, check_unchanged, flatten, of_the_run, read_toml, to_toml
+from dpkfc.app.settings import ConfigError, RunConfig, check_unchanged, deciding_settings, flatten, read_toml, to_toml
 from dpkfc.data.checks import check_disjoint
 from dpkfc.distributed import Ranks
 from dpkfc.gradients.state import check_finite
@@ -59,7 +67,7 @@ def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], 
         ConfigError: no labels, labels outside the head, shared rows, or a model without a linear head.
     """
     path = Path(config.public_data)
-    inputs, labels = public_data(path, input_shape)
+    inputs, labels = read_public_data(path, input_shape)
     if labels is None:
         raise ConfigError(f"public_data {path} has no `labels`; pre-training needs them")
     try:
@@ -170,7 +178,7 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    config = structured(config)
+    config = measure_structure(config)
     recipe = find_recipe(config.recipe).starting_from(config.pretrained)
     make_augment(config, recipe.input_shape)  # what is wrong with it is said before data are read
     data = recipe.data(config) if data is None else data
@@ -209,7 +217,7 @@ def run(config: RunConfig, console: Console | None = None, *, any_world_size: bo
             return _continued(config.out, console, ranks, any_world_size)
         folder = ranks.from_first(lambda: _new_folder(config), "run folder")
         try:
-            config = ranks.from_first(partial(structured, config), "structure")
+            config = ranks.from_first(partial(measure_structure, config), "structure")
             prepared = ranks.together(lambda: prepare(on_own_device(config)))
         except BaseException:
             if ranks.first:
@@ -217,9 +225,9 @@ def run(config: RunConfig, console: Console | None = None, *, any_world_size: bo
             raise
         ranks.from_first(lambda: folder.begin(to_toml(config)), "settings")
         check_seen(folder, ranks)
-        if console is not None and ranks.first and told(config):
-            console.print(told(config), markup=False, highlight=False)
-        return _train(prepared, folder, Metrics(config.eval_on, settings=of_the_run(config)), console, ranks)
+        if console is not None and ranks.first and describe_structure(config):
+            console.print(describe_structure(config), markup=False, highlight=False)
+        return _train(prepared, folder, Metrics(config.eval_on, settings=deciding_settings(config)), console, ranks)
 
 
 def _new_folder(config: RunConfig) -> RunFolder:
@@ -240,7 +248,7 @@ def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -
         What came of it; `interrupted` where it was ended early.
     """
     folder.begin(to_toml(prepared.config))
-    metrics = Metrics(prepared.config.eval_on, settings=of_the_run(prepared.config))
+    metrics = Metrics(prepared.config.eval_on, settings=deciding_settings(prepared.config))
     return _train(prepared, folder, metrics, None, Ranks.current(), watch=watch, figures_only=True)
 
 
@@ -283,7 +291,10 @@ def _begun(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
             f"{path} holds a checkpoint and no ledger, without which nobody can say what was spent: put {folder.ledger.name} back"
         )
     config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
-    metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else Metrics(config.eval_on, settings=of_the_run(config))
+    if folder.metrics.is_file():
+        metrics = Metrics.read(folder.metrics)
+    else:
+        metrics = Metrics(config.eval_on, settings=deciding_settings(config))
     check_unchanged(config, metrics.settings, str(folder.config))
     return folder, replace(config, out=str(path)), metrics
 

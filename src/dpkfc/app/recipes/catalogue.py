@@ -30,7 +30,7 @@ from dpkfc.app.recipes.recipe import Recipe, capped
 from dpkfc.app.recipes.regression import LINEAR_REGRESSION
 from dpkfc.app.recipes.sentences import AG_NEWS_MINILM, SST2_MINILM, STACKOVERFLOW_MINILM
 from dpkfc.app.recipes.words import IMDB_LOGISTIC
-from dpkfc.app.settings import ConfigError, RunConfig, layered, nearest
+from dpkfc.app.settings import ConfigError, RunConfig, layer_settings, nearest
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -86,5 +86,5 @@ def run_config(chosen: dict[str, Any]) -> RunConfig:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"which recipe? give --recipe, one of {' | '.join(RECIPES)}")
     recipe = find_recipe(name)
-    config = layered(recipe.defaults, chosen, f"{name}.toml")
+    config = layer_settings(recipe.defaults, chosen, f"{name}.toml")
     return capped(config, heavy=recipe.heavy) if config.smoke else config
