@@ -10,7 +10,7 @@ import pytest
 from dpkfc.app import assembly as module
 from dpkfc.app import train as train_module
 from dpkfc.app.assembly import describe_structure, make_kfac, make_plan, measure_structure, undo_measurement
-from dpkfc.app.launch import _same
+from dpkfc.app.launch import _has_settings
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import ConfigError, flatten, read_toml, to_toml
@@ -82,8 +82,8 @@ def test_a_command_that_is_started_again_finds_its_run(measured, tmp_path: Path)
     asked = run_config({**QUICK, "out": str(tmp_path / "run")})
     folder = RunFolder.create(tmp_path / "run")
     folder.begin(to_toml(measure_structure(asked)))
-    assert _same(folder, asked) and not _same(folder, replace(asked, lr=0.5))
-    assert not _same(folder, replace(asked, structure="shape"))
+    assert _has_settings(folder, asked) and not _has_settings(folder, replace(asked, lr=0.5))
+    assert not _has_settings(folder, replace(asked, structure="shape"))
     assert undo_measurement(measure_structure(asked), asked) == asked
     plain = replace(asked, structure="shape")
     assert undo_measurement(plain, asked) == plain and measure_structure(plain) is plain and describe_structure(plain) == ""

@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 _EPSILON_POINTS = 32
 
 
-def judged_weights(session: Session) -> AbstractContextManager[None]:
+def evaluated_weights(session: Session) -> AbstractContextManager[None]:
     """The weights that are evaluated and delivered: the average where the plan keeps one, else those of the last step."""
     return session.averaged_weights() if session.plan.config.weight_average and session.steps_done else nullcontext()
 
@@ -41,7 +41,7 @@ def judged_weights(session: Session) -> AbstractContextManager[None]:
 def write_results(prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics) -> None:
     """Everything that a finished run leaves in its folder beside settings, ledger and checkpoint."""
     facts = _facts(prepared, session, metrics)
-    with judged_weights(session):
+    with evaluated_weights(session):
         _save_model(prepared.model, folder, build_card(prepared.plan, facts))
     weights = {"file": folder.model.name, "sha256": file_digest(folder.model)}
     card = build_card(prepared.plan, dataclasses.replace(facts, weights=weights))
