@@ -60,9 +60,13 @@ def demo_federated(
 
 
 _SHOWN = {
-    "acts on": "acts", "side data": "side_data", "extra privacy cost": "privacy", "state": "state", "cost of a step": "cost",
+    "acts on": "acts",
+    "side data": "side_data",
+    "extra privacy cost": "privacy",
+    "state": "state",
+    "cost of a step": "cost",
     "source": "source",
-}  # fmt: skip
+}
 _NARROW = 110  # columns of a terminal below which words of the whole table would be cut
 
 
@@ -161,14 +165,24 @@ def tune(
     folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     settings = read_choices(None, _settings(setting or []) | ({} if epsilon is None else {"epsilon": epsilon}))
     study = TuneSettings(
-        recipe=recipe, methods=tuple(method), trials=trials, controls=controls, search=search, count=count,
-        optimizer=optimizer, settings=settings,
-    )  # fmt: skip
+        recipe=recipe,
+        methods=tuple(method),
+        trials=trials,
+        controls=controls,
+        search=search,
+        count=count,
+        optimizer=optimizer,
+        settings=settings,
+    )
     with resumable(console, f"go on with the same command and --out {folder}"):
         tuned = run_tuning(
-            study, folder, data_dir=data_dir, workers=worker_count(workers), budget_minutes=budget,
+            study,
+            folder,
+            data_dir=data_dir,
+            workers=worker_count(workers),
+            budget_minutes=budget,
             console=None if quiet else console,
-        )  # fmt: skip
+        )
     console.print(_tuned_table(tuned))
     for name, why in tuned.failures.items():
         console.print(f"{name}: {why}", soft_wrap=True, highlight=False)

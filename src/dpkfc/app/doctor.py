@@ -161,9 +161,12 @@ def steps_table(costs: Costs) -> Table:
     for column in ("", "milliseconds", "÷ without privacy"):
         table.add_column(column, justify="left" if not column else "right")
     rows = {
-        "without privacy": costs.plain, "DP-SGD": costs.dp_sgd, "DP-KFC": costs.preconditioned,
-        "DP-KFC, fastest norm methods": costs.chosen, "one refresh": costs.refresh,
-    }  # fmt: skip
+        "without privacy": costs.plain,
+        "DP-SGD": costs.dp_sgd,
+        "DP-KFC": costs.preconditioned,
+        "DP-KFC, fastest norm methods": costs.chosen,
+        "one refresh": costs.refresh,
+    }
     for name, seconds in rows.items():
         table.add_row(name, _ms(seconds), f"{seconds / costs.plain:.2f}")
     return table

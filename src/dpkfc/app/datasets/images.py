@@ -60,8 +60,17 @@ PNEUMONIA, BREAST, PATH = _source("PneumoniaMNIST"), _source("BreastMNIST"), _so
 # 3, N]` and `y` `[N, 1]`.
 
 _BYTES = {
-    "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8, "single": 4, "double": 8,
-}  # fmt: skip
+    "uint8": 1,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "single": 4,
+    "double": 8,
+}
 
 
 def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
