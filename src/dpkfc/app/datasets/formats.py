@@ -96,7 +96,7 @@ def split(train: Examples, size: int | float, seed: int = 0) -> tuple[Examples, 
     return (inputs[kept], labels[kept]), (inputs[held_out], labels[held_out])
 
 
-def with_validation(data: ExampleSet, size: int, seed: int = 0) -> ExampleSet:
+def split_off_validation(data: ExampleSet, size: int, seed: int = 0) -> ExampleSet:
     """The data with `size` examples moved from training to validation; unchanged for size 0."""
     if size == 0:
         return data
