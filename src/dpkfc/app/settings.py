@@ -490,7 +490,7 @@ class RunConfig:
         if method.defines_optimizer and self.optimizer not in ("", preset):
             raise ConfigError(
                 f"method = {self.method!r} means optimizer = {preset!r}, got {self.optimizer!r}; "
-                "leave optimizer out, or use a method that takes any, such as 'dp-kfc'"
+                "leave optimizer out, or take method = 'dp-kfc'"
             )
         object.__setattr__(self, "optimizer", self.optimizer or preset or "adam")
 
